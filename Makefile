@@ -1,0 +1,47 @@
+# Everything a newcomer needs is `make demo` and `make test`: they bring their own environment into .venv.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+
+UV_VERSION := 0.13.8
+VENV ?= .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+
+.PHONY: help venv demo test lint format lock clean
+
+help:  ## what there is to run
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+$(STAMP): requirements.lock pyproject.toml tools/find_python.sh
+	@python="$$(tools/find_python.sh)" || exit 1; \
+	echo "creating $(VENV) with $$("$$python" --version)"; \
+	"$$python" -m venv $(VENV) || { echo "Python cannot create environments: install its venv module (Debian: python3-venv)." >&2; exit 1; }
+	@$(PY) -m pip install --quiet --disable-pip-version-check "uv==$(UV_VERSION)"
+	@$(VENV)/bin/uv pip sync --quiet --require-hashes --python $(PY) requirements.lock
+	@$(VENV)/bin/uv pip install --quiet --python $(PY) --no-deps --editable .
+	@touch $@
+
+venv: $(STAMP)  ## create .venv from the lock file
+
+demo: $(STAMP)  ## read the sample tier with Spark and print real rows
+	@tools/with_java.sh $(PY) -m kts_source.cli.demo
+
+test: $(STAMP)  ## the tests (no network beyond the package registries, no broker)
+	@tools/with_java.sh $(PY) -m pytest -n 2 -m "not integration and not slow and not notebook" $(PYTEST_ARGS)
+
+lint: $(STAMP)  ## ruff and mypy --strict, tests too
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check .
+	@$(VENV)/bin/mypy
+
+format: $(STAMP)  ## let ruff rewrite what it can
+	@$(VENV)/bin/ruff check --fix .
+	@$(VENV)/bin/ruff format .
+
+lock: $(STAMP)  ## resolve requirements.lock anew
+	@$(PY) -m pip install --quiet --disable-pip-version-check "uv==$(UV_VERSION)"
+	@$(VENV)/bin/uv pip compile --quiet pyproject.toml --universal --all-extras --group dev \
+	  --generate-hashes --no-emit-index-url --python-version 3.11 --upgrade -o requirements.lock
+
+clean:  ## remove .venv and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

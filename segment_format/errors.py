@@ -1,0 +1,100 @@
+"""What can be wrong with bytes: one root, `SegmentFormatError`, and a class per kind.
+
+Ring 0 knows positions, not places: every error carries the byte position in the buffer it was given, and the rings
+above add topic, partition, offset and object.
+"""
+
+from __future__ import annotations
+
+
+class SegmentFormatError(Exception):
+    """Bytes that are not what Kafka or the storage plugin writes.
+
+    Attributes:
+        position: Byte position in the buffer handed in, where one is known.
+        offset: Kafka offset of the batch concerned, where one is known.
+    """
+
+    def __init__(
+        self, message: str, *, position: int | None = None, offset: int | None = None
+    ) -> None:
+        self.message = message
+        self.position = position
+        self.offset = offset
+        super().__init__(message, position, offset)
+
+    def __str__(self) -> str:
+        where = [
+            text
+            for text in (
+                None if self.position is None else f"at byte {self.position}",
+                None if self.offset is None else f"offset {self.offset}",
+            )
+            if text
+        ]
+        return f"{self.message} ({', '.join(where)})" if where else self.message
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Keyword arguments do not survive the default pickling of exceptions.
+        return _rebuild, (type(self), self.message, self.position, self.offset)
+
+
+def _rebuild(
+    cls: type[SegmentFormatError], message: str, position: int | None, offset: int | None
+) -> SegmentFormatError:
+    return cls(message, position=position, offset=offset)
+
+
+class CorruptRecordError(SegmentFormatError):
+    """A record batch or a record that contradicts its own lengths, counts or checksum."""
+
+
+class CrcMismatchError(CorruptRecordError):
+    """The stored checksum of a batch is not that of its bytes."""
+
+
+class TruncatedBatchError(CorruptRecordError):
+    """The buffer ends inside a batch."""
+
+
+class UnsupportedMagicError(CorruptRecordError):
+    """A magic byte other than 0, 1 or 2."""
+
+
+class UnsupportedCompressionError(CorruptRecordError):
+    """A codec number that Kafka does not define, or not for this magic."""
+
+
+class DecompressionError(CorruptRecordError):
+    """A compressed payload that its codec refuses, or that grows past the stated bound."""
+
+
+class CorruptIndexError(SegmentFormatError):
+    """A side file (offset, time or transaction index, producer snapshot, epoch checkpoint) that is not valid."""
+
+
+class InvalidManifestError(SegmentFormatError, ValueError):
+    """A segment manifest, object name or custom metadata that is not valid."""
+
+
+class InvalidMetadataError(SegmentFormatError, ValueError):
+    """A record of `__remote_log_metadata` that is not valid."""
+
+
+class ChunkError(SegmentFormatError):
+    """A chunk of a segment object that cannot be turned back into segment bytes."""
+
+
+class DecryptionError(ChunkError):
+    """An AES-GCM message or a wrapped data key that does not authenticate: wrong key, or changed bytes."""
+
+
+class UnknownKeyError(DecryptionError):
+    """The key ring holds no private key under the id that the manifest names.
+
+    The id is the first word of the message's quotes; it is not secret.
+    """
+
+
+class MissingDependencyError(SegmentFormatError, ImportError):
+    """An optional library that this input needs is not installed."""
