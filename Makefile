@@ -6,6 +6,9 @@ UV_VERSION := 0.13.8
 VENV ?= .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
+# What `make test` leaves to the slower suites of .ci/run.
+UNIT := not (integration or slow or notebook or faults or kills or fuzz)
+PYTEST_ARGS ?=
 
 .PHONY: help venv demo test lint format lock clean
 
@@ -27,7 +30,7 @@ demo: $(STAMP)  ## read the sample tier with Spark and print real rows
 	@tools/with_java.sh $(PY) -m kts_source.cli.demo
 
 test: $(STAMP)  ## the tests (no network beyond the package registries, no broker)
-	@tools/with_java.sh $(PY) -m pytest -n 2 -m "not integration and not slow and not notebook" $(PYTEST_ARGS)
+	@tools/with_java.sh $(PY) -m pytest -n 2 --dist loadgroup -m "$(UNIT)" $(PYTEST_ARGS)
 
 lint: $(STAMP)  ## ruff and mypy --strict, tests too
 	@$(VENV)/bin/ruff check .
@@ -44,4 +47,4 @@ lock: $(STAMP)  ## resolve requirements.lock anew
 	  --generate-hashes --no-emit-index-url --python-version 3.11 --upgrade -o requirements.lock
 
 clean:  ## remove .venv and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) .venv-spark40 .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
