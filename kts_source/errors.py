@@ -1,0 +1,180 @@
+"""What can go wrong between an option and a row: one root, `TieredKafkaError`, a class per kind.
+
+Every error may carry the place it concerns (topic, partition, offset, object, byte position); the
+layer that knows a fact adds it with `located`. Texts never hold a credential: what comes from a
+client library passes `secret.scrub`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Self
+
+_PLACE = ("topic", "partition", "offset", "uri", "position")
+
+
+class TieredKafkaError(Exception):
+    """Root of all errors of the source.
+
+    Attributes:
+        retriable: Whether the same call, made again later, stands a chance.
+        message: The text without the place.
+        topic: Topic concerned, where one is known.
+        partition: Partition number, where one is known.
+        offset: Kafka offset, where one is known.
+        uri: Object or folder concerned, free of credentials.
+        position: Byte position in that object, where one is known.
+    """
+
+    retriable: ClassVar[bool] = False
+    _facts: ClassVar[tuple[str, ...]] = _PLACE
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        topic: str | None = None,
+        partition: int | None = None,
+        offset: int | None = None,
+        uri: str | None = None,
+        position: int | None = None,
+    ) -> None:
+        self.message = message
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+        self.uri = uri
+        self.position = position
+        super().__init__(message)
+
+    def __str__(self) -> str:
+        where = [
+            f"{name} {value}"
+            for name, value in (
+                ("topic", self.topic),
+                ("partition", self.partition),
+                ("offset", self.offset),
+                ("object", self.uri),
+                ("byte", self.position),
+            )
+            if value is not None
+        ]
+        return f"{self.message} [{', '.join(where)}]" if where else self.message
+
+    def located(
+        self,
+        *,
+        topic: str | None = None,
+        partition: int | None = None,
+        offset: int | None = None,
+        uri: str | None = None,
+        position: int | None = None,
+    ) -> Self:
+        """The same error with the facts that were still unknown filled in; known ones stay."""
+        given = {
+            "topic": topic,
+            "partition": partition,
+            "offset": offset,
+            "uri": uri,
+            "position": position,
+        }
+        for name, value in given.items():
+            if getattr(self, name) is None:
+                setattr(self, name, value)
+        return self
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Keyword arguments do not survive the default pickling of exceptions.
+        facts = {name: getattr(self, name) for name in self._facts}
+        return _rebuild, (type(self), self.message, facts)
+
+
+def _rebuild(cls: type[TieredKafkaError], message: str, facts: dict[str, Any]) -> TieredKafkaError:
+    return cls(message, **facts)
+
+
+class InvalidOptionError(TieredKafkaError, ValueError):
+    """An option that is unknown, malformed, missing, or contradicts another."""
+
+
+class TopicNotFoundError(TieredKafkaError, LookupError):
+    """A topic or partition that was asked for and has nothing in the tier."""
+
+
+class TierNotFoundError(TieredKafkaError, FileNotFoundError):
+    """No tier where the path and the key prefix point."""
+
+
+class DataLossError(TieredKafkaError):
+    """Offsets the tier should hold and does not: a hole, or an object that retention took away."""
+
+
+class OffsetOutOfRangeError(DataLossError):
+    """Offsets or timestamps asked for that lie outside what the tier holds."""
+
+
+class CorruptSegmentError(TieredKafkaError):
+    """Bytes of a segment, an index or a manifest that are not what was written."""
+
+
+class StoreError(TieredKafkaError):
+    """A store that did not give what was asked for.
+
+    Attributes:
+        attempts: One line per attempt that failed before this error, oldest first, free of
+            credentials.
+    """
+
+    _facts: ClassVar[tuple[str, ...]] = (*_PLACE, "attempts")
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        topic: str | None = None,
+        partition: int | None = None,
+        offset: int | None = None,
+        uri: str | None = None,
+        position: int | None = None,
+        attempts: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(
+            message, topic=topic, partition=partition, offset=offset, uri=uri, position=position
+        )
+        self.attempts = attempts
+
+    def __str__(self) -> str:
+        return "\n  ".join([super().__str__(), *self.attempts])
+
+
+class ObjectNotFoundError(StoreError, FileNotFoundError):
+    """No object of that key. Where listing is not allowed, some stores answer 403 instead."""
+
+
+class StoreNotFoundError(StoreError, TierNotFoundError):
+    """The bucket, container or root folder itself does not exist."""
+
+
+class ObjectChangedError(StoreError):
+    """The object is no longer the version that was planned."""
+
+
+class TruncatedObjectError(StoreError):
+    """The object ends before the range that was asked for."""
+
+
+class ObjectTooLargeError(StoreError):
+    """The object is larger than what the caller is ready to hold."""
+
+
+class AccessDeniedError(StoreError, PermissionError):
+    """The store refuses: no, wrong or expired credentials, or no right to this object."""
+
+
+class InvalidKeyError(StoreError, ValueError):
+    """A key that could leave the store's root."""
+
+
+class StoreUnavailableError(StoreError):
+    """Throttling, server errors, resets, time-outs or short answers outlasted every attempt."""
+
+    retriable: ClassVar[bool] = True

@@ -1,0 +1,1 @@
+"""Objects at a distance: stores, byte ranges, read-ahead, and layouts that name what is there."""

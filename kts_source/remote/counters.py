@@ -1,0 +1,61 @@
+"""What a store did so far, counted where the requests are made."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class StoreCounters:
+    """A snapshot of a store's work.
+
+    Attributes:
+        requests: Reads and look-ups sent, each attempt counted (GET and HEAD prices).
+        list_requests: Listing pages asked for, each attempt counted (LIST prices).
+        bytes: Bytes of object data received in answers that were accepted.
+        retries: Attempts made again after one that failed.
+    """
+
+    requests: int = 0
+    list_requests: int = 0
+    bytes: int = 0
+    retries: int = 0
+
+    def __sub__(self, earlier: StoreCounters) -> StoreCounters:
+        """The work between two snapshots."""
+        return StoreCounters(
+            self.requests - earlier.requests,
+            self.list_requests - earlier.list_requests,
+            self.bytes - earlier.bytes,
+            self.retries - earlier.retries,
+        )
+
+    def __add__(self, other: StoreCounters) -> StoreCounters:
+        """The work of two stores."""
+        return StoreCounters(
+            self.requests + other.requests,
+            self.list_requests + other.list_requests,
+            self.bytes + other.bytes,
+            self.retries + other.retries,
+        )
+
+
+class Tally:
+    """Adds up `StoreCounters` from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._total = StoreCounters()
+
+    def add(
+        self, *, requests: int = 0, list_requests: int = 0, received: int = 0, retries: int = 0
+    ) -> None:
+        """Counts some work."""
+        with self._lock:
+            self._total += StoreCounters(requests, list_requests, received, retries)
+
+    @property
+    def snapshot(self) -> StoreCounters:
+        """What was counted so far."""
+        return self._total

@@ -1,0 +1,243 @@
+"""Options that open a store: `s3.*` by PyIceberg's names, and `storageOptions` for everything else.
+
+They travel as one `Secret` mapping of texts and become arguments of a client library only where a
+store is opened.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+from kts_source.errors import InvalidOptionError
+from kts_source.secret import Secret
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+STORAGE_OPTIONS = "storageOptions"
+
+# Name and meaning, for the table of options.
+S3_OPTIONS: tuple[tuple[str, str], ...] = (
+    ("s3.endpoint", "URL of the S3 service; default: AWS"),
+    (
+        "s3.access-key-id",
+        "access key; default: the AWS chain (environment, profile, instance role)",
+    ),
+    ("s3.secret-access-key", "secret key that belongs to the access key"),
+    ("s3.session-token", "session token of temporary credentials"),
+    ("s3.region", "region of the bucket; default: the AWS chain"),
+    ("s3.anonymous", "true sends unsigned requests; default false"),
+    (
+        "s3.path-style-access",
+        "true puts the bucket into the path; default: for custom endpoints only",
+    ),
+    ("s3.force-virtual-addressing", "true puts the bucket into the host name"),
+    ("s3.connect-timeout", "seconds to wait for a connection; default 1"),
+    (
+        "s3.request-timeout",
+        "seconds a connection may be idle while an answer is awaited; default 5",
+    ),
+    ("s3.proxy-uri", "URL of an HTTP proxy"),
+    ("s3.profile-name", "profile of the AWS configuration files"),
+)
+
+STORAGE_OPTIONS_HELP = (
+    "JSON object handed to the fsspec file system of the path; wins over the s3.* options"
+)
+
+_S3_NAMES = tuple(name for name, _ in S3_OPTIONS)
+
+CONNECT_TIMEOUT_SECONDS = 1.0
+READ_TIMEOUT_SECONDS = 5.0
+# Above any concurrency a task is allowed; botocore's own limit of 10 would queue requests silently.
+MAX_POOL_CONNECTIONS = 64
+
+# Values under these names may be shown; all others are erased from the messages of client
+# libraries.
+_PUBLIC_NAMES = frozenset(
+    {
+        "s3.endpoint",
+        "s3.region",
+        "s3.anonymous",
+        "s3.path-style-access",
+        "s3.force-virtual-addressing",
+        "s3.connect-timeout",
+        "s3.request-timeout",
+        "s3.profile-name",
+        "endpoint_url",
+        "region_name",
+        "addressing_style",
+        "account_name",
+        "project",
+        "profile",
+        "host",
+        "port",
+        "protocol",
+    }
+)
+
+
+def storage_options_from(options: Mapping[str, str]) -> Secret[Mapping[str, str]]:
+    """The storage options among a data source's options, checked.
+
+    Args:
+        options: All options; names in any case, those of no concern here are left alone.
+
+    Returns:
+        `s3.*` names in lower case and `storageOptions`, with their texts.
+
+    Raises:
+        InvalidOptionError: An unknown `s3.*` name, a value that does not parse, or two that
+            contradict each other. The text names the option, never its value.
+    """
+    chosen: dict[str, str] = {}
+    for given, text in options.items():
+        name = given.lower()
+        if name == STORAGE_OPTIONS.lower():
+            chosen[STORAGE_OPTIONS] = text
+        elif name.startswith("s3."):
+            if name not in _S3_NAMES:
+                raise _unknown(given)
+            chosen[name] = text
+    s3_arguments(chosen)
+    return Secret(chosen)
+
+
+def _unknown(name: str) -> InvalidOptionError:
+    near = difflib.get_close_matches(name.lower(), _S3_NAMES, n=1, cutoff=0.6)
+    hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(_S3_NAMES)}"
+    return InvalidOptionError(f"unknown option {name}: {hint}")
+
+
+def extra_arguments(storage: Mapping[str, str]) -> dict[str, Any]:
+    """What `storageOptions` holds: arguments of the path's fsspec file system.
+
+    Raises:
+        InvalidOptionError: Not a JSON object.
+    """
+    text = storage.get(STORAGE_OPTIONS, "")
+    if not text.strip():
+        return {}
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        # Not chained: the cause carries the whole document.
+        problem = f"{error.msg} at character {error.pos}"
+    else:
+        if isinstance(value, dict):
+            return value
+        problem = f"a {type(value).__name__}"
+    raise InvalidOptionError(f"{STORAGE_OPTIONS} must be a JSON object, but is not: {problem}")
+
+
+def s3_arguments(storage: Mapping[str, str]) -> dict[str, Any]:
+    """Arguments of `s3fs.S3FileSystem`: defaults, the `s3.*` options, `storageOptions` over both.
+
+    Raises:
+        InvalidOptionError: A value that does not parse, or two that contradict each other.
+    """
+    key, secret = storage.get("s3.access-key-id"), storage.get("s3.secret-access-key")
+    token = storage.get("s3.session-token")
+    anonymous = _boolean(storage, "s3.anonymous")
+    if (key is None) != (secret is None):
+        raise InvalidOptionError("s3.access-key-id and s3.secret-access-key go together")
+    if token is not None and key is None:
+        raise InvalidOptionError("s3.session-token needs s3.access-key-id and s3.secret-access-key")
+    if anonymous and key is not None:
+        raise InvalidOptionError("s3.anonymous=true contradicts s3.access-key-id")
+    config: dict[str, Any] = {
+        "connect_timeout": _seconds(storage, "s3.connect-timeout", CONNECT_TIMEOUT_SECONDS),
+        "read_timeout": _seconds(storage, "s3.request-timeout", READ_TIMEOUT_SECONDS),
+        "max_pool_connections": MAX_POOL_CONNECTIONS,
+        # Otherwise every answer costs a checksum; the records carry their own.
+        "response_checksum_validation": "when_required",
+    }
+    style = _addressing_style(storage)
+    if style:
+        config["s3"] = {"addressing_style": style}
+    if proxy := storage.get("s3.proxy-uri"):
+        config["proxies"] = {"http": proxy, "https": proxy}
+    optional = {
+        "key": key,
+        "secret": secret,
+        "token": token,
+        "endpoint_url": storage.get("s3.endpoint"),
+        "profile": storage.get("s3.profile-name"),
+    }
+    arguments: dict[str, Any] = {
+        "anon": bool(anonymous),
+        "config_kwargs": config,
+        "client_kwargs": {},
+        "use_listings_cache": False,
+        **{name: value for name, value in optional.items() if value is not None},
+    }
+    if region := storage.get("s3.region"):
+        arguments["client_kwargs"]["region_name"] = region
+    merged = _merged(arguments, extra_arguments(storage))
+    # One attempt, whatever was asked for: a second retry loop would multiply with ours.
+    merged["config_kwargs"]["retries"] = {"total_max_attempts": 1}
+    return merged
+
+
+def secret_values(storage: Mapping[str, str]) -> frozenset[str]:
+    """Every text of the options that must not be shown."""
+    given = {name: value for name, value in storage.items() if name != STORAGE_OPTIONS}
+    return frozenset(_hidden(given)) | frozenset(_hidden(extra_arguments(storage)))
+
+
+def _hidden(value: object, name: str = "") -> Iterator[str]:
+    if isinstance(value, dict):
+        for inner, item in value.items():
+            yield from _hidden(item, inner)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _hidden(item, name)
+    elif isinstance(value, str) and name not in _PUBLIC_NAMES:
+        yield value
+
+
+def _merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    result = dict(base)
+    for name, value in over.items():
+        old = result.get(name)
+        nested = isinstance(old, dict) and isinstance(value, dict)
+        result[name] = _merged(result[name], value) if nested else value
+    return result
+
+
+def _addressing_style(storage: Mapping[str, str]) -> str | None:
+    path = _boolean(storage, "s3.path-style-access")
+    virtual = _boolean(storage, "s3.force-virtual-addressing")
+    if path and virtual:
+        raise InvalidOptionError(
+            "s3.path-style-access=true contradicts s3.force-virtual-addressing=true"
+        )
+    if path or virtual is False:
+        return "path"
+    return "virtual" if virtual or path is False else None
+
+
+def _boolean(storage: Mapping[str, str], name: str) -> bool | None:
+    text = storage.get(name)
+    if text is None:
+        return None
+    value = {"true": True, "false": False}.get(text.strip().lower())
+    if value is None:
+        raise InvalidOptionError(f"{name} must be true or false")
+    return value
+
+
+def _seconds(storage: Mapping[str, str], name: str, default: float) -> float:
+    text = storage.get(name)
+    if text is None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise InvalidOptionError(f"{name} must be a positive number of seconds")
+    return value

@@ -1,0 +1,7 @@
+"""Fixtures that tests of several folders share."""
+
+from __future__ import annotations
+
+from tests.s3 import s3_server
+
+__all__ = ["s3_server"]

@@ -1,0 +1,108 @@
+"""An S3 server over real HTTP for tests: moto in a process of its own, on a free loopback port."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import botocore.config
+import botocore.session
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+REGION = "us-east-1"
+ACCESS_KEY = "test-access-key"
+SECRET_KEY = "test-secret-key-0123456789"
+
+# Ends when its standard input does, hence also when the test process dies. The port is the system's choice.
+_SERVER = """
+import logging, sys
+from moto.server import ThreadedMotoServer
+logging.getLogger("werkzeug").setLevel(logging.ERROR)
+server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+server.start()
+print(*server.get_host_and_port(), flush=True)
+sys.stdin.read()
+"""
+
+
+@dataclass(frozen=True)
+class S3Server:
+    """A running server: where it is, who may enter, and a client of its own to fill it with."""
+
+    endpoint: str
+    access_key: str = ACCESS_KEY
+    secret_key: str = SECRET_KEY
+    region: str = REGION
+    _numbers: Iterator[int] = field(default_factory=itertools.count, repr=False)
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The data source's options that reach this server."""
+        return {
+            "s3.endpoint": self.endpoint,
+            "s3.access-key-id": self.access_key,
+            "s3.secret-access-key": self.secret_key,
+            "s3.region": self.region,
+            "s3.path-style-access": "true",
+        }
+
+    def client(self) -> Any:
+        """A botocore client that shares no code with the stores under test. Close it."""
+        return botocore.session.get_session().create_client(
+            "s3",
+            endpoint_url=self.endpoint,
+            aws_access_key_id=self.access_key,
+            aws_secret_access_key=self.secret_key,
+            region_name=self.region,
+            config=botocore.config.Config(s3={"addressing_style": "path"}),
+        )
+
+    def make_bucket(self, name: str | None = None) -> str:
+        """Creates a bucket (with a fresh name if none is given) and returns its name."""
+        name = name or f"bucket-{next(self._numbers)}"
+        with contextlib.closing(self.client()) as client:
+            client.create_bucket(Bucket=name)
+        return name
+
+    def put(self, bucket: str, key: str, data: bytes) -> None:
+        """Writes one object."""
+        with contextlib.closing(self.client()) as client:
+            client.put_object(Bucket=bucket, Key=key, Body=data)
+
+    def upload(self, folder: Path, bucket: str | None = None, prefix: str = "") -> str:
+        """Writes every file below a folder, keys relative to it; returns the bucket's name."""
+        bucket = bucket or self.make_bucket()
+        with contextlib.closing(self.client()) as client:
+            for path in sorted(folder.rglob("*")):
+                if path.is_file():
+                    key = prefix + path.relative_to(folder).as_posix()
+                    client.put_object(Bucket=bucket, Key=key, Body=path.read_bytes())
+        return bucket
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """One server for the whole run; every test makes buckets of its own."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        address = process.stdout.readline().split()
+        if len(address) != 2:
+            process.kill()
+            pytest.fail("the S3 server did not start")
+        try:
+            yield S3Server(f"http://{address[0]}:{address[1]}")
+        finally:
+            process.stdin.close()
+            process.wait(30)
