@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 UNIT := not (integration or slow or notebook or faults or kills or fuzz)
 PYTEST_ARGS ?=
 
-.PHONY: help venv demo test lint format lock clean
+.PHONY: help venv demo test lint format docs lock clean
 
 help:  ## what there is to run
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -40,6 +40,9 @@ lint: $(STAMP)  ## ruff and mypy --strict, tests too
 format: $(STAMP)  ## let ruff rewrite what it can
 	@$(VENV)/bin/ruff check --fix .
 	@$(VENV)/bin/ruff format .
+
+docs: $(STAMP)  ## renew the options table in the README
+	@$(PY) tools/update_readme.py
 
 lock: $(STAMP)  ## resolve requirements.lock anew
 	@$(PY) -m pip install --quiet --disable-pip-version-check "uv==$(UV_VERSION)"

@@ -1,0 +1,298 @@
+"""Imports point inward only: `segment_format` <- reading and planning <- the Spark classes.
+
+Seen twice: in the import statements of every module, and in what a fresh interpreter has loaded.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("segment_format", "kts_source")
+MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+
+# Ring 0 turns bytes into values and reaches no file, network, process or environment.
+RING_0_THIRD_PARTY = {
+    "numpy",
+    "pyarrow",
+    "numba",
+    "llvmlite",
+    "zstandard",
+    "lz4",
+    "cramjam",
+    "google_crc32c",
+    "cryptography",
+}
+RING_0_FORBIDDEN_STDLIB = {
+    "asyncio",
+    "ftplib",
+    "glob",
+    "http",
+    "multiprocessing",
+    "os",
+    "pathlib",
+    "shutil",
+    "socket",
+    "ssl",
+    "subprocess",
+    "tempfile",
+    "urllib",
+}
+# Shipped for users' tests; hypothesis is theirs to install.
+RING_0_EXTRA = {"segment_format.testing.strategies": {"hypothesis"}}
+
+# Where pyspark may be imported, and whether only inside functions.
+SPARK_RING = "kts_source.spark"
+SPARK_INSIDE_FUNCTIONS = ("kts_source.cli",)
+LAZY_SPARK_MODULES = {"kts_source"}  # __getattr__ hands out the data source
+
+
+class Import(NamedTuple):
+    """One imported name: the module that imports, the module imported, where and how."""
+
+    importer: str
+    imported: str
+    line: int
+    at_import_time: bool
+    for_types_only: bool
+
+    def __str__(self) -> str:
+        return f"{self.importer}:{self.line} imports {self.imported}"
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(path: Path) -> Iterator[Import]:
+    """Every import of a file; relative ones are reported with their leading dots."""
+    name = module_name(path)
+
+    def walk(node: ast.AST, at_import_time: bool, for_types_only: bool) -> Iterator[Import]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Import):
+                for alias in child.names:
+                    yield Import(name, alias.name, child.lineno, at_import_time, for_types_only)
+            elif isinstance(child, ast.ImportFrom):
+                target = "." * child.level + (child.module or "")
+                for alias in child.names:
+                    full = target
+                    if child.level == 0 and is_module(f"{target}.{alias.name}"):
+                        full = f"{target}.{alias.name}"
+                    yield Import(name, full, child.lineno, at_import_time, for_types_only)
+            elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                yield from walk(child, False, for_types_only)
+            elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+                for statement in child.body:
+                    yield from walk(ast.Module([statement], []), at_import_time, True)
+                for statement in child.orelse:
+                    yield from walk(ast.Module([statement], []), at_import_time, for_types_only)
+            else:
+                yield from walk(child, at_import_time, for_types_only)
+
+    yield from walk(ast.parse(path.read_text(), str(path)), True, False)
+
+
+def is_module(dotted: str) -> bool:
+    """Whether a dotted name is a module of this repository."""
+    path = ROOT.joinpath(*dotted.split("."))
+    return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
+
+
+def top(module: str) -> str:
+    return module.split(".", 1)[0]
+
+
+def within(module: str, *packages: str) -> bool:
+    return any(module == package or module.startswith(package + ".") for package in packages)
+
+
+ALL_IMPORTS = [found for path in MODULES for found in imports_of(path)]
+
+
+def third_party(found: Import) -> bool:
+    name = top(found.imported)
+    return name not in sys.stdlib_module_names and name not in PACKAGES
+
+
+def test_there_is_something_to_check() -> None:
+    names = {module_name(path) for path in MODULES}
+    assert {"segment_format.errors", "kts_source"} <= names
+    assert any(found.imported == "segment_format.errors" for found in ALL_IMPORTS)
+
+
+def test_imports_are_absolute() -> None:
+    assert [str(found) for found in ALL_IMPORTS if found.imported.startswith(".")] == []
+
+
+def test_packages_do_not_import_tests_or_benchmarks() -> None:
+    strangers = {"tests", "benchmarks", "notebooks", "pyspark_tiered_kafka"}
+    assert [str(found) for found in ALL_IMPORTS if top(found.imported) in strangers] == []
+
+
+def test_ring_0_imports_only_what_turns_bytes_into_values() -> None:
+    wrong = [
+        str(found)
+        for found in ALL_IMPORTS
+        if within(found.importer, "segment_format")
+        and (
+            within(found.imported, "kts_source")
+            or top(found.imported) in RING_0_FORBIDDEN_STDLIB
+            or (
+                third_party(found)
+                and top(found.imported)
+                not in RING_0_THIRD_PARTY | RING_0_EXTRA.get(found.importer, set())
+            )
+        )
+    ]
+    assert wrong == []
+
+
+def test_ring_0_opens_no_files() -> None:
+    calls = [
+        f"{module_name(path)}:{node.lineno} calls {ast.unparse(node.func)}"
+        for path in MODULES
+        if within(module_name(path), "segment_format")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func)
+        in {
+            "open",
+            "io.open",
+            "io.FileIO",
+            "pa.memory_map",
+            "pa.OSFile",
+            "np.fromfile",
+            "np.memmap",
+        }
+    ]
+    assert calls == []
+
+
+def test_reading_and_planning_know_no_spark() -> None:
+    wrong = [
+        str(found)
+        for found in ALL_IMPORTS
+        if within(found.imported, "pyspark", SPARK_RING)
+        and not within(found.importer, SPARK_RING)
+        and not (found.importer in LAZY_SPARK_MODULES and not found.at_import_time)
+        and not (found.importer in LAZY_SPARK_MODULES and found.for_types_only)
+        and not (
+            within(found.importer, *SPARK_INSIDE_FUNCTIONS)
+            and (not found.at_import_time or found.for_types_only)
+        )
+    ]
+    assert wrong == []
+
+
+def test_only_the_command_line_imports_the_command_line() -> None:
+    wrong = [
+        str(found)
+        for found in ALL_IMPORTS
+        if within(found.imported, "kts_source.cli") and not within(found.importer, "kts_source.cli")
+    ]
+    assert wrong == []
+
+
+def test_every_third_party_import_is_a_declared_dependency() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = {
+        re.split(r"[^A-Za-z0-9._-]", requirement)[0].lower()
+        for requirement in [
+            *project["dependencies"],
+            *(name for extra in project["optional-dependencies"].values() for name in extra),
+        ]
+    }
+    providers = importlib.metadata.packages_distributions()
+    wrong = [
+        str(found)
+        for found in ALL_IMPORTS
+        if third_party(found)
+        and top(found.imported) not in RING_0_EXTRA.get(found.importer, set())
+        and not declared & {name.lower() for name in providers.get(top(found.imported), [])}
+    ]
+    assert wrong == []
+
+
+def loaded_after(statements: str) -> set[str]:
+    """Names of all modules that a fresh interpreter holds after running the statements."""
+    program = f"{statements}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-W", "error::ImportWarning", "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def import_all(*packages: str, but: tuple[str, ...] = ()) -> str:
+    names = [
+        module_name(path)
+        for path in MODULES
+        if within(module_name(path), *packages)
+        and not within(module_name(path), *but)
+        and path.name != "__main__.py"
+    ]
+    assert names, packages
+    return "\n".join(f"import {name}" for name in names)
+
+
+NETWORK = {"fsspec", "s3fs", "aiobotocore", "botocore", "aiohttp", "requests", "pyspark", "py4j"}
+
+
+@pytest.mark.parametrize(
+    ("statements", "absent"),
+    [
+        pytest.param(
+            import_all("segment_format", but=("segment_format.testing.strategies",)),
+            NETWORK | {"kts_source"},
+            id="all of ring 0",
+        ),
+        pytest.param(
+            import_all("kts_source", but=(SPARK_RING,)),
+            {"pyspark", "py4j", "s3fs", "pandas"},
+            id="all of ring 1 and the command line",
+        ),
+        pytest.param("import segment_format", {"numba", "s3fs", "pandas"}, id="segment_format"),
+        pytest.param("import kts_source", {"numba", "s3fs", "pandas", "pyspark"}, id="kts_source"),
+        pytest.param(
+            "import pyspark_tiered_kafka", {"numba", "s3fs", "pandas"}, id="auto-registration"
+        ),
+    ],
+)
+def test_importing_loads_no_more_than_it_should(statements: str, absent: set[str]) -> None:
+    loaded = {top(name) for name in loaded_after(statements)}
+    assert loaded & absent == set()
+
+
+def test_options_and_planning_load_without_the_compiler() -> None:
+    statements = "\n".join(
+        f"import {name}"
+        for name in (
+            "kts_source.options",
+            "kts_source.scan",
+            "kts_source.remote",
+            "kts_source.spark",
+        )
+        if is_module(name)
+    )
+    loaded = {top(name) for name in loaded_after(statements)}
+    assert loaded & {"numba", "llvmlite", "s3fs", "pandas"} == set()
