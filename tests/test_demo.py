@@ -1,0 +1,146 @@
+"""The two commands a newcomer runs, on a machine that has nothing but Python, make and git."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.golden_data import TOPICS, partition_summaries
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# A POSIX userland, bash, make and git: what `make demo` may rely on, besides Python.
+TOOLS = (
+    "bash", "basename", "cat", "chmod", "cp", "cut", "date", "dirname", "env", "expand", "expr",
+    "git", "grep", "head", "hostname", "id", "ln", "ls", "make", "mkdir", "mktemp", "mv", "ps",
+    "readlink", "realpath", "rm", "sed", "sh", "sleep", "sort", "tail", "touch", "tr", "true",
+    "uname", "which",
+)  # fmt: skip
+# Where packages come from is the machine's business: its settings pass, its tools do not.
+REGISTRY_SETTINGS = ("PIP_", "UV_", "SSL_", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+PROXY_SETTINGS = ("http_proxy", "https_proxy", "no_proxy", "all_proxy")
+
+
+def base_python() -> Path:
+    """The interpreter below the environment the tests run in."""
+    return Path(getattr(sys, "_base_executable", sys.executable)).resolve()
+
+
+@pytest.fixture
+def bare_path(tmp_path: Path) -> Path:
+    """A folder for PATH with links to the tools above and without Python."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for tool in TOOLS:
+        found = shutil.which(tool)
+        if found is not None:
+            (folder / tool).symlink_to(Path(found).resolve())
+    return folder
+
+
+def bare_environment(path: Path, home: Path) -> dict[str, str]:
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if (name.startswith(REGISTRY_SETTINGS) or name.lower() in PROXY_SETTINGS)
+        and name != "UV_CACHE_DIR"
+    }
+    home.mkdir(exist_ok=True)
+    return {**kept, "PATH": str(path), "HOME": str(home), "LANG": "C.UTF-8"}
+
+
+def fresh_clone(folder: Path) -> Path:
+    """What a newcomer gets: the committed state, nothing of this work tree."""
+    clone = folder / "tiered-kafka"
+    subprocess.run(
+        ["git", "clone", "--quiet", "--no-hardlinks", str(ROOT), str(clone)],
+        check=True,
+        timeout=120,
+    )
+    return clone
+
+
+def make(target: str, *arguments: str, cwd: Path, env: dict[str, str]) -> tuple[int, str, str]:
+    done = subprocess.run(
+        ["make", target, *arguments],
+        cwd=cwd,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=450,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def write_python(folder: Path, version: tuple[int, int, int]) -> None:
+    """Puts a `python3` of another version on PATH: the real one that says it is that version."""
+    text = ".".join(map(str, version))
+    program = folder / "python3"
+    program.write_text(
+        "#!/usr/bin/env bash\n"
+        f'if [ "$1" = --version ]; then echo "Python {text}"; exit; fi\n'
+        f'exec {base_python()} -c "import sys; sys.version_info = {(*version, "final", 0)}; '
+        'exec(sys.argv[1])" "$2"\n'
+    )
+    program.chmod(0o755)
+
+
+@pytest.mark.parametrize("version", [(3, 9, 2), (3, 10, 13), (3, 14, 0)])
+def test_another_python_is_refused_with_a_clear_word(
+    bare_path: Path, tmp_path: Path, version: tuple[int, int, int]
+) -> None:
+    write_python(bare_path, version)
+    env = bare_environment(bare_path, tmp_path / "home")
+    venv = tmp_path / "venv"
+    code, out, err = make("demo", f"VENV={venv}", cwd=ROOT, env=env)
+    assert code != 0
+    assert "needs Python 3.11, 3.12 or 3.13" in err
+    assert ".".join(map(str, version)) in err
+    assert "Traceback" not in out + err
+    assert not venv.exists()
+
+
+def test_no_python_is_refused_with_a_clear_word(bare_path: Path, tmp_path: Path) -> None:
+    env = bare_environment(bare_path, tmp_path / "home")
+    code, _, err = make("test", f"VENV={tmp_path / 'venv'}", cwd=ROOT, env=env)
+    assert code != 0
+    assert "needs Python 3.11, 3.12 or 3.13" in err
+    assert "no python3" in err
+
+
+def test_a_python_that_is_named_is_the_only_one_tried(bare_path: Path, tmp_path: Path) -> None:
+    (bare_path / "python3").symlink_to(base_python())
+    env = bare_environment(bare_path, tmp_path / "home")
+    code, _, err = make("demo", f"VENV={tmp_path / 'venv'}", "PYTHON=python2.7", cwd=ROOT, env=env)
+    assert code != 0
+    assert "no python2.7" in err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_demo_in_a_fresh_clone_prints_real_rows(bare_path: Path, tmp_path: Path) -> None:
+    (bare_path / "python3").symlink_to(base_python())
+    clone = fresh_clone(tmp_path)
+    env = bare_environment(bare_path, tmp_path / "home")
+    assert shutil.which("java", path=str(bare_path)) is None
+    code, out, err = make("demo", cwd=clone, env=env)
+    assert code == 0, f"{out}\n{err}"
+    assert "Traceback" not in out + err
+
+    # Figures of the broker (tests/golden/expected/summary.json), not of an earlier demo.
+    for topic in TOPICS:
+        assert re.search(rf"\b{topic}\b", out), f"{topic} is not in the listing:\n{out}"
+    txn = partition_summaries("txn")
+    for level in ("read_uncommitted", "read_committed"):
+        rows = sum(part[f"rows_in_tier_{level}"] for part in txn.values())
+        assert re.search(rf"\b{level}\b.*\b{rows:,}\b", out), f"{level} {rows:,}:\n{out}"
+    assert re.search(r"[\d,]+ requests", out)
+    assert re.search(r"[\d.,]+ [KM]iB", out)

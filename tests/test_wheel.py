@@ -1,0 +1,101 @@
+"""The wheel: what is in it, and that it works away from the checkout with its own dependencies."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+UV = Path(sys.executable).parent / "uv"
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("wheel")]
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    """Runs a command and returns what it prints; shows its errors when it fails."""
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=500,
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("dist")
+    run(UV, "build", "--wheel", "--quiet", "--out-dir", out, ROOT, cwd=out)
+    wheels = list(out.glob("*.whl"))
+    assert len(wheels) == 1
+    return wheels[0]
+
+
+@pytest.fixture(scope="module")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with the wheel and its dependencies at locked versions, without pyspark."""
+    home = tmp_path_factory.mktemp("environment")
+    run(UV, "venv", "--quiet", "--python", sys.executable, home / "venv", cwd=home)
+    interpreter = home / "venv" / "bin" / "python"
+    locked = ROOT / "requirements.lock"
+    run(
+        UV, "pip", "install", "--quiet", "--python", interpreter, "--constraints", locked, wheel,
+        cwd=home,
+    )  # fmt: skip
+    return interpreter
+
+
+def tracked(*folders: str) -> set[str]:
+    """Files that git keeps in these folders."""
+    listed = run("git", "ls-files", "-z", "--", *folders, cwd=ROOT)
+    return {name for name in listed.split("\0") if name}
+
+
+def test_it_holds_the_packages_and_nothing_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if not name.endswith("/")}
+    info = {name for name in names if PurePosixPath(name).parts[0].endswith(".dist-info")}
+    assert names - info == tracked("segment_format", "kts_source", "pyspark_tiered_kafka.py")
+    assert {PurePosixPath(name).name for name in info} >= {"METADATA", "RECORD", "WHEEL", "LICENSE"}
+    assert "segment_format/py.typed" in names
+    assert "kts_source/py.typed" in names
+
+
+def test_every_module_imports_elsewhere_without_spark(python: Path, tmp_path: Path) -> None:
+    modules = sorted(
+        name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        for name in tracked("segment_format", "kts_source")
+        if name.endswith(".py") and not name.endswith("__main__.py")
+    )
+    # What needs more than the core dependencies: Spark, and hypothesis for the shipped strategies.
+    modules = [
+        name
+        for name in modules
+        if not name.startswith("kts_source.spark") and name != "segment_format.testing.strategies"
+    ]
+    assert len(modules) > 10
+    program = "\n".join(
+        [
+            *(f"import {name}" for name in modules),
+            "import sys, segment_format, kts_source",
+            "print(segment_format.__file__, kts_source.__file__)",
+        ]
+    )
+    where = run(python, "-I", "-c", program, cwd=tmp_path)
+    assert all("site-packages" in place for place in where.split())
+
+
+def test_auto_registration_is_silent_without_spark(python: Path, tmp_path: Path) -> None:
+    program = "import pyspark_tiered_kafka as m; print(hasattr(m, 'DefaultSource'))"
+    assert run(python, "-I", "-c", program, cwd=tmp_path).strip() == "False"
+
+
+def test_dependencies_agree(python: Path, tmp_path: Path) -> None:
+    run(UV, "pip", "check", "--python", python, cwd=tmp_path)
