@@ -1,0 +1,84 @@
+"""Writes Kafka's bytes without Kafka: batches, whole logs with their side files, remote tiers.
+
+For tests, demonstrations and benchmarks of anything that reads tiered segments. It shares no
+layout and no parser with the rest of `segment_format`, so that reader and writer can check each
+other. `segment_format.testing.strategies` has hypothesis strategies on top of it.
+"""
+
+from segment_format.testing.batches import (
+    ABORT,
+    COMMIT,
+    CONTROL_TYPES,
+    CREATE_TIME,
+    DEFAULT_TIMESTAMP_MS,
+    LOG_APPEND_TIME,
+    NO_TIMESTAMP,
+    SimpleRecord,
+    frame_batch,
+    write_batch,
+    write_control_batch,
+    write_empty_batch,
+)
+from segment_format.testing.compression import CODEC_NUMBERS, compress
+from segment_format.testing.legacy import write_message_set
+from segment_format.testing.log_builder import LogBuilder
+from segment_format.testing.producer_state import Transaction
+from segment_format.testing.rows import (
+    READ_COMMITTED,
+    READ_UNCOMMITTED,
+    BuiltLog,
+    ExpectedRow,
+)
+from segment_format.testing.segment import IndexBuilder, SegmentFiles
+from segment_format.testing.side_files import (
+    AbortedTransaction,
+    ProducerEntry,
+    write_leader_epoch_checkpoint,
+    write_offset_index,
+    write_producer_snapshot,
+    write_time_index,
+    write_transaction_index,
+)
+from segment_format.testing.tiers import (
+    AivenTierWriter,
+    EncryptionKey,
+    LocalTierWriter,
+    WrittenSegment,
+)
+
+__all__ = [
+    "ABORT",
+    "CODEC_NUMBERS",
+    "COMMIT",
+    "CONTROL_TYPES",
+    "CREATE_TIME",
+    "DEFAULT_TIMESTAMP_MS",
+    "LOG_APPEND_TIME",
+    "NO_TIMESTAMP",
+    "READ_COMMITTED",
+    "READ_UNCOMMITTED",
+    "AbortedTransaction",
+    "AivenTierWriter",
+    "BuiltLog",
+    "EncryptionKey",
+    "ExpectedRow",
+    "IndexBuilder",
+    "LocalTierWriter",
+    "LogBuilder",
+    "ProducerEntry",
+    "SegmentFiles",
+    "SimpleRecord",
+    "Transaction",
+    "WrittenSegment",
+    "compress",
+    "frame_batch",
+    "write_batch",
+    "write_control_batch",
+    "write_empty_batch",
+    "write_leader_epoch_checkpoint",
+    "write_message_set",
+    "write_offset_index",
+    "write_producer_snapshot",
+    "write_time_index",
+    "write_transaction_index",
+]

@@ -1,0 +1,109 @@
+"""Message sets of magic 0 and 1: plain entries, and compressed wrappers around inner entries.
+
+    entry    i64 offset, i32 size (bytes after it), record
+    record   u32 crc (CRC-32 of what follows), i8 magic, i8 attributes, [i64 timestamp: magic 1],
+             i32 key length or -1, key, i32 value length or -1, value
+
+A wrapper's value is the compressed concatenation of inner entries. Magic 0 wrappers hold absolute
+inner offsets, magic 1 wrappers relative ones; a wrapper's own offset is that of its last inner
+entry.
+Source: `org.apache.kafka.common.record.LegacyRecord`, `AbstractLegacyRecordBatch`.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import TYPE_CHECKING
+
+from segment_format.testing.batches import CREATE_TIME, NO_TIMESTAMP, SimpleRecord, assign_offsets
+from segment_format.testing.compression import codec_number, compress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+def write_message_set(
+    records: Sequence[SimpleRecord],
+    *,
+    base_offset: int,
+    magic: int,
+    codec: str = "none",
+    timestamp_type: int = CREATE_TIME,
+    log_append_time: int = NO_TIMESTAMP,
+    inner_magic: int | None = None,
+    inner_base_offset: int | None = None,
+    wrapper_offset: int | None = None,
+    compressor: Callable[[bytes], bytes] | None = None,
+) -> bytes:
+    """A legacy message set: one entry per record, or one compressed wrapper.
+
+    Args:
+        records: Keys, values and times; headers are not possible. Own offsets make holes.
+        base_offset: Offset of the first record that has none of its own.
+        magic: 0 or 1.
+        codec: none (one entry a record), gzip, snappy or lz4.
+        timestamp_type: Magic 1 only, attribute bit 3. With `LOG_APPEND_TIME` a wrapper carries
+            `log_append_time` and plain entries carry it each.
+        log_append_time: Milliseconds.
+        inner_magic: Magic of the entries inside a wrapper; differs from `magic` only in the output
+            of a known old bug.
+        inner_base_offset: First inner offset; None means `base_offset` for magic 0 (absolute) and
+            the distance from the first record for magic 1 (relative).
+        wrapper_offset: The wrapper's offset; None means the last record's.
+        compressor: Replaces the Java producer's framing of `codec`.
+
+    Raises:
+        ValueError: A magic other than 0 and 1, headers, zstd, or offsets that do not increase.
+    """
+    if magic not in (0, 1):
+        raise ValueError(f"a message set has magic 0 or 1, not {magic}")
+    if any(record.headers for record in records):
+        raise ValueError("records of magic 0 and 1 have no headers")
+    offsets = assign_offsets(records, base_offset)
+    bits = (timestamp_type << 3) if magic == 1 else 0
+    if codec == "none":
+        times = [log_append_time if timestamp_type else record.timestamp for record in records]
+        return b"".join(
+            _entry(offset, magic, bits, time, record.key, record.value)
+            for record, offset, time in zip(records, offsets, times, strict=True)
+        )
+    first = offsets[0] if offsets else base_offset
+    shift = (
+        (0 if magic == 0 else -first) if inner_base_offset is None else inner_base_offset - first
+    )
+    inner = b"".join(
+        _entry(
+            offset + shift,
+            magic if inner_magic is None else inner_magic,
+            0,
+            record.timestamp,
+            record.key,
+            record.value,
+        )
+        for record, offset in zip(records, offsets, strict=True)
+    )
+    packed = compressor(inner) if compressor is not None else compress(codec, inner, magic=magic)
+    time = (
+        log_append_time
+        if timestamp_type
+        else max((record.timestamp for record in records), default=NO_TIMESTAMP)
+    )
+    if wrapper_offset is None:
+        wrapper_offset = offsets[-1] if offsets else base_offset
+    return _entry(wrapper_offset, magic, bits | codec_number(codec), time, None, packed)
+
+
+def _entry(
+    offset: int, magic: int, attributes: int, timestamp: int, key: bytes | None, value: bytes | None
+) -> bytes:
+    body = struct.pack(">bb", magic, attributes)
+    if magic == 1:
+        body += struct.pack(">q", timestamp)
+    body += _nullable(key) + _nullable(value)
+    record = struct.pack(">I", zlib.crc32(body)) + body
+    return struct.pack(">qi", offset, len(record)) + record
+
+
+def _nullable(value: bytes | None) -> bytes:
+    return struct.pack(">i", -1) if value is None else struct.pack(">i", len(value)) + value

@@ -1,0 +1,248 @@
+"""The files of one closed segment, and the indexes a broker keeps while it appends to it.
+
+Source: `org.apache.kafka.storage.internals.log.LogSegment`.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from segment_format.testing.batches import NO_TIMESTAMP
+from segment_format.testing.side_files import (
+    AbortedTransaction,
+    write_leader_epoch_checkpoint,
+    write_offset_index,
+    write_producer_snapshot,
+    write_time_index,
+    write_transaction_index,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from segment_format.testing.producer_state import ProducerStates
+
+DEFAULT_INDEX_INTERVAL_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentFiles:
+    """What a broker hands to a storage plugin for one segment: `[base_offset, next_offset)`.
+
+    Attributes:
+        base_offset: First offset of the segment.
+        next_offset: Base offset of the segment after it, exclusive end of this one; may lie beyond
+            the last batch.
+        log: The `.log` file.
+        index: The `.index` file.
+        timeindex: The `.timeindex` file.
+        txnindex: The `.txnindex` file; None when no transaction was aborted in the segment.
+        snapshot: Producer snapshot of the state at the segment's end.
+        leader_epoch_checkpoint: The lineage up to `next_offset`, from the log start on.
+        max_timestamp_ms: Largest batch timestamp; -1 when no batch has one.
+        epochs: (epoch, its first offset in this segment), ascending.
+    """
+
+    base_offset: int
+    next_offset: int
+    log: bytes
+    index: bytes
+    timeindex: bytes
+    txnindex: bytes | None
+    snapshot: bytes
+    leader_epoch_checkpoint: bytes
+    max_timestamp_ms: int
+    epochs: tuple[tuple[int, int], ...]
+
+    @property
+    def end_offset(self) -> int:
+        """Last offset of the segment, inclusive: `next_offset - 1`, as segment metadata has it."""
+        return self.next_offset - 1
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFacts:
+    """What the indexes need to know of an entry of the log.
+
+    Attributes:
+        size: Bytes of the entry.
+        last_offset: Its last offset, inclusive.
+        max_timestamp: Its largest timestamp in ms; -1 for none.
+    """
+
+    size: int
+    last_offset: int
+    max_timestamp: int
+
+
+class IndexBuilder:
+    """Offset, time and transaction index of one segment, by the broker's rules.
+
+    An append that finds more than `interval_bytes` written since the last entry adds one to the
+    offset index (last offset of the append, position where it starts), and one to the time index if
+    the largest timestamp grew. Closing forces a last time-index entry.
+    """
+
+    def __init__(
+        self, base_offset: int, interval_bytes: int = DEFAULT_INDEX_INTERVAL_BYTES
+    ) -> None:
+        self._base_offset = base_offset
+        self._interval_bytes = interval_bytes
+        self._size = 0
+        self._since_entry = 0
+        self._offsets: list[tuple[int, int]] = []
+        self._times: list[tuple[int, int]] = []
+        self._aborted: list[AbortedTransaction] = []
+        self._newest = (NO_TIMESTAMP, base_offset)
+
+    @property
+    def size(self) -> int:
+        """Bytes of log seen so far."""
+        return self._size
+
+    @property
+    def max_timestamp(self) -> int:
+        """Largest timestamp seen so far, -1 for none."""
+        return self._newest[0]
+
+    def add_append(self, batches: list[BatchFacts]) -> None:
+        """The batches of one append to the log, in order."""
+        for batch in batches:
+            if batch.max_timestamp > self._newest[0]:
+                self._newest = (batch.max_timestamp, batch.last_offset)
+        if self._since_entry > self._interval_bytes:
+            self._offsets.append((batches[-1].last_offset, self._size))
+            self._add_time()
+            self._since_entry = 0
+        written = sum(batch.size for batch in batches)
+        self._size += written
+        self._since_entry += written
+
+    def add_aborted(self, entry: AbortedTransaction) -> None:
+        """A transaction aborted by a marker in this segment."""
+        self._aborted.append(entry)
+
+    def close(self) -> tuple[bytes, bytes, bytes | None]:
+        """The three files; the transaction index is None without entries, as it never existed."""
+        self._add_time()
+        return (
+            write_offset_index(self._offsets, base_offset=self._base_offset),
+            write_time_index(self._times, base_offset=self._base_offset),
+            write_transaction_index(self._aborted) if self._aborted else None,
+        )
+
+    def _add_time(self) -> None:
+        last = self._times[-1][0] if self._times else NO_TIMESTAMP
+        if self._newest[0] > last:
+            self._times.append(self._newest)
+
+
+class PartitionWriter:
+    """Cuts a stream of log entries into segments and writes the files that go with each.
+
+    Attributes:
+        next_offset: Offset that the next entry gets; raise it to leave a hole.
+        log_start: The partition's log start offset; raise it as DeleteRecords does.
+        segments: Closed so far.
+        log_starts: `log_start` at the time each of them was closed.
+
+    Args:
+        producers: States that snapshots are taken of.
+        start_offset: Base offset of the first segment.
+        index_interval_bytes: Kafka's `index.interval.bytes`.
+        segment_bytes: Rolls before an append that would make a segment larger; None never does.
+    """
+
+    def __init__(
+        self,
+        producers: ProducerStates,
+        *,
+        start_offset: int,
+        index_interval_bytes: int,
+        segment_bytes: int | None,
+    ) -> None:
+        self._producers = producers
+        self._interval = index_interval_bytes
+        self._segment_bytes = segment_bytes
+        self.next_offset = start_offset
+        self.log_start = start_offset
+        self.segments: list[SegmentFiles] = []
+        self.log_starts: list[int] = []
+        self._base = start_offset
+        self._parts: list[bytes] = []
+        self._indexes = IndexBuilder(start_offset, index_interval_bytes)
+        self._group: list[BatchFacts] | None = None
+        self._lineage: list[tuple[int, int]] = []
+
+    def write(
+        self, data: bytes, base: int, last: int, max_timestamp: int, leader_epoch: int | None
+    ) -> None:
+        """One entry of the log, offsets `base` to `last` inclusive; legacy ones have no epoch."""
+        limit = self._segment_bytes
+        full = limit is not None and self._indexes.size + len(data) > limit
+        if full and self._parts and not self._group:
+            self.roll()
+        self._parts.append(data)
+        facts = BatchFacts(len(data), last, max_timestamp)
+        if self._group is None:
+            self._indexes.add_append([facts])
+        else:
+            self._group.append(facts)
+        if leader_epoch is not None and (not self._lineage or self._lineage[-1][0] < leader_epoch):
+            self._lineage.append((leader_epoch, base))
+        self.next_offset = last + 1
+
+    def add_aborted(self, entry: AbortedTransaction) -> None:
+        """A transaction aborted by the entry just written."""
+        self._indexes.add_aborted(entry)
+
+    @contextmanager
+    def one_append(self) -> Iterator[None]:
+        """Entries written inside are one append for the indexes."""
+        self._group = []
+        try:
+            yield
+        finally:
+            group, self._group = self._group, None
+            if group:
+                self._indexes.add_append(group)
+
+    def roll(self) -> SegmentFiles | None:
+        """Closes the segment; None when nothing was written to it.
+
+        Raises:
+            ValueError: Inside `one_append`.
+        """
+        if self._group:
+            raise ValueError("a segment cannot end inside one append")
+        if not self._parts:
+            return None
+        index, timeindex, txnindex = self._indexes.close()
+        segment = SegmentFiles(
+            base_offset=self._base,
+            next_offset=self.next_offset,
+            log=b"".join(self._parts),
+            index=index,
+            timeindex=timeindex,
+            txnindex=txnindex,
+            snapshot=write_producer_snapshot(self._producers.snapshot()),
+            leader_epoch_checkpoint=write_leader_epoch_checkpoint(
+                self._epochs_from(self.log_start)
+            ),
+            max_timestamp_ms=self._indexes.max_timestamp,
+            epochs=tuple(self._epochs_from(self._base)),
+        )
+        self.segments.append(segment)
+        self.log_starts.append(self.log_start)
+        self._base = self.next_offset
+        self._parts = []
+        self._indexes = IndexBuilder(self._base, self._interval)
+        return segment
+
+    def _epochs_from(self, offset: int) -> list[tuple[int, int]]:
+        """The lineage with its beginning cut off at `offset`, as the epoch cache does it."""
+        kept = [(epoch, start) for epoch, start in self._lineage if start > offset]
+        before = [epoch for epoch, start in self._lineage if start <= offset]
+        return [(before[-1], offset), *kept] if before else kept

@@ -1,0 +1,277 @@
+"""Closed segments written as remote objects: the Aiven plugin's layout and LocalTieredStorage's.
+
+    Aiven  <prefix><topic>-<topic id>/<partition>/<base offset, 20 digits>-<segment id>.<suffix>
+           with the suffixes log, indexes, rsm-manifest, written in this order
+    Local  kafka-tiered-storage/<topic>-<partition>-<topic id>/<base offset>-<segment id>.<suffix>
+           with one file for each part of the segment
+
+Source: `io.aiven.kafka.tieredstorage.RemoteStorageManager`, `ObjectKeyFactory`,
+`SegmentManifestV1`; `org.apache.kafka.server.log.remote.storage.LocalTieredStorage`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from segment_format.kafka_uuid import uuid_from_text, uuid_to_text
+from segment_format.testing.chunks import transform_log
+from segment_format.testing.envelope import SegmentCipher
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, MutableMapping
+
+    from segment_format.testing.segment import SegmentFiles
+
+    Sink = Callable[[str, bytes], object] | MutableMapping[str, bytes] | Path | str
+
+DEFAULT_CHUNK_SIZE = 4 << 20
+LOCAL_ROOT = "kafka-tiered-storage"
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenSegment:
+    """Where a segment went.
+
+    Attributes:
+        segment_id: Its id, 22 characters.
+        keys: Every object written, in the order of the uploads.
+        event_timestamp_ms: When the copy began.
+    """
+
+    segment_id: str
+    keys: tuple[str, ...]
+    event_timestamp_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class EncryptionKey:
+    """The key pair that new segments are encrypted for.
+
+    Attributes:
+        key_id: Written in every manifest.
+        public_key_pem: SubjectPublicKeyInfo in PEM.
+    """
+
+    key_id: str
+    public_key_pem: bytes
+
+
+class AivenTierWriter:
+    """Writes segments as the Aiven tiered storage plugin does: log, indexes, manifest.
+
+    Args:
+        sink: A folder, a dict of key to bytes, or a function called with key and bytes.
+        topic: Topic name.
+        partition: Partition number.
+        topic_id: 22 characters or a UUID; None makes one up.
+        key_prefix: Put before every key as it is; usually ends with "/".
+        chunk_size: Bytes of every original chunk but the last.
+        compression: One zstd frame per chunk.
+        encryption: Encrypts chunks and index blobs for this key; None leaves them plain.
+        broker_id: Written in manifests.
+        write_txn_idx_empty: Adds the member that Kafka 4 has and older brokers have not.
+        random_bytes: Source of ids, keys and IVs; a fixed one makes the output repeatable.
+    """
+
+    def __init__(
+        self,
+        sink: Sink,
+        *,
+        topic: str = "topic",
+        partition: int = 0,
+        topic_id: str | uuid.UUID | None = None,
+        key_prefix: str = "",
+        chunk_size: int = DEFAULT_CHUNK_SIZE,
+        compression: bool = False,
+        encryption: EncryptionKey | None = None,
+        broker_id: int = 1,
+        write_txn_idx_empty: bool = True,
+        random_bytes: Callable[[int], bytes] = os.urandom,
+    ) -> None:
+        if chunk_size < 1:
+            raise ValueError("chunk_size is at least 1")
+        self._put = _putter(sink)
+        self._random_bytes = random_bytes
+        self._topic = topic
+        self._partition = partition
+        self.topic_id = _id_text(topic_id, random_bytes)
+        self._key_prefix = key_prefix
+        self._chunk_size = chunk_size
+        self._compression = compression
+        self._encryption = encryption
+        self._broker_id = broker_id
+        self._write_txn_idx_empty = write_txn_idx_empty
+
+    def write_segment(
+        self,
+        segment: SegmentFiles,
+        *,
+        segment_id: str | uuid.UUID | None = None,
+        event_timestamp_ms: int | None = None,
+    ) -> WrittenSegment:
+        """The three objects of one segment.
+
+        Args:
+            segment: The broker's files.
+            segment_id: 22 characters or a UUID; None makes one up.
+            event_timestamp_ms: When the copy began; None takes one second after the segment's
+                largest timestamp.
+        """
+        id_text = _id_text(segment_id, self._random_bytes)
+        event = (
+            segment.max_timestamp_ms + 1000 if event_timestamp_ms is None else event_timestamp_ms
+        )
+        cipher = (
+            SegmentCipher(
+                self._encryption.key_id,
+                self._encryption.public_key_pem,
+                random_bytes=self._random_bytes,
+            )
+            if self._encryption
+            else None
+        )
+        encrypt = None if cipher is None else cipher.encrypt
+        log, chunk_index = transform_log(
+            segment.log,
+            chunk_size=self._chunk_size,
+            compression=self._compression,
+            encrypt=encrypt,
+        )
+        indexes, segment_indexes = _join_indexes(segment, encrypt)
+        manifest: dict[str, object] = {
+            "version": "1",
+            "chunkIndex": chunk_index,
+            "segmentIndexes": segment_indexes,
+            "compression": self._compression,
+        }
+        if cipher is not None:
+            manifest["encryption"] = cipher.manifest_member()
+        manifest["remoteLogSegmentMetadata"] = self._metadata(segment, id_text, event)
+        stem = (
+            f"{self._key_prefix}{self._topic}-{self.topic_id}/{self._partition}/"
+            f"{segment.base_offset:020d}-{id_text}"
+        )
+        text = json.dumps(manifest, separators=(",", ":"), ensure_ascii=False)
+        objects = {
+            f"{stem}.log": log,
+            f"{stem}.indexes": indexes,
+            f"{stem}.rsm-manifest": text.encode(),
+        }
+        for key, data in objects.items():
+            self._put(key, data)
+        return WrittenSegment(id_text, tuple(objects), event)
+
+    def _metadata(self, segment: SegmentFiles, id_text: str, event: int) -> dict[str, object]:
+        metadata: dict[str, object] = {
+            "remoteLogSegmentId": {
+                "topicIdPartition": {
+                    "topicId": self.topic_id,
+                    "topicPartition": {"topic": self._topic, "partition": self._partition},
+                },
+                "id": id_text,
+            },
+            "startOffset": segment.base_offset,
+            "endOffset": segment.end_offset,
+            "maxTimestampMs": segment.max_timestamp_ms,
+            "brokerId": self._broker_id,
+            "eventTimestampMs": event,
+            "segmentLeaderEpochs": {str(epoch): start for epoch, start in segment.epochs},
+        }
+        if self._write_txn_idx_empty:
+            metadata["txnIdxEmpty"] = segment.txnindex is None
+        return metadata
+
+
+class LocalTierWriter:
+    """Writes segments as Kafka's own test storage, `LocalTieredStorage`: plain copies of the files.
+
+    Args:
+        sink: A folder, a dict of key to bytes, or a function called with key and bytes.
+        topic: Topic name.
+        partition: Partition number.
+        topic_id: 22 characters or a UUID; None makes one up.
+        random_bytes: Source of ids.
+    """
+
+    def __init__(
+        self,
+        sink: Sink,
+        *,
+        topic: str = "topic",
+        partition: int = 0,
+        topic_id: str | uuid.UUID | None = None,
+        random_bytes: Callable[[int], bytes] = os.urandom,
+    ) -> None:
+        self._put = _putter(sink)
+        self._random_bytes = random_bytes
+        self.topic_id = _id_text(topic_id, random_bytes)
+        self._folder = f"{LOCAL_ROOT}/{topic}-{partition}-{self.topic_id}"
+
+    def write_segment(
+        self, segment: SegmentFiles, *, segment_id: str | uuid.UUID | None = None
+    ) -> WrittenSegment:
+        """The files of one segment; no transaction index when the segment has none."""
+        id_text = _id_text(segment_id, self._random_bytes)
+        stem = f"{self._folder}/{segment.base_offset:020d}-{id_text}"
+        files = {
+            "log": segment.log,
+            "index": segment.index,
+            "timeindex": segment.timeindex,
+            "txnindex": segment.txnindex,
+            "leader_epoch_checkpoint": segment.leader_epoch_checkpoint,
+            "snapshot": segment.snapshot,
+        }
+        objects = {f"{stem}.{suffix}": data for suffix, data in files.items() if data is not None}
+        for key, data in objects.items():
+            self._put(key, data)
+        return WrittenSegment(id_text, tuple(objects), segment.max_timestamp_ms + 1000)
+
+
+def _join_indexes(
+    segment: SegmentFiles, encrypt: Callable[[bytes], bytes] | None
+) -> tuple[bytes, dict[str, dict[str, int] | None]]:
+    blobs = {
+        "offset": segment.index,
+        "timestamp": segment.timeindex,
+        "producerSnapshot": segment.snapshot,
+        "leaderEpoch": segment.leader_epoch_checkpoint,
+        "transaction": segment.txnindex,
+    }
+    stored = bytearray()
+    ranges: dict[str, dict[str, int] | None] = {}
+    for name, plain in blobs.items():
+        if plain is None:
+            ranges[name] = None
+            continue
+        blob = encrypt(plain) if encrypt is not None and plain else plain
+        ranges[name] = {"position": len(stored), "size": len(blob)}
+        stored += blob
+    return bytes(stored), ranges
+
+
+def _id_text(value: str | uuid.UUID | None, random_bytes: Callable[[int], bytes]) -> str:
+    if isinstance(value, str):
+        return uuid_to_text(uuid_from_text(value))
+    while value is None:
+        made = uuid.UUID(bytes=random_bytes(16), version=4)
+        # Kafka never makes ids that begin with a dash.
+        value = None if uuid_to_text(made).startswith("-") else made
+    return uuid_to_text(value)
+
+
+def _putter(sink: Sink) -> Callable[[str, bytes], object]:
+    if isinstance(sink, str | os.PathLike):
+        root = Path(sink)
+
+        def write_file(key: str, data: bytes) -> None:
+            path = root / key
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+
+        return write_file
+    return sink if callable(sink) else sink.__setitem__
