@@ -1,0 +1,143 @@
+"""Reading bytes without trusting them: a byte view of any buffer, a cursor that checks first.
+
+Every parser of the format layer takes `bytes`, `bytearray`, `memoryview` or a contiguous numpy
+array; `byte_view` makes one kind of thing of them, without a copy.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from segment_format.errors import CorruptRecordError, SegmentFormatError
+
+BytesLike: TypeAlias = bytes | bytearray | memoryview | NDArray[np.uint8]
+"""What parsers take."""
+
+_I16 = struct.Struct(">h")
+_I32 = struct.Struct(">i")
+_I64 = struct.Struct(">q")
+
+_MASK_32 = 0xFFFF_FFFF
+_MASK_64 = 0xFFFF_FFFF_FFFF_FFFF
+
+
+def byte_view(buffer: BytesLike) -> memoryview:
+    """A one-dimensional view of `buffer`'s bytes; nothing is copied.
+
+    Raises:
+        TypeError: `buffer` has no buffer interface or is not contiguous (a mistake of the caller,
+            not of the data).
+    """
+    view = memoryview(buffer)  # type: ignore[arg-type]  # numpy arrays have the buffer interface
+    return view if view.format == "B" and view.ndim == 1 and view.contiguous else view.cast("B")
+
+
+def wrap_i64(value: int) -> int:
+    """`value` reduced to a signed 64-bit integer, as Java's `long` arithmetic does."""
+    value &= _MASK_64
+    return value - (1 << 64) if value >> 63 else value
+
+
+class Cursor:
+    """Walks `[position, stop)` of a byte view; every read checks that its bytes are there.
+
+    Args:
+        view: One-dimensional byte view, see `byte_view`.
+        position: First byte to read.
+        stop: End of the readable bytes, exclusive; the end of `view` when not given.
+        error: Class raised when the bytes run out or a varint is malformed.
+        origin: What to add to a position in `view` to get the position that errors name.
+    """
+
+    __slots__ = ("error", "origin", "position", "stop", "view")
+
+    def __init__(
+        self,
+        view: memoryview,
+        position: int = 0,
+        stop: int | None = None,
+        *,
+        error: type[SegmentFormatError] = CorruptRecordError,
+        origin: int = 0,
+    ) -> None:
+        self.view = view
+        self.position = position
+        self.stop = len(view) if stop is None else stop
+        self.error = error
+        self.origin = origin
+
+    @property
+    def remaining(self) -> int:
+        """Bytes not read yet."""
+        return self.stop - self.position
+
+    def fail(self, message: str) -> SegmentFormatError:
+        """An error of this cursor's class at the present position, for the caller to raise."""
+        return self.error(message, position=self.origin + self.position)
+
+    def take(self, size: int, what: str) -> memoryview:
+        """The next `size` bytes (a view, not a copy)."""
+        if size < 0 or size > self.remaining:
+            raise self.fail(f"{what}: {size} bytes wanted, {self.remaining} left")
+        start = self.position
+        self.position = start + size
+        return self.view[start : start + size]
+
+    def _fixed(self, layout: struct.Struct, what: str) -> int:
+        start = self.position
+        if layout.size > self.stop - start:
+            raise self.fail(f"{what}: {layout.size} bytes wanted, {self.remaining} left")
+        self.position = start + layout.size
+        value: int = layout.unpack_from(self.view, start)[0]
+        return value
+
+    def i8(self, what: str) -> int:
+        """A signed byte."""
+        if self.position >= self.stop:
+            raise self.fail(f"{what}: 1 byte wanted, 0 left")
+        value = self.view[self.position]
+        self.position += 1
+        return value - 256 if value > 127 else value
+
+    def i16(self, what: str) -> int:
+        """A big-endian signed 16-bit integer."""
+        return self._fixed(_I16, what)
+
+    def i32(self, what: str) -> int:
+        """A big-endian signed 32-bit integer."""
+        return self._fixed(_I32, what)
+
+    def i64(self, what: str) -> int:
+        """A big-endian signed 64-bit integer."""
+        return self._fixed(_I64, what)
+
+    def _unsigned(self, what: str, max_bytes: int) -> int:
+        value = shift = 0
+        for _ in range(max_bytes):
+            if self.position >= self.stop:
+                raise self.fail(f"{what}: the varint runs past the end")
+            byte = self.view[self.position]
+            self.position += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value
+            shift += 7
+        raise self.fail(f"{what}: varint longer than {max_bytes} bytes")
+
+    def varint(self, what: str) -> int:
+        """A zig-zag 32-bit integer of at most 5 bytes.
+
+        The fifth byte carries four useful bits; Kafka drops the others, so this does too
+        (`ByteUtils.readVarint`).
+        """
+        raw = self._unsigned(what, 5) & _MASK_32
+        return (raw >> 1) ^ -(raw & 1)
+
+    def varlong(self, what: str) -> int:
+        """A zig-zag 64-bit integer of at most 10 bytes (`ByteUtils.readVarlong`)."""
+        raw = self._unsigned(what, 10) & _MASK_64
+        return (raw >> 1) ^ -(raw & 1)

@@ -1,0 +1,135 @@
+"""The offset index (`.index`): a sparse map from offsets to positions, 8 bytes an entry.
+
+Big-endian:
+
+| position | size | field |
+|---:|---:|---|
+| 0 | 4 | i32 offset − base offset of the segment |
+| 4 | 4 | i32 position in the log |
+
+Without a file header. Both columns increase strictly. An entry names the **last** offset of an
+append and the position where that append begins: the position is a batch border, the offset is not
+the first one found there. The index of a small segment is empty, and the first entry never stands
+at position 0.
+
+Source: `org.apache.kafka.storage.internals.log.OffsetIndex`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from segment_format._cursor import byte_view
+from segment_format.errors import CorruptIndexError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from segment_format._cursor import BytesLike
+
+ENTRY_SIZE: Final = 8
+"""Bytes of one entry."""
+
+
+class OffsetPosition(NamedTuple):
+    """An offset and the position in the log that the index pairs with it."""
+
+    offset: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OffsetIndex:
+    """A parsed offset index.
+
+    Attributes:
+        base_offset: Base offset of the segment.
+        offsets: Absolute offsets, int64, strictly increasing.
+        positions: Positions in the log, int64, strictly increasing, same length.
+    """
+
+    base_offset: int
+    offsets: NDArray[np.int64]
+    positions: NDArray[np.int64]
+
+    @classmethod
+    def from_bytes(cls, data: BytesLike, *, base_offset: int) -> OffsetIndex:
+        """The index in `data`; memory is twice the size of `data`.
+
+        Args:
+            data: The whole file.
+            base_offset: Base offset of the segment, which the file does not state.
+
+        Raises:
+            CorruptIndexError: The size is not a multiple of 8, a column is negative or does not
+                increase (zero-filled tails of files still in use show up here), or the offsets pass
+                2^63 − 1.
+        """
+        view = byte_view(data)
+        if len(view) % ENTRY_SIZE:
+            raise CorruptIndexError(
+                f"offset index of {len(view)} bytes is not a multiple of {ENTRY_SIZE}",
+                position=len(view) - len(view) % ENTRY_SIZE,
+            )
+        table = np.frombuffer(view, dtype=">i4").reshape(-1, 2).astype(np.int64)
+        relative, positions = table.T.copy()
+        _check_increasing(relative, "offset", ENTRY_SIZE)
+        _check_increasing(positions, "position", ENTRY_SIZE)
+        if len(relative) and not 0 <= base_offset <= 2**63 - 1 - int(relative[-1]):
+            raise CorruptIndexError(f"base offset {base_offset} is impossible", position=0)
+        return cls(base_offset, base_offset + relative, positions)
+
+    def to_bytes(self) -> bytes:
+        """The file that `from_bytes` reads back as this index."""
+        table = np.empty((len(self.offsets), 2), dtype=">i4")
+        table[:, 0] = self.offsets - self.base_offset
+        table[:, 1] = self.positions
+        return table.tobytes()
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, OffsetIndex):
+            return NotImplemented
+        return (
+            self.base_offset == other.base_offset
+            and np.array_equal(self.offsets, other.offsets)
+            and np.array_equal(self.positions, other.positions)
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # arrays inside
+
+    def lookup(self, offset: int) -> OffsetPosition:
+        """The last entry at or below `offset`, else `(base_offset, 0)`.
+
+        Scanning on from the position meets every batch whose last offset is at or above `offset`.
+        """
+        index = int(np.searchsorted(self.offsets, offset, side="right")) - 1
+        if index < 0:
+            return OffsetPosition(self.base_offset, 0)
+        return OffsetPosition(int(self.offsets[index]), int(self.positions[index]))
+
+    def first_at_or_after_position(self, position: int) -> OffsetPosition | None:
+        """The first entry whose position is `position` or beyond (a batch border), if any."""
+        index = int(np.searchsorted(self.positions, position, side="left"))
+        if index == len(self.positions):
+            return None
+        return OffsetPosition(int(self.offsets[index]), int(self.positions[index]))
+
+
+def _check_increasing(column: NDArray[np.int64], name: str, entry_size: int) -> None:
+    if not len(column):
+        return
+    if column[0] < 0:
+        raise CorruptIndexError(f"negative {name} {int(column[0])} in an index", position=0)
+    bad = np.flatnonzero(np.diff(column) <= 0)
+    if len(bad):
+        at = int(bad[0]) + 1
+        raise CorruptIndexError(
+            f"{name} {int(column[at])} follows {int(column[at - 1])} in an index",
+            position=at * entry_size,
+        )

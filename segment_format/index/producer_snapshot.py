@@ -1,0 +1,100 @@
+"""The producer snapshot (`.snapshot`): what was known of each producer at a segment's end.
+
+Big-endian:
+
+| position | size | field |
+|---:|---:|---|
+| 0 | 2 | version i16, 1 |
+| 2 | 4 | crc u32: CRC-32C over position 6 to the end |
+| 6 | 4 | entry count i32 |
+| 10 | 46 n | entries, any order |
+
+Entry: producerId i64, producerEpoch i16, lastSequence i32, lastOffset i64, offsetDelta i32,
+timestamp i64,
+coordinatorEpoch i32, currentTxnFirstOffset i64 (−1: no open transaction).
+
+Producers with an open transaction are always in it; idle ones leave after a day.
+
+Source: `org.apache.kafka.storage.internals.log.ProducerStateManager`.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import astuple, dataclass
+from typing import TYPE_CHECKING, Final
+
+from segment_format._cursor import byte_view
+from segment_format.errors import CorruptIndexError
+from segment_format.record.checksum import crc32c
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from segment_format._cursor import BytesLike
+
+VERSION: Final = 1
+_HEADER: Final = struct.Struct(">hIi")
+_CRC_START: Final = 6
+_ENTRY: Final = struct.Struct(">qhiqiqiq")
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerStateEntry:
+    """What was known about one producer.
+
+    Attributes:
+        producer_id: The producer.
+        producer_epoch: Its epoch.
+        last_sequence: Last sequence number written, −1 when only a marker is known.
+        last_offset: Offset of the last record written, −1 when only a marker is known.
+        offset_delta: Last offset delta of the last batch.
+        timestamp: Milliseconds of the last batch or marker.
+        coordinator_epoch: Epoch of the transaction coordinator of the last marker, −1 before any.
+        current_txn_first_offset: Where its open transaction began, −1 for none.
+    """
+
+    producer_id: int
+    producer_epoch: int
+    last_sequence: int
+    last_offset: int
+    offset_delta: int
+    timestamp: int
+    coordinator_epoch: int
+    current_txn_first_offset: int
+
+
+def parse_producer_snapshot(data: BytesLike) -> tuple[ProducerStateEntry, ...]:
+    """The entries of a snapshot in file order, one object for each 46 bytes of `data`.
+
+    Raises:
+        CorruptIndexError: A cut file, an unknown version, a wrong checksum, or a count that is not
+            that of the entries.
+    """
+    view = byte_view(data)
+    if len(view) < _HEADER.size:
+        raise CorruptIndexError(
+            f"producer snapshot of {len(view)} bytes, {_HEADER.size} are the least",
+            position=len(view),
+        )
+    version, crc, count = _HEADER.unpack_from(view)
+    if version != VERSION:
+        raise CorruptIndexError(f"producer snapshot of version {version}", position=0)
+    computed = crc32c(view[_CRC_START:])
+    if computed != crc:
+        raise CorruptIndexError(
+            f"producer snapshot: stored CRC {crc:#010x}, computed {computed:#010x}", position=2
+        )
+    entries = view[_HEADER.size :]
+    if len(entries) != count * _ENTRY.size:
+        raise CorruptIndexError(
+            f"producer snapshot: {count} entries in {len(entries)} bytes", position=_CRC_START
+        )
+    return tuple(ProducerStateEntry(*fields) for fields in _ENTRY.iter_unpack(entries))
+
+
+def write_producer_snapshot(entries: Iterable[ProducerStateEntry]) -> bytes:
+    """The file that `parse_producer_snapshot` reads back as `entries`."""
+    packed = [_ENTRY.pack(*astuple(entry)) for entry in entries]
+    body = b"".join((struct.pack(">i", len(packed)), *packed))
+    return struct.pack(">hI", VERSION, crc32c(body)) + body

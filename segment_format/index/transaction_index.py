@@ -1,0 +1,102 @@
+"""The transaction index (`.txnindex`): the transactions whose abort marker is in the segment.
+
+34 bytes an entry:
+
+| position | size | field | notes |
+|---:|---:|---|---|
+| 0 | 2 | version i16 | 0 |
+| 2 | 8 | producerId i64 | |
+| 10 | 8 | firstOffset i64 | base offset of its first batch; may be in an earlier segment |
+| 18 | 8 | lastOffset i64 | offset of the abort marker; strictly increasing through the file |
+| 26 | 8 | lastStableOffset i64 | start of the oldest other open transaction, or marker + 1 |
+
+Big-endian, no file header. A segment without aborts has no such file; an empty file says the same.
+Committed transactions leave no trace.
+
+Source: `org.apache.kafka.storage.internals.log.TransactionIndex`, `AbortedTxn`.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from segment_format._cursor import byte_view
+from segment_format.errors import CorruptIndexError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from segment_format._cursor import BytesLike
+
+_ENTRY: Final = struct.Struct(">hqqqq")
+ENTRY_SIZE: Final = _ENTRY.size
+"""Bytes of one entry."""
+
+
+@dataclass(frozen=True, slots=True)
+class AbortedTxn:
+    """One aborted transaction.
+
+    Attributes:
+        producer_id: Whose transaction.
+        first_offset: Base offset of its first batch in the partition.
+        last_offset: Offset of its abort marker, inclusive.
+        last_stable_offset: Below this offset every transaction was decided when the marker was
+            written.
+    """
+
+    producer_id: int
+    first_offset: int
+    last_offset: int
+    last_stable_offset: int
+
+
+def parse_transaction_index(data: BytesLike) -> tuple[AbortedTxn, ...]:
+    """The entries of a transaction index, in file order, one object for each 34 bytes of `data`.
+
+    Kafka ignores trailing bytes short of an entry. Here they are an error: a complete file has
+    none, and a lost entry would turn aborted records into committed ones.
+
+    Raises:
+        CorruptIndexError: A partial entry, a version other than 0, negative fields, a marker before
+            its transaction, or markers that do not increase.
+    """
+    view = byte_view(data)
+    whole = len(view) - len(view) % ENTRY_SIZE
+    if whole != len(view):
+        raise CorruptIndexError(
+            f"transaction index of {len(view)} bytes is not a multiple of {ENTRY_SIZE}",
+            position=whole,
+        )
+    txns: list[AbortedTxn] = []
+    previous = -1
+    for index, (version, *fields) in enumerate(_ENTRY.iter_unpack(view)):
+        txn = AbortedTxn(*fields)
+        if version != 0:
+            raise CorruptIndexError(
+                f"transaction index entry of version {version}", position=index * ENTRY_SIZE
+            )
+        if (
+            txn.producer_id < 0
+            or txn.first_offset < 0
+            or txn.last_offset < txn.first_offset
+            or txn.last_offset <= previous
+        ):
+            raise CorruptIndexError(
+                f"impossible transaction index entry {txn} after a marker at offset {previous}",
+                position=index * ENTRY_SIZE,
+                offset=txn.last_offset,
+            )
+        previous = txn.last_offset
+        txns.append(txn)
+    return tuple(txns)
+
+
+def write_transaction_index(txns: Iterable[AbortedTxn]) -> bytes:
+    """The file that `parse_transaction_index` reads back as `txns`."""
+    return b"".join(
+        _ENTRY.pack(0, txn.producer_id, txn.first_offset, txn.last_offset, txn.last_stable_offset)
+        for txn in txns
+    )

@@ -1,0 +1,149 @@
+"""What `read_committed` needs to know: which transactions were aborted, which are undecided.
+
+A transactional batch of producer `p` with base offset `b` was aborted exactly if some
+transaction-index entry `(p, first, last)` has `first ≤ b < last`: `first` is the base offset of the
+transaction's first batch, `last` the offset of its abort marker. The producer snapshot at a
+segment's end names the transactions that are still open there. What is in neither is committed.
+
+Batches never straddle an interval's edge, so the base offset alone decides, in any order of
+reading, without state.
+
+Source: `CompletedFetch`, `TransactionIndex`, `ProducerStateManager` in Kafka (KIP-98).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+    from segment_format.index.producer_snapshot import ProducerStateEntry
+    from segment_format.index.transaction_index import AbortedTxn
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AbortedIntervals:
+    """Aborted transactions: three int64 arrays, sorted by (producer id, first offset).
+
+    Intervals of one producer do not overlap: transactions of a producer never do, and what an index
+    says otherwise is joined, so the last interval that begins at or before an offset decides.
+
+    Attributes:
+        producer_ids: Whose transaction.
+        first_offsets: Base offset of its first batch.
+        last_offsets: Offset of its abort marker; batches below it belong to the transaction.
+    """
+
+    producer_ids: NDArray[np.int64]
+    first_offsets: NDArray[np.int64]
+    last_offsets: NDArray[np.int64]
+
+    @classmethod
+    def from_txns(
+        cls, txns: Iterable[AbortedTxn], *, start_offset: int, stop_offset: int
+    ) -> AbortedIntervals:
+        """The transactions that can matter for offsets `[start_offset, stop_offset)`.
+
+        Args:
+            txns: Entries of any number of transaction indexes, any order, repeated ones too
+                (overlapping segments).
+            start_offset: Entries whose marker lies below are left out.
+            stop_offset: Entries that begin here or later are left out.
+        """
+        merged: list[list[int]] = []
+        kept = sorted(
+            {
+                (txn.producer_id, txn.first_offset, txn.last_offset)
+                for txn in txns
+                if txn.last_offset >= start_offset and txn.first_offset < stop_offset
+            }
+        )
+        for producer_id, first, last in kept:
+            if merged and merged[-1][0] == producer_id and first < merged[-1][2]:
+                merged[-1][2] = max(merged[-1][2], last)
+            else:
+                merged.append([producer_id, first, last])
+        table = np.array(merged, dtype=np.int64).reshape(-1, 3)
+        return cls(*(np.ascontiguousarray(column) for column in table.T))
+
+    def __len__(self) -> int:
+        return len(self.producer_ids)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, AbortedIntervals):
+            return NotImplemented
+        return (
+            np.array_equal(self.producer_ids, other.producer_ids)
+            and np.array_equal(self.first_offsets, other.first_offsets)
+            and np.array_equal(self.last_offsets, other.last_offsets)
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # arrays inside
+
+    def is_aborted(self, producer_id: int, base_offset: int) -> bool:
+        """Whether a transactional batch of a producer that begins at an offset was aborted."""
+        low = int(np.searchsorted(self.producer_ids, producer_id, side="left"))
+        high = int(np.searchsorted(self.producer_ids, producer_id, side="right"))
+        index = low + int(
+            np.searchsorted(self.first_offsets[low:high], base_offset, side="right") - 1
+        )
+        return index >= low and base_offset < int(self.last_offsets[index])
+
+    def clip(self, start_offset: int, stop_offset: int) -> AbortedIntervals:
+        """The intervals, not cut, that can matter for offsets `[start_offset, stop_offset)`."""
+        keep = (self.last_offsets >= start_offset) & (self.first_offsets < stop_offset)
+        return AbortedIntervals(
+            self.producer_ids[keep], self.first_offsets[keep], self.last_offsets[keep]
+        )
+
+
+NO_ABORTED = AbortedIntervals.from_txns((), start_offset=0, stop_offset=0)
+"""No aborted transaction: also what `read_uncommitted` uses."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """A transaction whose end cannot be seen yet.
+
+    Attributes:
+        producer_id: Whose transaction.
+        first_offset: Base offset of its first batch in the partition.
+    """
+
+    producer_id: int
+    first_offset: int
+
+
+def open_transactions(
+    snapshot_entries: Iterable[ProducerStateEntry], *, below: int
+) -> tuple[OpenTransaction, ...]:
+    """The transactions that a snapshot says are open and that began below an offset, oldest first.
+
+    Args:
+        snapshot_entries: Producer state at the end of a segment.
+        below: Only transactions that began before this offset count.
+    """
+    return tuple(
+        sorted(
+            (
+                OpenTransaction(entry.producer_id, entry.current_txn_first_offset)
+                for entry in snapshot_entries
+                if 0 <= entry.current_txn_first_offset < below
+            ),
+            key=lambda txn: (txn.first_offset, txn.producer_id),
+        )
+    )
+
+
+def last_stable_offset(undecided: Iterable[OpenTransaction], *, end_offset: int) -> int:
+    """Where `read_committed` ends, exclusive: the oldest undecided transaction's first offset.
+
+    Without one it is `end_offset`.
+    """
+    return min((txn.first_offset for txn in undecided), default=end_offset)

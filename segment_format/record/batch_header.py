@@ -1,0 +1,249 @@
+"""The header of a record batch of magic 2: 61 bytes, big-endian.
+
+| position | size | field | notes |
+|---:|---:|---|---|
+| 0 | 8 | baseOffset i64 | first offset of the original batch; compaction keeps it |
+| 8 | 4 | batchLength i32 | bytes after position 12, at least 49 |
+| 12 | 4 | partitionLeaderEpoch i32 | −1 none; set by the leader, not under the CRC |
+| 16 | 1 | magic i8 | 2 |
+| 17 | 4 | crc u32 | CRC-32C over position 21 to the end of the batch |
+| 21 | 2 | attributes i16 | see below |
+| 23 | 4 | lastOffsetDelta i32 | last offset = baseOffset + this; compaction keeps it |
+| 27 | 8 | baseTimestamp i64 | with bit 6: the delete horizon; −1 in an empty batch |
+| 35 | 8 | maxTimestamp i64 | with bit 3: the timestamp of every record |
+| 43 | 8 | producerId i64 | −1 none |
+| 51 | 2 | producerEpoch i16 | −1 none |
+| 53 | 4 | baseSequence i32 | −1 none, and on every control batch |
+| 57 | 4 | recordCount i32 | records really present |
+| 61 | … | records | one compressed stream when the codec is not 0 |
+
+Attributes, low byte: bits 0–2 codec, 3 timestamp type, 4 transactional, 5 control, 6 delete
+horizon. Bit 7 and the high byte are ignored, as Kafka ignores them.
+
+Source: `org.apache.kafka.common.record.DefaultRecordBatch` (KIP-98, KIP-534 for the delete
+horizon).
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final
+
+from segment_format._cursor import byte_view
+from segment_format.errors import (
+    CorruptRecordError,
+    TruncatedBatchError,
+    UnsupportedCompressionError,
+    UnsupportedMagicError,
+)
+
+if TYPE_CHECKING:
+    from segment_format._cursor import BytesLike
+
+MAGIC_2: Final = 2
+HEADER_SIZE: Final = 61
+"""Bytes before the first record."""
+LENGTH_PREFIX_SIZE: Final = 12
+"""Bytes of an entry that its length field does not count (offset and length), for every magic."""
+CRC_START: Final = 21
+"""Where the bytes under a magic-2 CRC begin."""
+MIN_BATCH_LENGTH: Final = HEADER_SIZE - LENGTH_PREFIX_SIZE
+
+CODEC_MASK: Final = 0x07
+TIMESTAMP_TYPE_BIT: Final = 0x08
+TRANSACTIONAL_BIT: Final = 0x10
+CONTROL_BIT: Final = 0x20
+DELETE_HORIZON_BIT: Final = 0x40
+
+MAX_I32: Final = 2**31 - 1
+MAX_I64: Final = 2**63 - 1
+
+_HEADER = struct.Struct(">qiibIhiqqqhii")
+
+
+class CompressionType(IntEnum):
+    """Codec numbers of the attributes (`CompressionType` in Kafka)."""
+
+    NONE = 0
+    GZIP = 1
+    SNAPPY = 2
+    LZ4 = 3
+    ZSTD = 4
+
+
+class TimestampType(IntEnum):
+    """What a record's timestamp means (`TimestampType` in Kafka)."""
+
+    NO_TIMESTAMP_TYPE = -1
+    CREATE_TIME = 0
+    LOG_APPEND_TIME = 1
+
+
+def compression_type(attributes: int, *, position: int | None = None) -> CompressionType:
+    """The codec that bits 0–2 of `attributes` name.
+
+    Raises:
+        UnsupportedCompressionError: One of the numbers 5 to 7, which Kafka does not define.
+    """
+    codec = attributes & CODEC_MASK
+    if codec > CompressionType.ZSTD:
+        raise UnsupportedCompressionError(f"unknown codec number {codec}", position=position)
+    return CompressionType(codec)
+
+
+def increment_sequence(sequence: int, increment: int) -> int:
+    """`sequence + increment`, where 0 follows 2147483647 (`incrementSequence` in Kafka)."""
+    return (sequence + increment) & MAX_I32
+
+
+@dataclass(frozen=True, slots=True)
+class RecordBatchHeader:
+    """The thirteen header fields of a magic-2 batch as they are stored, and what follows from them.
+
+    Attributes:
+        base_offset: First offset of the original batch.
+        batch_length: Bytes after the first twelve.
+        partition_leader_epoch: Epoch of the leader that appended the batch, −1 for none.
+        magic: 2.
+        crc: Stored CRC-32C, unsigned. Parsing does not check it.
+        attributes: All sixteen bits, signed.
+        last_offset_delta: Last offset of the original batch minus `base_offset`.
+        base_timestamp: Milliseconds that the records' deltas count from.
+        max_timestamp: Greatest record timestamp, or the append time of all records.
+        producer_id: −1 for none.
+        producer_epoch: −1 for none.
+        base_sequence: −1 for none.
+        record_count: Records present; less than `last_offset_delta + 1` after compaction.
+    """
+
+    base_offset: int
+    batch_length: int
+    partition_leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    record_count: int
+
+    @classmethod
+    def from_bytes(cls, buffer: BytesLike, position: int = 0) -> RecordBatchHeader:
+        """The header that begins at `position`; neither the CRC nor the records are looked at.
+
+        Beyond Kafka's own checks this refuses what no log can hold and what would break the order
+        of offsets: a negative base offset, a negative offset delta, a last offset of 2^63 − 1 or
+        more.
+
+        Args:
+            buffer: Bytes that hold at least the 61 of the header.
+            position: Where the batch begins in `buffer`.
+
+        Raises:
+            TruncatedBatchError: Fewer than 61 bytes are left.
+            UnsupportedMagicError: The magic is not 2.
+            CorruptRecordError: The length is below 49, the record count negative, or the offsets
+                are impossible.
+        """
+        view = byte_view(buffer)
+        left = len(view) - position
+        if position < 0 or left < HEADER_SIZE:
+            raise TruncatedBatchError(
+                f"{max(0, left)} bytes left of a {HEADER_SIZE}-byte batch header", position=position
+            )
+        header = cls(*_HEADER.unpack_from(view, position))
+        if header.magic != MAGIC_2:
+            raise UnsupportedMagicError(f"magic {header.magic} is not 2", position=position)
+        if header.batch_length < MIN_BATCH_LENGTH:
+            raise CorruptRecordError(
+                f"batch length {header.batch_length} is below {MIN_BATCH_LENGTH}",
+                position=position,
+                offset=header.base_offset,
+            )
+        if (
+            header.base_offset < 0
+            or header.last_offset_delta < 0
+            or header.last_offset >= MAX_I64
+            or header.record_count < 0
+        ):
+            raise CorruptRecordError(
+                f"impossible batch: base offset {header.base_offset}, last offset delta"
+                f" {header.last_offset_delta}, record count {header.record_count}",
+                position=position,
+                offset=header.base_offset,
+            )
+        return header
+
+    def to_bytes(self) -> bytes:
+        """The 61 bytes of the header, with `crc` as it stands in the field."""
+        return _HEADER.pack(
+            self.base_offset,
+            self.batch_length,
+            self.partition_leader_epoch,
+            self.magic,
+            self.crc,
+            self.attributes,
+            self.last_offset_delta,
+            self.base_timestamp,
+            self.max_timestamp,
+            self.producer_id,
+            self.producer_epoch,
+            self.base_sequence,
+            self.record_count,
+        )
+
+    @property
+    def last_offset(self) -> int:
+        """Last offset of the original batch, inclusive; its record may be gone."""
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def next_offset(self) -> int:
+        """The offset after the batch."""
+        return self.last_offset + 1
+
+    @property
+    def size_in_bytes(self) -> int:
+        """Bytes of the whole batch, header included."""
+        return LENGTH_PREFIX_SIZE + self.batch_length
+
+    @property
+    def compression_type(self) -> CompressionType:
+        """Codec of the records.
+
+        Raises:
+            UnsupportedCompressionError: The attributes name a codec that Kafka does not define.
+        """
+        return compression_type(self.attributes)
+
+    @property
+    def timestamp_type(self) -> TimestampType:
+        """CREATE_TIME or LOG_APPEND_TIME."""
+        return TimestampType((self.attributes & TIMESTAMP_TYPE_BIT) >> 3)
+
+    @property
+    def is_transactional(self) -> bool:
+        """Whether a transaction's outcome decides about the batch."""
+        return bool(self.attributes & TRANSACTIONAL_BIT)
+
+    @property
+    def is_control_batch(self) -> bool:
+        """Whether the batch holds a marker instead of data."""
+        return bool(self.attributes & CONTROL_BIT)
+
+    @property
+    def has_delete_horizon(self) -> bool:
+        """Whether `base_timestamp` is the time at which tombstones and markers may go."""
+        return bool(self.attributes & DELETE_HORIZON_BIT)
+
+    @property
+    def last_sequence(self) -> int:
+        """Sequence number of the last original record, −1 for none."""
+        if self.base_sequence < 0:
+            return -1
+        return increment_sequence(self.base_sequence, self.last_offset_delta)

@@ -1,0 +1,121 @@
+"""Walking a log: a bare concatenation of entries, no header, footer or padding.
+
+Every entry of every magic begins with the same 17 bytes:
+
+| position | size | field |
+|---:|---:|---|
+| 0 | 8 | offset i64: base (magic 2), the message's, or a wrapper's last inner one |
+| 8 | 4 | size i32: bytes after this field |
+| 12 | 4 | partition leader epoch (magic 2), CRC (magic 0 and 1) |
+| 16 | 1 | magic i8 |
+
+Kafka's own readers stop silently at a partial last entry, because a log being written may end in
+one. A tiered segment is complete, so here it is an error.
+
+Source: `ByteBufferLogInputStream`, `RemoteLogInputStream` in Kafka.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from segment_format._cursor import byte_view
+from segment_format.errors import CorruptRecordError, TruncatedBatchError, UnsupportedMagicError
+from segment_format.record.batch_header import LENGTH_PREFIX_SIZE, MIN_BATCH_LENGTH
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from segment_format._cursor import BytesLike
+
+ENTRY_PREFIX_SIZE: Final = 17
+"""Bytes needed to know an entry's size and magic."""
+MIN_ENTRY_LENGTH: Final = (14, 22, MIN_BATCH_LENGTH)
+"""Smallest value of the size field, by magic."""
+
+_PREFIX = struct.Struct(">qiib")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Where one entry of a log stands.
+
+    Attributes:
+        position: First byte of the entry in the buffer.
+        size: Bytes of the whole entry, the twelve of offset and size included.
+        offset: The offset field as stored; what it means depends on `magic`.
+        magic: 0, 1 or 2.
+    """
+
+    position: int
+    size: int
+    offset: int
+    magic: int
+
+    @property
+    def stop(self) -> int:
+        """Position after the entry."""
+        return self.position + self.size
+
+
+def read_entry(buffer: BytesLike, position: int) -> Entry:
+    """The entry that begins at `position`, complete.
+
+    Raises:
+        TruncatedBatchError: The entry runs past the end of the buffer.
+        UnsupportedMagicError: Magic other than 0, 1, 2.
+        CorruptRecordError: The size is below the least that its magic allows (a zero-filled tail
+            shows up here).
+    """
+    view = byte_view(buffer)
+    left = len(view) - position
+    if position < 0 or left < ENTRY_PREFIX_SIZE:
+        raise TruncatedBatchError(
+            f"{max(0, left)} bytes left of an entry's first {ENTRY_PREFIX_SIZE}", position=position
+        )
+    offset, length, _, magic = _PREFIX.unpack_from(view, position)
+    if length < MIN_ENTRY_LENGTH[0]:
+        raise CorruptRecordError(
+            f"entry length {length} is below {MIN_ENTRY_LENGTH[0]}",
+            position=position,
+            offset=offset,
+        )
+    if not 0 <= magic <= 2:
+        raise UnsupportedMagicError(f"unknown magic {magic}", position=position, offset=offset)
+    if length < MIN_ENTRY_LENGTH[magic]:
+        raise CorruptRecordError(
+            f"entry length {length} is below {MIN_ENTRY_LENGTH[magic]}, the least of magic {magic}",
+            position=position,
+            offset=offset,
+        )
+    size = LENGTH_PREFIX_SIZE + length
+    if size > left:
+        raise TruncatedBatchError(
+            f"entry of {size} bytes, {left} bytes left", position=position, offset=offset
+        )
+    return Entry(position, size, offset, magic)
+
+
+def iter_entries(buffer: BytesLike, *, position: int = 0) -> Iterator[Entry]:
+    """Every entry from `position` to the end of `buffer`; of each the first 17 bytes are read.
+
+    Args:
+        buffer: Whole entries, one after the other.
+        position: Where to begin in `buffer`, an entry border.
+
+    Yields:
+        Entries that tile `[position, len(buffer))`.
+
+    Raises:
+        TruncatedBatchError: The last entry is not complete.
+        UnsupportedMagicError: Magic other than 0, 1, 2.
+        CorruptRecordError: A size below the least that its magic allows.
+    """
+    view = byte_view(buffer)
+    end = len(view)
+    while position < end:
+        entry = read_entry(view, position)
+        yield entry
+        position = entry.stop
