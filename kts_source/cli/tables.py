@@ -1,0 +1,63 @@
+"""Plain text for people: aligned columns, sizes, byte strings."""
+
+from __future__ import annotations
+
+import datetime
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def format_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Columns aligned with two blanks between them; numbers to the right, with thousands marked."""
+    cells = [[_cell(value) for value in row] for row in rows]
+    widths = [max(len(text) for text in column) for column in zip(header, *cells, strict=True)]
+    right = [
+        bool(rows) and all(isinstance(row[number], int) for row in rows)
+        for number in range(len(header))
+    ]
+
+    def line(texts: Sequence[str]) -> str:
+        aligned = (
+            text.rjust(width) if to_right else text.ljust(width)
+            for text, width, to_right in zip(texts, widths, right, strict=True)
+        )
+        return "  ".join(aligned).rstrip()
+
+    return "\n".join([line(header), line(["-" * width for width in widths]), *map(line, cells)])
+
+
+def _cell(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def format_bytes(size: int) -> str:
+    """A size in B, KiB, MiB or GiB."""
+    amount, unit = float(size), "B"
+    for larger in ("KiB", "MiB", "GiB"):
+        if amount < 1024:
+            break
+        amount, unit = amount / 1024, larger
+    return f"{size} B" if unit == "B" else f"{amount:.1f} {unit}"
+
+
+def preview_bytes(value: bytes | None, width: int) -> str:
+    """A byte string cut to `width` characters: text where it is printable, else hexadecimal."""
+    if value is None:
+        return "null"
+    try:
+        text = bytes(value).decode()
+    except UnicodeDecodeError:
+        text = ""
+    shown = (
+        text if text.isprintable() and (text or not value) else f"0x{bytes(value[:width]).hex()}"
+    )
+    return shown if len(shown) <= width else shown[: width - 1] + "…"
+
+
+def format_time(timestamp: datetime.datetime | None) -> str:
+    """A time in UTC with milliseconds."""
+    if timestamp is None:
+        return "null"
+    return timestamp.astimezone(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + "Z"

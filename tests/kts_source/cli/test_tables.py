@@ -1,0 +1,64 @@
+"""Text for people: tables, sizes, byte strings."""
+
+from __future__ import annotations
+
+import datetime
+
+import pytest
+
+from kts_source.cli.tables import format_bytes, format_table, format_time, preview_bytes
+
+
+def test_numbers_stand_to_the_right_and_texts_to_the_left() -> None:
+    text = format_table(("topic", "rows"), [("orders", 1234567), ("a", 5)])
+    assert text.splitlines() == [
+        "topic        rows",
+        "------  ---------",
+        "orders  1,234,567",
+        "a               5",
+    ]
+
+
+def test_a_table_without_rows_is_its_header() -> None:
+    assert format_table(("a", "bc"), []).splitlines() == ["a  bc", "-  --"]
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (1536, "1.5 KiB"),
+        (5 << 20, "5.0 MiB"),
+        (3 << 40, "3072.0 GiB"),
+    ],
+)
+def test_sizes_in_powers_of_1024(size: int, text: str) -> None:
+    assert format_bytes(size) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "null"),
+        (b"", ""),
+        (b"key-1", "key-1"),
+        ("заголовок".encode(), "заголовок"),
+        (b"0123456789abc", "01234567…"),
+        (b"\x83\x02", "0x8302"),
+        (b"a\nb", "0x610a62"),
+        (bytes(range(100)), "0x000102…"),
+    ],
+)
+def test_byte_strings_are_shown_as_text_or_hexadecimal(value: bytes | None, text: str) -> None:
+    shown = preview_bytes(value, 9)
+    assert shown == text
+    assert len(shown) <= 9
+
+
+def test_times_are_utc_with_milliseconds() -> None:
+    zone = datetime.timezone(datetime.timedelta(hours=2))
+    moment = datetime.datetime(2026, 2, 25, 8, 13, 20, 23000, tzinfo=zone)
+    assert format_time(moment) == "2026-02-25 06:13:20.023Z"
+    assert format_time(None) == "null"
