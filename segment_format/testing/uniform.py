@@ -1,0 +1,301 @@
+"""Large segments of equal records, made with numpy instead of a loop over records.
+
+One batch is written the readable way and repeated; offsets, times, keys and values are then filled
+in for all batches at once. The result is what `write_batch` would give, batch by batch.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from segment_format.testing.batches import DEFAULT_TIMESTAMP_MS, SimpleRecord, write_batch
+from segment_format.testing.checksum import crc32c
+from segment_format.testing.compression import codec_number, compress
+from segment_format.testing.segment import (
+    DEFAULT_INDEX_INTERVAL_BYTES,
+    BatchFacts,
+    IndexBuilder,
+    SegmentFiles,
+)
+from segment_format.testing.side_files import (
+    write_leader_epoch_checkpoint,
+    write_producer_snapshot,
+)
+from segment_format.testing.varint import write_varint, write_varlong
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Bytes2d = npt.NDArray[np.uint8]
+
+PAYLOADS = ("random", "json")
+
+_HEADER_BYTES = 61
+_CRC_AT = 17
+_ATTRIBUTES_AT = 21
+_TEXT = (
+    b'{"id":"0000000000","user":"00000000","event":"page_view","country":"CH","amount":00000,'
+    b'"session":"000000000000","path":"/catalogue/items/000000","agent":"Mozilla/5.0"},'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class UniformBatches:
+    """A run of equal batches.
+
+    Attributes:
+        data: All of them, in order.
+        sizes: Bytes of each, int64.
+        next_offset: The offset after the last record.
+        max_timestamp: Largest timestamp in ms.
+        records_per_batch: Records in each.
+    """
+
+    data: bytes
+    sizes: npt.NDArray[np.int64]
+    next_offset: int
+    max_timestamp: int
+    records_per_batch: int
+
+
+def write_uniform_batches(
+    *,
+    batch_count: int,
+    records_per_batch: int,
+    value_size: int,
+    key_size: int | None = None,
+    base_offset: int = 0,
+    base_timestamp: int = DEFAULT_TIMESTAMP_MS,
+    leader_epoch: int = 0,
+    codec: str = "none",
+    payload: str = "random",
+    seed: int = 0,
+    headers: tuple[tuple[str, bytes | None], ...] = (),
+) -> UniformBatches:
+    """Batches of records of one size, at the speed of memory where no codec is asked for.
+
+    Record `i` of a batch is `i` ms younger than the batch's first; each batch begins
+    `records_per_batch` ms after the one before.
+
+    Args:
+        batch_count: How many batches.
+        records_per_batch: Records in each.
+        value_size: Bytes of every value.
+        key_size: Bytes of every key; None makes null keys. A key begins with the record's offset,
+            big-endian, as far as it has room for it.
+        base_offset: Offset of the first record; every offset after it is used.
+        base_timestamp: Milliseconds, of the first record.
+        leader_epoch: Of every batch.
+        codec: Compresses batch by batch, which is as slow as the codec.
+        payload: "random" bytes do not compress; "json" is text with random digits, which does
+            (to about a quarter with zstd).
+        seed: Of the random bytes.
+        headers: The same for every record.
+
+    Raises:
+        ValueError: Fewer than one batch or record, an unknown payload or codec.
+    """
+    if batch_count < 1 or records_per_batch < 1:
+        raise ValueError("at least one batch of at least one record")
+    if payload not in PAYLOADS:
+        raise ValueError(f"payload {payload!r} is none of {', '.join(PAYLOADS)}")
+    number = codec_number(codec)
+    blank = SimpleRecord(bytes(value_size), None if key_size is None else bytes(key_size), headers)
+    template = write_batch(
+        [
+            SimpleRecord(blank.value, blank.key, headers, timestamp=index)
+            for index in range(records_per_batch)
+        ],
+        base_offset=0,
+        leader_epoch=leader_epoch,
+    )
+    batches = np.tile(np.frombuffer(template, np.uint8), (batch_count, 1))
+    numbers = np.arange(batch_count, dtype=np.int64) * records_per_batch
+    _fill_int64(batches, 0, base_offset + numbers)
+    _fill_int64(batches, 27, base_timestamp + numbers)
+    _fill_int64(batches, 35, base_timestamp + numbers + records_per_batch - 1)
+    random = np.random.Generator(np.random.SFC64(seed))
+    for group in _groups(records_per_batch, blank):
+        _fill_group(batches, group, blank, base_offset + numbers, payload, random)
+    next_offset = base_offset + batch_count * records_per_batch
+    max_timestamp = base_timestamp + batch_count * records_per_batch - 1
+    if codec == "none":
+        _fill_checksums(batches)
+        sizes = np.full(batch_count, len(template), np.int64)
+        return UniformBatches(
+            batches.tobytes(), sizes, next_offset, max_timestamp, records_per_batch
+        )
+    batches[:, 22] |= number
+
+    def pack(batch: npt.NDArray[np.uint8]) -> bytes:
+        checked = batch[_ATTRIBUTES_AT:_HEADER_BYTES].tobytes() + compress(
+            codec, batch[_HEADER_BYTES:].tobytes()
+        )
+        length = (len(checked) + _ATTRIBUTES_AT - 12).to_bytes(4, "big")
+        head = batch[:8].tobytes() + length + batch[12:_CRC_AT].tobytes()
+        return head + crc32c(checked).to_bytes(4, "big") + checked
+
+    with ThreadPoolExecutor(2) as pool:  # the codecs let other threads run
+        packed = list(pool.map(pack, batches))
+    return UniformBatches(
+        b"".join(packed),
+        np.array([len(batch) for batch in packed], np.int64),
+        next_offset,
+        max_timestamp,
+        records_per_batch,
+    )
+
+
+def uniform_segment(
+    batches: UniformBatches,
+    *,
+    leader_epoch: int = 0,
+    index_interval_bytes: int = DEFAULT_INDEX_INTERVAL_BYTES,
+) -> SegmentFiles:
+    """The files of a segment that holds these batches and nothing else.
+
+    Args:
+        batches: As written by `write_uniform_batches`.
+        leader_epoch: The same as there.
+        index_interval_bytes: Kafka's `index.interval.bytes`.
+    """
+    count = len(batches.sizes)
+    per_batch = batches.records_per_batch
+    base_offset = batches.next_offset - count * per_batch
+    first_timestamp = batches.max_timestamp + 1 - count * per_batch
+    indexes = IndexBuilder(base_offset, index_interval_bytes)
+    for position, size in enumerate(batches.sizes.tolist()):
+        done = (position + 1) * per_batch - 1
+        indexes.add_append([BatchFacts(size, base_offset + done, first_timestamp + done)])
+    index, timeindex, _ = indexes.close()
+    epochs = ((leader_epoch, base_offset),)
+    return SegmentFiles(
+        base_offset=base_offset,
+        next_offset=batches.next_offset,
+        log=batches.data,
+        index=index,
+        timeindex=timeindex,
+        txnindex=None,
+        snapshot=write_producer_snapshot([]),
+        leader_epoch_checkpoint=write_leader_epoch_checkpoint(epochs),
+        max_timestamp_ms=batches.max_timestamp,
+        epochs=epochs,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Neighbouring records of a batch that have the same size.
+
+    Attributes:
+        first: Number of the first one in its batch.
+        count: How many.
+        position: Where the first one begins in the batch.
+        size: Bytes of each.
+        key_at: Where the key begins in a record.
+        value_at: Where the value begins in a record.
+    """
+
+    first: int
+    count: int
+    position: int
+    size: int
+    key_at: int
+    value_at: int
+
+
+def _groups(records_per_batch: int, blank: SimpleRecord) -> list[_Group]:
+    groups: list[_Group] = []
+    position = _HEADER_BYTES
+    first = 0
+    # A delta's varint grows at 64, 8192, …, and the record with it.
+    for limit in (64, 8192, 1 << 20, 1 << 27, 1 << 31):
+        count = min(records_per_batch, limit) - first
+        if count <= 0:
+            break
+        key, value = blank.key or b"", blank.value or b""
+        key_part = write_varint(-1 if blank.key is None else len(key))
+        value_part = write_varint(len(value))
+        before_key = 1 + len(write_varlong(first)) + len(write_varint(first)) + len(key_part)
+        body = before_key + len(key) + len(value_part) + len(value) + _headers_size(blank)
+        prefix = len(write_varint(body))
+        groups.append(
+            _Group(
+                first=first,
+                count=count,
+                position=position,
+                size=prefix + body,
+                key_at=prefix + before_key,
+                value_at=prefix + before_key + len(key) + len(value_part),
+            )
+        )
+        position += count * (prefix + body)
+        first += count
+    return groups
+
+
+def _headers_size(blank: SimpleRecord) -> int:
+    size = len(write_varint(len(blank.headers)))
+    for key, value in blank.headers:
+        size += len(write_varint(len(key.encode()))) + len(key.encode())
+        size += len(write_varint(-1 if value is None else len(value))) + len(value or b"")
+    return size
+
+
+def _fill_group(
+    batches: Bytes2d,
+    group: _Group,
+    blank: SimpleRecord,
+    base_offsets: npt.NDArray[np.int64],
+    payload: str,
+    random: np.random.Generator,
+) -> None:
+    stop = group.position + group.count * group.size
+    records = np.lib.stride_tricks.as_strided(
+        batches[:, group.position : stop],
+        shape=(len(batches), group.count, group.size),
+        strides=(batches.strides[0], group.size, 1),
+    )
+    if blank.key is not None:
+        size = len(blank.key)
+        numbers = base_offsets[:, None] + np.arange(group.first, group.first + group.count)
+        digits = numbers.astype(">i8").view(np.uint8).reshape(*numbers.shape, 8)
+        keys = records[:, :, group.key_at : group.key_at + size]
+        keys[:, :, : min(size, 8)] = digits[:, :, max(0, 8 - size) :]
+    if blank.value:
+        size = len(blank.value)
+        values = records[:, :, group.value_at : group.value_at + size]
+        shape = (len(batches), group.count, size)
+        values[...] = _random_bytes(shape, random) if payload == "random" else _text(shape, random)
+
+
+def _random_bytes(shape: tuple[int, int, int], random: np.random.Generator) -> Bytes2d:
+    length = shape[0] * shape[1] * shape[2]
+    words = random.integers(0, 1 << 64, -(-length // 8), np.uint64, endpoint=False)
+    return words.view(np.uint8)[:length].reshape(shape)
+
+
+def _text(shape: tuple[int, int, int], random: np.random.Generator) -> Bytes2d:
+    pattern = np.resize(np.frombuffer(_TEXT, np.uint8), shape[2])
+    values = np.empty(shape, np.uint8)
+    values[...] = pattern
+    blanks = np.flatnonzero(pattern == ord("0"))
+    digits = _random_bytes((shape[0], shape[1], len(blanks)), random) % 10 + ord("0")
+    values[:, :, blanks] = digits
+    return values
+
+
+def _fill_int64(batches: Bytes2d, position: int, values: npt.NDArray[np.int64]) -> None:
+    batches[:, position : position + 8] = values.astype(">i8").view(np.uint8).reshape(-1, 8)
+
+
+def _fill_checksums(batches: Bytes2d) -> None:
+    import google_crc32c
+
+    checked = batches[:, _ATTRIBUTES_AT:]
+    sums = np.array([google_crc32c.value(batch) for batch in checked], ">u4")
+    batches[:, _CRC_AT : _CRC_AT + 4] = sums.view(np.uint8).reshape(-1, 4)
