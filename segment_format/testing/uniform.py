@@ -36,6 +36,7 @@ PAYLOADS = ("random", "json")
 
 _HEADER_BYTES = 61
 _CRC_AT = 17
+_SLAB_BYTES = 2 << 20
 _ATTRIBUTES_AT = 21
 _TEXT = (
     b'{"id":"0000000000","user":"00000000","event":"page_view","country":"CH","amount":00000,'
@@ -119,8 +120,13 @@ def write_uniform_batches(
     _fill_int64(batches, 27, base_timestamp + numbers)
     _fill_int64(batches, 35, base_timestamp + numbers + records_per_batch - 1)
     random = np.random.Generator(np.random.SFC64(seed))
-    for group in _groups(records_per_batch, blank):
-        _fill_group(batches, group, blank, base_offset + numbers, payload, random)
+    groups = _groups(records_per_batch, blank)
+    # A few megabytes at a time: fresh memory costs more than filling it.
+    step = max(1, _SLAB_BYTES // len(template))
+    for start in range(0, batch_count, step):
+        some = slice(start, start + step)
+        for group in groups:
+            _fill_group(batches[some], group, blank, base_offset + numbers[some], payload, random)
     next_offset = base_offset + batch_count * records_per_batch
     max_timestamp = base_timestamp + batch_count * records_per_batch - 1
     if codec == "none":
