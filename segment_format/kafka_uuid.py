@@ -1,4 +1,4 @@
-"""Kafka's `Uuid` in text form: URL-safe base64 of 16 big-endian bytes without padding, always 22 characters.
+"""Kafka's `Uuid` as text: URL-safe base64 of 16 big-endian bytes, no padding, 22 characters.
 
 Source: `org.apache.kafka.common.Uuid`.
 """

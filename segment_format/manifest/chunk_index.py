@@ -1,0 +1,315 @@
+"""The chunk table of a segment: where in the stored object the bytes of the segment file are.
+
+The segment file is cut into chunks of `originalChunkSize` bytes, the last one shorter or equal;
+each is transformed on its own and the results are concatenated. In the manifest's `chunkIndex`:
+
+    type "fixed"     originalChunkSize, originalFileSize, transformedChunkSize,
+                     finalTransformedChunkSize
+    type "variable"  originalChunkSize, originalFileSize, transformedChunks (see `chunk_sizes`)
+
+All numbers are Java ints. A file of 0 bytes has no chunks.
+
+Source: `io.aiven.kafka.tieredstorage.manifest.index.FixedSizeChunkIndex`, `VariableSizeChunkIndex`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from segment_format.errors import InvalidManifestError
+from segment_format.manifest.chunk_sizes import MAX_INT32, decode_chunk_sizes, encode_chunk_sizes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One chunk; both ranges are half-open: [position, position + size).
+
+    Attributes:
+        id: Number of the chunk, from 0.
+        original_position: First byte in the segment file.
+        original_size: Bytes in the segment file.
+        transformed_position: First byte in the stored `.log` object.
+        transformed_size: Bytes in the stored `.log` object.
+    """
+
+    id: int
+    original_position: int
+    original_size: int
+    transformed_position: int
+    transformed_size: int
+
+    @property
+    def original_stop(self) -> int:
+        """End of the chunk in the segment file, exclusive."""
+        return self.original_position + self.original_size
+
+    @property
+    def transformed_stop(self) -> int:
+        """End of the chunk in the stored object, exclusive."""
+        return self.transformed_position + self.transformed_size
+
+
+class ChunkIndex(ABC):
+    """What both tables share: chunk `i` begins at original byte `i * original_chunk_size`."""
+
+    __slots__ = ("chunk_count", "original_chunk_size", "original_file_size")
+
+    def __init__(self, original_chunk_size: int, original_file_size: int) -> None:
+        if not 0 < original_chunk_size <= MAX_INT32:
+            raise InvalidManifestError(f"originalChunkSize {original_chunk_size}")
+        if not 0 <= original_file_size <= MAX_INT32:
+            raise InvalidManifestError(f"originalFileSize {original_file_size}")
+        self.original_chunk_size = original_chunk_size
+        self.original_file_size = original_file_size
+        self.chunk_count = -(-original_file_size // original_chunk_size)
+
+    @property
+    @abstractmethod
+    def transformed_size(self) -> int:
+        """Bytes of the stored `.log` object that the table describes: the sum of all chunks."""
+
+    @abstractmethod
+    def _transformed_range(self, index: int) -> tuple[int, int]:
+        """Position and size of an existing chunk in the stored object."""
+
+    def chunk(self, index: int) -> Chunk:
+        """Chunk number `index`, 0 … chunk_count − 1, in constant time.
+
+        Raises:
+            IndexError: There is no such chunk.
+        """
+        if not 0 <= index < self.chunk_count:
+            raise IndexError(f"chunk {index} of {self.chunk_count}")
+        original_position = index * self.original_chunk_size
+        return Chunk(
+            index,
+            original_position,
+            min(self.original_chunk_size, self.original_file_size - original_position),
+            *self._transformed_range(index),
+        )
+
+    def chunk_at(self, position: int) -> Chunk | None:
+        """The chunk that holds byte `position` of the segment file, None at or beyond its end.
+
+        Raises:
+            ValueError: `position` is negative.
+        """
+        if position < 0:
+            raise ValueError(f"negative position {position}")
+        if position >= self.original_file_size:
+            return None
+        return self.chunk(position // self.original_chunk_size)
+
+    def chunks(self, start: int = 0, stop: int | None = None) -> tuple[Chunk, ...]:
+        """The chunks that touch bytes [start, stop) of the segment file; `stop` is clipped.
+
+        Raises:
+            ValueError: `start` is negative.
+        """
+        if start < 0:
+            raise ValueError(f"negative position {start}")
+        stop = self.original_file_size if stop is None else min(stop, self.original_file_size)
+        if start >= stop:
+            return ()
+        size = self.original_chunk_size
+        return tuple(self.chunk(index) for index in range(start // size, -(-stop // size)))
+
+    def chunk_at_transformed(self, position: int) -> Chunk | None:
+        """The chunk that holds byte `position` of the stored object, None beyond its end.
+
+        Raises:
+            ValueError: `position` is negative.
+        """
+        if position < 0:
+            raise ValueError(f"negative position {position}")
+        if position >= self.transformed_size:
+            return None
+        return self.chunk(self._index_at_transformed(position))
+
+    @abstractmethod
+    def _index_at_transformed(self, position: int) -> int:
+        """Number of the chunk at an existing position of the stored object."""
+
+    def check_object_size(self, size: int) -> None:
+        """Refuses a stored `.log` object whose length is not the sum of its chunks.
+
+        Raises:
+            InvalidManifestError: The lengths differ: the object is cut, or belongs to another
+                manifest.
+        """
+        if size != self.transformed_size:
+            raise InvalidManifestError(
+                f"stored object of {size} bytes where its chunks add up to {self.transformed_size}"
+            )
+
+
+class FixedChunkIndex(ChunkIndex):
+    """The table of an uncompressed segment: all chunks but the last have one size.
+
+    Attributes:
+        transformed_chunk_size: Stored size of every chunk but the last; the full-chunk figure,
+            unused, with one chunk.
+        final_transformed_chunk_size: Stored size of the last chunk.
+    """
+
+    __slots__ = ("final_transformed_chunk_size", "transformed_chunk_size")
+
+    def __init__(
+        self,
+        original_chunk_size: int,
+        original_file_size: int,
+        transformed_chunk_size: int,
+        final_transformed_chunk_size: int,
+    ) -> None:
+        super().__init__(original_chunk_size, original_file_size)
+        if not 0 <= transformed_chunk_size <= MAX_INT32:
+            raise InvalidManifestError(f"transformedChunkSize {transformed_chunk_size}")
+        if not 0 <= final_transformed_chunk_size <= MAX_INT32:
+            raise InvalidManifestError(f"finalTransformedChunkSize {final_transformed_chunk_size}")
+        self.transformed_chunk_size = transformed_chunk_size
+        self.final_transformed_chunk_size = final_transformed_chunk_size
+
+    @property
+    def transformed_size(self) -> int:
+        """Sum of all stored chunk sizes, in bytes."""
+        if not self.chunk_count:
+            return 0
+        return (
+            self.chunk_count - 1
+        ) * self.transformed_chunk_size + self.final_transformed_chunk_size
+
+    def _transformed_range(self, index: int) -> tuple[int, int]:
+        is_last = index == self.chunk_count - 1
+        size = self.final_transformed_chunk_size if is_last else self.transformed_chunk_size
+        return index * self.transformed_chunk_size, size
+
+    def _index_at_transformed(self, position: int) -> int:
+        if not self.transformed_chunk_size:
+            return self.chunk_count - 1
+        return min(position // self.transformed_chunk_size, self.chunk_count - 1)
+
+    def _key(self) -> tuple[int, ...]:
+        return (
+            self.original_chunk_size,
+            self.original_file_size,
+            self.transformed_chunk_size,
+            self.final_transformed_chunk_size,
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, FixedChunkIndex) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return FixedChunkIndex, self._key()
+
+    def __repr__(self) -> str:
+        return f"FixedChunkIndex{self._key()}"
+
+
+class VariableChunkIndex(ChunkIndex):
+    """The table of a compressed segment: every chunk has a stored size of its own.
+
+    It holds 12 bytes a chunk, at most 126 MB for the longest list that the codec admits.
+
+    Attributes:
+        transformed_sizes: int32 array, shape (chunks,), read-only.
+        transformed_chunks: Text of the list in the manifest it came from (a long list's zstd frame
+            differs between zstd versions), or as this library writes it.
+    """
+
+    __slots__ = ("_stops", "_text", "transformed_sizes")
+
+    def __init__(
+        self,
+        original_chunk_size: int,
+        original_file_size: int,
+        transformed_sizes: Sequence[int] | npt.NDArray[np.integer],
+        *,
+        transformed_chunks: str | None = None,
+    ) -> None:
+        super().__init__(original_chunk_size, original_file_size)
+        wide = np.asarray(transformed_sizes, dtype=np.int64)
+        if len(wide) and (int(wide.min()) < 0 or int(wide.max()) > MAX_INT32):
+            raise InvalidManifestError("transformed chunk size outside 0 … 2^31−1")
+        # An empty file is no chunk here, one chunk of no bytes upstream.
+        if len(wide) != self.chunk_count and (self.chunk_count or len(wide) > 1 or wide.any()):
+            raise InvalidManifestError(
+                f"{len(wide)} transformed chunks where {original_file_size} bytes in chunks of "
+                f"{original_chunk_size} make {self.chunk_count}"
+            )
+        self.transformed_sizes = wide.astype(np.int32)
+        self.transformed_sizes.setflags(write=False)
+        self._stops = np.cumsum(wide)
+        self._text = transformed_chunks
+
+    @classmethod
+    def from_text(
+        cls, original_chunk_size: int, original_file_size: int, transformed_chunks: str
+    ) -> VariableChunkIndex:
+        """The table whose list of sizes is the manifest text `transformed_chunks`.
+
+        Raises:
+            InvalidManifestError: The text is not a list, or not one of this many chunks.
+        """
+        return cls(
+            original_chunk_size,
+            original_file_size,
+            decode_chunk_sizes(transformed_chunks),
+            transformed_chunks=transformed_chunks,
+        )
+
+    @property
+    def transformed_chunks(self) -> str:
+        """Text of the list in a manifest."""
+        return encode_chunk_sizes(self.transformed_sizes) if self._text is None else self._text
+
+    @property
+    def transformed_size(self) -> int:
+        """Sum of all stored chunk sizes, in bytes."""
+        return int(self._stops[-1]) if len(self._stops) else 0
+
+    def _transformed_range(self, index: int) -> tuple[int, int]:
+        size = int(self.transformed_sizes[index])
+        return int(self._stops[index]) - size, size
+
+    def _index_at_transformed(self, position: int) -> int:
+        return int(np.searchsorted(self._stops, position, side="right"))
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, VariableChunkIndex)
+            and self.original_chunk_size == other.original_chunk_size
+            and self.original_file_size == other.original_file_size
+            and np.array_equal(self.transformed_sizes, other.transformed_sizes)
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.original_chunk_size, self.original_file_size, self.transformed_size))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        arguments = (self.original_chunk_size, self.original_file_size, self.transformed_sizes)
+        return _rebuild_variable, (*arguments, self._text)
+
+    def __repr__(self) -> str:
+        return (
+            f"VariableChunkIndex({self.original_chunk_size}, {self.original_file_size}, "
+            f"<{len(self.transformed_sizes)} sizes, {self.transformed_size} bytes>)"
+        )
+
+
+def _rebuild_variable(
+    chunk_size: int, file_size: int, sizes: npt.NDArray[np.int32], text: str | None
+) -> VariableChunkIndex:
+    return VariableChunkIndex(chunk_size, file_size, sizes, transformed_chunks=text)

@@ -1,0 +1,168 @@
+"""The list of transformed chunk sizes in a manifest's `transformedChunks`.
+
+Text → standard base64 with padding → one zstd frame with content size → big-endian payload:
+
+    count   i32
+    count 0: nothing more
+    count 1: i32 size
+    count ≥ 2:
+        base    i32                       smallest of all sizes but the last
+        width   i8, 1 … 4                 bytes a value
+        count−1 unsigned values of `width` bytes, each = size − base
+        last    i32                       last size itself
+
+Source: `io.aiven.kafka.tieredstorage.manifest.serde.ChunkSizesBinaryCodec` and the chunk index
+classes beside it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import struct
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from segment_format.errors import InvalidManifestError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    ChunkSizes = npt.NDArray[np.int32]
+
+MAX_PAYLOAD_BYTES = 10 << 20  # the plugin's own limit; at width 1 that is 10.5 million chunks
+MAX_INT32 = 2**31 - 1
+_LEVEL = 3
+_MANY = struct.Struct(">iib")
+_COUNT = struct.Struct(">i")
+_SIZE = struct.Struct(">i")
+# zstd cannot expand a frame below its input by more than a few bytes per 128 KiB block.
+_MAX_TEXT_LENGTH = (MAX_PAYLOAD_BYTES + (64 << 10)) * 4 // 3
+
+
+def decode_chunk_sizes(text: str) -> ChunkSizes:
+    """The sizes that a manifest's `transformedChunks` stands for.
+
+    Args:
+        text: Base64 of a zstd frame.
+
+    Returns:
+        int32 array, shape (chunks,). At most 10 MiB of payload are decompressed and 4 bytes a chunk
+        returned; the frame's stated size is checked before anything is allocated.
+
+    Raises:
+        InvalidManifestError: Not base64, not one zstd frame with content size, a payload beyond 10
+            MiB or one that contradicts its own count, width or the range of sizes (0 … 2^31−1).
+    """
+    import zstandard  # only compressed segments need it
+
+    if len(text) > _MAX_TEXT_LENGTH:
+        raise InvalidManifestError(f"transformedChunks of {len(text)} characters")
+    try:
+        frame = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidManifestError("transformedChunks is not base64") from error
+    try:
+        size = zstandard.get_frame_parameters(frame).content_size
+    except zstandard.ZstdError as error:
+        raise InvalidManifestError("transformedChunks is not a zstd frame") from error
+    if size == zstandard.CONTENTSIZE_UNKNOWN:
+        raise InvalidManifestError("transformedChunks is a zstd frame without content size")
+    if size > MAX_PAYLOAD_BYTES:
+        raise InvalidManifestError(
+            f"transformedChunks of {size} bytes, at most {MAX_PAYLOAD_BYTES} are allowed"
+        )
+    try:
+        payload = zstandard.ZstdDecompressor().decompress(frame, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise InvalidManifestError("transformedChunks does not decompress") from error
+    return unpack_chunk_sizes(payload)
+
+
+def encode_chunk_sizes(sizes: Sequence[int] | npt.NDArray[np.integer]) -> str:
+    """The text for a manifest's `transformedChunks`.
+
+    The payload is the plugin's byte for byte; the zstd frame of a long list can differ between zstd
+    versions.
+
+    Raises:
+        InvalidManifestError: A size is negative or larger than 2^31−1, or the payload exceeds 10
+            MiB.
+    """
+    import zstandard
+
+    payload = pack_chunk_sizes(sizes)
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise InvalidManifestError(f"list of {len(sizes)} chunk sizes is too long for a manifest")
+    frame = zstandard.ZstdCompressor(level=_LEVEL).compress(payload)
+    return base64.b64encode(frame).decode("ascii")
+
+
+def unpack_chunk_sizes(payload: bytes) -> ChunkSizes:
+    """The sizes in a decompressed payload: int32 array, shape (chunks,).
+
+    Raises:
+        InvalidManifestError: The payload contradicts itself.
+    """
+    if len(payload) < _COUNT.size:
+        raise InvalidManifestError(f"chunk size list of {len(payload)} bytes")
+    (count,) = _COUNT.unpack_from(payload)
+    if count < 0:
+        raise InvalidManifestError(f"chunk size list of {count} entries", position=0)
+    if count < 2:
+        _expect_length(payload, _COUNT.size + count * _SIZE.size)
+        return _checked(np.frombuffer(payload, dtype=">i4", offset=_COUNT.size).astype(np.int64))
+    if len(payload) < _MANY.size:
+        raise InvalidManifestError(f"chunk size list of {len(payload)} bytes")
+    _, base, width = _MANY.unpack_from(payload)
+    if base < 0:
+        raise InvalidManifestError(f"chunk size list with base {base}", position=4)
+    if not 1 <= width <= 4:
+        raise InvalidManifestError(f"chunk size list with values of {width} bytes", position=8)
+    _expect_length(payload, _MANY.size + (count - 1) * width + _SIZE.size)
+    sizes = np.empty(count, dtype=np.int64)
+    packed = np.frombuffer(payload, dtype=np.uint8, count=(count - 1) * width, offset=_MANY.size)
+    wide = np.zeros((count - 1, 4), dtype=np.uint8)
+    wide[:, 4 - width :] = packed.reshape(count - 1, width)
+    sizes[:-1] = wide.view(">u4")[:, 0]
+    sizes[:-1] += base
+    (sizes[-1],) = _SIZE.unpack_from(payload, len(payload) - _SIZE.size)
+    return _checked(sizes)
+
+
+def pack_chunk_sizes(sizes: Sequence[int] | npt.NDArray[np.integer]) -> bytes:
+    """The payload before zstd.
+
+    Raises:
+        InvalidManifestError: A size is negative or larger than 2^31−1.
+    """
+    try:
+        array = np.asarray(sizes, dtype=np.int64)
+    except OverflowError as error:
+        raise InvalidManifestError("chunk size larger than 2^31−1") from error
+    _checked(array)
+    count = len(array)
+    if count < 2:
+        return _COUNT.pack(count) + array.astype(">i4").tobytes()
+    deltas = array[:-1]
+    base = int(deltas.min())
+    deltas = deltas - base
+    width = max(1, (int(deltas.max()).bit_length() + 7) // 8)
+    packed = deltas.astype(">u4").view(np.uint8).reshape(count - 1, 4)[:, 4 - width :]
+    return _MANY.pack(count, base, width) + packed.tobytes() + _SIZE.pack(int(array[-1]))
+
+
+def _expect_length(payload: bytes, expected: int) -> None:
+    if len(payload) != expected:
+        raise InvalidManifestError(
+            f"chunk size list of {len(payload)} bytes where its count and width ask for {expected}"
+        )
+
+
+def _checked(sizes: npt.NDArray[np.int64]) -> ChunkSizes:
+    if len(sizes) and (int(sizes.min()) < 0 or int(sizes.max()) > MAX_INT32):
+        raise InvalidManifestError("chunk size outside 0 … 2^31−1")
+    return sizes.astype(np.int32)

@@ -1,0 +1,179 @@
+"""Names of the plugin's objects.
+
+    <key prefix><topic>-<topic id>/<partition>/<base offset, 20 digits>-<segment id>.<suffix>
+
+    suffix   log, indexes, rsm-manifest
+    ids      22 characters of base64url; they, like topic names, can contain "-": names are parsed
+             from the right
+    prefix   stands directly before the topic: no separator is added
+
+The 20 digits come from a locale-dependent formatter: a broker under `ar_EG` writes Arabic-Indic
+ones. They are accepted, because a segment that is not recognised would be missing silently; an
+`ObjectKey` remembers such digits, so that its siblings are found under the name they really have.
+
+Source: `io.aiven.kafka.tieredstorage.ObjectKeyFactory`, `org.apache.kafka.common.internals.Topic`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from segment_format.errors import InvalidManifestError
+from segment_format.kafka_uuid import UUID_TEXT_LENGTH, uuid_from_text, uuid_to_text
+
+if TYPE_CHECKING:
+    import uuid
+
+LOG_SUFFIX = "log"
+INDEXES_SUFFIX = "indexes"
+MANIFEST_SUFFIX = "rsm-manifest"
+SUFFIXES = (LOG_SUFFIX, INDEXES_SUFFIX, MANIFEST_SUFFIX)
+
+_OFFSET_DIGITS = 20
+_MAX_OFFSET = 2**63 - 1
+_MAX_PARTITION = 2**31 - 1
+_MAX_TOPIC_LENGTH = 249
+_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+_PARTITION = re.compile(r"0|[1-9][0-9]{0,9}")
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectKey:
+    """The parts of an object's name.
+
+    Attributes:
+        prefix: Key prefix, verbatim; often ends with "/".
+        topic: Name of the topic.
+        topic_id: Id of the topic.
+        partition: Number of the partition.
+        base_offset: First offset of the segment.
+        segment_id: Id of the copy.
+        suffix: `log`, `indexes` or `rsm-manifest`.
+        offset_text: The 20 digits as they stand in the name when they are not ASCII ones; else
+            None.
+    """
+
+    prefix: str
+    topic: str
+    topic_id: uuid.UUID
+    partition: int
+    base_offset: int
+    segment_id: uuid.UUID
+    suffix: str
+    offset_text: str | None = field(default=None, compare=False)
+
+    def with_suffix(self, suffix: str) -> ObjectKey:
+        """The sibling object with another suffix."""
+        return replace(self, suffix=suffix)
+
+    @property
+    def stem(self) -> str:
+        """The name without prefix and suffix, as custom metadata records it."""
+        digits = self.offset_text or f"{self.base_offset:0{_OFFSET_DIGITS}d}"
+        directory = format_topic_directory(self.topic, self.topic_id)
+        return f"{directory}/{self.partition}/{digits}-{uuid_to_text(self.segment_id)}"
+
+    @property
+    def text(self) -> str:
+        """The whole name."""
+        return f"{self.prefix}{self.stem}.{self.suffix}"
+
+
+def format_object_key(key: ObjectKey) -> str:
+    """The name of an object.
+
+    Raises:
+        InvalidManifestError: A part is not one that Kafka or the plugin uses.
+    """
+    if not is_topic_name(key.topic):
+        raise InvalidManifestError(f"not a topic name: {key.topic[:80]!r}")
+    if not 0 <= key.partition <= _MAX_PARTITION or not 0 <= key.base_offset <= _MAX_OFFSET:
+        raise InvalidManifestError(f"partition {key.partition}, base offset {key.base_offset}")
+    if key.suffix not in SUFFIXES:
+        raise InvalidManifestError(f"suffix {key.suffix[:80]!r}; supported: {', '.join(SUFFIXES)}")
+    return key.text
+
+
+def parse_object_key(key: str, *, prefix: str) -> ObjectKey | None:
+    """The parts of an object's name, or None for an object that is not of the plugin's making.
+
+    Args:
+        key: The whole name.
+        prefix: Key prefix that the plugin was configured with, verbatim.
+    """
+    if not key.startswith(prefix):
+        return None
+    parts = key[len(prefix) :].split("/", 3)
+    if len(parts) != 3 or not _PARTITION.fullmatch(parts[1]) or int(parts[1]) > _MAX_PARTITION:
+        return None
+    directory = parse_topic_directory(parts[0])
+    file = parse_segment_file_name(parts[2])
+    if directory is None or file is None:
+        return None
+    digits = parts[2][:_OFFSET_DIGITS]
+    topic, topic_id = directory
+    base_offset, segment_id, suffix = file
+    return ObjectKey(
+        prefix,
+        topic,
+        topic_id,
+        int(parts[1]),
+        base_offset,
+        segment_id,
+        suffix,
+        offset_text=None if digits.isascii() else digits,
+    )
+
+
+def parse_topic_directory(name: str) -> tuple[str, uuid.UUID] | None:
+    """Topic name and id from `<topic>-<topic id>`, or None for another kind of name."""
+    if len(name) > _MAX_TOPIC_LENGTH + 1 + UUID_TEXT_LENGTH or len(name) < UUID_TEXT_LENGTH + 2:
+        return None
+    topic, dash, id_text = (
+        name[: -UUID_TEXT_LENGTH - 1],
+        name[-UUID_TEXT_LENGTH - 1],
+        name[-UUID_TEXT_LENGTH:],
+    )
+    topic_id = parse_uuid(id_text)
+    if dash != "-" or topic_id is None or not is_topic_name(topic):
+        return None
+    return topic, topic_id
+
+
+def format_topic_directory(topic: str, topic_id: uuid.UUID) -> str:
+    """The name `<topic>-<topic id>`."""
+    return f"{topic}-{uuid_to_text(topic_id)}"
+
+
+def parse_segment_file_name(name: str) -> tuple[int, uuid.UUID, str] | None:
+    """Base offset, segment id and suffix of a plugin's object, or None for another kind of name."""
+    parts = split_segment_file_name(name)
+    return parts if parts is not None and parts[2] in SUFFIXES else None
+
+
+def split_segment_file_name(name: str) -> tuple[int, uuid.UUID, str] | None:
+    """Base offset, segment id and suffix from `<20 digits>-<22 characters>.<suffix>`, or None."""
+    digits, rest = name[:_OFFSET_DIGITS], name[_OFFSET_DIGITS:]
+    if len(digits) != _OFFSET_DIGITS or not digits.isdecimal() or rest[:1] != "-":
+        return None
+    segment_id = parse_uuid(rest[1 : 1 + UUID_TEXT_LENGTH])
+    dot, suffix = rest[1 + UUID_TEXT_LENGTH : 2 + UUID_TEXT_LENGTH], rest[2 + UUID_TEXT_LENGTH :]
+    base_offset = int(digits)
+    if segment_id is None or dot != "." or base_offset > _MAX_OFFSET:
+        return None
+    return base_offset, segment_id, suffix
+
+
+def parse_uuid(text: str) -> uuid.UUID | None:
+    """The id that `text` stands for, or None when it is not one."""
+    try:
+        return uuid_from_text(text)
+    except InvalidManifestError:
+        return None
+
+
+def is_topic_name(name: str) -> bool:
+    """Whether Kafka admits `name` as the name of a topic."""
+    return bool(_TOPIC.fullmatch(name)) and name not in (".", "..")

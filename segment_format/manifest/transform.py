@@ -1,0 +1,175 @@
+"""From stored bytes back to segment bytes, (AES-GCM) then (zstd) a chunk; and the way round.
+
+    stored chunk    original → one zstd frame with content size (if `compression`) → AES-GCM message
+                    (if encrypted)
+    stored index    original → AES-GCM message (if encrypted and not empty); never compressed
+
+Source: `io.aiven.kafka.tieredstorage.transform` (the `…TransformChunkEnumeration` and
+`…DetransformChunkEnumeration` classes).
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from segment_format.errors import ChunkError
+from segment_format.manifest.encryption import AES_OVERHEAD, decrypt, encrypt
+
+if TYPE_CHECKING:
+    from zstandard import ZstdDecompressor
+
+    from segment_format.manifest.chunk_index import Chunk
+    from segment_format.manifest.segment_manifest import IndexRange
+
+_LEVEL = 3
+_local = threading.local()
+
+
+def restore_chunk(
+    stored: bytes | memoryview,
+    chunk: Chunk,
+    *,
+    compression: bool,
+    data_key: bytes | None = None,
+    aad: bytes | None = None,
+) -> bytes | memoryview:
+    """The segment bytes of one stored chunk.
+
+    Args:
+        stored: Exactly the bytes [transformed_position, transformed_stop) of the `.log` object.
+        chunk: Its entry in the chunk table.
+        compression: The manifest's `compression`.
+        data_key: The unwrapped data key, or None for a segment that is not encrypted.
+        aad: The manifest's AAD; required with `data_key`.
+
+    Returns:
+        `chunk.original_size` bytes; `stored` itself when nothing had to be undone. Nothing larger
+        than `chunk.transformed_size` or `chunk.original_size` is allocated, whatever the frame
+        claims.
+
+    Raises:
+        ChunkError: A length is not the table's, or the zstd frame is not valid.
+        DecryptionError: The message does not authenticate.
+    """
+    if len(stored) != chunk.transformed_size:
+        raise ChunkError(
+            f"chunk {chunk.id}: {len(stored)} bytes stored where the manifest says "
+            f"{chunk.transformed_size}",
+            position=chunk.original_position,
+        )
+    data = stored
+    if data_key is not None:
+        data = _decrypt(data, data_key, aad, f"chunk {chunk.id}")
+    if compression:
+        return _decompress(data, chunk)
+    if len(data) != chunk.original_size:
+        raise ChunkError(
+            f"chunk {chunk.id}: {len(data)} bytes where the manifest says {chunk.original_size}",
+            position=chunk.original_position,
+        )
+    return data
+
+
+def restore_index(
+    stored: bytes | memoryview,
+    index_range: IndexRange,
+    *,
+    data_key: bytes | None = None,
+    aad: bytes | None = None,
+) -> bytes | memoryview:
+    """The side file in one blob of the `.indexes` object.
+
+    Args:
+        stored: Exactly the bytes [position, stop) of `index_range`.
+        index_range: Where the manifest says the blob is.
+        data_key: The unwrapped data key, or None for a segment that is not encrypted.
+        aad: The manifest's AAD; required with `data_key`.
+
+    Returns:
+        The file as Kafka wrote it; a blob of size 0 is an empty file, encrypted or not.
+
+    Raises:
+        ChunkError: The length is not the manifest's.
+        DecryptionError: The message does not authenticate.
+    """
+    if len(stored) != index_range.size:
+        raise ChunkError(
+            f"index blob: {len(stored)} bytes stored where the manifest says {index_range.size}"
+        )
+    if data_key is None or not index_range.size:
+        return stored
+    return _decrypt(stored, data_key, aad, "index blob")
+
+
+def transform_chunk(
+    original: bytes | memoryview,
+    *,
+    compression: bool,
+    data_key: bytes | None = None,
+    aad: bytes | None = None,
+) -> bytes:
+    """What the plugin stores for one chunk of a segment."""
+    data = bytes(original)
+    if compression:
+        import zstandard
+
+        data = zstandard.ZstdCompressor(level=_LEVEL).compress(data)
+    return data if data_key is None else encrypt(data, data_key=data_key, aad=_required(aad))
+
+
+def transform_index(
+    original: bytes | memoryview, *, data_key: bytes | None = None, aad: bytes | None = None
+) -> bytes:
+    """What the plugin stores for one side file."""
+    if data_key is None or not original:
+        return bytes(original)
+    return encrypt(original, data_key=data_key, aad=_required(aad))
+
+
+def _required(aad: bytes | None) -> bytes:
+    if aad is None:
+        raise ValueError("a data key needs the manifest's AAD")
+    return aad
+
+
+def _decrypt(data: bytes | memoryview, data_key: bytes, aad: bytes | None, what: str) -> bytes:
+    if len(data) < AES_OVERHEAD:
+        raise ChunkError(f"{what}: {len(data)} bytes are too few for an encrypted message")
+    return decrypt(data, data_key=data_key, aad=_required(aad))
+
+
+def _decompress(data: bytes | memoryview, chunk: Chunk) -> bytes:
+    import zstandard  # only compressed segments need it
+
+    try:
+        size = zstandard.get_frame_parameters(data).content_size
+    except zstandard.ZstdError as error:
+        raise _chunk_error(chunk, "not a zstd frame") from error
+    if size != chunk.original_size:
+        stated = "no size" if size == zstandard.CONTENTSIZE_UNKNOWN else f"{size} bytes"
+        raise _chunk_error(
+            chunk, f"zstd frame states {stated}, the manifest {chunk.original_size} bytes"
+        )
+    try:
+        restored = _decompressor().decompress(data, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise _chunk_error(chunk, "zstd frame does not decompress") from error
+    if len(restored) != chunk.original_size:
+        raise _chunk_error(chunk, f"zstd frame holds {len(restored)} bytes")
+    return restored
+
+
+def _decompressor() -> ZstdDecompressor:
+    # One context per thread: making one costs as much as a small chunk, sharing one is not safe.
+    import zstandard
+
+    try:
+        found: ZstdDecompressor = _local.decompressor
+    except AttributeError:
+        found = _local.decompressor = zstandard.ZstdDecompressor()
+    return found
+
+
+def _chunk_error(chunk: Chunk, message: str) -> ChunkError:
+    return ChunkError(f"chunk {chunk.id}: {message}", position=chunk.original_position)
