@@ -1,6 +1,9 @@
-"""Auto-registration: Spark imports every top-level `pyspark_*` module and registers its `DefaultSource`."""
+"""Auto-registration: Spark imports every top-level `pyspark_*` module and registers its source."""
 
-try:
-    from kts_source.spark.datasource import TieredKafkaDataSource as DefaultSource  # noqa: F401
-except Exception:  # noqa: BLE001, S110 - one failing module would disable discovery of everyone's sources
-    pass
+import contextlib
+
+# One failing module of this kind would disable the discovery of everyone's sources.
+with contextlib.suppress(Exception):
+    from kts_source.spark.datasource import TieredKafkaDataSource as DefaultSource
+
+__all__ = ["DefaultSource"]

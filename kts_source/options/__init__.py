@@ -1,0 +1,20 @@
+"""What a user may ask for: the options of one `load()`, checked before any I/O."""
+
+from kts_source.options.scan_options import ScanOptions, parse_options
+from kts_source.options.table import (
+    OPTIONS,
+    READ_COMMITTED,
+    READ_UNCOMMITTED,
+    Option,
+    options_table,
+)
+
+__all__ = [
+    "OPTIONS",
+    "READ_COMMITTED",
+    "READ_UNCOMMITTED",
+    "Option",
+    "ScanOptions",
+    "options_table",
+    "parse_options",
+]

@@ -1,0 +1,113 @@
+"""Which topics and partitions a read covers."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from kts_source.errors import InvalidOptionError
+from kts_source.options.parsing import parse_json_object, parse_names, parse_partition_number
+from segment_format.errors import InvalidManifestError
+from segment_format.kafka_uuid import uuid_from_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribe:
+    """All partitions of these topics."""
+
+    topics: tuple[str, ...]
+
+    def wanted(self, available: Iterable[str]) -> tuple[str, ...]:
+        """The topics to read, sorted: exactly those named."""
+        return tuple(sorted(self.topics))
+
+
+@dataclass(frozen=True, slots=True)
+class SubscribePattern:
+    """All partitions of the topics whose whole name matches."""
+
+    pattern: str
+
+    def wanted(self, available: Iterable[str]) -> tuple[str, ...]:
+        """The topics among `available` that match, sorted."""
+        compiled = re.compile(self.pattern)
+        return tuple(sorted(topic for topic in available if compiled.fullmatch(topic)))
+
+
+@dataclass(frozen=True, slots=True)
+class Assign:
+    """These partitions of these topics."""
+
+    partitions: Mapping[str, tuple[int, ...]]
+
+    def wanted(self, available: Iterable[str]) -> tuple[str, ...]:
+        """The topics to read, sorted: exactly those named."""
+        return tuple(sorted(self.partitions))
+
+
+Selection: TypeAlias = Subscribe | SubscribePattern | Assign
+
+
+def parse_subscribe(name: str, text: str) -> Subscribe:
+    """Topic names separated by commas."""
+    return Subscribe(tuple(dict.fromkeys(parse_names(name, text))))
+
+
+def parse_pattern(name: str, text: str) -> SubscribePattern:
+    """A regular expression.
+
+    Raises:
+        InvalidOptionError: Empty, or not a regular expression.
+    """
+    if not text.strip():
+        raise InvalidOptionError(f"option {name!r} is empty")
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise InvalidOptionError(
+            f"option {name!r} is not a regular expression: {text!r}: {error}"
+        ) from error
+    return SubscribePattern(text)
+
+
+def parse_assign(name: str, text: str) -> Assign:
+    """JSON: topic to a list of partition numbers.
+
+    Raises:
+        InvalidOptionError: Anything else.
+    """
+    example = '{"topicA":[0,1],"topicB":[2]}'
+    partitions: dict[str, tuple[int, ...]] = {}
+    for topic, numbers in parse_json_object(name, text, example=example).items():
+        if not isinstance(numbers, list):
+            raise InvalidOptionError(f"option {name!r} must be JSON like {example}, not {text!r}")
+        partitions[topic] = tuple(
+            sorted({parse_partition_number(name, number) for number in numbers})
+        )
+    if not any(partitions.values()):
+        raise InvalidOptionError(f"option {name!r} names no partition: {text!r}")
+    return Assign(partitions)
+
+
+def parse_topic_ids(name: str, text: str) -> Mapping[str, str]:
+    """One topic id, or JSON topic to id; a lone id is filed under the empty name.
+
+    Raises:
+        InvalidOptionError: Not ids in Kafka's text form.
+    """
+    stripped = text.strip()
+    ids = (
+        parse_json_object(name, stripped, example='{"topicA":"lZ6vvmajTWKDBUTV6SQAtQ"}')
+        if stripped.startswith("{")
+        else {"": stripped}
+    )
+    for topic_id in ids.values():
+        try:
+            uuid_from_text(str(topic_id))
+        except InvalidManifestError as error:
+            raise InvalidOptionError(f"option {name!r}: {error.message}") from error
+    return {topic: str(topic_id) for topic, topic_id in ids.items()}

@@ -1,0 +1,214 @@
+"""The options of the data source: one table that the parser, the README and the error texts come
+from.
+
+Names are spelled as Spark's own Kafka source spells them wherever it has the option. Spark hands
+option keys over in lower case, so names are compared without regard to case. Everything is checked
+here, before any I/O, so that a mistake fails at `load()`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from kts_source.options.bounds import (
+    parse_offsets,
+    parse_partition_timestamps,
+    parse_timestamp,
+)
+from kts_source.options.parsing import (
+    parse_bool,
+    parse_byte_size,
+    parse_choice,
+    parse_names,
+    parse_positive_int,
+    parse_text,
+)
+from kts_source.options.selection import (
+    parse_assign,
+    parse_pattern,
+    parse_subscribe,
+    parse_topic_ids,
+)
+from kts_source.remote.storage_options import S3_OPTIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+READ_COMMITTED: Final = "read_committed"
+READ_UNCOMMITTED: Final = "read_uncommitted"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One row of the table.
+
+    Attributes:
+        name: As users write it.
+        parse: Text to value; raises `InvalidOptionError` naming the option.
+        default: Shown in the README; `None` = no default text. Parsed like a given value.
+        doc: One sentence for the README.
+    """
+
+    name: str
+    parse: Callable[[str, str], Any]
+    default: str | None
+    doc: str
+
+
+OPTIONS: Final[tuple[Option, ...]] = (
+    Option(
+        "path",
+        parse_text,
+        None,
+        "Root of the tier: `s3://bucket`, `file:///…`, a folder, or any fsspec URL. Required.",
+    ),
+    Option(
+        "keyPrefix",
+        lambda _name, text: text,
+        "",
+        "The storage plugin's `key.prefix`, taken literally: no slash is added.",
+    ),
+    Option(
+        "layout",
+        parse_text,
+        "aiven",
+        "How objects are laid out: `aiven`, `local-tiered-storage`, or the name of a plug-in.",
+    ),
+    Option(
+        "subscribe",
+        parse_subscribe,
+        None,
+        "Topics, separated by commas. Exactly one of `subscribe`, `subscribePattern`, `assign`.",
+    ),
+    Option("subscribePattern", parse_pattern, None, "Regular expression over whole topic names."),
+    Option("assign", parse_assign, None, 'Partitions: `{"topic":[0,1]}`.'),
+    Option(
+        "topicId",
+        parse_topic_ids,
+        None,
+        'Which incarnation of a re-created topic to read: an id, or JSON `{"topic":"id"}`.'
+        " Default: the newest by event timestamp.",
+    ),
+    Option(
+        "isolationLevel",
+        parse_choice(READ_COMMITTED, READ_UNCOMMITTED),
+        READ_COMMITTED,
+        "`read_committed` leaves aborted and undecided transactions out; `read_uncommitted`"
+        " returns every record. Alias: `kafka.isolation.level`.",
+    ),
+    Option(
+        "startingOffsets",
+        parse_offsets,
+        "earliest",
+        'First offsets, inclusive: `earliest`, or `{"topic":{"0":23,"1":-2}}` (−2 earliest) with'
+        " every tiered partition.",
+    ),
+    Option(
+        "endingOffsets",
+        parse_offsets,
+        "latest",
+        'Last offsets, exclusive: `latest`, or `{"topic":{"0":50,"1":-1}}` (−1 latest).',
+    ),
+    Option(
+        "startingTimestamp",
+        parse_timestamp,
+        None,
+        "Start at the first offset whose timestamp is at or after this, in ms since the epoch;"
+        " before `startingOffsetsByTimestamp` and `startingOffsets`.",
+    ),
+    Option(
+        "endingTimestamp",
+        parse_timestamp,
+        None,
+        "End before the first offset whose timestamp is at or after this, in ms; no such offset:"
+        " the end.",
+    ),
+    Option(
+        "startingOffsetsByTimestamp",
+        parse_partition_timestamps,
+        None,
+        'The same per partition: `{"topic":{"0":1700000000000}}`; before `startingOffsets`.',
+    ),
+    Option(
+        "endingOffsetsByTimestamp",
+        parse_partition_timestamps,
+        None,
+        "The same for the end; before `endingOffsets`.",
+    ),
+    Option(
+        "startingOffsetsByTimestampStrategy",
+        parse_choice("error", "latest"),
+        "error",
+        "When no offset has the starting timestamp: `error`, or `latest` (an empty range).",
+    ),
+    Option("includeHeaders", parse_bool, "false", "Adds column `headers`."),
+    Option(
+        "columns",
+        parse_names,
+        None,
+        "Only these columns, in this order; the others are neither decoded nor copied.",
+    ),
+    Option(
+        "failOnDataLoss",
+        parse_bool,
+        "true",
+        "`false` skips holes, vanished objects and offsets out of range with a warning that"
+        " names them.",
+    ),
+    Option("checkCrcs", parse_bool, "true", "Verify the checksum of every record batch read."),
+    Option(
+        "minPartitions",
+        parse_positive_int,
+        None,
+        "At least this many tasks where the data can be cut so far.",
+    ),
+    Option(
+        "maxRecordsPerPartition",
+        parse_positive_int,
+        None,
+        "At most about this many offsets in a task.",
+    ),
+    Option(
+        "targetPartitionBytes",
+        parse_byte_size,
+        "128m",
+        "Original bytes a task should hold; larger segments are cut, small ones packed.",
+    ),
+    Option(
+        "maxSegmentsPerTask",
+        parse_positive_int,
+        "64",
+        "At most this many segments or slices in a task.",
+    ),
+    Option(
+        "maxBatchBytes",
+        parse_byte_size,
+        "256m",
+        "Refuse a record batch that is, or decompresses to, more than this.",
+    ),
+    Option(
+        "storageOptions",
+        parse_text,
+        None,
+        "JSON handed to the fsspec filesystem as it is. Its values are kept secret.",
+    ),
+)
+
+
+def options_table() -> str:
+    """The README's table of options, in Markdown."""
+    rows = ["| option | default | meaning |", "|---|---|---|"]
+    for option in OPTIONS:
+        default = (
+            "" if option.default is None else (f"`{option.default}`" if option.default else '`""`')
+        )
+        rows.append(f"| `{option.name}` | {default} | {option.doc} |")
+    rows.append(
+        "| `encryption.key.pairs.<id>.private.key.file` | | PEM file of the private key (PKCS#8)"
+        " with that key id; the driver reads it, or the worker where the driver has no such"
+        " file. |"
+    )
+    rows.extend(f"| `{name}` | | {doc} |" for name, doc in S3_OPTIONS)
+    return "\n".join(rows)

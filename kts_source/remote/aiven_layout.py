@@ -1,0 +1,191 @@
+"""The layout of Aiven's tiered storage plugin: three objects a segment, described by a JSON
+manifest.
+
+    <key.prefix><topic>-<topicId>/<partition>/<baseOffset, 20 digits>-<segmentId>.{log,indexes,rsm-
+    manifest}
+
+The manifest is uploaded last, so a manifest stands for a complete segment unless a delete is under
+way. Source: `ObjectKeyFactory` and `RemoteStorageManager` of the plugin.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Final
+
+from segment_format.manifest.object_key import parse_segment_file_name, parse_topic_directory
+from segment_format.manifest.segment_manifest import SegmentManifest
+
+from kts_source.remote.layout import Orphan, PartitionListing, SegmentEntry, TopicFolder
+from kts_source.remote.segment import (
+    Envelope,
+    IndexType,
+    ObjectRef,
+    RemoteSegment,
+    SegmentObjects,
+    StoredIndex,
+)
+from segment_format.errors import InvalidManifestError
+from segment_format.kafka_uuid import uuid_to_text
+
+if TYPE_CHECKING:
+    from kts_source.remote.store import ObjectInfo, RangeStore
+
+_LOG: Final = "log"
+_INDEXES: Final = "indexes"
+_MANIFEST: Final = "rsm-manifest"
+MAX_MANIFEST_BYTES: Final = 16 << 20  # the plugin bounds the chunk list to 10 MiB before base64
+
+
+class AivenLayout:
+    """Segments as the plugin's `kafka` segment format stores them."""
+
+    name = "aiven"
+
+    def topic_folders(
+        self, store: RangeStore, key_prefix: str, topic: str | None
+    ) -> tuple[TopicFolder, ...]:
+        """Folders `<prefix><topic>-<topicId>/`; `orders-` also lists `orders-eu-…`, which is
+        filtered out here.
+        """
+        folders = []
+        for key in store.list_folders(key_prefix + (f"{topic}-" if topic else "")):
+            parsed = parse_topic_directory(key[len(key_prefix) : -1])
+            if parsed is not None and (topic is None or parsed[0] == topic):
+                folders.append(TopicFolder(parsed[0], uuid_to_text(parsed[1]), key))
+        return tuple(sorted(folders, key=lambda folder: (folder.topic, folder.topic_id)))
+
+    def partitions(self, store: RangeStore, folder: TopicFolder) -> tuple[int, ...]:
+        """Folders below the topic's that are named by a number."""
+        names = (key[len(folder.folder) : -1] for key in store.list_folders(folder.folder))
+        return tuple(sorted(int(name) for name in names if name.isascii() and name.isdigit()))
+
+    def list_partition(
+        self, store: RangeStore, folder: TopicFolder, partition: int
+    ) -> PartitionListing:
+        """Groups the objects of a partition by segment; only those with all three are segments."""
+        prefix = f"{folder.folder}{partition}/"
+        found: dict[tuple[int, str], dict[str, ObjectInfo]] = defaultdict(dict)
+        orphans = []
+        for info in store.list_objects(prefix):
+            parsed = parse_segment_file_name(info.key[len(prefix) :])
+            if parsed is None:
+                orphans.append(Orphan((info.key,), "not the name of a segment object"))
+                continue
+            base_offset, segment_id, suffix = parsed
+            found[base_offset, uuid_to_text(segment_id)][suffix] = info
+        segments = []
+        for (base, id_text), objects in sorted(found.items()):
+            missing = [suffix for suffix in (_LOG, _INDEXES, _MANIFEST) if suffix not in objects]
+            if missing:
+                orphans.append(
+                    Orphan(
+                        tuple(info.key for info in objects.values()),
+                        f"no .{', no .'.join(missing)}: an upload that did not finish, or a"
+                        f" delete under way",
+                    )
+                )
+                continue
+            segments.append(
+                SegmentEntry(
+                    folder.topic,
+                    folder.topic_id,
+                    partition,
+                    base,
+                    id_text,
+                    objects[_MANIFEST].key,
+                    tuple(sorted(objects.items())),
+                )
+            )
+        return PartitionListing(tuple(segments), tuple(orphans))
+
+    def describe(self, store: RangeStore, entry: SegmentEntry) -> RemoteSegment:
+        """Reads the manifest and checks it against the listing."""
+        info = entry.object(_MANIFEST)
+        log = entry.object(_LOG)
+        indexes = entry.object(_INDEXES)
+        assert info is not None
+        assert log is not None
+        assert indexes is not None
+        data = store.get_range(info.key, 0, _bounded(info), version=info.version)
+        return _segment(entry, SegmentManifest.from_json(data), _ref(log), _ref(indexes))
+
+
+def _bounded(info: ObjectInfo) -> int:
+    if info.size > MAX_MANIFEST_BYTES:
+        raise InvalidManifestError(
+            f"manifest of {info.size} bytes; at most {MAX_MANIFEST_BYTES} are read"
+        )
+    return info.size
+
+
+def _ref(info: ObjectInfo) -> ObjectRef:
+    return ObjectRef(info.key, info.size, info.version)
+
+
+def _segment(
+    entry: SegmentEntry, manifest: SegmentManifest, log: ObjectRef, indexes: ObjectRef
+) -> RemoteSegment:
+    metadata = manifest.metadata
+    if metadata is None:
+        raise InvalidManifestError(
+            "manifest without remoteLogSegmentMetadata (written before September 2023): its"
+            " offsets are unknown"
+        )
+    named = metadata.segment_id.topic_id_partition
+    if (named.topic, named.partition, metadata.start_offset) != (
+        entry.topic,
+        entry.partition,
+        entry.base_offset,
+    ):
+        raise InvalidManifestError(
+            f"manifest is of {named.topic}-{named.partition} from offset {metadata.start_offset},"
+            f" its name of {entry.topic}-{entry.partition} from {entry.base_offset}"
+        )
+    if manifest.chunk_index.transformed_size != log.size:
+        raise InvalidManifestError(
+            f"the chunks add up to {manifest.chunk_index.transformed_size} bytes, but the object"
+            f" {log.key} has {log.size}: truncated, or not of this manifest"
+        )
+    encryption = manifest.encryption
+    return RemoteSegment(
+        topic=entry.topic,
+        topic_id=entry.topic_id,
+        partition=entry.partition,
+        segment_id=entry.segment_id,
+        start_offset=metadata.start_offset,
+        end_offset=metadata.end_offset,
+        max_timestamp_ms=metadata.max_timestamp_ms,
+        event_timestamp_ms=metadata.event_timestamp_ms,
+        leader_epochs=metadata.segment_leader_epochs,
+        objects=SegmentObjects(
+            log=log,
+            chunk_index=manifest.chunk_index,
+            compression=manifest.compression,
+            encryption=None
+            if encryption is None
+            else Envelope(encryption.data_key, encryption.aad),
+            indexes=_stored_indexes(manifest, indexes),
+        ),
+    )
+
+
+def _stored_indexes(manifest: SegmentManifest, indexes: ObjectRef) -> dict[IndexType, StoredIndex]:
+    ranges = manifest.segment_indexes
+    stored = {}
+    for kind, part in (
+        (IndexType.OFFSET, ranges.offset),
+        (IndexType.TIMESTAMP, ranges.timestamp),
+        (IndexType.PRODUCER_SNAPSHOT, ranges.producer_snapshot),
+        (IndexType.LEADER_EPOCH, ranges.leader_epoch),
+        (IndexType.TRANSACTION, ranges.transaction),
+    ):
+        if part is None:
+            continue
+        if part.position + part.size > indexes.size:
+            raise InvalidManifestError(
+                f"the {kind.value} index ends at byte {part.position + part.size}, but the object"
+                f" {indexes.key} has {indexes.size}"
+            )
+        stored[kind] = StoredIndex(indexes, part.position, part.position + part.size)
+    return stored

@@ -1,0 +1,116 @@
+"""What a tier's layout must tell: which segments there are, and how to read each of them.
+
+A layout plays the part that KIP-405's `RemoteStorageManager` and KIP-1254's `RemoteStorageFetcher`
+play in Java, reduced to what a reader needs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Final, Protocol
+
+from kts_source.errors import InvalidOptionError
+
+if TYPE_CHECKING:
+    from kts_source.remote.segment import RemoteSegment
+    from kts_source.remote.store import ObjectInfo, RangeStore
+
+ENTRY_POINT_GROUP: Final = "kts_source.layouts"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicFolder:
+    """One incarnation of a topic: the folder that holds its partitions.
+
+    Attributes:
+        folder: Key prefix, ending in a slash.
+    """
+
+    topic: str
+    topic_id: str
+    folder: str
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentEntry:
+    """A segment whose objects are all listed, known by its name alone.
+
+    Attributes:
+        described_by: Key of the object that describes the segment, for error texts.
+        objects: Suffix (`log`, `indexes`, …) and the listed object.
+    """
+
+    topic: str
+    topic_id: str
+    partition: int
+    base_offset: int
+    segment_id: str
+    described_by: str
+    objects: tuple[tuple[str, ObjectInfo], ...]
+
+    def object(self, suffix: str) -> ObjectInfo | None:
+        """The listed object with this suffix."""
+        return next((info for name, info in self.objects if name == suffix), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """Listed objects that do not make a segment; they are reported and never read."""
+
+    keys: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionListing:
+    """What the listing of one partition shows, segments in order of (base offset, segment id)."""
+
+    segments: tuple[SegmentEntry, ...]
+    orphans: tuple[Orphan, ...]
+
+
+class Layout(Protocol):
+    """How a storage plugin lays segments out. Implementations hold no state."""
+
+    name: str
+
+    def topic_folders(
+        self, store: RangeStore, key_prefix: str, topic: str | None
+    ) -> tuple[TopicFolder, ...]:
+        """The incarnations of `topic`, or of every topic, under the key prefix."""
+
+    def partitions(self, store: RangeStore, folder: TopicFolder) -> tuple[int, ...]:
+        """Partitions of an incarnation that have objects, ascending."""
+
+    def list_partition(
+        self, store: RangeStore, folder: TopicFolder, partition: int
+    ) -> PartitionListing:
+        """The segments of one partition, by name alone."""
+
+    def describe(self, store: RangeStore, entry: SegmentEntry) -> RemoteSegment:
+        """The facts of a listed segment; reads its manifest or the like.
+
+        Raises:
+            SegmentFormatError: What describes the segment is not valid.
+            ObjectNotFoundError: It has gone since the listing.
+        """
+
+
+def find_layout(name: str) -> Layout:
+    """The layout registered under `name`.
+
+    Raises:
+        InvalidOptionError: No such layout; names those there are.
+    """
+    from kts_source.remote.aiven_layout import AivenLayout
+
+    built_in: dict[str, Layout] = {AivenLayout.name: AivenLayout()}
+    if name in built_in:
+        return built_in[name]
+    plug_ins = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+    if name in plug_ins:
+        layout: Layout = plug_ins[name].load()()
+        return layout
+    known = ", ".join(sorted({*built_in, *plug_ins}))
+    raise InvalidOptionError(f"option 'layout' is {name!r}; known layouts: {known}")

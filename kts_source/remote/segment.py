@@ -1,0 +1,115 @@
+"""A remote segment as the tier describes it: facts about its offsets, and where its bytes are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from segment_format.index.leader_epoch_checkpoint import EpochEntry
+    from segment_format.manifest.chunk_index import ChunkIndex
+    from segment_format.manifest.encryption import WrappedDataKey
+
+
+class IndexType(Enum):
+    """The side files of a segment (`RemoteStorageManager.IndexType`)."""
+
+    OFFSET = "offset"
+    TIMESTAMP = "timestamp"
+    PRODUCER_SNAPSHOT = "producerSnapshot"
+    LEADER_EPOCH = "leaderEpoch"
+    TRANSACTION = "transaction"
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectRef:
+    """One version of one object.
+
+    Attributes:
+        key: Key below the store's root.
+        size: Length in bytes, as listed.
+        version: ETag, generation or the like; a read of another version fails.
+    """
+
+    key: str
+    size: int
+    version: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredIndex:
+    """Where a side file stands: bytes [start, stop) of an object, encrypted if the segment is."""
+
+    source: ObjectRef
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        """Stored bytes."""
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What opens an encrypted segment, given the private key."""
+
+    wrapped_key: WrappedDataKey
+    aad: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentObjects:
+    """The stored form of a segment: all that a reader of its bytes needs, and no secret.
+
+    Attributes:
+        log: The object that holds the transformed chunks.
+        chunk_index: From positions in the original segment to positions in the object.
+        compression: Whether chunks are zstd frames.
+        encryption: Present when chunks and side files are AES-GCM messages.
+        indexes: The side files there are; a transaction index is absent when no transaction was
+            aborted.
+    """
+
+    log: ObjectRef
+    chunk_index: ChunkIndex
+    compression: bool
+    encryption: Envelope | None
+    indexes: Mapping[IndexType, StoredIndex]
+
+    @property
+    def size_in_bytes(self) -> int:
+        """Length of the original segment file."""
+        return self.chunk_index.original_file_size
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteSegment:
+    """One uploaded segment (`RemoteLogSegmentMetadata`) and its objects.
+
+    Attributes:
+        start_offset: First offset, inclusive.
+        end_offset: Last offset, inclusive; may lie above the last batch's.
+        max_timestamp_ms: Largest timestamp of any batch, markers included; −1 when unknown.
+        event_timestamp_ms: When the copy began; `None` where the layout does not tell.
+        leader_epochs: Epochs of this segment with their first offset in it, ascending.
+    """
+
+    topic: str
+    topic_id: str
+    partition: int
+    segment_id: str
+    start_offset: int
+    end_offset: int
+    max_timestamp_ms: int
+    event_timestamp_ms: int | None
+    leader_epochs: tuple[EpochEntry, ...]
+    objects: SegmentObjects
+
+    @property
+    def stop_offset(self) -> int:
+        """One past the last offset."""
+        return self.end_offset + 1

@@ -1,0 +1,1 @@
+"""From options to rows: discover, lineage, isolation, plan, execute; no Spark."""

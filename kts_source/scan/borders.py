@@ -1,0 +1,123 @@
+"""Where a slice really begins and ends: offset-index entries, checked against the batches that
+stand there.
+
+An index that does not fit its log would lose rows without a trace where an offset bound relies on
+it, so the first 17 bytes at each border must be the start of a batch that the entry describes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from kts_source.errors import CorruptSegmentError
+from kts_source.remote.segment import IndexType
+from kts_source.scan.side_files import parse_borders
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kts_source.remote.segment_reader import SegmentReader
+    from kts_source.scan.task import SegmentSlice
+    from segment_format.index.offset_index import OffsetIndex
+
+PEEK_BYTES: Final = 17
+"""Offset, size, epoch or CRC, and magic: what all versions of an entry begin with."""
+_MIN_BATCH_SIZE: Final = 14
+
+
+@dataclass(frozen=True, slots=True)
+class Border:
+    """A position in the original segment where a batch begins, or its end.
+
+    Attributes:
+        last_offset: Last offset of what was appended at the position; `None` at the segment's
+            start and end.
+        after_offset: Every offset at or behind the position is larger.
+    """
+
+    position: int
+    last_offset: int | None
+    after_offset: int
+
+    def check(self, data: bytes) -> None:
+        """Compares the bytes at the border with what the index says of them.
+
+        Args:
+            data: The `PEEK_BYTES` bytes at the border.
+
+        Raises:
+            CorruptSegmentError: They are not the start of the batch that the index describes.
+        """
+        if self.last_offset is None:
+            return
+        offset = int.from_bytes(data[0:8], "big", signed=True)
+        size = int.from_bytes(data[8:12], "big", signed=True)
+        fits = (
+            len(data) == PEEK_BYTES
+            and data[16] <= 2
+            and size >= _MIN_BATCH_SIZE
+            and self.after_offset < offset <= self.last_offset
+        )
+        if not fits:
+            raise CorruptSegmentError(
+                f"the offset index does not fit the log: its entry says that offsets"
+                f" ({self.after_offset},"
+                f" {self.last_offset}] begin here",
+                offset=self.last_offset,
+                position=self.position,
+            )
+
+
+def borders(part: SegmentSlice, reader: SegmentReader) -> tuple[Border, Border]:
+    """The borders that the slice's cuts stand for.
+
+    Each cut is moved to the first offset-index entry at or beyond it, or to the segment's end.
+    Without a usable index all inner cuts move to the end, so the slice that begins at 0 reads the
+    segment.
+    """
+    size = part.objects.size_in_bytes
+    index = (
+        None
+        if part.is_whole
+        else parse_borders(reader.index(part.objects, IndexType.OFFSET), part.segment_start, size)
+    )
+    return _border(index, part.cut_start, part), _border(index, part.cut_stop, part)
+
+
+def _border(index: OffsetIndex | None, cut: int, part: SegmentSlice) -> Border:
+    size = part.objects.size_in_bytes
+    if cut == 0 or cut == size or index is None:
+        return Border(0 if cut == 0 else size, None, part.segment_start - 1)
+    number = int(index.positions.searchsorted(cut, side="left"))
+    if number == len(index.positions):
+        return Border(size, None, part.segment_start - 1)
+    before = int(index.offsets[number - 1]) if number else part.segment_start - 1
+    return Border(int(index.positions[number]), int(index.offsets[number]), before)
+
+
+def checked_windows(
+    part: SegmentSlice, reader: SegmentReader, start: Border, stop: Border
+) -> Iterator[memoryview]:
+    """Original bytes between two borders, both compared with the index.
+
+    Raises:
+        CorruptSegmentError: See `Border.check`.
+    """
+    peek_stop = min(stop.position + PEEK_BYTES, part.objects.size_in_bytes)
+    if stop.last_offset is None:
+        peek_stop = stop.position
+    head = b""
+    tail = b""
+    position = start.position
+    for window in reader.windows(part.objects, start.position, peek_stop):
+        if len(head) < PEEK_BYTES:
+            head += bytes(window[: PEEK_BYTES - len(head)])
+            if len(head) == PEEK_BYTES:
+                start.check(head)
+        inside = max(0, min(len(window), stop.position - position))
+        if inside:
+            yield window[:inside]
+        tail += bytes(window[inside:])
+        position += len(window)
+    stop.check(tail)

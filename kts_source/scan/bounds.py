@@ -1,0 +1,143 @@
+"""From what the user asked for to offsets of one partition.
+
+`earliest` is the log start, `latest` the tier's end. Offsets outside what the tier holds are an
+error that says why, or are clamped with a warning. A timestamp stands for the first offset whose
+record is dated at or after it, as a broker's ListOffsets answers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from kts_source.errors import DataLossError, OffsetOutOfRangeError
+from kts_source.options.bounds import (
+    EARLIEST_OFFSET,
+    LATEST_OFFSET,
+    Bound,
+    EarliestBound,
+    LatestBound,
+    OffsetsBound,
+    TimestampBound,
+)
+from kts_source.scan.lineage import PartitionLog
+
+log = logging.getLogger(__name__)
+
+TimestampLookup: TypeAlias = Callable[[PartitionLog, int], int | None]
+"""(partition, timestamp in ms) to the first offset dated at or after it, or `None`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The partition a bound is resolved for."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+def resolve_start(
+    bound: Bound,
+    place: Place,
+    partition: PartitionLog,
+    *,
+    lookup: TimestampLookup,
+    unmatched_is_latest: bool,
+    fail_on_data_loss: bool,
+) -> int:
+    """The first offset to read, inclusive.
+
+    Raises:
+        OffsetOutOfRangeError: Outside what the tier holds, or no offset has the timestamp.
+    """
+    wanted = _wanted(bound, place)
+    if wanted is None or wanted == EARLIEST_OFFSET:
+        return partition.log_start
+    if isinstance(bound, OffsetsBound):
+        return _checked("startingOffsets", wanted, place, partition, fail_on_data_loss)
+    offset = lookup(partition, wanted)
+    if offset is not None:
+        return offset
+    if unmatched_is_latest:
+        return partition.stop
+    raise OffsetOutOfRangeError(
+        f"{place}: no record in the tier is dated at or after {wanted} ms"
+        " (startingOffsetsByTimestampStrategy=latest makes the range empty instead)"
+    )
+
+
+def resolve_stop(
+    bound: Bound,
+    place: Place,
+    partition: PartitionLog,
+    *,
+    lookup: TimestampLookup,
+    fail_on_data_loss: bool,
+) -> int:
+    """The offset to read up to, exclusive, before transactions are looked at.
+
+    Raises:
+        OffsetOutOfRangeError: Outside what the tier holds.
+    """
+    wanted = _wanted(bound, place)
+    if wanted is None or wanted == LATEST_OFFSET:
+        return partition.stop
+    if isinstance(bound, OffsetsBound):
+        return _checked("endingOffsets", wanted, place, partition, fail_on_data_loss)
+    offset = lookup(partition, wanted)
+    return partition.stop if offset is None else offset
+
+
+def named_partitions(bound: Bound) -> Mapping[str, Mapping[int, int]] | None:
+    """Topic to partition of a bound that names partitions; `None` for one that holds for all."""
+    if isinstance(bound, EarliestBound | LatestBound | TimestampBound):
+        return None
+    return bound.offsets if isinstance(bound, OffsetsBound) else bound.timestamps_ms
+
+
+def _wanted(bound: Bound, place: Place) -> int | None:
+    if isinstance(bound, TimestampBound):
+        return bound.timestamp_ms
+    named = named_partitions(bound)
+    return None if named is None else named[place.topic][place.partition]
+
+
+def _checked(
+    option: str, offset: int, place: Place, partition: PartitionLog, fail_on_data_loss: bool
+) -> int:
+    if partition.log_start <= offset <= partition.stop:
+        return offset
+    reason = "not tiered yet" if offset > partition.stop else "below the log start"
+    text = (
+        f"{place}: {option} asks for offset {offset}, which is {reason}: the tier holds"
+        f" [{partition.log_start}, {partition.stop})"
+    )
+    if fail_on_data_loss:
+        raise OffsetOutOfRangeError(f"{text}; failOnDataLoss=false reads what there is")
+    log.warning("%s; reading what there is", text)
+    return min(max(offset, partition.log_start), partition.stop)
+
+
+def check_no_holes(
+    place: Place, partition: PartitionLog, start: int, stop: int, *, fail_on_data_loss: bool
+) -> None:
+    """Raises `DataLossError` when a hole lies in [start, stop), or warns where loss is allowed."""
+    missing = [hole for hole in partition.holes if hole.start < stop and hole.stop > start]
+    if not missing:
+        return
+    parts = []
+    for hole in missing:
+        before = hole.before.objects.log.key if hole.before else "the log start"
+        parts.append(
+            f"[{max(hole.start, start)}, {min(hole.stop, stop)}) between {before} and"
+            f" {hole.after.objects.log.key}"
+        )
+    text = f"{place}: no segment in the tier holds offsets {'; '.join(parts)}"
+    if fail_on_data_loss:
+        raise DataLossError(f"{text}; failOnDataLoss=false skips them")
+    log.warning("%s; skipped", text)

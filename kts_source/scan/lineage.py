@@ -1,0 +1,205 @@
+"""Which segment serves which offset: the surviving log of one partition, each offset once.
+
+Segments overlap after leader changes and retried uploads, and belong to dead branches after
+unclean elections. The leader-epoch checkpoint of the newest segment is the lineage: it says which
+epoch owns which offsets, and its first entry carries the log start that retention and
+DeleteRecords moved (`LeaderEpochFileCache.truncateFromStart`). Within one epoch there is one
+leader, so two segments that fit the lineage hold the same batches where they overlap. Source:
+KIP-405, `RemoteLogMetadataCache`, `RemoteLogManager.isRemoteSegmentWithinLeaderEpochs`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from kts_source.remote.segment import RemoteSegment
+    from segment_format.index.leader_epoch_checkpoint import EpochEntry
+
+MAX_OFFSET: Final = (1 << 63) - 1
+
+BELOW_LOG_START: Final = "below the log start"
+COVERED: Final = "its offsets are read from another segment"
+DEAD_BRANCH: Final = "not of the surviving lineage"
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRange:
+    """Offsets [start, stop) that are read from `segment`."""
+
+    segment: RemoteSegment
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedSegment:
+    """A segment that is not read, and why."""
+
+    segment: RemoteSegment
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """Offsets [start, stop) that no segment covers, and the segments on both sides.
+
+    Attributes:
+        before: `None` when the hole begins at the log start.
+    """
+
+    start: int
+    stop: int
+    before: RemoteSegment | None
+    after: RemoteSegment
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionLog:
+    """The surviving log of one partition, as far as it is tiered.
+
+    Attributes:
+        lineage: The checkpoint entries of the newest segment, ascending.
+        log_start: First offset a consumer may see.
+        stop: One past the last tiered offset.
+        ranges: In offset order, without overlap.
+        holes: In offset order; none lies below `log_start`.
+    """
+
+    lineage: tuple[EpochEntry, ...]
+    log_start: int
+    stop: int
+    ranges: tuple[SegmentRange, ...]
+    holes: tuple[Hole, ...]
+    skipped: tuple[SkippedSegment, ...]
+
+
+def newest_segment(segments: Iterable[RemoteSegment]) -> RemoteSegment:
+    """The segment whose checkpoint is the lineage: a higher epoch wins over a higher offset."""
+    return max(
+        segments,
+        key=lambda segment: (
+            segment.leader_epochs[-1].epoch if segment.leader_epochs else -1,
+            segment.end_offset,
+            segment.event_timestamp_ms or -1,
+            segment.segment_id,
+        ),
+    )
+
+
+def partition_log(segments: Sequence[RemoteSegment], lineage: Sequence[EpochEntry]) -> PartitionLog:
+    """Chooses the segment for every offset.
+
+    Args:
+        segments: Candidates of one partition and one topic id, in any order; at least one.
+        lineage: Entries of the newest segment's leader-epoch checkpoint, ascending.
+    """
+    usable = {id(segment): usable_range(segment, lineage) for segment in segments}
+    candidates = sorted(
+        (span for span in usable.values() if span is not None),
+        key=lambda span: (span.start, span.segment.segment_id),
+    )
+    checkpoint_start = lineage[0].start_offset if lineage else 0
+    if not candidates:
+        skipped = tuple(
+            SkippedSegment(segment, _reason(segment, None, checkpoint_start))
+            for segment in segments
+        )
+        return PartitionLog(tuple(lineage), checkpoint_start, checkpoint_start, (), (), skipped)
+    stop = max(span.stop for span in candidates)
+    # Stragglers below the log start count: the tier did reach back that far, so what is missing
+    # between the log start and the first segment above it is a hole.
+    stragglers = (s.start_offset for s in segments if s.stop_offset <= checkpoint_start)
+    first_tiered = min([candidates[0].start, *stragglers])
+    log_start = min(max(first_tiered, checkpoint_start), stop)
+    ranges, holes = _cover(candidates, log_start, stop)
+    used = {id(chosen.segment) for chosen in ranges}
+    skipped = tuple(
+        SkippedSegment(segment, _reason(segment, usable[id(segment)], log_start))
+        for segment in segments
+        if id(segment) not in used
+    )
+    return PartitionLog(tuple(lineage), log_start, stop, ranges, holes, skipped)
+
+
+def usable_range(segment: RemoteSegment, lineage: Sequence[EpochEntry]) -> SegmentRange | None:
+    """The offsets of `segment` that belong to the lineage, from its first such offset to its first
+    divergence.
+
+    Epochs older than the lineage's first lie below the log start, where the checkpoint no longer
+    tells them apart; they are given the benefit of the doubt and cut off by the log start.
+    """
+    if not lineage or not segment.leader_epochs:
+        return SegmentRange(segment, segment.start_offset, segment.stop_offset)
+    start = stop = None
+    for number, (epoch, epoch_start) in enumerate(_starts(segment)):
+        is_last = number + 1 == len(segment.leader_epochs)
+        epoch_stop = (
+            segment.stop_offset if is_last else segment.leader_epochs[number + 1].start_offset
+        )
+        owned = _owned(epoch, lineage)
+        if owned is None:
+            if epoch < lineage[0].epoch:
+                continue
+            break
+        low, high = max(epoch_start, owned[0]), min(epoch_stop, owned[1])
+        if low >= high:
+            if epoch_start >= owned[1]:
+                break
+            continue
+        if stop is not None and low != stop:
+            break
+        start = low if start is None else start
+        stop = high
+        if high < epoch_stop:
+            break
+    if start is None or stop is None:
+        return None
+    return SegmentRange(segment, start, stop)
+
+
+def _starts(segment: RemoteSegment) -> Iterable[tuple[int, int]]:
+    return ((entry.epoch, entry.start_offset) for entry in segment.leader_epochs)
+
+
+def _owned(epoch: int, lineage: Sequence[EpochEntry]) -> tuple[int, int] | None:
+    """Offsets [start, stop) that `epoch` owns in the lineage."""
+    for number, entry in enumerate(lineage):
+        if entry.epoch == epoch:
+            after = lineage[number + 1].start_offset if number + 1 < len(lineage) else MAX_OFFSET
+            return entry.start_offset, after
+    return None
+
+
+def _cover(
+    candidates: Sequence[SegmentRange], log_start: int, stop: int
+) -> tuple[tuple[SegmentRange, ...], tuple[Hole, ...]]:
+    """Walks from the log start to the end; the candidate that reaches furthest wins."""
+    ranges: list[SegmentRange] = []
+    holes: list[Hole] = []
+    position = log_start
+    following = 0
+    best: SegmentRange | None = None
+    while position < stop:
+        while following < len(candidates) and candidates[following].start <= position:
+            if best is None or candidates[following].stop > best.stop:
+                best = candidates[following]
+            following += 1
+        if best is not None and best.stop > position:
+            ranges.append(SegmentRange(best.segment, position, best.stop))
+            position = best.stop
+            continue
+        after = candidates[following]
+        before = ranges[-1].segment if ranges else None
+        holes.append(Hole(position, after.start, before, after.segment))
+        position = after.start
+    return tuple(ranges), tuple(holes)
+
+
+def _reason(segment: RemoteSegment, usable: SegmentRange | None, log_start: int) -> str:
+    if segment.stop_offset <= log_start:
+        return BELOW_LOG_START
+    return DEAD_BRANCH if usable is None else COVERED

@@ -1,0 +1,179 @@
+"""The side files of remote segments, parsed; and what batch headers tell where a side file does
+not.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from kts_source.errors import CorruptSegmentError
+from kts_source.remote.segment import IndexType, RemoteSegment
+from kts_source.scan.isolation import Replay
+from segment_format.errors import SegmentFormatError
+from segment_format.index.leader_epoch_checkpoint import LeaderEpochCheckpoint
+from segment_format.index.offset_index import OffsetIndex
+from segment_format.index.producer_snapshot import ProducerStateEntry, parse_producer_snapshot
+from segment_format.index.time_index import TimeIndex
+from segment_format.index.transaction_index import AbortedTxn, parse_transaction_index
+from segment_format.record.control_record import ControlRecordType, parse_control_record_type
+from segment_format.record.records import DecodedBatch, iter_batches
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from kts_source.remote.segment_reader import SegmentReader
+    from kts_source.scan.lineage import SegmentRange
+
+log = logging.getLogger(__name__)
+
+
+class SideFiles:
+    """Reads the side files of segments through one reader.
+
+    Args:
+        reader: What fetches and decrypts them.
+        max_batch_bytes: Bound on one record batch when headers are replayed.
+    """
+
+    def __init__(self, reader: SegmentReader, *, max_batch_bytes: int) -> None:
+        self._reader = reader
+        self._max_batch_bytes = max_batch_bytes
+
+    def leader_epochs(self, segment: RemoteSegment) -> LeaderEpochCheckpoint:
+        """The lineage known when the segment was uploaded.
+
+        Raises:
+            CorruptSegmentError: Missing or not valid; nothing else tells the lineage.
+        """
+        data = self._reader.index(segment.objects, IndexType.LEADER_EPOCH)
+        try:
+            return LeaderEpochCheckpoint.from_bytes(data or b"")
+        except SegmentFormatError as error:
+            raise self._located(error, segment, "leader-epoch checkpoint") from error
+
+    def offset_index(self, segment: RemoteSegment) -> OffsetIndex | None:
+        """The offset index, or `None` when it is empty or not valid: the segment is then read
+        whole.
+        """
+        data = self._reader.index(segment.objects, IndexType.OFFSET)
+        return parse_borders(data, segment.start_offset, segment.objects.size_in_bytes)
+
+    def time_index(self, segment: RemoteSegment) -> TimeIndex | None:
+        """The time index, or `None` when there is none or it is not valid."""
+        data = self._reader.index(segment.objects, IndexType.TIMESTAMP)
+        try:
+            return TimeIndex.from_bytes(data, base_offset=segment.start_offset) if data else None
+        except SegmentFormatError as error:
+            log.warning("%s", self._located(error, segment, "time index"))
+            return None
+
+    def snapshot(self, segment: RemoteSegment) -> tuple[ProducerStateEntry, ...] | None:
+        """Producer state at the segment's end; `None` when the file is missing or not valid."""
+        data = self._reader.index(segment.objects, IndexType.PRODUCER_SNAPSHOT)
+        try:
+            return parse_producer_snapshot(data) if data else None
+        except SegmentFormatError as error:
+            log.warning("%s", self._located(error, segment, "producer snapshot"))
+            return None
+
+    def aborted(self, segment: RemoteSegment) -> tuple[AbortedTxn, ...] | None:
+        """Transactions whose abort marker is in the segment; `None` when the file is not valid."""
+        data = self._reader.index(segment.objects, IndexType.TRANSACTION)
+        try:
+            return parse_transaction_index(data) if data else ()
+        except SegmentFormatError as error:
+            log.warning("%s", self._located(error, segment, "transaction index"))
+            return None
+
+    def replay(self, span: SegmentRange, open_before: Mapping[int, int]) -> Replay:
+        """Transactions that ended or stay open in a range, from its batches alone."""
+        return replay_batches(self.batches(span.segment, 0), span, open_before)
+
+    def batches(self, segment: RemoteSegment, position: int) -> Iterator[DecodedBatch]:
+        """Batches from a border on, decoded by the readable reference; for the few that planning
+        looks into.
+        """
+        pending = b""
+        at = position
+        try:
+            for window in self._reader.windows(
+                segment.objects, position, segment.objects.size_in_bytes
+            ):
+                pending += window
+                whole = whole_batches(pending)
+                yield from iter_batches(pending[:whole], max_batch_bytes=self._max_batch_bytes)
+                pending = pending[whole:]
+                at += whole
+        except SegmentFormatError as error:
+            raise self._located(error, segment, "record batch", at) from error
+
+    def _located(
+        self, error: SegmentFormatError, segment: RemoteSegment, what: str, base: int = 0
+    ) -> CorruptSegmentError:
+        return CorruptSegmentError(
+            f"{what}: {error.message}",
+            topic=segment.topic,
+            partition=segment.partition,
+            offset=segment.start_offset if error.offset is None else error.offset,
+            uri=self._reader.store.uri(segment.objects.log.key),
+            position=None if error.position is None else base + error.position,
+        )
+
+
+def replay_batches(
+    batches: Iterable[DecodedBatch], span: SegmentRange, open_before: Mapping[int, int]
+) -> Replay:
+    """Transactions that ended or stay open in a range, from the segment's batches in order."""
+    is_open = dict(open_before)
+    aborted = []
+    for batch in batches:
+        if batch.last_offset < span.start:
+            continue
+        if batch.base_offset >= span.stop:
+            break
+        if batch.is_control_batch:
+            kind = _marker(batch)
+            first = is_open.pop(batch.producer_id, None) if kind is not None else None
+            if first is not None and kind is ControlRecordType.ABORT:
+                marker = batch.base_offset
+                stable = min([marker + 1, *is_open.values()])
+                aborted.append(AbortedTxn(batch.producer_id, first, marker, stable))
+        elif batch.is_transactional:
+            is_open.setdefault(batch.producer_id, batch.base_offset)
+    return Replay(tuple(aborted), is_open)
+
+
+def _marker(batch: DecodedBatch) -> ControlRecordType | None:
+    """ABORT or COMMIT where a control batch ends a transaction; a compacted one may be empty."""
+    if not batch.records:
+        return None
+    kind = parse_control_record_type(batch.records[0].key or b"")
+    return kind if kind in (ControlRecordType.ABORT, ControlRecordType.COMMIT) else None
+
+
+def whole_batches(data: bytes) -> int:
+    """Bytes at the front of `data` that are whole batches."""
+    position = 0
+    while position + 12 <= len(data):
+        size = int.from_bytes(data[position + 8 : position + 12], "big", signed=True)
+        if size < 0 or position + 12 + size > len(data):
+            break
+        position += 12 + size
+    return position
+
+
+def parse_borders(data: bytes | None, base_offset: int, size: int) -> OffsetIndex | None:
+    """An offset index whose positions may serve as borders; `None` when it is empty or contradicts
+    itself.
+
+    The answer depends on nothing but the file, so all slices of a segment agree on it.
+    """
+    try:
+        index = OffsetIndex.from_bytes(data, base_offset=base_offset) if data else None
+    except SegmentFormatError as error:
+        log.warning("offset index not usable, reading the segment whole: %s", error)
+        return None
+    if index is None or len(index.positions) == 0 or int(index.positions[-1]) >= size:
+        return None
+    return index

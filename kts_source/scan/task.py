@@ -1,0 +1,68 @@
+"""What travels to a task: byte ranges of objects and how to read them, and nothing that opens a
+door.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kts_source.remote.segment import SegmentObjects
+    from segment_format.index.leader_epoch_checkpoint import EpochEntry
+    from segment_format.isolation import AbortedIntervals
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentSlice:
+    """A part of one segment: rows of the batches that begin between two cuts, within an offset
+    range.
+
+    Both neighbours of a cut take the first offset-index entry at or beyond it as the border, so
+    slices tile a segment whatever the cuts are. Cut 0 is the segment's start; a cut at its size is
+    its end.
+
+    Attributes:
+        segment_start: First offset of the segment, the base of its index entries.
+        cut_start: Nominal first byte, in positions of the original segment, inclusive.
+        cut_stop: Nominal last byte, exclusive.
+        start_offset: Rows below are left out.
+        stop_offset: Rows at or above are left out.
+        aborted: Intervals whose transactional batches are left out.
+        lineage: Epochs that own the offset range; a batch of another epoch is an error. Empty =
+            not checked.
+    """
+
+    topic: str
+    partition: int
+    segment_id: str
+    segment_start: int
+    objects: SegmentObjects
+    cut_start: int
+    cut_stop: int
+    start_offset: int
+    stop_offset: int
+    aborted: AbortedIntervals
+    lineage: tuple[EpochEntry, ...]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no border has to be looked up."""
+        return self.cut_start == 0 and self.cut_stop == self.objects.size_in_bytes
+
+    @property
+    def nominal_bytes(self) -> int:
+        """Original bytes between the cuts."""
+        return self.cut_stop - self.cut_start
+
+
+@dataclass(frozen=True, slots=True)
+class ScanTask:
+    """The slices one task reads, in this order."""
+
+    slices: tuple[SegmentSlice, ...]
+
+    @property
+    def nominal_bytes(self) -> int:
+        """Original bytes of all slices."""
+        return sum(part.nominal_bytes for part in self.slices)

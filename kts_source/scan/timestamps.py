@@ -1,0 +1,52 @@
+"""The first offset dated at or after a timestamp, as a broker's ListOffsets answers.
+
+Timestamps are what producers say, in any order, so nothing is bisected: a segment, an index
+stretch or a batch is passed over only because its largest timestamp lies below. Transactions are
+not looked at: the answer may be a marker's or an aborted record's offset, as a broker's may.
+Source: `RemoteLogManager.findOffsetByTimestamp`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kts_source.scan.lineage import PartitionLog, SegmentRange
+    from kts_source.scan.side_files import SideFiles
+
+
+def first_offset_at_or_after(
+    partition: PartitionLog, timestamp_ms: int, side_files: SideFiles
+) -> int | None:
+    """The first tiered offset whose record is dated at or after `timestamp_ms`; `None` when there
+    is none.
+    """
+    for span in partition.ranges:
+        if 0 <= span.segment.max_timestamp_ms < timestamp_ms:
+            continue
+        offset = _first_in(span, timestamp_ms, side_files)
+        if offset is not None:
+            return offset
+    return None
+
+
+def _first_in(span: SegmentRange, timestamp_ms: int, side_files: SideFiles) -> int | None:
+    for batch in side_files.batches(span.segment, _start_position(span, timestamp_ms, side_files)):
+        if batch.base_offset >= span.stop:
+            return None
+        if batch.max_timestamp < timestamp_ms or batch.last_offset < span.start:
+            continue
+        for record in batch.records:
+            if span.start <= record.offset < span.stop and record.timestamp >= timestamp_ms:
+                return record.offset
+    return None
+
+
+def _start_position(span: SegmentRange, timestamp_ms: int, side_files: SideFiles) -> int:
+    """A border before which every record is dated earlier, by time index and offset index."""
+    times = side_files.time_index(span.segment)
+    offsets = side_files.offset_index(span.segment)
+    if times is None or offsets is None:
+        return 0
+    earlier = times.offsets[times.timestamps < timestamp_ms]
+    return offsets.lookup(int(earlier[-1]) + 1).position if len(earlier) else 0

@@ -1,0 +1,67 @@
+"""`spark.read.format("tiered-kafka")`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+
+from kts_source.options import parse_options
+from kts_source.spark.batch_reader import TieredKafkaBatchReader
+from kts_source.spark.schema import columns_of, spark_schema
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
+    from pyspark.sql.types import StructType
+
+NAME = "tiered-kafka"
+
+
+class TieredKafkaDataSource(DataSource):
+    """Kafka topics whose closed segments were moved to object storage, read straight from the
+    objects.
+
+    Name: `tiered-kafka`
+
+    Register it once a session, or let Spark find `pyspark_tiered_kafka` on the path:
+
+        spark.dataSource.register(TieredKafkaDataSource)
+        df = (spark.read.format("tiered-kafka")
+                .option("path", "s3://bucket").option("keyPrefix", "tiered/")
+                .option("subscribe", "orders").load())
+
+    Options: the README's table, or `python -m kts_source.options`. A mistake fails at `load()`.
+
+    Columns: `key binary, value binary, topic string, partition int, offset bigint, timestamp
+    timestamp, timestampType int`, and with `includeHeaders=true` also `headers
+    array<struct<key:string,value:binary>>`. A narrower `.schema("offset bigint, value binary")`,
+    or option `columns`, decodes and copies only those columns.
+
+    Plans once per DataFrame: a second action reads the same offsets; a new `load()` plans anew.
+    """
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        # Here and not in schema(), which Spark does not call when the user gives a schema.
+        self._scan_options = parse_options(dict(options))
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return NAME
+
+    def schema(self) -> StructType:
+        """The columns that the options ask for."""
+        return spark_schema(self._scan_options.columns)
+
+    def reader(self, schema: StructType) -> TieredKafkaBatchReader:
+        """The reader of the columns of `schema`.
+
+        Raises:
+            InvalidOptionError: The user gave a schema that the table does not have.
+        """
+        options = replace(self._scan_options, columns=columns_of(schema))
+        # The key files are the driver's: read here, because the reader travels to the workers.
+        return TieredKafkaBatchReader(replace(options, key_ring=options.key_ring.loaded()))

@@ -1,0 +1,79 @@
+"""The table's columns in Spark's types, and what a user-given schema may say."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from kts_source.errors import InvalidOptionError
+from kts_source.table import ALL_COLUMNS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_HEADER: Final = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
+_TYPES: Final[dict[str, DataType]] = {
+    "key": BinaryType(),
+    "value": BinaryType(),
+    "topic": StringType(),
+    "partition": IntegerType(),
+    "offset": LongType(),
+    "timestamp": TimestampType(),
+    "timestampType": IntegerType(),
+    "headers": ArrayType(_HEADER),
+}
+
+
+def spark_schema(columns: Sequence[str]) -> StructType:
+    """The columns in Spark's types, all nullable, as Spark's Kafka source has them."""
+    return StructType([StructField(name, _TYPES[name]) for name in columns])
+
+
+def columns_of(schema: StructType) -> tuple[str, ...]:
+    """The table's columns that a user-given schema asks for, in its order.
+
+    Raises:
+        InvalidOptionError: A name or a type that the table does not have, or a promise of no
+            nulls.
+    """
+    by_lower = {name.lower(): name for name in ALL_COLUMNS}
+    columns = []
+    for field in schema.fields:
+        name = by_lower.get(field.name.lower())
+        if name is None:
+            names = (f"{column} {_TYPES[column].simpleString()}" for column in ALL_COLUMNS)
+            close = difflib.get_close_matches(field.name, ALL_COLUMNS, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise InvalidOptionError(
+                f"the schema has a column {field.name!r}, which the table has not{hint} (columns:"
+                f" {', '.join(names)})"
+            )
+        if field.name != name:
+            raise InvalidOptionError(f"the schema spells column {name!r} as {field.name!r}")
+        if name in columns:
+            raise InvalidOptionError(f"the schema has column {name!r} twice")
+        expected = _TYPES[name]
+        if field.dataType != expected:
+            raise InvalidOptionError(
+                f"column {name!r} is {expected.simpleString()}, not {field.dataType.simpleString()}"
+            )
+        if not field.nullable:
+            raise InvalidOptionError(
+                f"column {name!r} is nullable; leave NOT NULL out of the schema"
+            )
+        columns.append(name)
+    if not columns:
+        raise InvalidOptionError("the schema has no column")
+    return tuple(columns)

@@ -1,0 +1,167 @@
+"""A mistake in the options fails before any I/O, and says what to do."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from kts_source.errors import InvalidOptionError
+from kts_source.options import OPTIONS, parse_options
+from kts_source.options.bounds import (
+    EarliestBound,
+    LatestBound,
+    OffsetsBound,
+    TimestampBound,
+    TimestampsBound,
+)
+from kts_source.options.selection import Assign, Subscribe, SubscribePattern
+
+BASE = {"path": "/tier", "subscribe": "orders"}
+
+
+def refused(**changes: str | None) -> str:
+    options = {name: text for name, text in {**BASE, **changes}.items() if text is not None}
+    with pytest.raises(InvalidOptionError) as error:
+        parse_options(options)
+    return str(error.value)
+
+
+def test_defaults() -> None:
+    options = parse_options(BASE)
+    assert options.selection == Subscribe(("orders",))
+    assert options.read_committed
+    assert (options.starting, options.ending) == (EarliestBound(), LatestBound())
+    assert options.columns == (
+        "key",
+        "value",
+        "topic",
+        "partition",
+        "offset",
+        "timestamp",
+        "timestampType",
+    )
+    assert options.target_partition_bytes == 128 << 20
+    assert options.fail_on_data_loss
+    assert options.check_crcs
+    assert options.key_prefix == ""
+
+
+def test_names_are_compared_without_case() -> None:
+    options = parse_options({"PATH": "/tier", "SubScribe": "a , b", "INCLUDEHEADERS": "TRUE"})
+    assert options.selection == Subscribe(("a", "b"))
+    assert options.columns[-1] == "headers"
+
+
+@pytest.mark.parametrize("option", [option.name for option in OPTIONS])
+def test_every_option_is_known_in_lower_case_and_a_typo_of_it_is_refused(option: str) -> None:
+    typo = option[:-1] + "q"
+    text = refused(**{typo.lower(): "x"})
+    assert typo.lower() in text
+    assert option in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"path": None}, "'path' is missing"),
+        ({"paths": '["a","b"]'}, "one path"),
+        ({"subscribe": None}, "subscribe, subscribePattern, assign must be given"),
+        ({"assign": '{"orders":[0]}'}, "only one of"),
+        ({"subscribePattern": "o.*"}, "only one of"),
+        ({"subscribe": " , "}, "names nothing"),
+        ({"subscribe": None, "subscribePattern": "("}, "not a regular expression"),
+        ({"subscribe": None, "assign": "orders"}, "must be JSON"),
+        ({"subscribe": None, "assign": '{"orders":0}'}, "must be JSON like"),
+        ({"subscribe": None, "assign": '{"orders":[-1]}'}, "partition number"),
+        ({"subscribe": None, "assign": "{}"}, "names no partition"),
+        ({"isolationLevel": "serializable"}, "read_committed or read_uncommitted"),
+        (
+            {"isolationLevel": "read_committed", "kafka.isolation.level": "read_uncommitted"},
+            "disagree",
+        ),
+        ({"startingOffsets": "latest"}, "cannot be latest"),
+        ({"startingOffsets": '{"orders":{"0":-1}}'}, "cannot be latest"),
+        ({"endingOffsets": "earliest"}, "cannot be earliest"),
+        ({"endingOffsets": '{"orders":{"0":-2}}'}, "cannot be earliest"),
+        ({"endingOffsets": '{"orders":{"0":-3}}'}, "-3 is not an offset"),
+        ({"startingOffsets": '{"orders":{"0":1,"0":2}}'}, "a key twice"),
+        ({"startingOffsets": '{"orders":{"0":1.5}}'}, "whole number"),
+        ({"startingOffsets": '{"orders":{"x":1}}'}, "partition number"),
+        ({"startingTimestamp": "yesterday"}, "whole number"),
+        ({"startingTimestamp": "-5"}, "negative"),
+        ({"endingOffsetsByTimestamp": '{"orders":{"0":-5}}'}, "negative"),
+        ({"startingOffsetsByTimestampStrategy": "guess"}, "error or latest"),
+        ({"includeHeaders": "yes"}, "true or false"),
+        ({"columns": "offset,offset"}, "twice"),
+        ({"columns": "ofset"}, "did you mean 'offset'"),
+        ({"minPartitions": "0"}, "positive"),
+        ({"maxRecordsPerPartition": "-3"}, "positive"),
+        ({"targetPartitionBytes": "12 parsecs"}, "must be a size"),
+        ({"keyPrefix": "../elsewhere/"}, "must stay below the path"),
+        ({"keyPrefix": "/abs"}, "must stay below the path"),
+        ({"topicId": "nonsense"}, "not a Kafka id"),
+        ({"kafka.auto.offset.reset": "earliest"}, "use startingOffsets"),
+        ({"kafka.value.deserializer": "x"}, "not supported"),
+        ({"kafka.enable.auto.commit": "true"}, "not supported"),
+        ({"kafka.interceptor.classes": "x"}, "not supported"),
+        ({"storage.key.prefix": "x/"}, "keyPrefix"),
+        ({"storageOptions": "[1]"}, "storageOptions"),
+    ],
+)
+def test_refused_with_words_that_help(changes: dict[str, str | None], words: str) -> None:
+    assert words in refused(**changes)
+
+
+def test_alias_of_the_isolation_level() -> None:
+    assert not parse_options({**BASE, "kafka.isolation.level": "read_uncommitted"}).read_committed
+
+
+def test_kafka_options_are_accepted_and_listed() -> None:
+    options = parse_options(
+        {**BASE, "kafka.bootstrap.servers": "x:9092", "kafkaConsumer.pollTimeoutMs": "5"}
+    )
+    assert options.ignored == ("kafka.bootstrap.servers", "kafkaconsumer.polltimeoutms")
+
+
+def test_selections() -> None:
+    pattern = parse_options({"path": "/t", "subscribePattern": "ord.*"}).selection
+    assert pattern == SubscribePattern("ord.*")
+    assert pattern.wanted(["orders", "my-orders", "ord"]) == ("ord", "orders")
+    assign = parse_options({"path": "/t", "assign": '{"b":[1,0],"a":[3]}'}).selection
+    assert assign == Assign({"b": (0, 1), "a": (3,)})
+
+
+def test_precedence_of_the_bounds_is_that_of_sparks_source() -> None:
+    options = {**BASE, "startingOffsets": '{"orders":{"0":5}}'}
+    assert parse_options(options).starting == OffsetsBound({"orders": {0: 5}})
+    options["startingOffsetsByTimestamp"] = '{"orders":{"0":1000}}'
+    assert parse_options(options).starting == TimestampsBound({"orders": {0: 1000}})
+    options["startingTimestamp"] = "2000"
+    assert parse_options(options).starting == TimestampBound(2000)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("1", 1), ("64k", 64 << 10), ("128m", 128 << 20), ("1 GiB", 1 << 30), ("2T", 2 << 40)],
+)
+def test_byte_sizes(text: str, size: int) -> None:
+    assert parse_options({**BASE, "targetPartitionBytes": text}).target_partition_bytes == size
+
+
+def test_no_secret_shows() -> None:
+    options = parse_options(
+        {
+            **BASE,
+            "s3.access-key-id": "AKIDEXAMPLE",
+            "s3.secret-access-key": "s3cr3t-value",
+            "storageOptions": '{"token":"t0k3n-value"}',
+            "encryption.key.pairs.key1.private.key.file": "/secret-folder/key.pem",
+        }
+    )
+    for text in (repr(options), str(options), f"{options}"):
+        assert "s3cr3t-value" not in text
+        assert "t0k3n-value" not in text
+        assert "secret-folder" not in text
+    assert options.key_ring.key_ids == ("key1",)
+    assert pickle.loads(pickle.dumps(options)) == options

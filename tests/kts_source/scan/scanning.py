@@ -1,0 +1,37 @@
+"""Plans and runs a scan in this process, below Spark."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from kts_source.options import parse_options
+from kts_source.remote.segment_reader import SegmentReader
+from kts_source.remote.store import open_store
+from kts_source.scan.execute import ReadSettings, read_task
+from kts_source.scan.planner import ScanPlan, plan_scan
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def scan(given: Mapping[str, str]) -> pa.Table:
+    """All rows of a scan, in the order of its tasks."""
+    options = parse_options(given)
+    return run(plan_scan(options), given)
+
+
+def run(plan: ScanPlan, given: Mapping[str, str]) -> pa.Table:
+    """The rows of a plan."""
+    options = parse_options(given)
+    store = open_store(options.path, options.storage)
+    reader = SegmentReader(store, options.key_ring)
+    settings = ReadSettings(options.columns, options.check_crcs, options.max_batch_bytes)
+    try:
+        batches = [batch for task in plan.tasks for batch in read_task(task, reader, settings)]
+    finally:
+        store.close()
+    if not batches:
+        return pa.table({name: [] for name in options.columns})
+    return pa.Table.from_batches(batches)
