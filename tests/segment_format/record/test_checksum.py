@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+import google_crc32c
+import numpy as np
+
+from segment_format.record.checksum import crc32c
+
+
+def test_the_library_is_the_c_one() -> None:
+    assert google_crc32c.implementation == "c"
+
+
+def test_kafkas_check_value_from_any_buffer() -> None:
+    text = b"Some String"
+
+    for data in (text, bytearray(text), memoryview(text), np.frombuffer(text, np.uint8)):
+        assert crc32c(data) == 608512271
+    assert crc32c(memoryview(b"x" + text + b"y")[1:-1]) == 608512271
+    assert crc32c(b"") == 0

@@ -1,0 +1,223 @@
+"""Messages of magic 0 and 1 beyond the vectors: wrapper rules, old bugs, malformed sets."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+
+import pytest
+
+from segment_format.errors import (
+    CorruptRecordError,
+    CrcMismatchError,
+    DecompressionError,
+    UnsupportedCompressionError,
+)
+from segment_format.record.batch_header import TimestampType
+from segment_format.record.records import DecodedBatch, iter_batches
+from segment_format.testing import LOG_APPEND_TIME, SimpleRecord, write_message_set
+from tests.segment_format.record.vectors import record_set
+
+
+def message(
+    offset: int,
+    magic: int,
+    *,
+    attributes: int = 0,
+    timestamp: int = 0,
+    key: bytes | None = None,
+    value: bytes | None = None,
+    after: bytes = b"",
+) -> bytes:
+    """One entry, written field by field."""
+    body = struct.pack(">bb", magic, attributes) + (struct.pack(">q", timestamp) if magic else b"")
+    for part in (key, value):
+        body += struct.pack(">i", -1) if part is None else struct.pack(">i", len(part)) + part
+    record = struct.pack(">I", zlib.crc32(body + after)) + body + after
+    return struct.pack(">qi", offset, len(record)) + record
+
+
+def gzipped(data: bytes) -> bytes:
+    return zlib.compress(data, wbits=31)
+
+
+def decode(log: bytes) -> DecodedBatch:
+    (batch,) = iter_batches(log)
+    return batch
+
+
+def test_relative_offsets_with_holes_after_compaction() -> None:
+    inner = b"".join(message(offset, 1, timestamp=offset, value=b"v") for offset in (0, 3, 4))
+    batch = decode(message(1004, 1, attributes=1, timestamp=4, value=gzipped(inner)))
+
+    assert [record.offset for record in batch.records] == [1000, 1003, 1004]
+    assert (batch.base_offset, batch.last_offset) == (1000, 1004)
+    assert [record.timestamp for record in batch.records] == [0, 3, 4]
+
+
+def test_absolute_offsets_in_a_wrapper_of_magic_0() -> None:
+    inner = b"".join(message(offset, 0, value=b"v") for offset in (70, 75))
+    batch = decode(message(75, 0, attributes=1, value=gzipped(inner)))
+
+    assert [record.offset for record in batch.records] == [70, 75]
+    assert {record.timestamp_type for record in batch.records} == {TimestampType.NO_TIMESTAMP_TYPE}
+    assert {record.timestamp for record in batch.records} == {-1}
+
+
+@pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4"])
+def test_magic_0_inside_a_wrapper_of_magic_1(codec: str) -> None:
+    """KAFKA-4298: offsets follow the wrapper, timestamps the inner messages."""
+    log = write_message_set(
+        [SimpleRecord(b"a", timestamp=5), SimpleRecord(b"b", timestamp=6)],
+        base_offset=50,
+        magic=1,
+        codec=codec,
+        inner_magic=0,
+    )
+
+    batch = decode(log)
+
+    assert [record.offset for record in batch.records] == [50, 51]
+    assert [record.value for record in batch.records] == [b"a", b"b"]
+    assert {record.timestamp for record in batch.records} == {-1}
+    assert {record.timestamp_type for record in batch.records} == {TimestampType.NO_TIMESTAMP_TYPE}
+    assert batch.timestamp_type is TimestampType.CREATE_TIME
+
+
+def test_magic_1_inside_a_wrapper_of_magic_0() -> None:
+    inner = message(50, 1, timestamp=5, value=b"a") + message(
+        51, 1, attributes=8, timestamp=6, value=b"b"
+    )
+    batch = decode(message(51, 0, attributes=1, value=gzipped(inner)))
+
+    assert [(record.offset, record.timestamp) for record in batch.records] == [(50, 5), (51, 6)]
+    assert [record.timestamp_type for record in batch.records] == [
+        TimestampType.CREATE_TIME,
+        TimestampType.LOG_APPEND_TIME,
+    ]
+
+
+def test_log_append_time_of_the_wrapper_holds_for_all() -> None:
+    log = write_message_set(
+        [SimpleRecord(b"a", timestamp=5), SimpleRecord(b"b", timestamp=6)],
+        base_offset=50,
+        magic=1,
+        codec="lz4",
+        timestamp_type=LOG_APPEND_TIME,
+        log_append_time=99,
+    )
+
+    assert [(r.timestamp, r.timestamp_type) for r in decode(log).records] == [
+        (99, TimestampType.LOG_APPEND_TIME)
+    ] * 2
+
+
+def test_a_wrapper_with_offset_0_keeps_its_inner_offsets() -> None:
+    inner = message(0, 1, value=b"a") + message(1, 1, value=b"b")
+
+    assert [
+        r.offset for r in decode(message(0, 1, attributes=1, value=gzipped(inner))).records
+    ] == [
+        0,
+        1,
+    ]
+    with pytest.raises(CorruptRecordError, match="beyond"):
+        decode(message(1, 1, attributes=1, value=gzipped(message(2, 1, value=b"a"))))
+
+
+def test_a_cut_last_inner_message_ends_the_set_silently() -> None:
+    inner = message(0, 1, value=b"a") + message(1, 1, value=b"b") + message(2, 1, value=b"c")[:-1]
+    batch = decode(message(61, 1, attributes=1, value=gzipped(inner)))
+
+    assert [(record.offset, record.value) for record in batch.records] == [(60, b"a"), (61, b"b")]
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        message(5, 1, attributes=1, value=None),
+        message(5, 1, attributes=1, value=gzipped(b"")),
+        message(5, 1, attributes=1, value=gzipped(message(0, 1, value=b"a")[:-1])),
+        message(
+            5,
+            1,
+            attributes=1,
+            value=gzipped(message(0, 1, attributes=1, value=gzipped(message(0, 1)))),
+        ),
+        message(5, 1, attributes=1, value=gzipped(record_set("v2-min"))),
+        message(5, 1, attributes=1, value=gzipped(bytes(40))),
+        message(-1, 1, value=b"a"),
+    ],
+    ids=[
+        "null value",
+        "empty",
+        "cut first",
+        "nested",
+        "magic 2 inside",
+        "zeros",
+        "negative offset",
+    ],
+)
+def test_impossible_wrappers_are_refused(log: bytes) -> None:
+    log = record_set("v1-none") + log
+
+    with pytest.raises(CorruptRecordError) as caught:
+        list(iter_batches(log))
+    assert caught.value.position == len(record_set("v1-none"))
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+def test_zstd_does_not_exist_before_magic_2(magic: int) -> None:
+    with pytest.raises(UnsupportedCompressionError):
+        decode(message(5, magic, attributes=4, value=b""))
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+@pytest.mark.parametrize("codec", [5, 6, 7])
+def test_unknown_codecs(magic: int, codec: int) -> None:
+    with pytest.raises(UnsupportedCompressionError):
+        decode(message(5, magic, attributes=codec, value=b""))
+
+
+def test_inner_checksums_are_compared_as_kafkas_consumer_does() -> None:
+    inner = bytearray(message(0, 1, value=b"a"))
+    inner[-1] ^= 1
+    log = message(60, 1, attributes=1, value=gzipped(bytes(inner)))
+
+    with pytest.raises(CrcMismatchError):
+        decode(log)
+    (batch,) = iter_batches(log, check_crcs=False)
+    assert batch.records[0].offset == 60
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+def test_lengths_beyond_the_message_are_refused(magic: int) -> None:
+    log = bytearray(message(5, magic, key=b"key", value=b"value"))
+    key_at = 18 + 8 * magic
+    for size in (2**31 - 1, 13):
+        struct.pack_into(">i", log, key_at, size)
+        with pytest.raises(CorruptRecordError):
+            list(iter_batches(log, check_crcs=False))
+
+
+def test_the_old_header_checksum_of_lz4_belongs_to_magic_0_only() -> None:
+    old = write_message_set([SimpleRecord(b"a" * 50)], base_offset=5, magic=0, codec="lz4")
+    assert bytes.fromhex("04224d1860401a") in old
+    assert decode(old).records[0].value == b"a" * 50
+
+    frame = old[old.index(bytes.fromhex("04224d18")) :]
+    with pytest.raises(DecompressionError, match="header checksum"):
+        decode(message(5, 1, attributes=3, value=frame))
+
+
+def test_a_bomb_inside_a_message_is_refused_by_the_bound() -> None:
+    log = message(5, 1, attributes=1, value=gzipped(bytes(10 << 20)))
+
+    with pytest.raises(DecompressionError, match="more than 1000 bytes"):
+        list(iter_batches(log, max_batch_bytes=1000))
+
+
+def test_legacy_messages_may_stand_before_batches_of_magic_2() -> None:
+    log = record_set("v0-gzip") + record_set("v1-none") + record_set("v2-lz4")
+
+    assert [batch.magic for batch in iter_batches(log)] == [0, 1, 1, 1, 2]

@@ -1,0 +1,41 @@
+"""The record sets and codec cases that Kafka's own classes wrote and judged."""
+
+from __future__ import annotations
+
+import functools
+import json
+import struct
+from typing import Any
+
+import google_crc32c
+
+from tests.golden_data import VECTORS
+
+CODEC_NUMBERS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
+
+
+@functools.cache
+def kafka_vectors() -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((VECTORS / "kafka-vectors.json").read_text())
+    return document
+
+
+def record_set(name: str) -> bytes:
+    """The bytes of one record set."""
+    return bytes.fromhex(
+        next(entry["hex"] for entry in kafka_vectors()["batches"] if entry["name"] == name)
+    )
+
+
+def with_crc(batch: bytes) -> bytes:
+    """A batch of magic 2 with its length and CRC made right."""
+    body = batch[:8] + struct.pack(">i", len(batch) - 12) + batch[12:]
+    return body[:17] + struct.pack(">I", google_crc32c.value(body[21:])) + body[21:]
+
+
+def batch_with_payload(payload: bytes, *, codec: int, count: int) -> bytes:
+    """The header of the record set `v2-none-createtime` in front of another payload."""
+    header = bytearray(record_set("v2-none-createtime")[:61])
+    struct.pack_into(">h", header, 21, codec)
+    struct.pack_into(">i", header, 57, count)
+    return with_crc(bytes(header) + payload)
