@@ -1,7 +1,6 @@
 """Records of `__remote_log_metadata`, the topic in which brokers write down what is in the tier.
 
-    uvarint 1 (frame version), uvarint record type, uvarint record version (0), body; nothing may
-    follow
+    uvarint 1 (frame version), uvarint record type, uvarint record version (0), body, nothing else
 
     TopicIdPartition   name compact string, id uuid, partition i32, tagged fields
     SegmentId          TopicIdPartition, id uuid, tagged fields

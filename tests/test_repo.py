@@ -1,0 +1,227 @@
+"""What holds for the whole repository: texts, sizes, dependencies, golden files, suites."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PYPROJECT = ROOT / "pyproject.toml"
+LOCK = ROOT / "requirements.lock"
+README = ROOT / "README.md"
+
+MAX_LINES = 400
+# Longer modules, each with the reason why cutting it would make it worse.
+LONG_MODULES: dict[str, str] = {}
+
+MAX_GOLDEN_BYTES = 30 << 20
+
+# The repository stands alone. Spelled in halves so that this file passes itself.
+FOREIGN_TEXT = re.compile(
+    "|".join([r"\.\./" + "shared", r"/wo" + r"rk/", r"/ro" + r"ot/", r"/tmp" + "/plan"])
+)
+MAY_NAME_PLACES = {"requirements.lock"}
+
+
+def tracked_files() -> list[str]:
+    """Paths of everything git keeps, relative to the root."""
+    done = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    )
+    return [name for name in done.stdout.split("\0") if name and (ROOT / name).exists()]
+
+
+TRACKED = tracked_files()
+PYTHON_FILES = [name for name in TRACKED if name.endswith(".py")]
+
+
+def text_of(name: str) -> str | None:
+    """The text of a tracked file, None for a binary one."""
+    data = (ROOT / name).read_bytes()
+    if b"\0" in data[:8192]:
+        return None
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def test_no_text_speaks_of_places_outside_the_repository() -> None:
+    found = [
+        f"{name}:{number}: {line.strip()[:100]}"
+        for name in TRACKED
+        if name not in MAY_NAME_PLACES
+        for number, line in enumerate((text_of(name) or "").splitlines(), 1)
+        if FOREIGN_TEXT.search(line)
+    ]
+    assert found == []
+
+
+def test_modules_are_short() -> None:
+    lengths = {name: len((ROOT / name).read_text().splitlines()) for name in PYTHON_FILES}
+    too_long = {name for name, length in lengths.items() if length > MAX_LINES}
+    assert too_long - set(LONG_MODULES) == set()
+    assert set(LONG_MODULES) - too_long == set(), "exceptions that are no longer needed"
+    assert all(len(reason) > 20 for reason in LONG_MODULES.values())
+
+
+def requirement_lines() -> list[str]:
+    """Lines of pyproject.toml that name a dependency."""
+    return [
+        line
+        for line in PYPROJECT.read_text().splitlines()
+        if re.match(r'\s+"[A-Za-z0-9._-]+(\[[a-z,]+\])?\s*[<>=~!]', line)
+    ]
+
+
+def direct_dependencies() -> dict[str, str]:
+    """Normalised name of every direct dependency (extras and groups too) and its requirement."""
+    document = tomllib.loads(PYPROJECT.read_text())
+    requirements = [
+        *document["project"]["dependencies"],
+        *itertools.chain.from_iterable(document["project"]["optional-dependencies"].values()),
+        *(
+            entry
+            for group in document["dependency-groups"].values()
+            for entry in group
+            if isinstance(entry, str)
+        ),
+    ]
+    return {normalised(re.split(r"[\[<>=~!; ]", text)[0]): text for text in requirements}
+
+
+def normalised(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_every_dependency_has_its_reason() -> None:
+    lines = requirement_lines()
+    assert len(lines) == len(direct_dependencies())
+    assert [line for line in lines if not re.search(r'",?\s+# \S.{9,}', line)] == []
+
+
+def locked() -> dict[str, tuple[str, int]]:
+    """Name to (version, number of hashes) of everything in the lock file."""
+    found: dict[str, tuple[str, int]] = {}
+    name = ""
+    for line in LOCK.read_text().splitlines():
+        if match := re.match(r"([A-Za-z0-9._-]+)(\[[a-z,]+\])?==(\S+)", line):
+            name = normalised(match[1])
+            found[name] = (match[3], 0)
+        elif "--hash=sha256:" in line:
+            version, hashes = found[name]
+            found[name] = (version, hashes + 1)
+    return found
+
+
+def test_lock_pins_every_direct_dependency_with_hashes() -> None:
+    from packaging.requirements import Requirement  # comes with pytest
+
+    pinned = locked()
+    for name, text in direct_dependencies().items():
+        assert name in pinned, f"{name} is not locked: run `make lock`"
+        version, _ = pinned[name]
+        assert Requirement(text).specifier.contains(version), f"{text} is locked at {version}"
+    assert [name for name, (_, hashes) in pinned.items() if hashes == 0] == []
+
+
+def test_the_oldest_spark_is_the_one_pyproject_promises() -> None:
+    text = (ROOT / ".ci" / "oldest_spark.txt").read_text()
+    pin = re.search(r"^pyspark==(\S+) ", text, re.MULTILINE)
+    assert pin is not None
+    requirement = direct_dependencies()["pyspark"]
+    assert pin[1].startswith(re.split(">=|,", requirement)[1] + ".")
+
+
+def test_golden_files_are_all_tracked() -> None:
+    golden = ROOT / "tests" / "golden"
+    on_disk = {
+        path.relative_to(ROOT).as_posix()
+        for path in golden.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    tracked = {name for name in TRACKED if name.startswith("tests/golden/")}
+    assert on_disk - tracked == set()
+    # Global ignore rules often name these two.
+    suffixes = {Path(name).suffix for name in tracked}
+    assert {".log", ".pem", ".indexes", ".rsm-manifest", ".parquet"} <= suffixes
+
+
+def test_golden_files_stay_small() -> None:
+    total = sum(
+        (ROOT / name).stat().st_size for name in TRACKED if name.startswith("tests/golden/")
+    )
+    assert total < MAX_GOLDEN_BYTES
+
+
+def test_every_manifest_has_its_objects() -> None:
+    tier = ROOT / "tests" / "golden" / "tier"
+    manifests = sorted(tier.rglob("*.rsm-manifest"))
+    assert len(manifests) > 100
+    assert [
+        str(manifest.relative_to(tier))
+        for manifest in manifests
+        for suffix in (".log", ".indexes")
+        if not manifest.with_suffix(suffix).is_file()
+    ] == []
+
+
+def test_shell_scripts_are_executable() -> None:
+    scripts = [
+        name
+        for name in TRACKED
+        if (text_of(name) or "").startswith(("#!/usr/bin/env bash", "#!/bin/"))
+    ]
+    assert ".ci/run" in scripts
+    assert "tools/with_java.sh" in scripts
+    assert [name for name in scripts if not (ROOT / name).stat().st_mode & 0o100] == []
+
+
+def marker_selections() -> list[str]:
+    """The `-m` expressions of `make test` and of every suite of `.ci/run`."""
+    makefile = re.search(r"^UNIT := (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert makefile is not None
+    suites = re.findall(r'^suite .*-m "([^"]+)"', (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
+    assert len(suites) > 5
+    return [makefile[1], *suites]
+
+
+def test_every_test_belongs_to_a_suite() -> None:
+    document = tomllib.loads(PYPROJECT.read_text())
+    markers = [
+        text.partition(":")[0] for text in document["tool"]["pytest"]["ini_options"]["markers"]
+    ]
+    selections = [compile(text, text, "eval") for text in marker_selections()]
+    for marks in itertools.product([False, True], repeat=len(markers)):
+        names = dict(zip(markers, marks, strict=True))
+        assert any(eval(selection, {}, names) for selection in selections), names
+
+
+def test_readme_options_are_the_product_s() -> None:
+    readme = README.read_text()
+    table = re.search(r"<!-- options:begin -->\n(.*?)<!-- options:end -->", readme, re.DOTALL)
+    assert table is not None
+    printed = subprocess.run(
+        [sys.executable, "-m", "kts_source.options"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    ).stdout
+    assert table[1].strip() == printed.strip(), "run `make docs`"
+
+
+@pytest.mark.parametrize(
+    "name", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"]
+)
+def test_links_between_documents_lead_somewhere(name: str) -> None:
+    text = (ROOT / name).read_text()
+    links = re.findall(r"\]\((?!https?:|#|mailto:)([^)#]+)", text)
+    assert [link for link in links if not (ROOT / link).exists()] == []
