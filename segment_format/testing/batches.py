@@ -45,6 +45,15 @@ CONTROL_TYPES = {
 }
 """Control record name -> type number in its key."""
 
+# Values of control records that end no transaction: version, fields, no tagged fields.
+_CONTROL_VALUES = {
+    2: struct.pack(">hi", 0, 1) + b"\x01\x01\x00",  # leader 1, no voters, no granting voters
+    3: struct.pack(">hq", 0, DEFAULT_TIMESTAMP_MS) + b"\x00",  # time of the snapshot's last record
+    4: struct.pack(">h", 0) + b"\x00",
+    5: struct.pack(">hh", 0, 1) + b"\x00",  # metadata quorum version 1
+    6: struct.pack(">h", 0) + b"\x01\x00",  # no voters
+}
+
 _AFTER_CRC = struct.Struct(">hiqqqhii")
 _LENGTH_COUNTS_FROM = 12
 _CRC_COVERS_FROM = 21
@@ -269,12 +278,15 @@ def write_control_batch(
         transactional: True for markers; False for the control records of the metadata log.
         delete_horizon: Milliseconds; what compaction stamps on a marker it means to remove later.
         key_suffix: Further key bytes, which readers must accept.
-        value: The record's value; None writes version 0 and the coordinator's epoch.
+        value: The record's value; None writes version 0 and what such a record holds, for a marker
+            the coordinator's epoch.
     """
     number = CONTROL_TYPES[kind] if isinstance(kind, str) else kind
+    if value is None:
+        value = _CONTROL_VALUES.get(number, struct.pack(">hi", 0, coordinator_epoch))
     record = SimpleRecord(
         key=struct.pack(">hh", 0, number) + key_suffix,
-        value=struct.pack(">hi", 0, coordinator_epoch) if value is None else value,
+        value=value,
         timestamp=timestamp,
     )
     return write_batch(

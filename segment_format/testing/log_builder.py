@@ -242,28 +242,48 @@ class LogBuilder:
         *,
         producer_id: int = -1,
         producer_epoch: int = -1,
-        base_sequence: int = -1,
         transactional: bool = False,
         control: bool = False,
         max_timestamp: int = DEFAULT_TIMESTAMP_MS,
     ) -> int:
-        """A batch whose `offset_count` records compaction has removed; returns its base offset.
+        """A batch whose `offset_count` records compaction has removed.
 
-        It tells the producer states nothing: use ids that no other batch of the log uses.
+        To the producer states it is like any batch: a transactional one opens a transaction. An
+        empty control batch says nothing to them.
+
+        Returns:
+            The batch's base offset.
         """
-        last = self._files.next_offset + offset_count - 1
+        base = self._files.next_offset
+        last = base + offset_count - 1
+        sequence = -1
+        if producer_id >= 0:
+            producer_epoch = self._epoch_of(producer_id, producer_epoch)
+            if not control:
+                sequence = self._producers.next_sequence(producer_id, producer_epoch)
         data = write_empty_batch(
-            base_offset=self._files.next_offset,
+            base_offset=base,
             last_offset=last,
             max_timestamp=max_timestamp,
             leader_epoch=self._leader_epoch,
             producer_id=producer_id,
             producer_epoch=producer_epoch,
-            base_sequence=base_sequence,
+            base_sequence=sequence,
             transactional=transactional,
             control=control,
         )
-        return self._write(data, self._files.next_offset, last, max_timestamp)
+        self._write(data, base, last, max_timestamp)
+        if producer_id >= 0 and not control:
+            self._producers.add_data(
+                producer_id=producer_id,
+                producer_epoch=producer_epoch,
+                last_sequence=(sequence + offset_count - 1) % SEQUENCE_LIMIT,
+                base_offset=base,
+                last_offset=last,
+                max_timestamp=max_timestamp,
+                transactional=transactional,
+            )
+        return base
 
     def append_message_set(
         self,

@@ -1,0 +1,108 @@
+"""Runs Kafka's own DumpLogSegments over many files in one JVM and parses what it prints."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+# Linux takes at most 128 KiB in one argument, and the file names are one argument.
+_MAX_NAMES_BYTES = 100_000
+_FIELD = re.compile(r"(\w+): (OptionalLong\.empty|OptionalLong\[-?\d+\]|\[[^\]]*\]|[^ ]*)")
+
+Fields = dict[str, str]
+
+
+@dataclass(slots=True)
+class DumpedBatch:
+    """One entry of a log: its own line, and the lines of its records."""
+
+    fields: Fields
+    records: list[Fields] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Dump:
+    """What the tool printed.
+
+    Attributes:
+        lines: Per file, relative to the folder, its lines.
+        complaints: What it wrote to its error stream.
+    """
+
+    lines: dict[str, list[str]]
+    complaints: list[str]
+
+    def batches(self, file: str) -> list[DumpedBatch]:
+        """The entries of a `.log` file."""
+        found: list[DumpedBatch] = []
+        for line in self.lines[file]:
+            if line.startswith("| "):
+                found[-1].records.append(fields_of(line))
+            elif not line.startswith("Log starting offset"):
+                found.append(DumpedBatch(fields_of(line)))
+        return found
+
+    def entries(self, file: str) -> list[Fields]:
+        """The entries of any side file."""
+        return [fields_of(line) for line in self.lines[file]]
+
+
+def fields_of(line: str) -> Fields:
+    """The `name: value` pairs of a line; values hold no blanks."""
+    return dict(_FIELD.findall(line))
+
+
+def dump_log_segments(class_path: str, folder: Path, files: Iterable[str], *options: str) -> Dump:
+    """What DumpLogSegments prints of these files.
+
+    Args:
+        class_path: With Kafka's jars.
+        folder: The file names are relative to it.
+        files: Names; the base name has to be the one a broker would give.
+        options: Of the tool, such as `--print-data-log`.
+    """
+    lines: dict[str, list[str]] = {}
+    complaints: list[str] = []
+    for names in _portions(files):
+        run = subprocess.run(
+            [
+                *("java", "-Xmx512m", "-cp", class_path, "kafka.tools.DumpLogSegments"),
+                *options,
+                *("--files", ",".join(names)),
+            ],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=280,
+            check=False,
+        )
+        if run.returncode != 0:
+            raise RuntimeError(f"DumpLogSegments failed:\n{run.stderr[-4000:]}")
+        current: list[str] = []
+        for line in run.stdout.splitlines():
+            if line.startswith("Dumping "):
+                current = lines.setdefault(line.removeprefix("Dumping "), [])
+            elif line:
+                current.append(line)
+        complaints += [
+            line for line in run.stderr.splitlines() if "StatusLogger" not in line and line
+        ]
+    return Dump(lines, complaints)
+
+
+def _portions(files: Iterable[str]) -> Iterator[list[str]]:
+    portion: list[str] = []
+    size = 0
+    for name in files:
+        size += len(name) + 1
+        if size > _MAX_NAMES_BYTES:
+            yield portion
+            portion, size = [], len(name) + 1
+        portion.append(name)
+    yield portion
