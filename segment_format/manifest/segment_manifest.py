@@ -283,5 +283,6 @@ def _check_uncompressed_sizes(chunk_index: ChunkIndex, overhead: int) -> None:
     ):
         raise InvalidManifestError(
             f"chunks of {chunk_index.transformed_size} stored bytes; without compression "
-            """Without compression every stored size follows from the original one."""
+            f"{chunk_index.original_file_size} bytes in {chunk_index.chunk_count} chunks "
+            f"make {expected}"
         )
