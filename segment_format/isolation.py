@@ -65,7 +65,7 @@ class AbortedIntervals:
             }
         )
         for producer_id, first, last in kept:
-            if merged and merged[-1][0] == producer_id and first < merged[-1][2]:
+            if merged and merged[-1][0] == producer_id and first <= merged[-1][2]:
                 merged[-1][2] = max(merged[-1][2], last)
             else:
                 merged.append([producer_id, first, last])
