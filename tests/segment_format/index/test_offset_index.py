@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from segment_format.errors import CorruptIndexError, SegmentFormatError
+from segment_format.index.offset_index import OffsetIndex
+from segment_format.testing import write_offset_index
+from tests.segment_format.outcomes import value_or_error
+
+
+def raw(*entries: tuple[int, int]) -> bytes:
+    return b"".join(struct.pack(">ii", *entry) for entry in entries)
+
+
+ENTRIES = st.lists(
+    st.tuples(st.integers(0, 2**31 - 1), st.integers(0, 2**31 - 1)), max_size=30
+).map(
+    lambda pairs: list(
+        zip(sorted({a for a, _ in pairs}), sorted({b for _, b in pairs}), strict=False)
+    )
+)
+
+
+def test_an_empty_index_points_at_the_segments_start() -> None:
+    index = OffsetIndex.from_bytes(b"", base_offset=500)
+
+    assert len(index) == 0
+    assert index.lookup(10**9) == (500, 0)
+    assert index.first_at_or_after_position(0) is None
+    assert index.to_bytes() == b""
+
+
+@pytest.mark.parametrize(
+    ("data", "position"),
+    [
+        (raw((1, 1))[:-1], 0),
+        (raw((1, 1)) + b"\0", 8),
+        (raw((-1, 1)), 0),
+        (raw((1, -1)), 0),
+        (raw((1, 1), (1, 2)), 8),
+        (raw((1, 1), (2, 1)), 8),
+        (raw((1, 5), (2, 6), (3, 4)), 16),
+        (raw((1, 1), (0, 0), (0, 0)), 8),
+    ],
+)
+def test_files_no_broker_uploads_are_refused(data: bytes, position: int) -> None:
+    with pytest.raises(CorruptIndexError) as caught:
+        OffsetIndex.from_bytes(data, base_offset=10)
+    assert caught.value.position == position
+
+
+@pytest.mark.parametrize("base_offset", [-1, 2**63 - 1])
+def test_impossible_base_offsets_are_refused(base_offset: int) -> None:
+    with pytest.raises(CorruptIndexError):
+        OffsetIndex.from_bytes(raw((1, 1)), base_offset=base_offset)
+
+
+@given(ENTRIES, st.integers(0, 2**62))
+def test_what_is_written_is_read_back(entries: list[tuple[int, int]], base: int) -> None:
+    written = write_offset_index(
+        [(base + offset, position) for offset, position in entries], base_offset=base
+    )
+
+    index = OffsetIndex.from_bytes(written, base_offset=base)
+
+    assert index.offsets.tolist() == [base + offset for offset, _ in entries]
+    assert index.positions.tolist() == [position for _, position in entries]
+    assert index.to_bytes() == written
+    assert index == OffsetIndex.from_bytes(written, base_offset=base)
+
+
+@given(ENTRIES, st.integers(0, 2**31), st.integers(0, 2**31))
+def test_lookups_agree_with_a_walk(
+    entries: list[tuple[int, int]], offset: int, position: int
+) -> None:
+    index = OffsetIndex.from_bytes(raw(*entries), base_offset=0)
+
+    assert index.lookup(offset) == max((e for e in entries if e[0] <= offset), default=(0, 0))
+    assert index.first_at_or_after_position(position) == min(
+        (e for e in entries if e[1] >= position), default=None
+    )
+
+
+@given(st.binary(max_size=100), st.integers(-(2**63), 2**63 - 1))
+def test_any_bytes_give_an_index_or_an_error_with_a_position(data: bytes, base: int) -> None:
+    outcome = value_or_error(lambda: OffsetIndex.from_bytes(data, base_offset=base))
+
+    if isinstance(outcome, SegmentFormatError):
+        assert outcome.position is not None
+        assert 0 <= outcome.position <= len(data)
+    else:
+        assert outcome.to_bytes() == data
+
+
+def test_indexes_of_other_segments_differ() -> None:
+    assert OffsetIndex.from_bytes(b"", base_offset=1) != OffsetIndex.from_bytes(b"", base_offset=2)
+    assert OffsetIndex.from_bytes(b"", base_offset=1) != b""
