@@ -1,0 +1,82 @@
+"""Every notebook runs from top to bottom over the sample tier and shows what it promises."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import nbformat
+import pytest
+
+from tests.golden_data import expected_table, partition_summaries
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
+NAMES = sorted(path.name for path in NOTEBOOKS.glob("*.ipynb"))
+
+
+def read(name: str) -> nbformat.NotebookNode:
+    notebook: nbformat.NotebookNode = nbformat.reads(  # type: ignore[no-untyped-call]
+        (NOTEBOOKS / name).read_text(), as_version=4
+    )
+    return notebook
+
+
+def executed(name: str) -> nbformat.NotebookNode:
+    """The notebook after a run with the interpreter of this environment."""
+    import nbclient
+
+    notebook = read(name)
+    nbclient.NotebookClient(
+        notebook,
+        timeout=200,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(NOTEBOOKS)}},
+    ).execute()
+    return notebook
+
+
+def outputs(notebook: nbformat.NotebookNode) -> Iterator[tuple[str, str]]:
+    """(MIME type, text) of everything the cells showed."""
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            if output.output_type == "stream":
+                yield "text/plain", output.text
+            else:
+                yield from output.get("data", {}).items()
+
+
+def test_there_are_notebooks() -> None:
+    assert "01_read_a_topic.ipynb" in NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_notebooks_are_kept_without_outputs(name: str) -> None:
+    notebook = read(name)
+    nbformat.validate(notebook)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert code
+    assert [cell.id for cell in code if cell.outputs or cell.execution_count is not None] == []
+
+
+@pytest.mark.notebook
+@pytest.mark.timeout(230)
+# Jupyter's client and its sockets, not ours.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:unclosed:ResourceWarning")
+@pytest.mark.parametrize("name", NAMES)
+def test_notebook_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
+    shown = list(outputs(executed(name)))
+    kinds = {kind for kind, _ in shown}
+    assert "image/png" in kinds, "no plot"
+    if name == "01_read_a_topic.ipynb":
+        text = "\n".join(value for kind, value in shown if kind == "text/plain")
+        partitions = partition_summaries("txn").values()
+        for level in ("read_committed", "read_uncommitted"):
+            rows = sum(part[f"rows_in_tier_{level}"] for part in partitions)
+            assert f"'{level}': {rows}" in text
+        assert f"|{expected_table('codecs', 'read_committed').num_rows:>5}|" in text
