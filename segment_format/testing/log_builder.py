@@ -59,11 +59,11 @@ class LogBuilder:
         segment_bytes: int | None = None,
     ) -> None:
         self._codec = codec
-        self._leader_epoch = leader_epoch
         self._producers = ProducerStates()
         self._files = PartitionWriter(
             self._producers,
             start_offset=start_offset,
+            leader_epoch=leader_epoch,
             index_interval_bytes=index_interval_bytes,
             segment_bytes=segment_bytes,
         )
@@ -78,11 +78,9 @@ class LogBuilder:
         """A new leader: the following appends carry its epoch.
 
         Raises:
-            ValueError: `epoch` is lower than the one before.
+            ValueError: `epoch` is not higher than the one before.
         """
-        if epoch < self._leader_epoch:
-            raise ValueError(f"leader epoch {epoch} after {self._leader_epoch}")
-        self._leader_epoch = epoch
+        self._files.begin_epoch(epoch)
 
     def skip_offsets(self, count: int) -> None:
         """A hole of `count` offsets between batches, as compaction leaves it."""
@@ -145,7 +143,7 @@ class LogBuilder:
             records,
             base_offset=base,
             codec=codec,
-            leader_epoch=self._leader_epoch,
+            leader_epoch=self._files.leader_epoch,
             timestamp_type=timestamp_type,
             max_timestamp=newest,
             producer_id=producer_id,
@@ -175,7 +173,7 @@ class LogBuilder:
                 key=record.key,
                 value=record.value,
                 headers=record.headers,
-                leader_epoch=self._leader_epoch,
+                leader_epoch=self._files.leader_epoch,
                 producer_id=producer_id,
                 producer_epoch=producer_epoch,
                 sequence=-1 if sequence < 0 else (sequence + offset - base) % SEQUENCE_LIMIT,
@@ -231,7 +229,7 @@ class LogBuilder:
             kind,
             base_offset=self._files.next_offset,
             timestamp=timestamp,
-            leader_epoch=self._leader_epoch,
+            leader_epoch=self._files.leader_epoch,
             transactional=False,
         )
         return self._write(data, self._files.next_offset, self._files.next_offset, timestamp)
@@ -265,7 +263,7 @@ class LogBuilder:
             base_offset=base,
             last_offset=last,
             max_timestamp=max_timestamp,
-            leader_epoch=self._leader_epoch,
+            leader_epoch=self._files.leader_epoch,
             producer_id=producer_id,
             producer_epoch=producer_epoch,
             base_sequence=sequence,
@@ -312,7 +310,7 @@ class LogBuilder:
                 timestamp_type=timestamp_type if magic == 1 else CREATE_TIME,
                 log_append_time=log_append_time,
             )
-            self._files.write(data, base, last, max(map(time_of, some)), None)
+            self._files.write(data, base, last, max(map(time_of, some)), legacy=True)
             self._rows += [
                 ExpectedRow(
                     offset=offset,
@@ -372,7 +370,7 @@ class LogBuilder:
             producer_id=producer_id,
             producer_epoch=epoch,
             timestamp=time,
-            leader_epoch=self._leader_epoch,
+            leader_epoch=self._files.leader_epoch,
         )
         self._write(data, offset, offset, time)
         aborted = self._producers.add_marker(
@@ -388,7 +386,7 @@ class LogBuilder:
         return offset
 
     def _write(self, data: bytes, base: int, last: int, max_timestamp: int) -> int:
-        self._files.write(data, base, last, max_timestamp, self._leader_epoch)
+        self._files.write(data, base, last, max_timestamp)
         return base
 
     def _epoch_of(self, producer_id: int, producer_epoch: int) -> int:

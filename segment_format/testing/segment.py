@@ -151,6 +151,7 @@ class PartitionWriter:
     Args:
         producers: States that snapshots are taken of.
         start_offset: Base offset of the first segment.
+        leader_epoch: Epoch of the first appends.
         index_interval_bytes: Kafka's `index.interval.bytes`.
         segment_bytes: Rolls before an append that would make a segment larger; None never does.
     """
@@ -160,6 +161,7 @@ class PartitionWriter:
         producers: ProducerStates,
         *,
         start_offset: int,
+        leader_epoch: int,
         index_interval_bytes: int,
         segment_bytes: int | None,
     ) -> None:
@@ -174,10 +176,28 @@ class PartitionWriter:
         self._parts: list[bytes] = []
         self._indexes = IndexBuilder(start_offset, index_interval_bytes)
         self._group: list[BatchFacts] | None = None
-        self._lineage: list[tuple[int, int]] = []
+        self._lineage = [(leader_epoch, start_offset)]
+        self._has_epochs = False
+
+    def begin_epoch(self, epoch: int) -> None:
+        """A new leader from `next_offset` on; an epoch that wrote nothing leaves no trace.
+
+        Raises:
+            ValueError: `epoch` is not higher than the one before.
+        """
+        if epoch <= self.leader_epoch:
+            raise ValueError(f"leader epoch {epoch} after {self.leader_epoch}")
+        if self._lineage[-1][1] == self.next_offset:
+            self._lineage.pop()
+        self._lineage.append((epoch, self.next_offset))
+
+    @property
+    def leader_epoch(self) -> int:
+        """Epoch of the leader that appends now."""
+        return self._lineage[-1][0]
 
     def write(
-        self, data: bytes, base: int, last: int, max_timestamp: int, leader_epoch: int | None
+        self, data: bytes, base: int, last: int, max_timestamp: int, *, legacy: bool = False
     ) -> None:
         """One entry of the log, offsets `base` to `last` inclusive; legacy ones have no epoch."""
         limit = self._segment_bytes
@@ -190,9 +210,12 @@ class PartitionWriter:
             self._indexes.add_append([facts])
         else:
             self._group.append(facts)
-        if leader_epoch is not None and (not self._lineage or self._lineage[-1][0] < leader_epoch):
-            self._lineage.append((leader_epoch, base))
         self.next_offset = last + 1
+        if not legacy:
+            self._has_epochs = True
+        elif not self._has_epochs:
+            # They begin with the first leader after the change to magic 2.
+            self._lineage = [(self.leader_epoch, self.next_offset)]
 
     def add_aborted(self, entry: AbortedTransaction) -> None:
         """A transaction aborted by the entry just written."""
@@ -243,6 +266,7 @@ class PartitionWriter:
 
     def _epochs_from(self, offset: int) -> list[tuple[int, int]]:
         """The lineage with its beginning cut off at `offset`, as the epoch cache does it."""
-        kept = [(epoch, start) for epoch, start in self._lineage if start > offset]
+        end = self.next_offset
+        kept = [(epoch, start) for epoch, start in self._lineage if offset < start < end]
         before = [epoch for epoch, start in self._lineage if start <= offset]
         return [(before[-1], offset), *kept] if before else kept
