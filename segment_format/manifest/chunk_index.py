@@ -240,18 +240,20 @@ class VariableChunkIndex(ChunkIndex):
         transformed_chunks: str | None = None,
     ) -> None:
         super().__init__(original_chunk_size, original_file_size)
-        wide = np.asarray(transformed_sizes, dtype=np.int64)
-        if len(wide) and (int(wide.min()) < 0 or int(wide.max()) > MAX_INT32):
+        sizes = np.array(transformed_sizes, ndmin=1)
+        if not len(sizes):
+            sizes = sizes.astype(np.int32)
+        if len(sizes) and (int(sizes.min()) < 0 or int(sizes.max()) > MAX_INT32):
             raise InvalidManifestError("transformed chunk size outside 0 … 2^31−1")
         # An empty file is no chunk here, one chunk of no bytes upstream.
-        if len(wide) != self.chunk_count and (self.chunk_count or len(wide) > 1 or wide.any()):
+        if len(sizes) != self.chunk_count and (self.chunk_count or len(sizes) > 1 or sizes.any()):
             raise InvalidManifestError(
-                f"{len(wide)} transformed chunks where {original_file_size} bytes in chunks of "
+                f"{len(sizes)} transformed chunks where {original_file_size} bytes in chunks of "
                 f"{original_chunk_size} make {self.chunk_count}"
             )
-        self.transformed_sizes = wide.astype(np.int32)
+        self.transformed_sizes = sizes.astype(np.int32, copy=False)
         self.transformed_sizes.setflags(write=False)
-        self._stops = np.cumsum(wide)
+        self._stops = np.cumsum(self.transformed_sizes, dtype=np.int64)
         self._text = transformed_chunks
 
     @classmethod

@@ -58,13 +58,11 @@ def parse_custom_metadata(data: bytes | None) -> CustomMetadata:
     if not data:
         return CustomMetadata()
     reader = MessageReader(bytes(data), InvalidManifestError)
-    fields = reader.tagged_fields()
-    reader.expect_end()
     remote_size: int | None = None
     texts: dict[int, str] = {}
     unknown: list[TaggedField] = []
-    for field in fields:
-        value = MessageReader(field.data, InvalidManifestError)
+    for position, field in reader.located_tagged_fields():
+        value = MessageReader(field.data, InvalidManifestError, origin=position)
         if field.tag == _REMOTE_SIZE_TAG:
             remote_size = value.varlong()
         elif field.tag in (_OBJECT_PREFIX_TAG, _OBJECT_KEY_TAG):
@@ -73,6 +71,7 @@ def parse_custom_metadata(data: bytes | None) -> CustomMetadata:
             unknown.append(field)
             continue
         value.expect_end()
+    reader.expect_end()
     return CustomMetadata(
         remote_size, texts.get(_OBJECT_PREFIX_TAG), texts.get(_OBJECT_KEY_TAG), tuple(unknown)
     )

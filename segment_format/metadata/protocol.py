@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from segment_format.errors import SegmentFormatError
 
 _I8 = struct.Struct(">b")
@@ -49,13 +51,15 @@ class MessageReader:
     Args:
         data: The message.
         error: Class to raise for bytes that are not a message.
+        origin: Position of the message in the buffer that errors speak of.
     """
 
-    __slots__ = ("_data", "_error", "position")
+    __slots__ = ("_data", "_error", "_origin", "position")
 
-    def __init__(self, data: bytes, error: type[SegmentFormatError]) -> None:
+    def __init__(self, data: bytes, error: type[SegmentFormatError], *, origin: int = 0) -> None:
         self._data = data
         self._error = error
+        self._origin = origin
         self.position = 0
 
     @property
@@ -65,7 +69,7 @@ class MessageReader:
 
     def fail(self, message: str) -> SegmentFormatError:
         """The error to raise, with the current position."""
-        return self._error(message, position=self.position)
+        return self._error(message, position=self._origin + self.position)
 
     def take(self, size: int) -> bytes:
         """The next `size` bytes."""
@@ -138,16 +142,21 @@ class MessageReader:
 
     def tagged_fields(self) -> tuple[TaggedField, ...]:
         """A tagged-field section, in ascending order of tags."""
+        return tuple(field for _, field in self.located_tagged_fields())
+
+    def located_tagged_fields(self) -> Iterator[tuple[int, TaggedField]]:
+        """The same, each with the position of its data in the buffer."""
         count = self.uvarint()
         if 2 * count > self.remaining:
             raise self.fail(f"{count} tagged fields in {self.remaining} bytes")
-        fields: list[TaggedField] = []
+        previous = -1
         for _ in range(count):
             tag = self.uvarint()
-            if fields and tag <= fields[-1].tag:
-                raise self.fail(f"tag {tag} after tag {fields[-1].tag}")
-            fields.append(TaggedField(tag, self.take(self.uvarint())))
-        return tuple(fields)
+            if tag <= previous:
+                raise self.fail(f"tag {tag} after tag {previous}")
+            data = self.take(self.uvarint())
+            yield self._origin + self.position - len(data), TaggedField(tag, data)
+            previous = tag
 
     def expect_end(self) -> None:
         """Refuses bytes after the message."""

@@ -25,7 +25,6 @@ message definitions under `storage/src/main/resources/message`.
 from __future__ import annotations
 
 import itertools
-import struct
 from typing import TYPE_CHECKING, NamedTuple
 
 from segment_format.errors import InvalidMetadataError, SegmentFormatError
@@ -43,16 +42,11 @@ from segment_format.metadata.model import (
     TopicIdPartition,
     WireDetails,
 )
-from segment_format.metadata.protocol import (
-    MessageReader,
-    TaggedField,
-    write_compact_bytes,
-    write_compact_string,
-    write_int8,
-    write_int32,
-    write_int64,
-    write_tagged_fields,
-    write_uvarint,
+from segment_format.metadata.protocol import MessageReader, TaggedField
+from segment_format.metadata.record_writer import (
+    FRAME_VERSION,
+    TXN_INDEX_EMPTY_TAG,
+    write_metadata_record,
 )
 
 if TYPE_CHECKING:
@@ -73,9 +67,7 @@ __all__ = [
     "write_metadata_record",
 ]
 
-FRAME_VERSION = 1
 RECORD_VERSIONS = (0, 1)
-_TXN_INDEX_EMPTY_TAG = 0
 _MIN_EPOCH_BYTES = 4 + 8 + 1
 
 
@@ -116,7 +108,7 @@ def check_offsets_and_epochs(
     start_offset: int,
     end_offset: int,
     epochs: tuple[EpochEntry, ...],
-    error: type[SegmentFormatError],
+    error: Callable[[str], SegmentFormatError],
 ) -> None:
     """Refuses the offsets and epochs of a segment that no broker can have written.
 
@@ -124,7 +116,7 @@ def check_offsets_and_epochs(
         start_offset: Base offset.
         end_offset: Last offset, inclusive.
         epochs: First offset of each epoch, ascending by epoch.
-        error: Class to raise.
+        error: Makes the error to raise from its text.
     """
     if not 0 <= start_offset <= end_offset:
         raise error(f"segment from offset {start_offset} to {end_offset}")
@@ -197,7 +189,7 @@ def _body(reader: MessageReader) -> _Body:
         for _ in range(reader.compact_array_length(min_item_bytes=_MIN_EPOCH_BYTES))
     ]
     epochs = tuple(sorted((entry for entry, _ in written), key=lambda entry: entry.epoch))
-    check_offsets_and_epochs(start_offset, end_offset, epochs, InvalidMetadataError)
+    check_offsets_and_epochs(start_offset, end_offset, epochs, reader.fail)
     wire_epochs = tuple((entry.epoch, tags) for entry, tags in written)
     if wire_epochs == tuple((entry.epoch, ()) for entry in epochs):
         wire_epochs = ()
@@ -227,7 +219,7 @@ def _split_txn_index_empty(
     reader: MessageReader,
 ) -> tuple[bool | None, tuple[TaggedField, ...]]:
     tags = reader.tagged_fields()
-    if not tags or tags[0].tag != _TXN_INDEX_EMPTY_TAG:
+    if not tags or tags[0].tag != TXN_INDEX_EMPTY_TAG:
         return None, tags
     data = tags[0].data
     if data not in (b"\0", b"\1"):
@@ -303,98 +295,3 @@ _PARSERS: dict[int, Callable[[MessageReader, int], MetadataRecord]] = {
     2: _parse_partition_delete,
     3: _parse_snapshot,
 }
-
-
-def write_metadata_record(record: MetadataRecord) -> bytes:
-    """The record value that Kafka's own class writes for `record`.
-
-    A parsed record gives back the bytes it was parsed from: unknown tagged fields and the order of
-    the epochs are in `wire`.
-
-    Raises:
-        InvalidMetadataError: A number does not fit its field.
-    """
-    try:
-        if isinstance(record, RemoteLogSegmentMetadata):
-            head, body = 0, _write_segment_id(record.segment_id, record.wire) + _write_body(record)
-        elif isinstance(record, RemoteLogSegmentMetadataUpdate):
-            head, body = 1, _write_update(record)
-        elif isinstance(record, RemotePartitionDelete):
-            head, body = 2, _write_partition_delete(record)
-        else:
-            head, body = 3, record.id.bytes + _write_body(record)
-    except struct.error as error:
-        raise InvalidMetadataError(f"cannot be written: {error}") from error
-    return (
-        write_uvarint(FRAME_VERSION)
-        + write_uvarint(head)
-        + write_uvarint(record.wire.version)
-        + body
-    )
-
-
-def _write_partition(partition: TopicIdPartition, tags: tuple[TaggedField, ...]) -> bytes:
-    return (
-        write_compact_string(partition.topic)
-        + partition.topic_id.bytes
-        + write_int32(partition.partition)
-        + write_tagged_fields(tags)
-    )
-
-
-def _write_segment_id(segment: RemoteLogSegmentId, wire: WireDetails) -> bytes:
-    return (
-        _write_partition(segment.topic_id_partition, wire.topic_id_partition_tags)
-        + segment.id.bytes
-        + write_tagged_fields(wire.segment_id_tags)
-    )
-
-
-def _write_body(record: RemoteLogSegmentMetadata | RemoteLogSegmentMetadataSnapshot) -> bytes:
-    starts = {entry.epoch: entry.start_offset for entry in record.segment_leader_epochs}
-    order = record.wire.epochs
-    if {epoch for epoch, _ in order} != set(starts):  # none kept, or the epochs were replaced
-        order = tuple((epoch, ()) for epoch in starts)
-    tags = record.wire.record_tags
-    if record.txn_index_empty is not None:
-        value = b"\1" if record.txn_index_empty else b"\0"
-        tags = (TaggedField(_TXN_INDEX_EMPTY_TAG, value), *tags)
-    return b"".join(
-        (
-            write_int64(record.start_offset),
-            write_int64(record.end_offset),
-            write_int32(record.broker_id),
-            write_int64(record.max_timestamp_ms),
-            write_int64(record.event_timestamp_ms),
-            write_uvarint(len(order) + 1),
-            *(
-                write_int32(epoch) + write_int64(starts[epoch]) + write_tagged_fields(epoch_tags)
-                for epoch, epoch_tags in order
-            ),
-            write_int32(record.segment_size_in_bytes),
-            write_compact_bytes(record.custom_metadata),
-            write_int8(record.state),
-            write_tagged_fields(tags),
-        )
-    )
-
-
-def _write_update(record: RemoteLogSegmentMetadataUpdate) -> bytes:
-    return (
-        _write_segment_id(record.segment_id, record.wire)
-        + write_int32(record.broker_id)
-        + write_int64(record.event_timestamp_ms)
-        + write_compact_bytes(record.custom_metadata)
-        + write_int8(record.state)
-        + write_tagged_fields(record.wire.record_tags)
-    )
-
-
-def _write_partition_delete(record: RemotePartitionDelete) -> bytes:
-    return (
-        _write_partition(record.topic_id_partition, record.wire.topic_id_partition_tags)
-        + write_int32(record.broker_id)
-        + write_int64(record.event_timestamp_ms)
-        + write_int8(record.state)
-        + write_tagged_fields(record.wire.record_tags)
-    )

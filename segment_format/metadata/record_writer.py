@@ -1,0 +1,130 @@
+"""Writes records of `__remote_log_metadata`; `remote_log_segment_metadata` has the byte layout."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+from segment_format.errors import InvalidMetadataError
+from segment_format.metadata.model import (
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentMetadataSnapshot,
+    RemoteLogSegmentMetadataUpdate,
+    RemotePartitionDelete,
+)
+from segment_format.metadata.protocol import (
+    TaggedField,
+    write_compact_bytes,
+    write_compact_string,
+    write_int8,
+    write_int32,
+    write_int64,
+    write_tagged_fields,
+    write_uvarint,
+)
+
+if TYPE_CHECKING:
+    from segment_format.metadata.model import (
+        MetadataRecord,
+        RemoteLogSegmentId,
+        TopicIdPartition,
+        WireDetails,
+    )
+
+FRAME_VERSION = 1
+TXN_INDEX_EMPTY_TAG = 0
+
+
+def write_metadata_record(record: MetadataRecord) -> bytes:
+    """The record value that Kafka's own class writes for `record`.
+
+    A parsed record gives back the bytes it was parsed from: unknown tagged fields and the order of
+    the epochs are in `wire`.
+
+    Raises:
+        InvalidMetadataError: A number does not fit its field.
+    """
+    try:
+        if isinstance(record, RemoteLogSegmentMetadata):
+            head, body = 0, _write_segment_id(record.segment_id, record.wire) + _write_body(record)
+        elif isinstance(record, RemoteLogSegmentMetadataUpdate):
+            head, body = 1, _write_update(record)
+        elif isinstance(record, RemotePartitionDelete):
+            head, body = 2, _write_partition_delete(record)
+        else:
+            head, body = 3, record.id.bytes + _write_body(record)
+    except struct.error as error:
+        raise InvalidMetadataError(f"cannot be written: {error}") from error
+    return (
+        write_uvarint(FRAME_VERSION)
+        + write_uvarint(head)
+        + write_uvarint(record.wire.version)
+        + body
+    )
+
+
+def _write_partition(partition: TopicIdPartition, tags: tuple[TaggedField, ...]) -> bytes:
+    return (
+        write_compact_string(partition.topic)
+        + partition.topic_id.bytes
+        + write_int32(partition.partition)
+        + write_tagged_fields(tags)
+    )
+
+
+def _write_segment_id(segment: RemoteLogSegmentId, wire: WireDetails) -> bytes:
+    return (
+        _write_partition(segment.topic_id_partition, wire.topic_id_partition_tags)
+        + segment.id.bytes
+        + write_tagged_fields(wire.segment_id_tags)
+    )
+
+
+def _write_body(record: RemoteLogSegmentMetadata | RemoteLogSegmentMetadataSnapshot) -> bytes:
+    starts = {entry.epoch: entry.start_offset for entry in record.segment_leader_epochs}
+    order = record.wire.epochs
+    if {epoch for epoch, _ in order} != set(starts):  # none kept, or the epochs were replaced
+        order = tuple((epoch, ()) for epoch in starts)
+    tags = record.wire.record_tags
+    if record.txn_index_empty is not None:
+        value = b"\1" if record.txn_index_empty else b"\0"
+        tags = (TaggedField(TXN_INDEX_EMPTY_TAG, value), *tags)
+    return b"".join(
+        (
+            write_int64(record.start_offset),
+            write_int64(record.end_offset),
+            write_int32(record.broker_id),
+            write_int64(record.max_timestamp_ms),
+            write_int64(record.event_timestamp_ms),
+            write_uvarint(len(order) + 1),
+            *(
+                write_int32(epoch) + write_int64(starts[epoch]) + write_tagged_fields(epoch_tags)
+                for epoch, epoch_tags in order
+            ),
+            write_int32(record.segment_size_in_bytes),
+            write_compact_bytes(record.custom_metadata),
+            write_int8(record.state),
+            write_tagged_fields(tags),
+        )
+    )
+
+
+def _write_update(record: RemoteLogSegmentMetadataUpdate) -> bytes:
+    return (
+        _write_segment_id(record.segment_id, record.wire)
+        + write_int32(record.broker_id)
+        + write_int64(record.event_timestamp_ms)
+        + write_compact_bytes(record.custom_metadata)
+        + write_int8(record.state)
+        + write_tagged_fields(record.wire.record_tags)
+    )
+
+
+def _write_partition_delete(record: RemotePartitionDelete) -> bytes:
+    return (
+        _write_partition(record.topic_id_partition, record.wire.topic_id_partition_tags)
+        + write_int32(record.broker_id)
+        + write_int64(record.event_timestamp_ms)
+        + write_int8(record.state)
+        + write_tagged_fields(record.wire.record_tags)
+    )
