@@ -32,7 +32,7 @@ from segment_format.errors import DecompressionError, UnsupportedCompressionErro
 from segment_format.record.batch_header import CompressionType
 from segment_format.record.lz4_frame import decompress_lz4
 from segment_format.record.snappy import decompress_snappy
-from segment_format.record.zstd_frames import scan_frames
+from segment_format.record.zstd_frames import plain_frame_bound, scan_frames
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -94,6 +94,9 @@ CODEC_EXCEPTIONS: Final[Mapping[str, CodecException]] = MappingProxyType(
 )
 """All differences from Kafka's decoders; everything else is accepted or refused as Kafka does."""
 
+# Plain integers: comparing with members of the enumeration costs as much as small batches do.
+_NONE, _GZIP, _SNAPPY, _LZ4, _ZSTD = (int(codec) for codec in CompressionType)
+
 _GZIP_WBITS = 31  # a zlib window of 2^15 bytes, with gzip header and trailer
 _GZIP_MAGIC = b"\x1f\x8b"
 _GZIP_TRAILER_AND_HEADER = 18
@@ -142,16 +145,16 @@ def decompress(
         DecompressionError: The payload is not valid for its codec, or grows past the bound;
             `position` counts from the payload's first byte.
     """
-    if codec == CompressionType.NONE:
-        return payload
-    if codec == CompressionType.ZSTD and magic >= 2:
+    if codec == _ZSTD and magic >= 2:
         return _decompress_zstd(payload, max_output_bytes)
-    if codec == CompressionType.LZ4:
+    if codec == _LZ4:
         return decompress_lz4(payload, magic=magic, max_output_bytes=max_output_bytes)
-    if codec == CompressionType.SNAPPY:
+    if codec == _SNAPPY:
         return decompress_snappy(payload, max_output_bytes=max_output_bytes)
-    if codec == CompressionType.GZIP:
+    if codec == _GZIP:
         return _decompress_gzip(payload, max_output_bytes)
+    if codec == _NONE:
+        return payload
     raise UnsupportedCompressionError(f"codec number {codec} with magic {magic}")
 
 
@@ -160,22 +163,22 @@ def _decompress_zstd(payload: BytesLike, max_output_bytes: int) -> BytesLike:
     # follows, and needs to be told a size. Walking the frames first (a few dozen bytes of headers)
     # supplies both and finds truncation and garbage.
     view = byte_view(payload)
-    frames = scan_frames(view)
-    bound = sum(frame.max_output for frame in frames)
+    one_shot = min(max_output_bytes, _ZSTD_ONE_SHOT_SLACK + _ZSTD_ONE_SHOT_RATIO * len(view))
     decompressor = _zstd.decompressor
     try:
-        if bound <= max_output_bytes and bound <= _ZSTD_ONE_SHOT_SLACK + _ZSTD_ONE_SHOT_RATIO * len(
-            view
-        ):
-            pieces = [
+        if 0 < (bound := plain_frame_bound(view)) <= one_shot:
+            return decompressor.decompress(view, max_output_size=bound)
+        frames = scan_frames(view)
+        if sum(frame.max_output for frame in frames) <= one_shot:
+            return b"".join(
                 decompressor.decompress(
                     view[frame.start : frame.stop], max_output_size=frame.max_output
                 )
                 for frame in frames
                 if frame.max_output
-            ]
-            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        pieces, total = [], 0
+            )
+        pieces: list[bytes] = []
+        total = 0
         with decompressor.stream_reader(view, read_across_frames=True) as reader:
             while piece := reader.read(min(_ZSTD_READ, max_output_bytes - total + 1)):
                 total += len(piece)

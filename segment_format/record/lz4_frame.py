@@ -17,6 +17,7 @@ Source: `Lz4BlockInputStream`, `Lz4BlockOutputStream` (KAFKA-3160 for the old he
 
 from __future__ import annotations
 
+import struct
 from typing import TYPE_CHECKING, Final
 
 import lz4.frame
@@ -28,11 +29,14 @@ if TYPE_CHECKING:
     from segment_format._cursor import BytesLike
 
 _MAGIC: Final = b"\x04\x22\x4d\x18"
-_COMMON_HEADER: Final = _MAGIC + b"\x60\x40\x82"  # what Java producers write
+_COMMON_HEADER: Final = int.from_bytes(_MAGIC + b"\x60\x40\x82", "little")
+"""What Java producers write, as the low seven bytes of a little-endian word."""
 _CONTENT_SIZE_FLAG: Final = 0x08
 _RESERVED_FLAGS: Final = 0x03
 _MAX_RATIO: Final = 255
 _PIECE: Final = 1 << 20
+
+_u64 = struct.Struct("<Q").unpack_from
 
 _PRIME_1 = 2654435761
 _PRIME_2 = 2246822519
@@ -52,7 +56,7 @@ def decompress_lz4(payload: BytesLike, *, magic: int, max_output_bytes: int) -> 
             block or content checksum, no end mark, or more than `max_output_bytes`.
     """
     view = byte_view(payload)
-    if bytes(view[:7]) != _COMMON_HEADER:
+    if len(view) < 8 or _u64(view)[0] & 0xFF_FFFF_FFFF_FFFF != _COMMON_HEADER:
         view = _with_plain_header(view, check=magic > 0)
     try:
         if _MAX_RATIO * len(view) <= max_output_bytes:
