@@ -1,1 +1,28 @@
-"""Kafka's on-disk formats and the storage plugin's objects, read and written without Kafka: bytes in, values out."""
+"""Kafka's on-disk formats and the storage plugin's objects, read and written without Kafka: bytes
+in, values out.
+
+`iter_arrow` gives the records of log bytes as Arrow batches, `iter_batches` as readable Python
+objects. Both are loaded at first use: importing the package brings in neither numba nor pyarrow.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from segment_format.arrow import iter_arrow
+    from segment_format.record.records import iter_batches
+
+__all__ = ["iter_arrow", "iter_batches"]
+
+
+def __getattr__(name: str) -> object:
+    if name == "iter_arrow":
+        from segment_format.arrow import iter_arrow
+
+        return iter_arrow
+    if name == "iter_batches":
+        from segment_format.record.records import iter_batches
+
+        return iter_batches
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,174 @@
+"""What Python and the kernels tell each other: one int64 array, the frame, with a named slot for
+everything.
+
+A kernel gets the window, the payload of the compressed batch under way (or an empty array) and the
+frame. It leaves its whole state in the frame and returns a status, so a later call goes on where it
+stopped: after the columns were handed out, in the middle of a batch, or with the next window.
+Column buffers appear as addresses with their room in elements; the owner keeps them alive,
+`COPY_SLACK` bytes longer than their room.
+
+Offsets, positions and sizes are bytes unless a name says rows. Slots are grouped by who writes
+them.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# --- Written once by the owner: what is wanted ---------------------------------------------------
+WANTED: Final = 0  # bits, see below
+START_OFFSET: Final = 1
+STOP_OFFSET: Final = 2
+CHECK_CRCS: Final = 3
+MAX_ROWS: Final = 4
+MAX_BYTES: Final = 5  # of the variable-size columns together
+MAX_BATCH_BYTES: Final = 6
+ABORTED_COUNT: Final = 7
+ABORTED_PRODUCER_IDS: Final = 8  # addresses of int64 arrays
+ABORTED_FIRST_OFFSETS: Final = 9
+ABORTED_LAST_OFFSETS: Final = 10
+LINEAGE_COUNT: Final = 11
+LINEAGE_EPOCHS: Final = 12  # addresses of int64 arrays
+LINEAGE_START_OFFSETS: Final = 13
+
+# --- Where the walk stands in the window ---------------------------------------------------------
+POSITION: Final = 16  # of the next entry
+DONE: Final = 17  # 1: an entry at or beyond STOP_OFFSET was met
+NEEDED: Final = 18  # with NEED_MORE: bytes from POSITION on that the next step takes, 0 unknown
+
+# --- The batch under way -------------------------------------------------------------------------
+RECORDS_LEFT: Final = 24
+IN_BATCH: Final = 25  # 1: records, or the check that nothing follows them, are still due
+IN_PAYLOAD: Final = 26  # 1: the records stand in the payload array, 0: in the window
+RECORD_POSITION: Final = 27
+RECORDS_STOP: Final = 28
+BATCH_POSITION: Final = 29  # in the window
+BATCH_SIZE: Final = 30
+BASE_OFFSET: Final = 31
+BASE_TIMESTAMP: Final = 32
+MAX_TIMESTAMP: Final = 33
+TIMESTAMP_TYPE: Final = 34
+LEADER_EPOCH: Final = 35
+PRODUCER_ID: Final = 36
+PRODUCER_EPOCH: Final = 37
+BASE_SEQUENCE: Final = 38
+TRANSACTIONAL: Final = 39
+CODEC: Final = 40
+
+# --- Columns: addresses and room, by the owner ---------------------------------------------------
+OFFSETS: Final = 48  # int64 per row
+TIMESTAMPS: Final = 49  # int64 per row, microseconds
+TIMESTAMP_TYPES: Final = 50  # int32 per row
+KEY_ENDS: Final = 51  # int32 per row, behind a leading 0
+KEY_BYTES: Final = 52
+KEY_VALID: Final = 53  # bitmap
+VALUE_ENDS: Final = 54
+VALUE_BYTES: Final = 55
+VALUE_VALID: Final = 56
+HEADER_ENDS: Final = 57  # int32 per row, in headers
+HEADER_KEY_ENDS: Final = 58  # int32 per header
+HEADER_KEY_BYTES: Final = 59
+HEADER_VALUE_ENDS: Final = 60
+HEADER_VALUE_BYTES: Final = 61
+HEADER_VALUE_VALID: Final = 62
+LEADER_EPOCHS: Final = 63  # int32 per row, −1 none, as all below unless said
+PRODUCER_IDS: Final = 64  # int64 per row
+PRODUCER_EPOCHS: Final = 65
+SEQUENCES: Final = 66
+TRANSACTIONALS: Final = 67  # uint8 per row
+BASE_OFFSETS: Final = 68  # int64 per row
+CODECS: Final = 69  # int32 per row
+KEY_ROOM: Final = 72
+VALUE_ROOM: Final = 73
+HEADER_ROOM: Final = 74  # in headers
+HEADER_KEY_ROOM: Final = 75
+HEADER_VALUE_ROOM: Final = 76
+
+# --- Columns: how far they are filled ------------------------------------------------------------
+ROWS: Final = 80
+KEY_SIZE: Final = 81
+VALUE_SIZE: Final = 82
+HEADERS: Final = 83
+HEADER_KEY_SIZE: Final = 84
+HEADER_VALUE_SIZE: Final = 85
+KEY_NULLS: Final = 86
+VALUE_NULLS: Final = 87
+HEADER_VALUE_NULLS: Final = 88
+NEW_KEY_SIZE: Final = 89  # with GROW: the least room that the next record takes, in slots
+NEW_VALUE_SIZE: Final = 90  # ordered as the fill slots
+NEW_HEADERS: Final = 91
+NEW_HEADER_KEY_SIZE: Final = 92
+NEW_HEADER_VALUE_SIZE: Final = 93
+
+# --- Counters, never reset -----------------------------------------------------------------------
+BATCHES: Final = 96
+RECORDS: Final = 97
+BYTES: Final = 98
+BATCHES_SKIPPED_CONTROL: Final = 99
+BATCHES_SKIPPED_ABORTED: Final = 100
+BATCHES_SKIPPED_OFFSET: Final = 101
+RECORDS_SKIPPED_OFFSET: Final = 102
+
+# --- With a negative status ----------------------------------------------------------------------
+ERROR_POSITION: Final = 104  # of the entry, in the window
+ERROR_OFFSET: Final = 105
+ERROR_FOUND: Final = 106  # what stands there
+ERROR_EXPECTED: Final = 107  # what should
+
+FRAME_SIZE: Final = 112
+
+COPY_SLACK: Final = 32
+"""Bytes behind the room of every byte buffer that kernels may overwrite: they copy in steps of
+32."""
+
+# --- Bits of WANTED ------------------------------------------------------------------------------
+WANT_OFFSET: Final = 1
+WANT_TIMESTAMP: Final = 2
+WANT_TIMESTAMP_TYPE: Final = 4
+WANT_KEY: Final = 8
+WANT_VALUE: Final = 16
+WANT_HEADERS: Final = 32
+WANT_LEADER_EPOCH: Final = 64
+WANT_PRODUCER_ID: Final = 128
+WANT_PRODUCER_EPOCH: Final = 256
+WANT_SEQUENCE: Final = 512
+WANT_TRANSACTIONAL: Final = 1024
+WANT_BASE_OFFSET: Final = 2048
+WANT_CODEC: Final = 4096
+WANT_BODY: Final = WANT_KEY | WANT_VALUE | WANT_HEADERS
+WANT_PER_BATCH: Final = (
+    WANT_TIMESTAMP_TYPE
+    | WANT_LEADER_EPOCH
+    | WANT_PRODUCER_ID
+    | WANT_PRODUCER_EPOCH
+    | WANT_TRANSACTIONAL
+    | WANT_BASE_OFFSET
+    | WANT_CODEC
+)
+
+# --- Statuses ------------------------------------------------------------------------------------
+NEED_MORE: Final = 0  # the window ends before, or inside, the next entry
+FULL: Final = 1  # hand out the columns, then call again
+GROW: Final = 2  # a single record needs more room than there is: see NEW_…
+COMPRESSED: Final = 3  # decompress BATCH_POSITION + 61 … and call again with the payload
+LEGACY: Final = 4  # an entry of magic 0 or 1, BATCH_SIZE bytes at POSITION
+FINISHED: Final = 5  # an entry at or beyond STOP_OFFSET was met
+CONTINUE: Final = 6  # between the kernels themselves: go on
+
+ERROR_LENGTH: Final = -1
+ERROR_MAGIC: Final = -2
+ERROR_TOO_LARGE: Final = -3
+ERROR_HEADER: Final = -4
+ERROR_CRC: Final = -5
+ERROR_CODEC: Final = -6
+ERROR_EPOCH: Final = -7
+ERROR_RECORD: Final = -9
+ERROR_RECORD_LENGTH: Final = -10
+ERROR_KEY: Final = -11
+ERROR_VALUE: Final = -12
+ERROR_HEADER_COUNT: Final = -13
+ERROR_RECORD_HEADERS: Final = -14
+ERROR_RECORD_REST: Final = -15
+ERROR_BATCH_REST: Final = -16
+ERROR_TIMESTAMP: Final = -17
+ERROR_RECORD_SIZE: Final = -18

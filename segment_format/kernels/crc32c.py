@@ -1,0 +1,206 @@
+"""CRC-32C (Castagnoli) inside the kernels: the CPU's instruction where it has one, tables
+otherwise.
+
+One chain of CRC instructions waits for its own result at every step, so large inputs run three
+chains over neighbouring stretches and join them: appending n zero bytes to a message is a linear
+map of its CRC, kept as four tables of 256 words for the two stretch lengths in use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import llvmlite.binding as llvm
+import numpy as np
+from llvmlite import ir
+from numba.core import types
+
+from segment_format.kernels.compiled import helper, inlined, instruction, numba_config
+from segment_format.kernels.memory import load_u8, load_word
+
+if TYPE_CHECKING:
+    from segment_format.kernels.compiled import Address, Codegen, Value
+
+_POLYNOMIAL: Final = 0x82F63B78  # reflected
+LONG: Final = 2048
+SHORT: Final = 256
+
+
+def _tables() -> np.ndarray[Any, np.dtype[np.uint32]]:
+    """Slicing-by-eight tables: row k is the CRC of a byte followed by k zero bytes."""
+    rows = np.zeros((8, 256), dtype=np.uint32)
+    value = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        value = (value >> np.uint32(1)) ^ np.where(
+            value & np.uint32(1), np.uint32(_POLYNOMIAL), np.uint32(0)
+        )
+    rows[0] = value
+    for k in range(1, 8):
+        rows[k] = (rows[k - 1] >> 8) ^ rows[0][rows[k - 1] & 0xFF]
+    return rows
+
+
+def _zeros(length: int) -> np.ndarray[Any, np.dtype[np.uint32]]:
+    """Four tables that map a CRC register to itself after `length` zero bytes (a power of two)."""
+    basis = np.uint32(1) << np.arange(32, dtype=np.uint32)
+    columns = (basis >> 8) ^ _TABLES[0][basis & 0xFF]  # one zero byte, for each single bit
+    for _ in range(length.bit_length() - 1):
+        columns = _apply(columns, columns)
+    bytes_at = np.arange(256, dtype=np.uint32)
+    return np.stack([_apply(columns, bytes_at << np.uint32(8 * k)) for k in range(4)])
+
+
+def _apply(
+    columns: np.ndarray[Any, np.dtype[np.uint32]], values: np.ndarray[Any, np.dtype[np.uint32]]
+) -> np.ndarray[Any, np.dtype[np.uint32]]:
+    result = np.zeros_like(values)
+    for bit in range(32):
+        result ^= np.where(values >> np.uint32(bit) & 1, columns[bit], np.uint32(0))
+    return result
+
+
+_TABLES = _tables()
+_LONG_ZEROS = _zeros(LONG)
+_SHORT_ZEROS = _zeros(SHORT)
+
+
+def _instruction_set() -> str:
+    """Which CRC instruction the code generator may use: "x86", "arm" or "" for none."""
+    if numba_config.CPU_FEATURES is not None:
+        enabled = set(str(numba_config.CPU_FEATURES).split(","))
+    elif numba_config.CPU_NAME is not None:
+        enabled = set()
+    else:
+        enabled = {f"+{name}" for name, present in llvm.get_host_cpu_features().items() if present}
+    machine = llvm.get_process_triple()
+    if machine.startswith("x86_64") and {"+sse4.2", "+crc32"} & enabled:
+        return "x86"
+    if machine.startswith(("aarch64", "arm64")) and "+crc" in enabled:
+        return "arm"
+    return ""
+
+
+INSTRUCTION_SET: Final = _instruction_set()
+
+
+@instruction
+def _step_word(typing_context: Codegen, crc: Codegen, word: Codegen) -> Codegen:
+    """The CRC register (uint64, upper half zero) after eight more bytes."""
+
+    def emit(context: Codegen, builder: Codegen, signature: Codegen, arguments: Codegen) -> Codegen:
+        i32, i64 = ir.IntType(32), ir.IntType(64)
+        if INSTRUCTION_SET == "x86":
+            function = builder.module.declare_intrinsic(
+                "llvm.x86.sse42.crc32.64.64", (), ir.FunctionType(i64, [i64, i64])
+            )
+            return builder.call(function, arguments)
+        function = builder.module.declare_intrinsic(
+            "llvm.aarch64.crc32cx", (), ir.FunctionType(i32, [i32, i64])
+        )
+        narrow = builder.trunc(arguments[0], i32)
+        return builder.zext(builder.call(function, [narrow, arguments[1]]), i64)
+
+    return types.uint64(types.uint64, types.uint64), emit
+
+
+@instruction
+def _step_byte(typing_context: Codegen, crc: Codegen, byte: Codegen) -> Codegen:
+    """The CRC register (uint64, upper half zero) after one more byte."""
+
+    def emit(context: Codegen, builder: Codegen, signature: Codegen, arguments: Codegen) -> Codegen:
+        i8, i32, i64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+        narrow = builder.trunc(arguments[0], i32)
+        if INSTRUCTION_SET == "x86":
+            function = builder.module.declare_intrinsic(
+                "llvm.x86.sse42.crc32.32.8", (), ir.FunctionType(i32, [i32, i8])
+            )
+            byte_value = builder.trunc(arguments[1], i8)
+        else:
+            function = builder.module.declare_intrinsic(
+                "llvm.aarch64.crc32cb", (), ir.FunctionType(i32, [i32, i32])
+            )
+            byte_value = builder.trunc(arguments[1], i32)
+        return builder.zext(builder.call(function, [narrow, byte_value]), i64)
+
+    return types.uint64(types.uint64, types.uint64), emit
+
+
+@inlined
+def _shift(tables: Value, crc: Value) -> Value:
+    return np.uint64(
+        tables[0, crc & np.uint64(0xFF)]
+        ^ tables[1, (crc >> np.uint64(8)) & np.uint64(0xFF)]
+        ^ tables[2, (crc >> np.uint64(16)) & np.uint64(0xFF)]
+        ^ tables[3, crc >> np.uint64(24)]
+    )
+
+
+@helper
+def _by_instruction(address: Address, size: Value) -> Value:
+    crc = np.uint64(0xFFFFFFFF)
+    at = address
+    left = size
+    while left >= np.uint64(3 * LONG):
+        one = two = np.uint64(0)
+        stop = at + np.uint64(LONG)
+        while at < stop:
+            crc = _step_word(crc, load_word(at))
+            one = _step_word(one, load_word(at + np.uint64(LONG)))
+            two = _step_word(two, load_word(at + np.uint64(2 * LONG)))
+            at += np.uint64(8)
+        crc = _shift(_LONG_ZEROS, crc) ^ one
+        crc = _shift(_LONG_ZEROS, crc) ^ two
+        at += np.uint64(2 * LONG)
+        left -= np.uint64(3 * LONG)
+    while left >= np.uint64(3 * SHORT):
+        one = two = np.uint64(0)
+        stop = at + np.uint64(SHORT)
+        while at < stop:
+            crc = _step_word(crc, load_word(at))
+            one = _step_word(one, load_word(at + np.uint64(SHORT)))
+            two = _step_word(two, load_word(at + np.uint64(2 * SHORT)))
+            at += np.uint64(8)
+        crc = _shift(_SHORT_ZEROS, crc) ^ one
+        crc = _shift(_SHORT_ZEROS, crc) ^ two
+        at += np.uint64(2 * SHORT)
+        left -= np.uint64(3 * SHORT)
+    while left >= np.uint64(8):
+        crc = _step_word(crc, load_word(at))
+        at += np.uint64(8)
+        left -= np.uint64(8)
+    while left > np.uint64(0):
+        crc = _step_byte(crc, load_u8(at))
+        at += np.uint64(1)
+        left -= np.uint64(1)
+    return crc ^ np.uint64(0xFFFFFFFF)
+
+
+@helper
+def by_tables(address: Address, size: Value) -> Value:
+    """CRC-32C without the instruction, eight bytes a step."""
+    crc = np.uint64(0xFFFFFFFF)
+    at = address
+    left = size
+    mask = np.uint64(0xFF)
+    while left >= np.uint64(8):
+        crc = (
+            np.uint64(_TABLES[7, (crc ^ load_u8(at)) & mask])
+            ^ np.uint64(_TABLES[6, ((crc >> np.uint64(8)) ^ load_u8(at + np.uint64(1))) & mask])
+            ^ np.uint64(_TABLES[5, ((crc >> np.uint64(16)) ^ load_u8(at + np.uint64(2))) & mask])
+            ^ np.uint64(_TABLES[4, ((crc >> np.uint64(24)) ^ load_u8(at + np.uint64(3))) & mask])
+            ^ np.uint64(_TABLES[3, load_u8(at + np.uint64(4))])
+            ^ np.uint64(_TABLES[2, load_u8(at + np.uint64(5))])
+            ^ np.uint64(_TABLES[1, load_u8(at + np.uint64(6))])
+            ^ np.uint64(_TABLES[0, load_u8(at + np.uint64(7))])
+        )
+        at += np.uint64(8)
+        left -= np.uint64(8)
+    while left > np.uint64(0):
+        crc = (crc >> np.uint64(8)) ^ np.uint64(_TABLES[0, (crc ^ load_u8(at)) & mask])
+        at += np.uint64(1)
+        left -= np.uint64(1)
+    return crc ^ np.uint64(0xFFFFFFFF)
+
+
+crc32c = _by_instruction if INSTRUCTION_SET else by_tables
+"""`crc32c(address, size) -> uint64`, for the kernels."""

@@ -1,0 +1,298 @@
+"""The records of one batch into columns: scan, check and gather in one pass.
+
+`segment_format.record.records` has the byte layout and is the yardstick. A record that is asked for
+in part is read in part: with neither key, value nor headers wanted, what follows the offset delta
+is stepped over by the record's length.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from segment_format.kernels import contract as c
+from segment_format.kernels.compiled import helper, inlined
+from segment_format.kernels.memory import (
+    copy_32,
+    copy_long,
+    fill_bytes,
+    store_i32,
+    store_i64,
+    store_u8,
+)
+from segment_format.kernels.record_headers import clear_bit, gather_headers, measure_headers
+from segment_format.kernels.varint import read_varint, read_varlong
+
+if TYPE_CHECKING:
+    from segment_format.kernels.compiled import Address, Frame, Value
+
+_NOWHERE = np.uint64(0)
+_ONE = np.uint64(1)
+_STEP = np.uint64(c.COPY_SLACK)
+_SHORT = np.int64(512)
+_MAX_MILLIS = (2**63 - 1) // 1000
+_MIN_MILLIS = -(2**63 // 1000)
+_MAX_I32 = 2**31 - 1
+_HEADER_COST = 9  # two ends and a bit
+_MIN_BODY = 6
+
+
+@inlined
+def _copy(target: Address, source: Address, size: Value, readable_stop: Address) -> None:
+    """Copy `size` bytes; short ones in steps of 32, reading and writing up to 31 bytes too many."""
+    if size <= _SHORT and np.int64(readable_stop - source) >= size + np.int64(c.COPY_SLACK):
+        to = target
+        at = source
+        stop = source + np.uint64(size)
+        while at < stop:
+            copy_32(to, at)
+            to += _STEP
+            at += _STEP
+    else:
+        copy_long(target, source, np.uint64(size))
+
+
+@helper
+def _first_null(bitmap: Value, frame: Frame) -> None:
+    fill_bytes(np.uint64(bitmap), np.int64(0xFF), np.uint64((frame[c.MAX_ROWS] + 7) >> 3))
+
+
+@helper
+def _fill_per_batch(frame: Frame, first: Value, stop: Address) -> None:
+    """The columns that are the same for all records of a batch."""
+    wanted = frame[c.WANTED]
+    if wanted & c.WANT_TIMESTAMP_TYPE:
+        _fill_i32(frame[c.TIMESTAMP_TYPES], frame[c.TIMESTAMP_TYPE], first, stop)
+    if wanted & c.WANT_LEADER_EPOCH:
+        _fill_i32(frame[c.LEADER_EPOCHS], frame[c.LEADER_EPOCH], first, stop)
+    if wanted & c.WANT_PRODUCER_EPOCH:
+        _fill_i32(frame[c.PRODUCER_EPOCHS], frame[c.PRODUCER_EPOCH], first, stop)
+    if wanted & c.WANT_CODEC:
+        _fill_i32(frame[c.CODECS], frame[c.CODEC], first, stop)
+    if wanted & c.WANT_PRODUCER_ID:
+        _fill_i64(frame[c.PRODUCER_IDS], frame[c.PRODUCER_ID], first, stop)
+    if wanted & c.WANT_BASE_OFFSET:
+        _fill_i64(frame[c.BASE_OFFSETS], frame[c.BASE_OFFSET], first, stop)
+    if wanted & c.WANT_TRANSACTIONAL:
+        for row in range(first, stop):
+            store_u8(np.uint64(frame[c.TRANSACTIONALS] + row), frame[c.TRANSACTIONAL])
+
+
+@inlined
+def _fill_i32(column: Value, value: Value, first: Value, stop: Address) -> None:
+    for row in range(first, stop):
+        store_i32(np.uint64(column + 4 * row), value)
+
+
+@inlined
+def _fill_i64(column: Value, value: Value, first: Value, stop: Address) -> None:
+    for row in range(first, stop):
+        store_i64(np.uint64(column + 8 * row), value)
+
+
+@helper
+def decode_records(source: Address, readable_stop: Address, frame: Frame) -> Value:
+    """Decode records of the batch under way from where it stands; returns a status.
+
+    CONTINUE: the batch is done and nothing followed its last record. FULL and GROW leave the frame
+    before the record that found no room.
+
+    Args:
+        source: Address of the array that the records stand in.
+        readable_stop: Address of that array's end, which no load passes.
+        frame: See `segment_format.kernels.contract`.
+    """
+    wanted = frame[c.WANTED]
+    want_body = wanted & c.WANT_BODY != 0
+    want_key = wanted & c.WANT_KEY != 0
+    want_value = wanted & c.WANT_VALUE != 0
+    want_headers = wanted & c.WANT_HEADERS != 0
+    want_offset = wanted & c.WANT_OFFSET != 0
+    want_timestamp = wanted & c.WANT_TIMESTAMP != 0
+    want_sequence = wanted & c.WANT_SEQUENCE != 0
+    start_offset = frame[c.START_OFFSET]
+    stop_offset = frame[c.STOP_OFFSET]
+    base_offset = frame[c.BASE_OFFSET]
+    base_timestamp = frame[c.BASE_TIMESTAMP]
+    max_timestamp = frame[c.MAX_TIMESTAMP]
+    append_time = frame[c.TIMESTAMP_TYPE] == 1
+    max_rows = frame[c.MAX_ROWS]
+    offsets = np.uint64(frame[c.OFFSETS])
+    timestamps = np.uint64(frame[c.TIMESTAMPS])
+    key_ends = np.uint64(frame[c.KEY_ENDS])
+    value_ends = np.uint64(frame[c.VALUE_ENDS])
+    key_bytes = np.uint64(frame[c.KEY_BYTES])
+    value_bytes = np.uint64(frame[c.VALUE_BYTES])
+    key_room = frame[c.KEY_ROOM]
+    value_room = frame[c.VALUE_ROOM]
+    max_bytes = frame[c.MAX_BYTES]
+    key_size = frame[c.KEY_SIZE]
+    value_size = frame[c.VALUE_SIZE]
+    header_size = (
+        frame[c.HEADER_KEY_SIZE] + frame[c.HEADER_VALUE_SIZE] + _HEADER_COST * frame[c.HEADERS]
+    )
+    first_row = frame[c.ROWS]
+    row = first_row
+    left = frame[c.RECORDS_LEFT]
+    skipped = np.int64(0)
+    at = source + np.uint64(frame[c.RECORD_POSITION])
+    records_stop = source + np.uint64(frame[c.RECORDS_STOP])
+    status = np.int64(c.CONTINUE)
+
+    while left > 0:
+        if row == max_rows:
+            status = np.int64(c.FULL)
+            break
+        size, position = read_varint(at, records_stop)
+        if position == _NOWHERE or size < _MIN_BODY or size > np.int64(records_stop - position):
+            status = np.int64(c.ERROR_RECORD_LENGTH)
+            break
+        stop = position + np.uint64(size)
+        timestamp, position = read_varlong(position + _ONE, stop)  # the first byte: attributes
+        if position == _NOWHERE:
+            status = np.int64(c.ERROR_RECORD)
+            break
+        offset_delta, position = read_varint(position, stop)
+        if position == _NOWHERE:
+            status = np.int64(c.ERROR_RECORD)
+            break
+        offset = base_offset + offset_delta
+
+        key_length = np.int64(-1)
+        value_length = np.int64(-1)
+        key_at = position
+        value_at = position
+        headers_at = position
+        header_count = np.int64(0)
+        header_key_size = np.int64(0)
+        header_value_size = np.int64(0)
+        if want_body:
+            key_length, key_at = read_varint(position, stop)
+            if key_at == _NOWHERE or key_length > np.int64(stop - key_at):
+                status = np.int64(c.ERROR_KEY)
+                break
+            position = key_at
+            if key_length > 0:
+                position += np.uint64(key_length)
+            value_length, value_at = read_varint(position, stop)
+            if value_at == _NOWHERE or value_length > np.int64(stop - value_at):
+                status = np.int64(c.ERROR_VALUE)
+                break
+            position = value_at
+            if value_length > 0:
+                position += np.uint64(value_length)
+            header_count, headers_at = read_varint(position, stop)
+            if (
+                headers_at == _NOWHERE
+                or header_count < 0
+                or header_count > np.int64(stop - headers_at)
+            ):
+                status = np.int64(c.ERROR_HEADER_COUNT)
+                break
+            position = headers_at
+            if header_count > 0:
+                position, header_key_size, header_value_size = measure_headers(
+                    headers_at, stop, header_count
+                )
+                if position == _NOWHERE:
+                    status = np.int64(c.ERROR_RECORD_HEADERS)
+                    break
+            if position != stop:
+                status = np.int64(c.ERROR_RECORD_REST)
+                break
+
+        if offset < start_offset or offset >= stop_offset:
+            skipped += 1
+            left -= 1
+            at = stop
+            continue
+
+        if want_body:
+            add_key = key_length if want_key and key_length > 0 else np.int64(0)
+            add_value = value_length if want_value and value_length > 0 else np.int64(0)
+            add_headers = np.int64(0)
+            if want_headers:
+                add_headers = header_key_size + header_value_size + _HEADER_COST * header_count
+            total = key_size + value_size + header_size + add_key + add_value + add_headers
+            if total > max_bytes and row > 0:
+                status = np.int64(c.FULL)
+                break
+            if key_size + add_key > key_room or value_size + add_value > value_room:
+                status = np.int64(c.GROW)
+            if want_headers and header_count > 0:
+                if header_key_size > _MAX_I32:
+                    status = np.int64(c.ERROR_RECORD_SIZE)
+                    break
+                if (
+                    frame[c.HEADERS] + header_count > frame[c.HEADER_ROOM]
+                    or frame[c.HEADER_KEY_SIZE] + header_key_size > frame[c.HEADER_KEY_ROOM]
+                    or frame[c.HEADER_VALUE_SIZE] + header_value_size > frame[c.HEADER_VALUE_ROOM]
+                ):
+                    status = np.int64(c.GROW)
+            if status == c.GROW:
+                frame[c.NEW_KEY_SIZE] = key_size + add_key
+                frame[c.NEW_VALUE_SIZE] = value_size + add_value
+                frame[c.NEW_HEADERS] = frame[c.HEADERS] + header_count
+                frame[c.NEW_HEADER_KEY_SIZE] = frame[c.HEADER_KEY_SIZE] + header_key_size
+                frame[c.NEW_HEADER_VALUE_SIZE] = frame[c.HEADER_VALUE_SIZE] + header_value_size
+                break
+
+        if want_timestamp:
+            timestamp = max_timestamp if append_time else base_timestamp + timestamp
+            if timestamp > _MAX_MILLIS or timestamp < _MIN_MILLIS:
+                status = np.int64(c.ERROR_TIMESTAMP)
+                break
+            store_i64(timestamps + np.uint64(8 * row), timestamp * 1000)
+        if want_offset:
+            store_i64(offsets + np.uint64(8 * row), offset)
+        if want_sequence:
+            sequence = np.int64(-1)
+            if frame[c.BASE_SEQUENCE] >= 0:
+                sequence = (frame[c.BASE_SEQUENCE] + offset_delta) & _MAX_I32
+            store_i32(np.uint64(frame[c.SEQUENCES] + 4 * row), sequence)
+        if want_key:
+            if key_length >= 0:
+                _copy(key_bytes + np.uint64(key_size), key_at, key_length, readable_stop)
+                key_size += key_length
+            else:
+                if frame[c.KEY_NULLS] == 0:
+                    _first_null(frame[c.KEY_VALID], frame)
+                frame[c.KEY_NULLS] += 1
+                clear_bit(frame[c.KEY_VALID], row)
+            store_i32(key_ends + np.uint64(4 * row + 4), key_size)
+        if want_value:
+            if value_length >= 0:
+                _copy(value_bytes + np.uint64(value_size), value_at, value_length, readable_stop)
+                value_size += value_length
+            else:
+                if frame[c.VALUE_NULLS] == 0:
+                    _first_null(frame[c.VALUE_VALID], frame)
+                frame[c.VALUE_NULLS] += 1
+                clear_bit(frame[c.VALUE_VALID], row)
+            store_i32(value_ends + np.uint64(4 * row + 4), value_size)
+        if want_headers:
+            if header_count > 0:
+                gather_headers(headers_at, stop, header_count, frame)
+                header_size += header_key_size + header_value_size + _HEADER_COST * header_count
+            store_i32(np.uint64(frame[c.HEADER_ENDS] + 4 * row + 4), frame[c.HEADERS])
+        row += 1
+        left -= 1
+        at = stop
+
+    frame[c.RECORDS_LEFT] = left
+    frame[c.RECORD_POSITION] = np.int64(at - source)
+    frame[c.ROWS] = row
+    frame[c.KEY_SIZE] = key_size
+    frame[c.VALUE_SIZE] = value_size
+    frame[c.RECORDS] += row - first_row
+    frame[c.RECORDS_SKIPPED_OFFSET] += skipped
+    if row > first_row and wanted & c.WANT_PER_BATCH:
+        _fill_per_batch(frame, first_row, row)
+    if status == c.CONTINUE and at != records_stop:
+        frame[c.ERROR_FOUND] = np.int64(records_stop - at)
+        status = np.int64(c.ERROR_BATCH_REST)
+    if status < 0:
+        frame[c.ERROR_POSITION] = frame[c.BATCH_POSITION]
+        frame[c.ERROR_OFFSET] = base_offset
+    return status

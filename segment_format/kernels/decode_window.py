@@ -1,0 +1,230 @@
+"""One call over a whole window: entries walked, skipped or checked, records decoded, state left in
+the frame.
+
+Entries and batch headers: `segment_format.record.framing` and `.batch_header` have the layouts.
+Order of decisions per entry: framing, offsets beyond the range, completeness, header, CRC, then
+control batches and aborted transactions. The CRC comes before the last two because a flipped
+attribute bit would otherwise hide a batch; it comes after the offsets because what lies outside the
+range is none of the reader's business, as on a broker that looks up a fetch position.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numba.core import types
+
+from segment_format.kernels import contract as c
+from segment_format.kernels.compiled import helper, inlined, kernel
+from segment_format.kernels.crc32c import crc32c
+from segment_format.kernels.decode_records import decode_records
+from segment_format.kernels.memory import (
+    array_address,
+    load_i16,
+    load_i32,
+    load_i64,
+    load_i64_native,
+    load_u8,
+    load_u32,
+)
+
+if TYPE_CHECKING:
+    from segment_format.kernels.compiled import Address, Frame, Value
+
+_PREFIX_SIZE = 17
+_LENGTH_PREFIX = 12
+_HEADER_SIZE = 61
+_CRC_START = 21
+_MAX_I64 = 2**63 - 1
+
+
+@helper
+def _is_aborted(producer_id: Value, base_offset: Value, frame: Frame) -> Value:
+    """Whether an interval of the producer, sorted by (producer, first), covers the offset."""
+    low = np.int64(0)
+    high = frame[c.ABORTED_COUNT]
+    while low < high:
+        middle = (low + high) >> 1
+        producer = load_i64_native(np.uint64(frame[c.ABORTED_PRODUCER_IDS] + 8 * middle))
+        first = load_i64_native(np.uint64(frame[c.ABORTED_FIRST_OFFSETS] + 8 * middle))
+        if producer < producer_id or (producer == producer_id and first <= base_offset):
+            low = middle + 1
+        else:
+            high = middle
+    if low == 0:
+        return False
+    at = 8 * (low - 1)
+    return (
+        load_i64_native(np.uint64(frame[c.ABORTED_PRODUCER_IDS] + at)) == producer_id
+        and load_i64_native(np.uint64(frame[c.ABORTED_LAST_OFFSETS] + at)) > base_offset
+    )
+
+
+@helper
+def _wrong_epoch(epoch: Value, base_offset: Value, last_offset: Value, frame: Frame) -> Value:
+    """Whether the lineage gives the batch to another epoch.
+
+    The first entry's start may be a log start that deletion moved into a batch, so a batch that
+    straddles it belongs to that entry; one wholly below it is not judged.
+    """
+    low = np.int64(0)
+    high = frame[c.LINEAGE_COUNT]
+    while low < high:
+        middle = (low + high) >> 1
+        if load_i64_native(np.uint64(frame[c.LINEAGE_START_OFFSETS] + 8 * middle)) <= base_offset:
+            low = middle + 1
+        else:
+            high = middle
+    if low == 0:
+        if last_offset < load_i64_native(np.uint64(frame[c.LINEAGE_START_OFFSETS])):
+            return False
+        low = np.int64(1)
+    expected = load_i64_native(np.uint64(frame[c.LINEAGE_EPOCHS] + 8 * (low - 1)))
+    frame[c.ERROR_FOUND] = epoch
+    frame[c.ERROR_EXPECTED] = expected
+    return epoch != expected
+
+
+@inlined
+def _fail(
+    frame: Frame, code: Value, position: Value, offset: Value, found: Value, expected: Value
+) -> Value:
+    frame[c.ERROR_POSITION] = position
+    frame[c.ERROR_OFFSET] = offset
+    frame[c.ERROR_FOUND] = found
+    frame[c.ERROR_EXPECTED] = expected
+    return np.int64(code)
+
+
+@inlined
+def _next_batch(source: Address, window_size: Value, frame: Frame) -> Value:
+    """Step over one entry, or open the batch in it; returns a status.
+
+    CONTINUE with IN_BATCH set: records to decode stand in the window.
+    """
+    position = frame[c.POSITION]
+    left = window_size - position
+    if left < _PREFIX_SIZE:
+        frame[c.NEEDED] = _PREFIX_SIZE if left > 0 else 0
+        return np.int64(c.NEED_MORE)
+    at = source + np.uint64(position)
+    base_offset = load_i64(at)
+    length = load_i32(at + np.uint64(8))
+    magic = np.int64(load_u8(at + np.uint64(16)))
+    if length < 14:
+        return _fail(frame, c.ERROR_LENGTH, position, base_offset, length, 14)
+    if magic > 2:
+        return _fail(frame, c.ERROR_MAGIC, position, base_offset, magic, 2)
+    least = 14
+    if magic == 1:
+        least = 22
+    if magic == 2:
+        least = _HEADER_SIZE - _LENGTH_PREFIX
+    if length < least:
+        return _fail(frame, c.ERROR_LENGTH, position, base_offset, length, least)
+    if magic == 2 and base_offset >= frame[c.STOP_OFFSET]:
+        frame[c.DONE] = 1
+        return np.int64(c.FINISHED)
+    size = length + _LENGTH_PREFIX
+    if size > frame[c.MAX_BATCH_BYTES]:
+        return _fail(
+            frame, c.ERROR_TOO_LARGE, position, base_offset, size, frame[c.MAX_BATCH_BYTES]
+        )
+    if size > left:
+        frame[c.NEEDED] = size
+        return np.int64(c.NEED_MORE)
+    frame[c.BATCH_POSITION] = position
+    frame[c.BATCH_SIZE] = size
+    if magic < 2:
+        return np.int64(c.LEGACY)
+
+    last_delta = load_i32(at + np.uint64(23))
+    count = load_i32(at + np.uint64(57))
+    if base_offset < 0 or last_delta < 0 or count < 0 or base_offset >= _MAX_I64 - last_delta:
+        return _fail(frame, c.ERROR_HEADER, position, base_offset, last_delta, count)
+    last_offset = base_offset + last_delta
+    frame[c.POSITION] = position + size
+    frame[c.BATCHES] += 1
+    frame[c.BYTES] += size
+    if last_offset < frame[c.START_OFFSET]:
+        frame[c.BATCHES_SKIPPED_OFFSET] += 1
+        return np.int64(c.CONTINUE)
+    if frame[c.CHECK_CRCS]:
+        stored = np.int64(load_u32(at + np.uint64(17)))
+        computed = np.int64(crc32c(at + np.uint64(_CRC_START), np.uint64(size - _CRC_START)))
+        if stored != computed:
+            return _fail(frame, c.ERROR_CRC, position, base_offset, stored, computed)
+    attributes = load_i16(at + np.uint64(21))
+    codec = attributes & 7
+    epoch = load_i32(at + np.uint64(12))
+    if frame[c.LINEAGE_COUNT] > 0 and _wrong_epoch(epoch, base_offset, last_offset, frame):
+        frame[c.ERROR_POSITION] = position
+        frame[c.ERROR_OFFSET] = base_offset
+        return np.int64(c.ERROR_EPOCH)
+    if codec > 4:
+        return _fail(frame, c.ERROR_CODEC, position, base_offset, codec, 4)
+    if attributes & 0x20:
+        frame[c.BATCHES_SKIPPED_CONTROL] += 1
+        return np.int64(c.CONTINUE)
+    producer_id = load_i64(at + np.uint64(43))
+    if (
+        attributes & 0x10
+        and frame[c.ABORTED_COUNT] > 0
+        and _is_aborted(producer_id, base_offset, frame)
+    ):
+        frame[c.BATCHES_SKIPPED_ABORTED] += 1
+        return np.int64(c.CONTINUE)
+    if count == 0:
+        return np.int64(c.CONTINUE)
+
+    frame[c.RECORDS_LEFT] = count
+    frame[c.BASE_OFFSET] = base_offset
+    frame[c.BASE_TIMESTAMP] = load_i64(at + np.uint64(27))
+    frame[c.MAX_TIMESTAMP] = load_i64(at + np.uint64(35))
+    frame[c.TIMESTAMP_TYPE] = (attributes >> 3) & 1
+    frame[c.LEADER_EPOCH] = epoch
+    frame[c.PRODUCER_ID] = producer_id
+    frame[c.PRODUCER_EPOCH] = load_i16(at + np.uint64(51))
+    frame[c.BASE_SEQUENCE] = load_i32(at + np.uint64(53))
+    frame[c.TRANSACTIONAL] = (attributes >> 4) & 1
+    frame[c.CODEC] = codec
+    frame[c.IN_BATCH] = 1
+    frame[c.IN_PAYLOAD] = codec != 0
+    frame[c.RECORD_POSITION] = position + _HEADER_SIZE
+    frame[c.RECORDS_STOP] = position + size
+    if codec != 0:
+        return np.int64(c.COMPRESSED)
+    return np.int64(c.CONTINUE)
+
+
+_BYTES = types.Array(types.uint8, 1, "C", readonly=True)
+_FRAME = types.Array(types.int64, 1, "C")
+
+
+@kernel(types.int64(_BYTES, _BYTES, _FRAME))
+def decode_window(window: Value, payload: Value, frame: Frame) -> Value:
+    """Decode until something needs Python: a status of `segment_format.kernels.contract`.
+
+    Args:
+        window: uint8, read-only; bytes of a log from some entry border on.
+        payload: uint8, read-only; the decompressed records of the batch under way when IN_PAYLOAD.
+        frame: int64, `FRAME_SIZE` slots.
+    """
+    window_at = array_address(window)
+    window_stop = window_at + np.uint64(window.size)
+    payload_at = array_address(payload)
+    payload_stop = payload_at + np.uint64(payload.size)
+    while True:
+        if frame[c.IN_BATCH]:
+            if frame[c.IN_PAYLOAD]:
+                status = decode_records(payload_at, payload_stop, frame)
+            else:
+                status = decode_records(window_at, window_stop, frame)
+            if status != c.CONTINUE:
+                return status
+            frame[c.IN_BATCH] = 0
+        else:
+            status = _next_batch(window_at, window.size, frame)
+            if status != c.CONTINUE:
+                return status

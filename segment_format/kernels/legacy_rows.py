@@ -1,0 +1,51 @@
+"""Records of magic 0 and 1 handed to the kernel in magic 2's record layout, so that all rows take
+one way into columns.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from segment_format.kernels import contract as c
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from segment_format.record.decoded import DecodedBatch, Record
+
+
+def open_legacy_record(
+    frame: NDArray[np.int64], entry: DecodedBatch, record: Record
+) -> NDArray[Any]:
+    """Make one record the batch under way; returns the payload that holds it."""
+    body = b"\x00\x00\x00" + _sized(record.key) + _sized(record.value) + b"\x00"
+    payload = np.frombuffer(_varint(len(body)) + body, np.uint8)
+    frame[c.RECORDS_LEFT] = 1
+    frame[c.IN_BATCH] = 1
+    frame[c.IN_PAYLOAD] = 1
+    frame[c.RECORD_POSITION] = 0
+    frame[c.RECORDS_STOP] = payload.size
+    frame[c.BASE_OFFSET] = record.offset
+    frame[c.BASE_TIMESTAMP] = record.timestamp
+    frame[c.MAX_TIMESTAMP] = record.timestamp
+    frame[c.TIMESTAMP_TYPE] = record.timestamp_type
+    frame[[c.LEADER_EPOCH, c.PRODUCER_ID, c.PRODUCER_EPOCH, c.BASE_SEQUENCE]] = -1
+    frame[c.TRANSACTIONAL] = 0
+    frame[c.CODEC] = entry.compression_type
+    return payload
+
+
+def _sized(value: bytes | None) -> bytes:
+    return _varint(-1) if value is None else _varint(len(value)) + value
+
+
+def _varint(value: int) -> bytes:
+    raw = value << 1 if value >= 0 else 1
+    parts = bytearray()
+    while raw >= 0x80:
+        parts.append(raw & 0x7F | 0x80)
+        raw >>= 7
+    parts.append(raw)
+    return bytes(parts)
