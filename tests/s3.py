@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import subprocess
 import sys
@@ -21,7 +20,8 @@ REGION = "us-east-1"
 ACCESS_KEY = "test-access-key"
 SECRET_KEY = "test-secret-key-0123456789"
 
-# Ends when its standard input does, hence also when the test process dies. The port is the system's choice.
+# Ends when its standard input does, hence also when the test process dies. The port is the system's
+# choice.
 _SERVER = """
 import logging, sys
 from moto.server import ThreadedMotoServer
@@ -42,6 +42,7 @@ class S3Server:
     secret_key: str = SECRET_KEY
     region: str = REGION
     _numbers: Iterator[int] = field(default_factory=itertools.count, repr=False)
+    _clients: list[Any] = field(default_factory=list, repr=False)
 
     @property
     def options(self) -> dict[str, str]:
@@ -54,37 +55,42 @@ class S3Server:
             "s3.path-style-access": "true",
         }
 
-    def client(self) -> Any:
-        """A botocore client that shares no code with the stores under test. Close it."""
-        return botocore.session.get_session().create_client(
-            "s3",
-            endpoint_url=self.endpoint,
-            aws_access_key_id=self.access_key,
-            aws_secret_access_key=self.secret_key,
-            region_name=self.region,
-            config=botocore.config.Config(s3={"addressing_style": "path"}),
-        )
+    def client(self) -> Any:  # noqa: ANN401  # botocore makes its clients at run time
+        """A botocore client that shares no code with the stores under test; one for all."""
+        if not self._clients:
+            self._clients.append(
+                botocore.session.get_session().create_client(
+                    "s3",
+                    endpoint_url=self.endpoint,
+                    aws_access_key_id=self.access_key,
+                    aws_secret_access_key=self.secret_key,
+                    region_name=self.region,
+                    config=botocore.config.Config(s3={"addressing_style": "path"}),
+                )
+            )
+        return self._clients[0]
+
+    def close(self) -> None:
+        """Closes the client."""
+        while self._clients:
+            self._clients.pop().close()
 
     def make_bucket(self, name: str | None = None) -> str:
         """Creates a bucket (with a fresh name if none is given) and returns its name."""
         name = name or f"bucket-{next(self._numbers)}"
-        with contextlib.closing(self.client()) as client:
-            client.create_bucket(Bucket=name)
+        self.client().create_bucket(Bucket=name)
         return name
 
     def put(self, bucket: str, key: str, data: bytes) -> None:
         """Writes one object."""
-        with contextlib.closing(self.client()) as client:
-            client.put_object(Bucket=bucket, Key=key, Body=data)
+        self.client().put_object(Bucket=bucket, Key=key, Body=data)
 
     def upload(self, folder: Path, bucket: str | None = None, prefix: str = "") -> str:
         """Writes every file below a folder, keys relative to it; returns the bucket's name."""
         bucket = bucket or self.make_bucket()
-        with contextlib.closing(self.client()) as client:
-            for path in sorted(folder.rglob("*")):
-                if path.is_file():
-                    key = prefix + path.relative_to(folder).as_posix()
-                    client.put_object(Bucket=bucket, Key=key, Body=path.read_bytes())
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                self.put(bucket, prefix + path.relative_to(folder).as_posix(), path.read_bytes())
         return bucket
 
 
@@ -102,7 +108,9 @@ def s3_server() -> Iterator[S3Server]:
             process.kill()
             pytest.fail("the S3 server did not start")
         try:
-            yield S3Server(f"http://{address[0]}:{address[1]}")
+            server = S3Server(f"http://{address[0]}:{address[1]}")
+            yield server
+            server.close()
         finally:
             process.stdin.close()
             process.wait(30)

@@ -293,21 +293,22 @@ def _is_of_aiohttp(error: Exception) -> bool:
 
 def _info(key: str, entry: dict[str, Any]) -> ObjectInfo:
     size = int(entry["size"])
-    modified = next((entry[name] for name in _TIME_NAMES if entry.get(name)), None)
+    modified = _moment(next((entry[name] for name in _TIME_NAMES if entry.get(name)), None))
     version = next((str(entry[name]) for name in _VERSION_NAMES if entry.get(name)), None)
-    milliseconds = _milliseconds(modified)
+    milliseconds = None if modified is None else round(modified * 1000)
     if version is None:
         version = str(size) if modified is None else f"{size}-{modified}"
     storage_class = next((str(entry[name]) for name in _CLASS_NAMES if entry.get(name)), None)
     return ObjectInfo(key, size, version, milliseconds, storage_class)
 
 
-def _milliseconds(moment: object) -> int | None:
-    if isinstance(moment, str):
+def _moment(value: object) -> float | None:
+    """Seconds since the epoch, however a listing or a look-up spells the time."""
+    if isinstance(value, str):
         try:
-            moment = datetime.fromisoformat(moment)
+            value = datetime.fromisoformat(value)
         except ValueError:
             return None
-    if isinstance(moment, datetime):
-        moment = moment.timestamp()
-    return round(moment * 1000) if isinstance(moment, int | float) else None
+    if isinstance(value, datetime):
+        value = value.timestamp()
+    return float(value) if isinstance(value, int | float) else None

@@ -347,9 +347,12 @@ def _is_transient(error: BaseException) -> bool:
     from botocore import exceptions
     from botocore.parsers import ResponseParserError
 
+    if isinstance(error, exceptions.SSLError):
+        return False  # a certificate does not become valid by asking again
     return isinstance(
         error,
         exceptions.HTTPClientError
+        | exceptions.ConnectionError
         | exceptions.IncompleteReadError
         | exceptions.ResponseStreamingError
         | ResponseParserError

@@ -1,0 +1,167 @@
+"""An HTTP proxy in front of a server that spoils answers on demand: one fault a request."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import http.server
+import socket
+import struct
+import threading
+import urllib.parse
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@dataclass
+class Answer:
+    """An HTTP answer on its way back."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    # Bytes of the body after which the connection is reset; None sends all.
+    cut_at: int | None = None
+    # Whether the connection is reset without a word.
+    dropped: bool = False
+
+    def error(self, status: int, code: str) -> Self:
+        """Makes this an S3 error document."""
+        self.status = status
+        self.body = f"<Error><Code>{code}</Code><Message>by the proxy</Message></Error>".encode()
+        self.headers = {"Content-Type": "application/xml"}
+        return self
+
+
+def status(number: int, code: str) -> Callable[[Answer], object]:
+    """An S3 error instead of the answer."""
+    return lambda answer: answer.error(number, code)
+
+
+def drop(answer: Answer) -> None:
+    """A reset instead of the answer."""
+    answer.dropped = True
+
+
+def cut(at: int) -> Callable[[Answer], None]:
+    """A reset after so many bytes of the body."""
+
+    def fault(answer: Answer) -> None:
+        answer.cut_at = at
+
+    return fault
+
+
+def change(**headers: str | None) -> Callable[[Answer], None]:
+    """Other headers (underscores become dashes; None takes one away)."""
+
+    def fault(answer: Answer) -> None:
+        for name, value in headers.items():
+            wire_name = name.replace("_", "-")
+            for there in [one for one in answer.headers if one.lower() == wire_name.lower()]:
+                del answer.headers[there]
+            if value is not None:
+                answer.headers[wire_name] = value
+
+    return fault
+
+
+class IgnoreRange:
+    """The whole object with status 200, as servers do that know no ranges."""
+
+
+class Stall:
+    """No answer until the proxy ends or the client goes."""
+
+
+Fault = Callable[[Answer], object] | IgnoreRange | Stall
+
+
+@dataclass
+class FaultyProxy:
+    """A running proxy. Append to `faults`; None lets a request pass; later requests pass, too."""
+
+    endpoint: str
+    faults: deque[Fault | None] = field(default_factory=deque)
+    # Method and path of every request that came.
+    seen: list[tuple[str, str]] = field(default_factory=list)
+
+
+@contextlib.contextmanager
+def faulty_proxy(upstream: str) -> Iterator[FaultyProxy]:
+    """A proxy in front of `upstream` (http://host:port) on a free loopback port."""
+    target = urllib.parse.urlsplit(upstream).netloc
+    ended = threading.Event()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+        def forwarded(self, headers: dict[str, str], body: bytes) -> Answer:
+            with contextlib.closing(http.client.HTTPConnection(target, timeout=30)) as connection:
+                connection.request(self.command, self.path, body=body or None, headers=headers)
+                response = connection.getresponse()
+                kept = {
+                    name: value
+                    for name, value in response.getheaders()
+                    if name.lower() not in ("connection", "transfer-encoding", "content-length")
+                }
+                answer = Answer(response.status, kept, response.read())
+                if self.command == "HEAD" and (length := response.getheader("Content-Length")):
+                    answer.headers["Content-Length"] = length
+                return answer
+
+        def handle_one(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            proxy.seen.append((self.command, self.path))
+            fault = proxy.faults.popleft() if proxy.faults else None
+            headers = dict(self.headers.items())
+            if isinstance(fault, IgnoreRange):
+                headers = {n: value for n, value in headers.items() if n.lower() != "range"}
+            if isinstance(fault, Stall):
+                ended.wait(30)
+                self.reset()
+                return
+            answer = self.forwarded(headers, body)
+            if fault is not None and not isinstance(fault, IgnoreRange):
+                fault(answer)
+            if answer.dropped:
+                self.reset()
+                return
+            self.send_response(answer.status)
+            answer.headers.setdefault("Content-Length", str(len(answer.body)))
+            # HTTP clients repeat requests by themselves when a connection they kept breaks.
+            answer.headers["Connection"] = "close"
+            for name, value in answer.headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(answer.body[: answer.cut_at])
+            if answer.cut_at is not None:
+                self.wfile.flush()
+                self.reset()
+
+        def reset(self) -> None:
+            # Lingering zero seconds makes the close a reset.
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.close_connection = True
+
+        do_GET = do_HEAD = do_PUT = do_POST = handle_one  # noqa: N815  # names of the library
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        proxy = FaultyProxy(f"http://127.0.0.1:{server.server_port}")
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield proxy
+        finally:
+            ended.set()
+            server.shutdown()
+            thread.join()
