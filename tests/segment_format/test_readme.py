@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import segment_format
+from segment_format.record.compression import CODEC_EXCEPTIONS
+
+README = (Path(segment_format.__file__).parent / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_example_runs() -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert "assert" in example
+
+    exec(compile(example, "segment_format/README.md", "exec"), {})
+
+
+@pytest.mark.parametrize("name", CODEC_EXCEPTIONS)
+def test_the_table_of_codec_exceptions_is_the_one_in_code(name: str) -> None:
+    exception = CODEC_EXCEPTIONS[name]
+    verdict = {True: "reads", False: "refuses"}
+    wanted = (
+        f"| {verdict[exception.kafka_accepts]} | {verdict[exception.accepted]}"
+        f" | {exception.reason} |"
+    )
+
+    assert README.count(wanted) == 1
+    section = README.split("## Codecs", 1)[1]
+    assert section.count("\n| ") == len(CODEC_EXCEPTIONS) + 1
