@@ -139,8 +139,7 @@ def _parts(run: Sequence[ByteRange], max_bytes: int) -> Iterator[ByteRange]:
             yield ByteRange(start, stop)
             start = max(stop, run[bisect_right(stops, stop)].start)
         else:
-            # Inside a range: nothing of its neighbours may be split with it, or it would need one
-            # more request.
+            # Longer than a request: cut inside, as if it stood alone.
             inside = run[first]
             left = min(inside.stop, end) - start
             stop = start + -(-left // -(-left // max_bytes))
