@@ -13,9 +13,6 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
-from segment_format.manifest.object_key import parse_segment_file_name, parse_topic_directory
-from segment_format.manifest.segment_manifest import SegmentManifest
-
 from kts_source.remote.layout import Orphan, PartitionListing, SegmentEntry, TopicFolder
 from kts_source.remote.segment import (
     Envelope,
@@ -27,6 +24,8 @@ from kts_source.remote.segment import (
 )
 from segment_format.errors import InvalidManifestError
 from segment_format.kafka_uuid import uuid_to_text
+from segment_format.manifest.object_key import parse_segment_file_name, parse_topic_directory
+from segment_format.manifest.segment_manifest import SegmentManifest
 
 if TYPE_CHECKING:
     from kts_source.remote.store import ObjectInfo, RangeStore
@@ -41,6 +40,7 @@ class AivenLayout:
     """Segments as the plugin's `kafka` segment format stores them."""
 
     name = "aiven"
+    folder_pattern = "<topic>-<topic id>/"
 
     def topic_folders(
         self, store: RangeStore, key_prefix: str, topic: str | None
@@ -120,7 +120,7 @@ def _bounded(info: ObjectInfo) -> int:
 
 
 def _ref(info: ObjectInfo) -> ObjectRef:
-    return ObjectRef(info.key, info.size, info.version)
+    return ObjectRef(info.key, info.size, info.version, info.storage_class)
 
 
 def _segment(

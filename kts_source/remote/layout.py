@@ -24,7 +24,8 @@ class TopicFolder:
     """One incarnation of a topic: the folder that holds its partitions.
 
     Attributes:
-        folder: Key prefix, ending in a slash.
+        folder: Key prefix of its own, or one that it shares with others where there is a folder for
+            every partition; empty or ending in a slash.
     """
 
     topic: str
@@ -71,9 +72,15 @@ class PartitionListing:
 
 
 class Layout(Protocol):
-    """How a storage plugin lays segments out. Implementations hold no state."""
+    """How a storage plugin lays segments out. Implementations hold no state.
+
+    Attributes:
+        name: Value of option `layout`.
+        folder_pattern: Shape of the folders below the key prefix, for error texts.
+    """
 
     name: str
+    folder_pattern: str
 
     def topic_folders(
         self, store: RangeStore, key_prefix: str, topic: str | None
@@ -104,8 +111,12 @@ def find_layout(name: str) -> Layout:
         InvalidOptionError: No such layout; names those there are.
     """
     from kts_source.remote.aiven_layout import AivenLayout
+    from kts_source.remote.local_tiered_layout import LocalTieredLayout
 
-    built_in: dict[str, Layout] = {AivenLayout.name: AivenLayout()}
+    built_in: dict[str, Layout] = {
+        AivenLayout.name: AivenLayout(),
+        LocalTieredLayout.name: LocalTieredLayout(),
+    }
     if name in built_in:
         return built_in[name]
     plug_ins = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}

@@ -32,11 +32,13 @@ class ObjectRef:
         key: Key below the store's root.
         size: Length in bytes, as listed.
         version: ETag, generation or the like; a read of another version fails.
+        storage_class: As the listing reports it, for the cost and for what cannot be read.
     """
 
     key: str
     size: int
     version: str | None
+    storage_class: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,8 @@ class RemoteSegment:
         max_timestamp_ms: Largest timestamp of any batch, markers included; −1 when unknown.
         event_timestamp_ms: When the copy began; `None` where the layout does not tell.
         leader_epochs: Epochs of this segment with their first offset in it, ascending.
+        end_is_exact: Whether the next segment of the same lineage must begin right behind
+            `end_offset`; otherwise the broker's end may be higher, with no record in between.
     """
 
     topic: str
@@ -108,6 +112,7 @@ class RemoteSegment:
     event_timestamp_ms: int | None
     leader_epochs: tuple[EpochEntry, ...]
     objects: SegmentObjects
+    end_is_exact: bool = True
 
     @property
     def stop_offset(self) -> int:

@@ -126,7 +126,19 @@ def _checked(
 def check_no_holes(
     place: Place, partition: PartitionLog, start: int, stop: int, *, fail_on_data_loss: bool
 ) -> None:
-    """Raises `DataLossError` when a hole lies in [start, stop), or warns where loss is allowed."""
+    """Raises `DataLossError` when a hole lies in [start, stop), or warns where loss is allowed.
+
+    Gaps that need not be holes are only noted.
+    """
+    for gap in partition.unverifiable:
+        if gap.start < stop and gap.stop > start:
+            log.info(
+                "%s: offsets [%d, %d) before %s: the tier does not tell whether there were any",
+                place,
+                gap.start,
+                gap.stop,
+                gap.after.objects.log.key,
+            )
     missing = [hole for hole in partition.holes if hole.start < stop and hole.stop > start]
     if not missing:
         return

@@ -98,7 +98,11 @@ def _incarnations(
         found = {topic: everything[topic] for topic in wanted}
         if not found:
             raise _not_found(
-                f"no topic matches {options.selection.pattern!r}", tuple(everything), options, store
+                f"no topic matches {options.selection.pattern!r}",
+                tuple(everything),
+                options,
+                store,
+                layout,
             )
         return found
     wanted = options.selection.wanted(())
@@ -110,7 +114,8 @@ def _incarnations(
     missing = [topic for topic in wanted if topic not in found]
     if missing:
         available = tuple(_by_topic(layout.topic_folders(store, options.key_prefix, None)))
-        raise _not_found(f"no topic {', '.join(map(repr, missing))}", available, options, store)
+        what = f"no topic {', '.join(map(repr, missing))}"
+        raise _not_found(what, available, options, store, layout)
     return found
 
 
@@ -122,7 +127,11 @@ def _by_topic(folders: Sequence[TopicFolder]) -> dict[str, tuple[TopicFolder, ..
 
 
 def _not_found(
-    what: str, available: tuple[str, ...], options: ScanOptions, store: RangeStore
+    what: str,
+    available: tuple[str, ...],
+    options: ScanOptions,
+    store: RangeStore,
+    layout: Layout,
 ) -> TopicNotFoundError | TierNotFoundError:
     where = store.uri(options.key_prefix)
     if available:
@@ -136,10 +145,9 @@ def _not_found(
             " holds no segments; read the table <iceberg.namespace>.<topic> instead"
         )
     return TierNotFoundError(
-        f"no tier at {where}: looked for folders named {options.key_prefix}<topic>-<topic id>/"
-        f" of layout"
-        f" {options.layout!r}. Check 'path', and 'keyPrefix' (the plugin's key.prefix, with its"
-        f" slash if it has one)"
+        f"no tier at {where}: looked for folders named {options.key_prefix}{layout.folder_pattern}"
+        f" of layout {options.layout!r}. Check 'path', and 'keyPrefix' (the plugin's key.prefix,"
+        f" with its slash if it has one)"
     )
 
 

@@ -79,7 +79,7 @@ def decide(partition: PartitionLog, start: int, stop: int, state: TransactionSta
     """
     first = next(n for n, span in enumerate(partition.ranges) if span.stop > start)
     last = max(n for n, span in enumerate(partition.ranges) if span.start < stop)
-    ends = _EndStates(partition.ranges, state)
+    ends = _EndStates(partition, state)
     horizon = last
     while True:
         undecided = ends.undecided(horizon, below=stop)
@@ -106,8 +106,9 @@ class _EndStates:
     headers.
     """
 
-    def __init__(self, ranges: Sequence[SegmentRange], state: TransactionState) -> None:
-        self._ranges = ranges
+    def __init__(self, partition: PartitionLog, state: TransactionState) -> None:
+        self._ranges = partition.ranges
+        self._hole_stops = {hole.stop for hole in partition.holes}
         self._state = state
         self._open: dict[int, Mapping[int, int]] = {}
         self._snapshots: dict[int, tuple[ProducerStateEntry, ...] | None] = {}
@@ -163,7 +164,7 @@ class _EndStates:
         return self._snapshots[number]
 
     def _replay(self, number: int) -> Replay:
-        contiguous = number > 0 and self._ranges[number - 1].stop == self._ranges[number].start
+        contiguous = number > 0 and self._ranges[number].start not in self._hole_stops
         before = self.open_after(number - 1) if contiguous else {}
         return self._state.replay(self._ranges[number], before)
 
@@ -180,10 +181,11 @@ def _lost_in_holes(
     Their marker may be one of the missing records, so nothing tells a commit from an abort.
     """
     known = {(txn.producer_id, txn.first_offset) for txn in aborted}
+    hole_starts = {hole.start for hole in partition.holes}
     lost = []
     for number in range(first, min(horizon, len(partition.ranges) - 1)):
         here, following = partition.ranges[number], partition.ranges[number + 1]
-        if here.stop == following.start:
+        if here.stop not in hole_starts:
             continue
         still_open = ends.open_after(number + 1)
         for producer_id, first_offset in ends.open_after(number).items():

@@ -67,6 +67,8 @@ class PartitionLog:
         stop: One past the last tiered offset.
         ranges: In offset order, without overlap.
         holes: In offset order; none lies below `log_start`.
+        unverifiable: Like holes, but behind segments whose end the tier does not tell exactly:
+            there may have been nothing.
     """
 
     lineage: tuple[EpochEntry, ...]
@@ -75,6 +77,7 @@ class PartitionLog:
     ranges: tuple[SegmentRange, ...]
     holes: tuple[Hole, ...]
     skipped: tuple[SkippedSegment, ...]
+    unverifiable: tuple[Hole, ...] = ()
 
 
 def newest_segment(segments: Iterable[RemoteSegment]) -> RemoteSegment:
@@ -115,14 +118,28 @@ def partition_log(segments: Sequence[RemoteSegment], lineage: Sequence[EpochEntr
     stragglers = (s.start_offset for s in segments if s.stop_offset <= checkpoint_start)
     first_tiered = min([candidates[0].start, *stragglers])
     log_start = min(max(first_tiered, checkpoint_start), stop)
-    ranges, holes = _cover(candidates, log_start, stop)
+    ranges, missing = _cover(candidates, log_start, stop)
+    loose = {span.stop for span in ranges if _may_end_later(span)}
     used = {id(chosen.segment) for chosen in ranges}
     skipped = tuple(
         SkippedSegment(segment, _reason(segment, usable[id(segment)], log_start))
         for segment in segments
         if id(segment) not in used
     )
-    return PartitionLog(tuple(lineage), log_start, stop, ranges, holes, skipped)
+    return PartitionLog(
+        tuple(lineage),
+        log_start,
+        stop,
+        ranges,
+        tuple(hole for hole in missing if hole.start not in loose),
+        skipped,
+        tuple(hole for hole in missing if hole.start in loose),
+    )
+
+
+def _may_end_later(span: SegmentRange) -> bool:
+    """Whether the offsets behind a range may be the segment's own, without a record in them."""
+    return span.stop == span.segment.stop_offset and not span.segment.end_is_exact
 
 
 def usable_range(segment: RemoteSegment, lineage: Sequence[EpochEntry]) -> SegmentRange | None:

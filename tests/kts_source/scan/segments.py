@@ -21,6 +21,7 @@ def segment(
     name: str = "",
     max_timestamp_ms: int = 0,
     event_timestamp_ms: int = 0,
+    end_is_exact: bool = True,
 ) -> RemoteSegment:
     """A segment of offsets start … end (inclusive) with its epochs (default: epoch 0)."""
     key = name or f"{start:020d}-{end}"
@@ -48,6 +49,7 @@ def segment(
             encryption=None,
             indexes={IndexType.OFFSET: StoredIndex(indexes, 0, 0)},
         ),
+        end_is_exact=end_is_exact,
     )
 
 

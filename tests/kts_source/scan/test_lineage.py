@@ -97,6 +97,21 @@ def test_a_hole_is_named_with_its_neighbours() -> None:
     assert (hole.start, hole.stop) == (10, 30)
     assert hole.before is not None
     assert (hole.before.end_offset, hole.after.start_offset) == (9, 30)
+    assert log.unverifiable == ()
+
+
+def test_a_gap_behind_an_end_that_is_not_exact_is_not_called_a_hole() -> None:
+    first, last = segment(0, 9, end_is_exact=False), segment(50, 59, end_is_exact=False)
+    log = partition_log([first, segment(30, 39), last], lineage(e0=0))
+    assert [(gap.start, gap.stop) for gap in log.unverifiable] == [(10, 30)]
+    assert [(hole.start, hole.stop) for hole in log.holes] == [(40, 50)]
+
+
+def test_a_gap_behind_a_dead_branch_is_a_hole_whatever_the_segments_end() -> None:
+    branched = segment(0, 99, {0: 0, 1: 40}, end_is_exact=False)
+    log = partition_log([branched, segment(60, 99, {2: 60})], lineage(e0=0, e2=50))
+    assert [(hole.start, hole.stop) for hole in log.holes] == [(40, 60)]
+    assert log.unverifiable == ()
 
 
 @given(
