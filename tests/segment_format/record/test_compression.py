@@ -203,6 +203,21 @@ def test_a_bomb_is_refused_without_the_memory_it_asks_for(name: str) -> None:
     assert peak < 2 * bound + (1 << 20)
 
 
+def test_snappy_sizes_that_no_block_can_hold_are_refused_before_allocating() -> None:
+    """Twelve bytes that state a size of 200 MiB, well below the default bound."""
+    claimed = b"\x80\x80\x80\x64" + bytes(8)
+    tracemalloc.start()
+    try:
+        with pytest.raises(DecompressionError, match="cannot expand"):
+            decompress(SNAPPY, claimed)
+        with pytest.raises(DecompressionError, match="cannot expand"):
+            decompress(SNAPPY, XERIAL_HEADER + (len(claimed).to_bytes(4, "big") + claimed) * 2)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 100_000
+
+
 def test_ten_gigabytes_in_zstd_are_refused_by_the_default_bound() -> None:
     with pytest.raises(DecompressionError, match=f"more than {DEFAULT_MAX_BATCH_BYTES} bytes"):
         decompress(ZSTD, zstd_bomb(80_000))
