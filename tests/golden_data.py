@@ -95,12 +95,17 @@ def summary() -> dict[str, Any]:
 
 
 @functools.cache
-def topic_summary(topic: str) -> dict[str, Any]:
-    """One topic's part of `summary.json`: `topicId` and `partitions`."""
+def topic_summary(topic: str, incarnation: int = 0) -> dict[str, Any]:
+    """One topic's part of `summary.json`: `topicId` and `partitions`.
+
+    Args:
+        topic: Its name.
+        incarnation: 0 for the live one; `recreated` also has an older one, 1.
+    """
     entries = [entry for entry in summary()["topics"] if entry["topic"] == topic]
-    if len(entries) != 1:
+    if not entries:
         raise KeyError(topic)
-    entry: dict[str, Any] = entries[0]
+    entry: dict[str, Any] = entries[incarnation]
     return entry
 
 
