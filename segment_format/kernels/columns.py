@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     Builder = Callable[[Arrays, list[int], int], pa.Array]
     """Arrays by slot, the filled frame, the number of rows -> the column."""
 
-_CODEC_NAMES: Final = pa.array(["none", "gzip", "snappy", "lz4", "zstd"], pa.string())
 _BINARY: Final = pa.binary()
 _STRING: Final = pa.string()
 _HEADER: Final = pa.struct([("key", _STRING), ("value", _BINARY)])
@@ -125,8 +125,14 @@ def _is_transactional(arrays: Arrays, fill: list[int], rows: int) -> pa.Array:
     return pa.array(arrays[c.TRANSACTIONALS][:rows].astype(np.bool_))
 
 
+@functools.cache
+def _codec_names() -> pa.Array:
+    # Not at import time: pa.array imports pandas where it is installed, a third of a second.
+    return pa.array(["none", "gzip", "snappy", "lz4", "zstd"], pa.string())
+
+
 def _codec(arrays: Arrays, fill: list[int], rows: int) -> pa.Array:
-    return _CODEC_NAMES.take(pa.array(arrays[c.CODECS][:rows]))
+    return _codec_names().take(pa.array(arrays[c.CODECS][:rows]))
 
 
 COLUMNS: Final[dict[str, Builder]] = {
