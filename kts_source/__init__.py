@@ -1,4 +1,6 @@
-"""`spark.read.format("tiered-kafka")`: Kafka's cold tier as a table, read straight from object storage."""
+"""`spark.read.format("tiered-kafka")`: Kafka's cold tier as a table, read straight from object
+storage.
+"""
 
 from __future__ import annotations
 

@@ -99,6 +99,8 @@ class ScanOptions:
     target_partition_bytes: int
     max_segments_per_task: int
     max_batch_bytes: int
+    max_concurrent_requests: int
+    prefetch_bytes: int
     storage: Secret[Mapping[str, Any]]
     key_ring: KeyRing
     ignored: tuple[str, ...] = field(default=())
@@ -146,6 +148,8 @@ def parse_options(given: Mapping[str, str]) -> ScanOptions:
         target_partition_bytes=values["targetPartitionBytes"],
         max_segments_per_task=values["maxSegmentsPerTask"],
         max_batch_bytes=values["maxBatchBytes"],
+        max_concurrent_requests=values["maxConcurrentRequests"],
+        prefetch_bytes=values["prefetchBytes"],
         storage=storage_options_from(storage_texts),
         key_ring=KeyRing.from_options(key_texts),
         ignored=ignored,

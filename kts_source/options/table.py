@@ -189,6 +189,18 @@ OPTIONS: Final[tuple[Option, ...]] = (
         "Refuse a record batch that is, or decompresses to, more than this.",
     ),
     Option(
+        "maxConcurrentRequests",
+        parse_positive_int,
+        "8",
+        "Requests that a task has under way at a time.",
+    ),
+    Option(
+        "prefetchBytes",
+        parse_byte_size,
+        "64m",
+        "Stored bytes that a task may read ahead.",
+    ),
+    Option(
         "storageOptions",
         parse_text,
         None,

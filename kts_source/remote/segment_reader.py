@@ -4,16 +4,19 @@ decompressed, trimmed.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
 
+from kts_source.errors import CorruptSegmentError, TieredKafkaError
+from kts_source.remote.coalesce import ByteRange
+from kts_source.remote.fetch import fetch_ranges
+from segment_format.errors import ChunkError, SegmentFormatError
 from segment_format.manifest.segment_manifest import IndexRange
 from segment_format.manifest.transform import restore_chunk, restore_index
 
-from kts_source.errors import CorruptSegmentError
-from segment_format.errors import ChunkError, SegmentFormatError
-
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterable, Iterator
 
     from kts_source.keyring import KeyRing
     from kts_source.remote.segment import Envelope, IndexType, SegmentObjects
@@ -22,7 +25,45 @@ if TYPE_CHECKING:
     from segment_format.manifest.encryption import WrappedDataKey
 
 MAX_REQUEST_BYTES = 8 << 20  # object stores serve ranges of 8-16 MB at full speed
+FIRST_REQUEST_BYTES = 1 << 20  # of a task: a LIMIT may need no more
 MAX_INDEX_BYTES = 64 << 20  # far above segment.index.bytes (10 MiB); a bound, not an expectation
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAhead:
+    """How much a reader has under way beyond what was asked for.
+
+    Attributes:
+        max_concurrent_requests: Requests at a time.
+        prefetch_bytes: Stored bytes under way or waiting; 0 reads only what is asked for.
+        slow_start: Whether the first request is small and nothing is read ahead of the second.
+    """
+
+    max_concurrent_requests: int
+    prefetch_bytes: int
+    slow_start: bool
+
+
+NO_READ_AHEAD = ReadAhead(1, 0, slow_start=False)
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentSpan:
+    """Original bytes [start, stop) of a segment.
+
+    Attributes:
+        topic: For error texts, as are `partition` and `offset`, the first wanted in the span.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    objects: SegmentObjects
+    start: int
+    stop: int
+
+
+S = TypeVar("S", bound=SegmentSpan)
 
 
 class SegmentReader:
@@ -72,36 +113,72 @@ class SegmentReader:
                 f"{kind.value} index in {uri}, bytes [{stored.start}, {stored.stop}): {error}"
             ) from error
 
-    def windows(self, objects: SegmentObjects, start: int, stop: int) -> Iterator[memoryview]:
-        """Original bytes [start, stop) in order, cut at chunk borders.
+    def windows(
+        self, spans: Iterable[S], *, read_ahead: ReadAhead = NO_READ_AHEAD
+    ) -> Generator[tuple[S, memoryview]]:
+        """The original bytes of spans, one span after the other, cut at chunk borders.
+
+        Reads ahead across chunks and spans. Close the iterator to stop what is under way.
+
+        Args:
+            spans: What to read; taken one by one as the read-ahead gets to them.
+            read_ahead: How much to have under way.
+
+        Yields:
+            The span and its next bytes, in order.
 
         Raises:
-            CorruptSegmentError: A chunk that is not what the manifest says, does not authenticate,
-                or has no key.
+            CorruptSegmentError: A chunk that is not what the manifest says, does not
+                authenticate, or has no key.
         """
-        if start >= stop:
-            return
-        data_key = self._data_key(objects)
-        chunks = objects.chunk_index.chunks(start, stop)
-        for group in _requests(chunks):
-            first, last = group[0], group[-1]
-            base = first.transformed_position
-            data = memoryview(
-                self.store.get_range(
-                    objects.log.key,
-                    base,
-                    last.transformed_position + last.transformed_size,
-                    version=objects.log.version,
-                )
-            )
-            for chunk in group:
-                offset = chunk.transformed_position - base
-                window = self._restore(
-                    objects, chunk, data[offset : offset + chunk.transformed_size], data_key
-                )
-                low = max(start - chunk.original_position, 0)
-                high = min(stop - chunk.original_position, chunk.original_size)
-                yield window[low:high]
+        under_way: deque[tuple[S, tuple[Chunk, ...]]] = deque()
+
+        def requests() -> Iterator[tuple[str, str | None, ByteRange]]:
+            first = read_ahead.slow_start
+            for span in spans:
+                objects = span.objects
+                for group in request_groups(objects.chunk_index.chunks(span.start, span.stop), first):
+                    first = False
+                    under_way.append((span, group))
+                    covered = ByteRange(group[0].transformed_position, group[-1].transformed_stop)
+                    yield objects.log.key, objects.log.version, covered
+
+        with fetch_ranges(
+            self.store,
+            requests(),
+            max_concurrent_requests=read_ahead.max_concurrent_requests,
+            prefetch_bytes=read_ahead.prefetch_bytes,
+            slow_start=read_ahead.slow_start,
+        ) as fetched:
+            try:
+                for answer in fetched:
+                    span, group = under_way[0]
+                    for window in self._original(span, group, memoryview(answer.data)):
+                        yield span, window
+                    under_way.popleft()
+            except TieredKafkaError as error:
+                if under_way:
+                    self._locate(error, under_way[0][0])
+                raise
+
+    def _locate(self, error: TieredKafkaError, span: SegmentSpan) -> None:
+        error.located(
+            topic=span.topic,
+            partition=span.partition,
+            offset=span.offset,
+            uri=self.store.uri(span.objects.log.key),
+        )
+
+    def _original(
+        self, span: SegmentSpan, group: tuple[Chunk, ...], data: memoryview
+    ) -> Iterator[memoryview]:
+        data_key = self._data_key(span.objects)
+        base = group[0].transformed_position
+        for chunk in group:
+            stored = data[chunk.transformed_position - base : chunk.transformed_stop - base]
+            window = self._restore(span.objects, chunk, stored, data_key)
+            low = max(span.start - chunk.original_position, 0)
+            yield window[low : span.stop - chunk.original_position]
 
     def _restore(
         self, objects: SegmentObjects, chunk: Chunk, stored: memoryview, data_key: bytes | None
@@ -145,15 +222,14 @@ def _key_hint(envelope: Envelope | None) -> str:
     return "" if envelope is None else f" (encrypted with key id {envelope.wrapped_key.key_id!r})"
 
 
-def _requests(chunks: tuple[Chunk, ...]) -> Iterator[tuple[Chunk, ...]]:
+def request_groups(chunks: tuple[Chunk, ...], first_is_small: bool) -> Iterator[tuple[Chunk, ...]]:
     """Runs of neighbouring chunks of at most `MAX_REQUEST_BYTES`, or one chunk that is more."""
+    limit = FIRST_REQUEST_BYTES if first_is_small else MAX_REQUEST_BYTES
     group: list[Chunk] = []
-    size = 0
     for chunk in chunks:
-        if group and size + chunk.transformed_size > MAX_REQUEST_BYTES:
+        if group and chunk.transformed_stop - group[0].transformed_position > limit:
             yield tuple(group)
-            group, size = [], 0
+            group, limit = [], MAX_REQUEST_BYTES
         group.append(chunk)
-        size += chunk.transformed_size
     if group:
         yield tuple(group)

@@ -15,8 +15,6 @@ from kts_source.remote.segment import IndexType
 from kts_source.scan.side_files import parse_borders
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from kts_source.remote.segment_reader import SegmentReader
     from kts_source.scan.task import SegmentSlice
     from segment_format.index.offset_index import OffsetIndex
@@ -96,28 +94,40 @@ def _border(index: OffsetIndex | None, cut: int, part: SegmentSlice) -> Border:
     return Border(int(index.positions[number]), int(index.offsets[number]), before)
 
 
-def checked_windows(
-    part: SegmentSlice, reader: SegmentReader, start: Border, stop: Border
-) -> Iterator[memoryview]:
-    """Original bytes between two borders, both compared with the index.
+class BorderCheck:
+    """Follows the bytes of one slice and compares its borders with the index as they pass."""
 
-    Raises:
-        CorruptSegmentError: See `Border.check`.
-    """
-    peek_stop = min(stop.position + PEEK_BYTES, part.objects.size_in_bytes)
-    if stop.last_offset is None:
-        peek_stop = stop.position
-    head = b""
-    tail = b""
-    position = start.position
-    for window in reader.windows(part.objects, start.position, peek_stop):
-        if len(head) < PEEK_BYTES:
-            head += bytes(window[: PEEK_BYTES - len(head)])
-            if len(head) == PEEK_BYTES:
-                start.check(head)
-        inside = max(0, min(len(window), stop.position - position))
-        if inside:
-            yield window[:inside]
-        tail += bytes(window[inside:])
-        position += len(window)
-    stop.check(tail)
+    def __init__(self, start: Border, stop: Border) -> None:
+        self._start = start
+        self._stop = stop
+        self._position = start.position
+        self._head = b""
+        self._tail = b""
+
+    def inside(self, window: memoryview) -> memoryview:
+        """What of the next bytes belongs to the slice.
+
+        Raises:
+            CorruptSegmentError: See `Border.check`.
+        """
+        if len(self._head) < PEEK_BYTES:
+            self._head += bytes(window[: PEEK_BYTES - len(self._head)])
+            if len(self._head) == PEEK_BYTES:
+                self._start.check(self._head)
+        size = max(0, min(len(window), self._stop.position - self._position))
+        self._tail += bytes(window[size:])
+        self._position += len(window)
+        return window[:size]
+
+    def finish(self) -> None:
+        """To be called when all bytes have passed.
+
+        Raises:
+            CorruptSegmentError: See `Border.check`.
+        """
+        self._stop.check(self._tail)
+
+
+def peek_stop(stop: Border, size: int) -> int:
+    """One past the last byte to read so that the border at the end can be checked too."""
+    return stop.position if stop.last_offset is None else min(stop.position + PEEK_BYTES, size)

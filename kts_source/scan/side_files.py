@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from kts_source.errors import CorruptSegmentError
 from kts_source.remote.segment import IndexType, RemoteSegment
+from kts_source.remote.segment_reader import SegmentSpan
 from kts_source.scan.isolation import Replay
 from segment_format.errors import SegmentFormatError
 from segment_format.index.leader_epoch_checkpoint import LeaderEpochCheckpoint
@@ -97,9 +98,15 @@ class SideFiles:
         pending = b""
         at = position
         try:
-            for window in self._reader.windows(
-                segment.objects, position, segment.objects.size_in_bytes
-            ):
+            rest = SegmentSpan(
+                segment.topic,
+                segment.partition,
+                segment.start_offset,
+                segment.objects,
+                position,
+                segment.objects.size_in_bytes,
+            )
+            for _, window in self._reader.windows([rest]):
                 pending += window
                 whole = whole_batches(pending)
                 yield from iter_batches(pending[:whole], max_batch_bytes=self._max_batch_bytes)

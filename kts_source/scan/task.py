@@ -7,8 +7,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kts_source.remote.segment import IndexType
+
 if TYPE_CHECKING:
-    from kts_source.remote.segment import SegmentObjects
+    from kts_source.remote.segment import SegmentObjects, StoredIndex
     from segment_format.index.leader_epoch_checkpoint import EpochEntry
     from segment_format.isolation import AbortedIntervals
 
@@ -49,6 +51,11 @@ class SegmentSlice:
     def is_whole(self) -> bool:
         """Whether no border has to be looked up."""
         return self.cut_start == 0 and self.cut_stop == self.objects.size_in_bytes
+
+    @property
+    def offset_index(self) -> StoredIndex:
+        """Where borders are looked up."""
+        return self.objects.indexes[IndexType.OFFSET]
 
     @property
     def nominal_bytes(self) -> int:

@@ -81,7 +81,7 @@ class TieredKafkaBatchReader(DataSourceReader):
         rows = 0
         try:
             reader = SegmentReader(store, options.key_ring)
-            settings = ReadSettings(options.columns, options.check_crcs, options.max_batch_bytes)
+            settings = ReadSettings.of(options)
             for batch in read_task(task, reader, settings):
                 rows += batch.num_rows
                 yield batch

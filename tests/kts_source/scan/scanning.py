@@ -27,7 +27,7 @@ def run(plan: ScanPlan, given: Mapping[str, str]) -> pa.Table:
     options = parse_options(given)
     store = open_store(options.path, options.storage)
     reader = SegmentReader(store, options.key_ring)
-    settings = ReadSettings(options.columns, options.check_crcs, options.max_batch_bytes)
+    settings = ReadSettings.of(options)
     try:
         batches = [batch for task in plan.tasks for batch in read_task(task, reader, settings)]
     finally:

@@ -15,7 +15,7 @@ from tests.golden_data import (
     IsolationLevel,
     assert_same_rows,
     expected_table,
-    partition_summaries,
+    summary,
     tier_options,
 )
 from tests.kts_source.scan.scanning import run, scan
@@ -50,10 +50,15 @@ def test_the_plan_begins_and_ends_where_the_broker_says(topic: str) -> None:
     ):
         plan = plan_scan(parse_options(tier_options(topic, isolationLevel=level)))
         found = {part.partition: (part.start, part.stop) for part in plan.partitions}
+        (entry,) = [
+            entry
+            for entry in summary()["topics"]
+            if (entry["topic"], entry["topicId"]) == (topic, plan.partitions[0].topic_id)
+        ]
         assert found == {
-            number: (summary["log_start_offset"], summary[end])
-            for number, summary in partition_summaries(topic).items()
-            if summary[end] is not None
+            part["partition"]: (part["log_start_offset"], part[end])
+            for part in entry["partitions"]
+            if part[end] is not None
         }
 
 

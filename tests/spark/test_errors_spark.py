@@ -1,0 +1,104 @@
+"""Mistakes fail where the user makes them, with words that help."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark.errors import AnalysisException, PythonException
+
+from kts_source import TieredKafkaDataSource
+from tests.golden_data import KEY_PREFIX, TIER, tier_options
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@pytest.fixture(scope="module")
+def registered(spark: SparkSession) -> SparkSession:
+    spark.dataSource.register(TieredKafkaDataSource)
+    return spark
+
+
+def load(spark: SparkSession, **options: str) -> DataFrame:
+    return spark.read.format("tiered-kafka").options(**options).load()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"subscribe": "codecs"}, "'path' is missing"),
+        ({"path": str(TIER), "subscrib": "codecs"}, "did you mean 'subscribe'"),
+        ({"path": str(TIER), "subscribe": "a", "subscribePattern": "b"}, "only one of"),
+    ],
+)
+def test_at_load(registered: SparkSession, options: dict[str, str], words: str) -> None:
+    with pytest.raises(AnalysisException, match=words):
+        load(registered, **options)
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ("ofset bigint", "did you mean 'offset'"),
+        ("offset int", "'offset' is bigint, not int"),
+        ("offset bigint, nosuch binary", "nosuch"),
+        ("value binary not null", "NOT NULL"),
+    ],
+)
+def test_a_schema_the_table_has_not(registered: SparkSession, schema: str, words: str) -> None:
+    frame = (
+        registered.read.format("tiered-kafka")
+        .options(**tier_options("codecs"))
+        .schema(schema)
+        .load()
+    )
+    with pytest.raises(AnalysisException, match=words):
+        frame.count()
+
+
+def test_unknown_topic_at_planning(registered: SparkSession) -> None:
+    frame = load(registered, **tier_options("codexx"))
+    with pytest.raises(AnalysisException, match=r"no topic 'codexx'.*appendtime, codecs"):
+        frame.count()
+
+
+def test_corrupt_bytes_in_a_task(registered: SparkSession, tmp_path: Path) -> None:
+    shutil.copytree(TIER, tmp_path / "tier")
+    (log,) = (tmp_path / "tier" / KEY_PREFIX).glob("codecs-*/0/00000000000000000000-*.log")
+    data = bytearray(log.read_bytes())
+    data[300_000] ^= 0xFF
+    log.write_bytes(data)
+    options = {**tier_options("codecs"), "path": str(tmp_path / "tier")}
+    with pytest.raises(PythonException) as error:
+        load(registered, **options).count()
+    text = str(error.value)
+    for part in ("topic codecs", "partition 0", "offset", str(log), "byte"):
+        assert part in text
+
+
+def test_found_without_register(tmp_path: Path) -> None:
+    """A Spark of its own: registration is a matter of the session and is done once a JVM."""
+    program = f"""
+from pyspark.sql import SparkSession
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+options = {tier_options("epochs")!r}
+print("rows:", spark.read.format("tiered-kafka").options(**options).load().count())
+spark.stop()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={**os.environ, "PYSPARK_PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert "rows: 865" in done.stdout, done.stderr[-2000:]
