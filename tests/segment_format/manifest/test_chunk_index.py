@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from segment_format.errors import InvalidManifestError
+from segment_format.manifest.chunk_index import Chunk, FixedChunkIndex, VariableChunkIndex
+from segment_format.manifest.chunk_sizes import encode_chunk_sizes
+
+Index = FixedChunkIndex | VariableChunkIndex
+
+TABLES: list[tuple[Index, list[tuple[int, int, int, int, int]]]] = [
+    (
+        FixedChunkIndex(100, 250, 110, 30),
+        [(0, 0, 100, 0, 110), (1, 100, 100, 110, 110), (2, 200, 50, 220, 30)],
+    ),
+    (
+        VariableChunkIndex(100, 250, [10, 20, 30]),
+        [(0, 0, 100, 0, 10), (1, 100, 100, 10, 20), (2, 200, 50, 30, 30)],
+    ),
+    (
+        FixedChunkIndex(101, 253, 111, 81),
+        [(0, 0, 101, 0, 111), (1, 101, 101, 111, 111), (2, 202, 51, 222, 81)],
+    ),
+    (
+        VariableChunkIndex(101, 253, [33, 22, 5]),
+        [(0, 0, 101, 0, 33), (1, 101, 101, 33, 22), (2, 202, 51, 55, 5)],
+    ),
+]
+every_table = pytest.mark.parametrize(("index", "table"), TABLES)
+
+
+@st.composite
+def indexes(draw: st.DrawFn) -> Index:
+    chunk_size = draw(st.integers(1, 2**31 - 1))
+    count = draw(st.integers(0, min(40, (2**31 - 1) // chunk_size)))
+    file_size = (
+        0
+        if not count
+        else draw(st.integers((count - 1) * chunk_size + 1, min(count * chunk_size, 2**31 - 1)))
+    )
+    sizes = st.integers(0, 2**31 - 1) | st.integers(0, 50)
+    if draw(st.booleans()):
+        return FixedChunkIndex(chunk_size, file_size, draw(sizes), draw(sizes))
+    return VariableChunkIndex(
+        chunk_size, file_size, draw(st.lists(sizes, min_size=count, max_size=count))
+    )
+
+
+def table_by_counting(index: Index) -> list[Chunk]:
+    """The chunk table made by walking from the first chunk to the last."""
+    table: list[Chunk] = []
+    position = transformed = 0
+    while position < index.original_file_size:
+        size = min(index.original_chunk_size, index.original_file_size - position)
+        is_last = position + size == index.original_file_size
+        if isinstance(index, VariableChunkIndex):
+            stored = int(index.transformed_sizes[len(table)])
+        elif is_last:
+            stored = index.final_transformed_chunk_size
+        else:
+            stored = index.transformed_chunk_size
+        table.append(Chunk(len(table), position, size, transformed, stored))
+        position += size
+        transformed += stored
+    return table
+
+
+@every_table
+def test_known_tables(index: Index, table: list[tuple[int, int, int, int, int]]) -> None:
+    chunks = [Chunk(*row) for row in table]
+    assert list(index.chunks()) == chunks
+    assert [index.chunk(number) for number in range(index.chunk_count)] == chunks
+    assert index.transformed_size == chunks[-1].transformed_stop
+
+
+@every_table
+def test_the_chunk_at_a_byte(index: Index, table: list[tuple[int, int, int, int, int]]) -> None:
+    for number, original_position, original_size, position, size in table:
+        for byte in (original_position, original_position + original_size - 1):
+            found = index.chunk_at(byte)
+            assert found is not None
+            assert found.id == number
+        for byte in (position, position + size - 1):
+            found = index.chunk_at_transformed(byte)
+            assert found is not None
+            assert found.id == number
+    assert index.chunk_at(index.original_file_size) is None
+    assert index.chunk_at_transformed(index.transformed_size) is None
+    for lookup in (index.chunk_at, index.chunk_at_transformed, index.chunks):
+        with pytest.raises(ValueError, match="negative"):
+            lookup(-1)
+
+
+def test_ranges_touch_the_chunks_of_their_bytes() -> None:
+    index = FixedChunkIndex(10, 100, 10, 10)
+
+    def ids(start: int, stop: int | None = None) -> list[int]:
+        return [chunk.id for chunk in index.chunks(start, stop)]
+
+    assert ids(32, 35) == [3]
+    assert ids(15, 35) == [1, 2, 3]
+    assert ids(0, 81) == list(range(9))
+    assert ids(0, 80) == list(range(8))
+    assert ids(0, 111) == list(range(10))
+    assert ids(95) == [9]
+    assert ids(100) == []
+    assert ids(1000) == []
+    assert ids(10, 10) == []
+    assert ids(20, 10) == []
+
+
+def test_an_empty_file_has_no_chunks() -> None:
+    for index in (
+        FixedChunkIndex(100, 0, 100, 0),
+        VariableChunkIndex(100, 0, []),
+        VariableChunkIndex(100, 0, [0]),  # what the plugin would write
+    ):
+        assert index.chunk_count == 0
+        assert index.transformed_size == 0
+        assert index.chunks() == ()
+        assert index.chunk_at(0) is None
+        assert index.chunk_at_transformed(0) is None
+        with pytest.raises(IndexError):
+            index.chunk(0)
+
+
+@given(indexes(), st.data())
+def test_lookups_equal_the_table_made_by_counting(index: Index, data: st.DataObject) -> None:
+    table = table_by_counting(index)
+    assert list(index.chunks()) == table
+    assert index.transformed_size == sum(chunk.transformed_size for chunk in table)
+
+    start = data.draw(st.integers(0, index.original_file_size + 1))
+    stop = data.draw(st.integers(0, index.original_file_size + 1))
+    touching = [
+        chunk
+        for chunk in table
+        if chunk.original_position < stop and chunk.original_stop > start and start < stop
+    ]
+    assert list(index.chunks(start, stop)) == touching
+    assert index.chunk_at(start) == next((c for c in table if c.original_stop > start), None)
+
+    stored = data.draw(st.integers(0, index.transformed_size + 1))
+    assert index.chunk_at_transformed(stored) == next(
+        (chunk for chunk in table if chunk.transformed_stop > stored), None
+    )
+
+
+@given(indexes())
+def test_tables_survive_pickling(index: Index) -> None:
+    copy = pickle.loads(pickle.dumps(index))
+    assert copy == index
+    assert hash(copy) == hash(index)
+    assert copy.chunks() == index.chunks()
+
+
+def test_tables_of_different_sizes_differ() -> None:
+    assert FixedChunkIndex(100, 250, 110, 30) != FixedChunkIndex(100, 250, 110, 31)
+    assert VariableChunkIndex(100, 250, [1, 2, 3]) != VariableChunkIndex(100, 250, [1, 3, 2])
+    assert VariableChunkIndex(100, 50, [50]) != FixedChunkIndex(100, 50, 100, 50)
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [(0, 1, 1, 1), (-1, 1, 1, 1), (1, -1, 1, 1), (1, 1, -1, 1), (1, 1, 1, -1)]
+    + [tuple(2**31 if place == big else 1 for place in range(4)) for big in range(4)],
+)
+def test_numbers_that_are_no_sizes_are_refused(numbers: tuple[int, int, int, int]) -> None:
+    with pytest.raises(InvalidManifestError):
+        FixedChunkIndex(*numbers)
+
+
+@pytest.mark.parametrize(
+    "sizes", [[], [1, 2], [1, 2, 3, 4], [1, -1, 1], [1, 2**31, 1], [1, 2**70, 1]]
+)
+def test_a_list_of_another_length_or_with_no_sizes_is_refused(sizes: list[int]) -> None:
+    with pytest.raises(InvalidManifestError):
+        VariableChunkIndex(100, 250, sizes)
+
+
+@pytest.mark.parametrize("sizes", [[1], [0, 0]])
+def test_chunks_of_an_empty_file_are_refused(sizes: list[int]) -> None:
+    with pytest.raises(InvalidManifestError):
+        VariableChunkIndex(100, 0, sizes)
+
+
+def test_the_text_of_a_list_is_kept_as_it_was() -> None:
+    # Two texts of one list: zstd frames differ between versions.
+    text = encode_chunk_sizes([10, 20, 30]).replace("=", "")
+    assert VariableChunkIndex.from_text(100, 250, text).transformed_chunks == text
+    assert VariableChunkIndex(100, 250, [10, 20, 30]).transformed_chunks == text
+
+
+@every_table
+def test_an_object_of_another_length_is_refused(
+    index: Index, table: list[tuple[int, int, int, int, int]]
+) -> None:
+    total = sum(row[4] for row in table)
+    index.check_object_size(total)
+    for size in (total - 1, total + 1, 0):
+        with pytest.raises(InvalidManifestError, match=f"{size} bytes.*{total}"):
+            index.check_object_size(size)

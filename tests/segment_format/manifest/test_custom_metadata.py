@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from segment_format.errors import InvalidManifestError
+from segment_format.manifest.custom_metadata import (
+    CustomMetadata,
+    parse_custom_metadata,
+    write_custom_metadata,
+)
+from segment_format.metadata.protocol import TaggedField
+from tests.golden_data import VECTORS
+from tests.segment_format.outcomes import assert_value_or_positioned_error
+
+CASES: list[dict[str, Any]] = json.loads(
+    (VECTORS / "aiven_vectors" / "custom_metadata.json").read_text()
+)
+
+texts = st.text(st.characters(codec="utf-8"), max_size=30)
+fields = st.builds(
+    CustomMetadata,
+    st.none() | st.integers(-(2**63), 2**63 - 1),
+    st.none() | texts,
+    st.none() | texts,
+    st.lists(
+        st.builds(TaggedField, st.integers(3, 2**31 - 1), st.binary(max_size=10)),
+        max_size=3,
+        unique_by=lambda field: field.tag,
+    ).map(lambda tags: tuple(sorted(tags, key=lambda field: field.tag))),
+)
+
+
+def of(case: dict[str, Any]) -> CustomMetadata:
+    values = case["fields"]
+    return CustomMetadata(values.get("0"), values.get("1"), values.get("2"))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["hex"][:12])
+def test_plugin_vectors(case: dict[str, Any]) -> None:
+    data = bytes.fromhex(case["hex"])
+    assert parse_custom_metadata(data) == of(case)
+    assert write_custom_metadata(of(case)) == data
+
+
+@pytest.mark.parametrize("data", [None, b"", b"\0"])
+def test_nothing_recorded(data: bytes | None) -> None:
+    assert parse_custom_metadata(data) == CustomMetadata()
+    assert write_custom_metadata(CustomMetadata()) is None
+
+
+def test_unknown_fields_are_kept() -> None:
+    data = bytes.fromhex("03 00 02 c801 05 03 010203 09 00")
+    metadata = parse_custom_metadata(data)
+    assert metadata == CustomMetadata(100, unknown=(TaggedField(5, b"\1\2\3"), TaggedField(9, b"")))
+    assert write_custom_metadata(metadata) == data
+
+
+@given(fields)
+def test_all_fields_survive(metadata: CustomMetadata) -> None:
+    assert parse_custom_metadata(write_custom_metadata(metadata)) == metadata
+
+
+@pytest.mark.parametrize(
+    ("data", "position"),
+    [
+        ("01", 1),  # a field announced, none there
+        ("ffffffff0f", 5),  # more fields than bytes
+        ("8080808080808000", 5),  # number of six bytes
+        ("02 01 02 0261 00 02 c801", 6),  # tags descending
+        ("02 00 01 00 00 01 00", 5),  # the same tag twice
+        ("01 00 02 c8", 3),  # value cut
+        ("01 00 02 0000", 4),  # value longer than its number
+        ("01 00 01 80", 4),  # number unfinished
+        ("01 01 02 0561", 4),  # text longer than its field
+        ("01 01 02 02ff", 5),  # not UTF-8
+        ("01 01 01 00", 4),  # null text
+        ("00 00", 1),  # bytes after the end
+    ],
+)
+def test_broken_sections_are_refused_with_a_position(data: str, position: int) -> None:
+    with pytest.raises(InvalidManifestError) as caught:
+        parse_custom_metadata(bytes.fromhex(data))
+    assert caught.value.position == position
+
+
+def test_sizes_beyond_64_bits_are_not_written() -> None:
+    with pytest.raises(InvalidManifestError):
+        write_custom_metadata(CustomMetadata(2**63))
+
+
+@given(st.binary(max_size=40))
+def test_any_bytes_are_fields_or_refused(data: bytes) -> None:
+    assert_value_or_positioned_error(lambda: parse_custom_metadata(data), size=len(data))
+
+
+@given(fields.map(write_custom_metadata).filter(bool), st.data())
+def test_any_changed_section_is_fields_or_refused(section: bytes, data: st.DataObject) -> None:
+    changed = bytearray(section)
+    changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
+    assert_value_or_positioned_error(
+        lambda: parse_custom_metadata(bytes(changed)), size=len(changed)
+    )

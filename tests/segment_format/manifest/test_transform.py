@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from segment_format.errors import ChunkError, DecryptionError, SegmentFormatError
+from segment_format.manifest.chunk_index import Chunk
+from segment_format.manifest.encryption import decrypt, encrypt
+from segment_format.manifest.segment_manifest import IndexRange
+from segment_format.manifest.transform import (
+    restore_chunk,
+    restore_index,
+    transform_chunk,
+    transform_index,
+)
+from tests.segment_format.outcomes import value_or_error
+
+KEY = bytes(range(32))
+AAD = bytes(range(32, 64))
+TEXT = b"some bytes of a segment file, " * 40
+
+modes = pytest.mark.parametrize("compression", [False, True], ids=["stored", "zstd"])
+keys = pytest.mark.parametrize("data_key", [None, KEY], ids=["clear", "aes"])
+
+
+def chunk_of(original: bytes, stored: bytes) -> Chunk:
+    return Chunk(3, 300, len(original), 900, len(stored))
+
+
+@modes
+@keys
+def test_chunks_come_back(compression: bool, data_key: bytes | None) -> None:
+    stored = transform_chunk(TEXT, compression=compression, data_key=data_key, aad=AAD)
+    chunk = chunk_of(TEXT, stored)
+    for given_bytes in (stored, memoryview(stored)):
+        restored = restore_chunk(
+            given_bytes, chunk, compression=compression, data_key=data_key, aad=AAD
+        )
+        assert bytes(restored) == TEXT
+
+
+@given(st.binary(min_size=1, max_size=200), st.booleans(), st.booleans())
+def test_every_chunk_comes_back(original: bytes, compression: bool, encrypted: bool) -> None:
+    data_key = KEY if encrypted else None
+    stored = transform_chunk(original, compression=compression, data_key=data_key, aad=AAD)
+    restored = restore_chunk(
+        stored, chunk_of(original, stored), compression=compression, data_key=data_key, aad=AAD
+    )
+    assert bytes(restored) == original
+
+
+def test_a_plain_chunk_is_not_copied() -> None:
+    view = memoryview(TEXT)
+    assert restore_chunk(view, chunk_of(TEXT, TEXT), compression=False) is view
+
+
+@modes
+@keys
+@pytest.mark.parametrize("change", [-1, 1])
+def test_stored_lengths_are_checked(compression: bool, data_key: bytes | None, change: int) -> None:
+    stored = transform_chunk(TEXT, compression=compression, data_key=data_key, aad=AAD)
+    wrong = (stored + b"x")[: len(stored) + change]
+    with pytest.raises(ChunkError, match=r"chunk 3: \d+ bytes stored") as caught:
+        restore_chunk(
+            wrong, chunk_of(TEXT, stored), compression=compression, data_key=data_key, aad=AAD
+        )
+    assert caught.value.position == 300
+
+
+@modes
+@keys
+@pytest.mark.parametrize("change", [-1, 1])
+def test_original_lengths_are_checked(
+    compression: bool, data_key: bytes | None, change: int
+) -> None:
+    stored = transform_chunk(TEXT, compression=compression, data_key=data_key, aad=AAD)
+    wrong = Chunk(3, 300, len(TEXT) + change, 900, len(stored))
+    with pytest.raises(ChunkError, match=r"chunk 3: .*manifest") as caught:
+        restore_chunk(stored, wrong, compression=compression, data_key=data_key, aad=AAD)
+    assert caught.value.position == 300
+
+
+def test_a_frame_is_refused_before_it_is_decompressed() -> None:
+    bomb = zstandard.ZstdCompressor(level=3).compress(bytes(1 << 30))
+    with pytest.raises(ChunkError, match="states 1073741824 bytes, the manifest 16384"):
+        restore_chunk(bomb, Chunk(0, 0, 16384, 0, len(bomb)), compression=True)
+
+
+def test_a_frame_that_lies_about_its_content_is_refused() -> None:
+    # States 16384 bytes and holds a megabyte: the size field is changed, the blocks are not.
+    frame = bytearray(zstandard.ZstdCompressor(level=3).compress(bytes(1 << 20)))
+    assert frame[4] == 0xA0  # single segment, four bytes of content size
+    frame[5:9] = (16384).to_bytes(4, "little")
+    with pytest.raises(ChunkError, match="does not decompress"):
+        restore_chunk(bytes(frame), Chunk(0, 0, 16384, 0, len(frame)), compression=True)
+    # And the other way round.
+    frame = bytearray(zstandard.ZstdCompressor(level=3).compress(bytes(70000)))
+    frame[5:9] = (80000).to_bytes(4, "little")
+    with pytest.raises(ChunkError):
+        restore_chunk(bytes(frame), Chunk(0, 0, 80000, 0, len(frame)), compression=True)
+
+
+def test_frames_the_plugin_does_not_write_are_refused() -> None:
+    unsized = zstandard.ZstdCompressor(write_content_size=False).compress(TEXT)
+    with pytest.raises(ChunkError, match="states no size"):
+        restore_chunk(unsized, chunk_of(TEXT, unsized), compression=True)
+    for stored in (TEXT, b"", b"\x28\xb5\x2f\xfd"):
+        with pytest.raises(ChunkError, match="chunk 3"):
+            restore_chunk(stored, chunk_of(TEXT, stored), compression=True)
+    frame = transform_chunk(TEXT, compression=True)
+    for stored in (frame + b"x", frame + frame):
+        with pytest.raises(ChunkError, match="does not decompress"):
+            restore_chunk(stored, chunk_of(TEXT, stored), compression=True)
+
+
+@modes
+def test_the_wrong_key_says_so(compression: bool) -> None:
+    stored = transform_chunk(TEXT, compression=compression, data_key=KEY, aad=AAD)
+    chunk = chunk_of(TEXT, stored)
+    for data_key, aad in ((KEY[::-1], AAD), (KEY, AAD[::-1])):
+        with pytest.raises(DecryptionError, match="wrong key, or changed bytes"):
+            restore_chunk(stored, chunk, compression=compression, data_key=data_key, aad=aad)
+    with pytest.raises(ValueError, match="AAD"):
+        restore_chunk(stored, chunk, compression=compression, data_key=KEY)
+
+
+def test_a_chunk_too_short_to_be_encrypted_is_refused() -> None:
+    with pytest.raises(ChunkError, match="too few"):
+        restore_chunk(bytes(27), Chunk(0, 0, 1, 0, 27), compression=False, data_key=KEY, aad=AAD)
+
+
+def test_chunks_of_one_segment_can_be_swapped_and_only_their_lengths_tell() -> None:
+    # The AAD binds no position: equal lengths pass, which is why batches are checked further on.
+    one, two = (encrypt(text, data_key=KEY, aad=AAD) for text in (b"one", b"two"))
+    assert restore_chunk(two, chunk_of(b"one", one), compression=False, data_key=KEY, aad=AAD) == (
+        b"two"
+    )
+
+
+@keys
+@pytest.mark.parametrize("original", [b"", b"some side file"])
+def test_indexes_come_back(original: bytes, data_key: bytes | None) -> None:
+    stored = transform_index(original, data_key=data_key, aad=AAD)
+    index_range = IndexRange(17, len(stored))
+    assert bytes(restore_index(stored, index_range, data_key=data_key, aad=AAD)) == original
+    if not original:
+        assert stored == b""
+    elif data_key is not None:
+        assert decrypt(stored, data_key=data_key, aad=AAD) == original
+    else:
+        assert stored == original
+
+
+@keys
+def test_index_lengths_are_checked(data_key: bytes | None) -> None:
+    stored = transform_index(b"some side file", data_key=data_key, aad=AAD)
+    for size in (0, len(stored) - 1, len(stored) + 1):
+        with pytest.raises(ChunkError, match=f"manifest says {size}"):
+            restore_index(stored, IndexRange(0, size), data_key=data_key, aad=AAD)
+    with pytest.raises(ChunkError, match="too few"):
+        restore_index(b"x", IndexRange(0, 1), data_key=KEY, aad=AAD)
+    if data_key is not None:
+        with pytest.raises(DecryptionError):
+            restore_index(stored, IndexRange(0, len(stored)), data_key=KEY[::-1], aad=AAD)
+
+
+@given(st.data(), st.booleans(), st.booleans())
+def test_any_changed_chunk_is_bytes_of_its_size_or_refused(
+    data: st.DataObject, compression: bool, encrypted: bool
+) -> None:
+    data_key = KEY if encrypted else None
+    stored = bytearray(transform_chunk(TEXT, compression=compression, data_key=data_key, aad=AAD))
+    chunk = chunk_of(TEXT, bytes(stored))
+    for _ in range(data.draw(st.integers(1, 3))):
+        stored[data.draw(st.integers(0, len(stored) - 1))] = data.draw(st.integers(0, 255))
+    outcome = value_or_error(
+        lambda: restore_chunk(
+            bytes(stored), chunk, compression=compression, data_key=data_key, aad=AAD
+        )
+    )
+    if isinstance(outcome, SegmentFormatError):
+        assert isinstance(outcome, ChunkError)
+    else:
+        assert len(outcome) == len(TEXT)
+
+
+@given(st.binary(max_size=80), st.integers(1, 1000), st.booleans(), st.booleans())
+def test_any_bytes_are_a_chunk_or_refused(
+    stored: bytes, size: int, compression: bool, encrypted: bool
+) -> None:
+    outcome = value_or_error(
+        lambda: restore_chunk(
+            stored,
+            Chunk(0, 0, size, 0, len(stored)),
+            compression=compression,
+            data_key=KEY if encrypted else None,
+            aad=AAD,
+        )
+    )
+    if isinstance(outcome, SegmentFormatError):
+        assert isinstance(outcome, ChunkError)
+    else:
+        assert len(outcome) == size
+
+
+def test_threads_do_not_share_a_decompressor() -> None:
+    texts = [bytes([number]) * 50_000 for number in range(64)]
+    stored = [transform_chunk(text, compression=True) for text in texts]
+
+    def restore(number: int) -> bytes:
+        chunk = chunk_of(texts[number], stored[number])
+        return bytes(restore_chunk(stored[number], chunk, compression=True))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(restore, range(64))) == texts

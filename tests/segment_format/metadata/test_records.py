@@ -1,0 +1,373 @@
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+import uuid
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from segment_format.errors import InvalidMetadataError
+from segment_format.index.leader_epoch_checkpoint import EpochEntry
+from segment_format.kafka_uuid import uuid_from_text, uuid_to_text
+from segment_format.metadata.model import WireDetails
+from segment_format.metadata.protocol import (
+    MessageReader,
+    TaggedField,
+    write_uvarint,
+    write_varlong,
+)
+from segment_format.metadata.remote_log_segment_metadata import (
+    MetadataRecord,
+    RemoteLogSegmentId,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentMetadataSnapshot,
+    RemoteLogSegmentMetadataUpdate,
+    RemoteLogSegmentState,
+    RemotePartitionDelete,
+    RemotePartitionDeleteState,
+    TopicIdPartition,
+    parse_metadata_record,
+    write_metadata_record,
+)
+from tests.golden_data import GOLDEN, LOCAL_TIER, VECTORS
+from tests.segment_format.outcomes import assert_value_or_positioned_error
+
+KAFKA: dict[str, Any] = json.loads((VECTORS / "kafka-vectors.json").read_text())
+VALUES = {name: bytes.fromhex(text) for name, text in KAFKA["metadata_topic"].items()}
+RECORDS = [
+    json.loads(line)
+    for folder in (GOLDEN, LOCAL_TIER)
+    for line in (folder / "metadata-topic" / "records.jsonl").read_text().splitlines()
+]
+
+FOO_1 = TopicIdPartition("foo", uuid_from_text("LWgrMmVrT0a__7a4SasuPA"), 1)
+SEGMENT = RemoteLogSegmentId(FOO_1, uuid.UUID("6c2a97f5-4fbe-4bee-94f1-750cf48236e5"))
+COPY_STARTED = RemoteLogSegmentMetadata(
+    SEGMENT,
+    start_offset=0,
+    end_offset=99,
+    max_timestamp_ms=1700000000000,
+    broker_id=1,
+    event_timestamp_ms=1700000001000,
+    segment_leader_epochs=(EpochEntry(0, 0), EpochEntry(2, 80)),
+    segment_size_in_bytes=1 << 20,
+)
+COPY_FINISHED = RemoteLogSegmentMetadataUpdate(
+    SEGMENT, 1, 1700000002000, b"\1\2\3", RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+)
+EXPECTED: dict[str, MetadataRecord] = {
+    "type0": COPY_STARTED,
+    "type1": COPY_FINISHED,
+    "type1-nocustom": replace(
+        COPY_FINISHED, custom_metadata=None, state=RemoteLogSegmentState.DELETE_SEGMENT_STARTED
+    ),
+    "type2": RemotePartitionDelete(
+        FOO_1, 1, 1700000003000, RemotePartitionDeleteState.DELETE_PARTITION_MARKED
+    ),
+    "type3": RemoteLogSegmentMetadataSnapshot(
+        SEGMENT.id,
+        start_offset=0,
+        end_offset=99,
+        max_timestamp_ms=1700000000000,
+        broker_id=1,
+        event_timestamp_ms=1700000001000,
+        segment_leader_epochs=(EpochEntry(0, 0), EpochEntry(2, 80)),
+        segment_size_in_bytes=1 << 20,
+    ),
+    "type0+txnIndexEmpty": replace(COPY_STARTED, txn_index_empty=True),
+}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_vectors_of_kafka(name: str) -> None:
+    assert parse_metadata_record(VALUES[name]) == EXPECTED[name]
+    assert write_metadata_record(EXPECTED[name]) == VALUES[name]
+
+
+def test_every_vector_is_expected() -> None:
+    assert set(EXPECTED) == set(VALUES)
+
+
+def as_kafka_decodes(record: MetadataRecord) -> dict[str, object]:
+    assert isinstance(record, RemoteLogSegmentMetadata | RemoteLogSegmentMetadataUpdate)
+    partition = record.segment_id.topic_id_partition
+    custom = record.custom_metadata
+    decoded: dict[str, object] = {
+        "type": type(record).__name__,
+        "topic": partition.topic,
+        "topicId": uuid_to_text(partition.topic_id),
+        "topicPartition": partition.partition,
+        "segmentId": uuid_to_text(record.segment_id.id),
+        "brokerId": record.broker_id,
+        "eventTimestampMs": record.event_timestamp_ms,
+        "state": record.state.name,
+        "customMetadata": None if custom is None else base64.b64encode(custom).decode(),
+    }
+    if isinstance(record, RemoteLogSegmentMetadata):
+        decoded |= {
+            "startOffset": record.start_offset,
+            "endOffset": record.end_offset,
+            "maxTimestampMs": record.max_timestamp_ms,
+            "segmentSizeInBytes": record.segment_size_in_bytes,
+            "segmentLeaderEpochs": {
+                str(entry.epoch): entry.start_offset for entry in record.segment_leader_epochs
+            },
+            "txnIndexEmpty": bool(record.txn_index_empty),
+        }
+    return decoded
+
+
+def test_records_of_real_brokers_mean_what_kafka_reads_in_them() -> None:
+    assert len(RECORDS) > 250
+    for line in RECORDS:
+        record = parse_metadata_record(base64.b64decode(line["value"]))
+        assert as_kafka_decodes(record) == line["decoded"]
+
+
+def test_records_of_real_brokers_are_written_as_they_were() -> None:
+    for line in RECORDS:
+        value = base64.b64decode(line["value"])
+        record = parse_metadata_record(value)
+        assert write_metadata_record(record) == value
+        assert write_metadata_record(pickle.loads(pickle.dumps(record))) == value
+
+
+tags = st.lists(
+    st.builds(TaggedField, st.integers(1, 2**31 - 1), st.binary(max_size=6)),
+    max_size=2,
+    unique_by=lambda field: field.tag,
+).map(lambda fields: tuple(sorted(fields, key=lambda field: field.tag)))
+int32s = st.integers(-(2**31), 2**31 - 1)
+int64s = st.integers(-(2**63), 2**63 - 1)
+partitions = st.builds(
+    TopicIdPartition,
+    st.text(st.characters(codec="utf-8"), max_size=12),
+    st.uuids(),
+    st.integers(0, 2**31 - 1),
+)
+segments = st.builds(RemoteLogSegmentId, partitions, st.uuids())
+custom = st.none() | st.binary(max_size=20)
+
+
+@st.composite
+def bodies(draw: st.DrawFn) -> dict[str, object]:
+    start, end = sorted(draw(st.tuples(*[st.integers(0, 2**63 - 1)] * 2)))
+    epochs = draw(st.sets(st.integers(0, 2**31 - 1), min_size=1, max_size=4))
+    starts = sorted(
+        draw(st.lists(st.integers(0, 2**63 - 1), min_size=len(epochs), max_size=len(epochs)))
+    )
+    return {
+        "start_offset": start,
+        "end_offset": end,
+        "max_timestamp_ms": draw(int64s),
+        "broker_id": draw(int32s),
+        "event_timestamp_ms": draw(int64s),
+        "segment_leader_epochs": tuple(map(EpochEntry, sorted(epochs), starts)),
+        "segment_size_in_bytes": draw(st.integers(0, 2**31 - 1)),
+        "custom_metadata": draw(custom),
+        "state": draw(st.sampled_from(RemoteLogSegmentState)),
+        "txn_index_empty": draw(st.sampled_from([None, True, False])),
+    }
+
+
+@st.composite
+def segment_records(draw: st.DrawFn) -> MetadataRecord:
+    body = draw(bodies())
+    names = draw(st.permutations([entry.epoch for entry in body["segment_leader_epochs"]]))  # type: ignore[attr-defined]
+    order = tuple((epoch, draw(tags)) for epoch in names)
+    version = draw(st.sampled_from([0, 1]))
+    if draw(st.booleans()):
+        wire = WireDetails(version, draw(tags), epochs=order)
+        return RemoteLogSegmentMetadataSnapshot(draw(st.uuids()), **body, wire=wire)  # type: ignore[arg-type]
+    wire = WireDetails(version, draw(tags), draw(tags), draw(tags), order)
+    return RemoteLogSegmentMetadata(draw(segments), **body, wire=wire)  # type: ignore[arg-type]
+
+
+records = st.one_of(
+    segment_records(),
+    st.builds(
+        RemoteLogSegmentMetadataUpdate,
+        segments,
+        int32s,
+        int64s,
+        custom,
+        st.sampled_from(RemoteLogSegmentState),
+        st.builds(WireDetails, st.sampled_from([0, 1]), tags, tags, tags),
+    ),
+    st.builds(
+        RemotePartitionDelete,
+        partitions,
+        int32s,
+        int64s,
+        st.sampled_from(RemotePartitionDeleteState),
+        st.builds(WireDetails, st.sampled_from([0, 1]), tags, topic_id_partition_tags=tags),
+    ),
+)
+
+
+@given(records)
+def test_every_record_survives_with_all_it_held(record: MetadataRecord) -> None:
+    value = write_metadata_record(record)
+    parsed = parse_metadata_record(value)
+    assert parsed == record
+    assert write_metadata_record(parsed) == value
+    assert parsed.wire.record_tags == record.wire.record_tags
+    assert parsed.wire.version == record.wire.version
+
+
+def test_unknown_tagged_fields_are_kept_wherever_they_stand() -> None:
+    field = TaggedField(7, b"later")
+    record = replace(
+        COPY_STARTED,
+        wire=WireDetails(1, (field,), (field,), (field,), ((2, (field,)), (0, ()))),
+    )
+    value = write_metadata_record(record)
+    assert value.count(b"\1\7\5later") == 4
+    parsed = parse_metadata_record(value)
+    assert isinstance(parsed, RemoteLogSegmentMetadata)
+    assert parsed.wire == record.wire
+    assert parsed.segment_leader_epochs == COPY_STARTED.segment_leader_epochs
+
+
+def test_epochs_in_hash_order_are_sorted_and_written_back_in_their_order() -> None:
+    value = VALUES["type0"]
+    first, second = (
+        bytes.fromhex("00000000" + "00" * 8 + "00"),
+        bytes.fromhex("00000002" + "00" * 7 + "5000"),
+    )
+    assert value.count(first + second) == 1
+    swapped = value.replace(first + second, second + first)
+    parsed = parse_metadata_record(swapped)
+    assert parsed == COPY_STARTED
+    assert write_metadata_record(parsed) == swapped
+    # A record whose epochs were replaced has no old order to keep.
+    assert isinstance(parsed, RemoteLogSegmentMetadata)
+    other = replace(parsed, segment_leader_epochs=(EpochEntry(5, 0),))
+    assert parse_metadata_record(write_metadata_record(other)) == other
+
+
+def test_the_absent_and_the_false_remark_about_the_transaction_index_differ() -> None:
+    said_no = VALUES["type0+txnIndexEmpty"][:-1] + b"\0"
+    parsed = parse_metadata_record(said_no)
+    assert parsed == replace(COPY_STARTED, txn_index_empty=False)
+    assert write_metadata_record(parsed) == said_no
+    assert parse_metadata_record(VALUES["type0"]) == replace(COPY_STARTED, txn_index_empty=None)
+
+
+def test_record_version_1_is_read_when_its_body_parses() -> None:
+    for name, value in VALUES.items():
+        newer = value[:2] + b"\1" + value[3:]
+        assert parse_metadata_record(newer) == EXPECTED[name]
+        assert write_metadata_record(parse_metadata_record(newer)) == newer
+
+
+TYPE0 = VALUES["type0"]
+SEGMENT_END = 3 + 4 + 16 + 4 + 1 + 16 + 1
+EPOCHS_AT = SEGMENT_END + 8 + 8 + 4 + 8 + 8
+
+
+def patched(value: bytes, position: int, new: str) -> bytes:
+    data = bytes.fromhex(new)
+    return value[:position] + data + value[position + len(data) :]
+
+
+REFUSED = {
+    "empty": (b"", "1 bytes expected, 0 left"),
+    "frame version 0": (patched(TYPE0, 0, "00"), "frame version 0; supported: 1"),
+    "record type 4": (patched(TYPE0, 1, "04"), "record type 4; supported: 0, 1, 2, 3"),
+    "record version 2": (patched(TYPE0, 2, "02"), "version 2 of record type 0; supported: 0, 1"),
+    "bytes behind": (TYPE0 + b"\0", "1 bytes after the end"),
+    "cut": (TYPE0[:-1], "left"),
+    "null topic": (patched(TYPE0, 3, "00"), "null where a text"),
+    "topic longer than the record": (patched(TYPE0, 3, "ff7f"), "bytes expected"),
+    "topic not UTF-8": (patched(TYPE0, 4, "ff"), "not UTF-8"),
+    "negative partition": (patched(TYPE0, 23, "ffffffff"), "partition -1"),
+    "negative start": (patched(TYPE0, SEGMENT_END, "ff" * 8), "from offset -1"),
+    "end before start": (patched(TYPE0, SEGMENT_END, "00" * 7 + "64"), "from offset 100 to 99"),
+    "null epochs": (patched(TYPE0, EPOCHS_AT, "00"), "null where an array"),
+    "more epochs than bytes": (
+        patched(TYPE0, EPOCHS_AT, "ffffffff07"),
+        "array of 2147483646 items",
+    ),
+    "epoch twice": (patched(TYPE0, EPOCHS_AT + 14, "00000000"), "epoch 0 occurs twice"),
+    "epochs out of order": (patched(TYPE0, EPOCHS_AT + 5, "00" * 7 + "51"), "2 starts before"),
+    "negative epoch": (patched(TYPE0, EPOCHS_AT + 1, "ffffffff"), "negative leader epoch"),
+    "negative size": (patched(TYPE0, EPOCHS_AT + 27, "ffffffff"), "segment of -1 bytes"),
+    "unknown state": (patched(TYPE0, EPOCHS_AT + 32, "04"), "segment state 4"),
+    "no epochs": (
+        TYPE0[:EPOCHS_AT] + b"\1" + TYPE0[EPOCHS_AT + 27 :],
+        "without leader epochs",
+    ),
+    "unknown delete state": (VALUES["type2"][:-2] + b"\3\0", "partition delete state 3"),
+    "remark of two bytes": (TYPE0[:-1] + bytes.fromhex("0100020001"), "not a boolean"),
+    "remark 2": (TYPE0[:-1] + bytes.fromhex("01000102"), "not a boolean"),
+    "tags descending": (TYPE0[:-1] + bytes.fromhex("0205000400"), "tag 4 after tag 5"),
+    "number of six bytes": (b"\x81" * 5 + b"\0", "more than 5 bytes"),
+    "number beyond 31 bits": (b"\xff\xff\xff\xff\x0f", "larger than"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_other_values_are_refused(name: str) -> None:
+    value, reason = REFUSED[name]
+    with pytest.raises(InvalidMetadataError, match=reason) as caught:
+        parse_metadata_record(value)
+    assert caught.value.position is not None
+
+
+def test_numbers_that_do_not_fit_are_not_written() -> None:
+    for record in (
+        replace(COPY_STARTED, segment_size_in_bytes=2**31),
+        replace(COPY_STARTED, end_offset=2**63),
+        replace(COPY_FINISHED, broker_id=2**31),
+    ):
+        with pytest.raises(InvalidMetadataError, match="cannot be written"):
+            write_metadata_record(record)
+
+
+@given(st.binary(max_size=80))
+def test_any_bytes_are_a_record_or_refused(data: bytes) -> None:
+    assert_value_or_positioned_error(lambda: parse_metadata_record(data), size=len(data))
+
+
+@given(st.integers(0, 3), st.integers(0, 1), st.binary(max_size=120))
+def test_any_body_is_a_record_or_refused(kind: int, version: int, body: bytes) -> None:
+    data = bytes([1, kind, version]) + body
+    assert_value_or_positioned_error(lambda: parse_metadata_record(data), size=len(data))
+
+
+@given(records.map(write_metadata_record) | st.sampled_from(list(VALUES.values())), st.data())
+def test_any_changed_record_is_a_record_or_refused(value: bytes, data: st.DataObject) -> None:
+    changed = bytearray(value)
+    for _ in range(data.draw(st.integers(1, 3))):
+        changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
+    changed = (
+        changed[: data.draw(st.integers(0, len(changed)))] if data.draw(st.booleans()) else changed
+    )
+    assert_value_or_positioned_error(
+        lambda: parse_metadata_record(bytes(changed)), size=len(changed)
+    )
+
+
+@given(st.integers(0, 2**31 - 1))
+def test_unsigned_numbers_survive(number: int) -> None:
+    assert MessageReader(write_uvarint(number), InvalidMetadataError).uvarint() == number
+
+
+@pytest.mark.parametrize(("number", "text"), KAFKA["varlong"])
+def test_zigzag_vectors_of_kafka(number: int, text: str) -> None:
+    data = bytes.fromhex(text)
+    assert write_varlong(number) == data
+    assert MessageReader(data, InvalidMetadataError).varlong() == number
+
+
+@given(int64s)
+def test_zigzag_numbers_survive(number: int) -> None:
+    data = write_varlong(number)
+    assert MessageReader(data, InvalidMetadataError).varlong() == number
+    assert len(data) <= 10
