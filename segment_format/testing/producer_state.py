@@ -48,7 +48,7 @@ class ProducerStates:
     def next_sequence(self, producer_id: int, producer_epoch: int) -> int:
         """The sequence number that the producer's next record has: 0 in a new epoch."""
         entry = self._entries.get(producer_id)
-        if entry is None or entry.producer_epoch != producer_epoch or entry.last_sequence < 0:
+        if entry is None or entry.producer_epoch != producer_epoch:
             return 0
         return (entry.last_sequence + 1) % SEQUENCE_LIMIT
 
