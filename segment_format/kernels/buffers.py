@@ -9,15 +9,18 @@ already handed out never change.
 from __future__ import annotations
 
 import sys
+import threading
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
 
 from segment_format.kernels import contract as c
-from segment_format.kernels.columns import COLUMNS, FIXED
+from segment_format.kernels.columns import COLUMNS, Filled
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     Array = NDArray[Any]
@@ -27,50 +30,84 @@ _STOP_COLUMN: Final = c.HEADER_VALUE_ROOM + 1
 _FIRST_FILL: Final = c.ROWS
 _STOP_FILL: Final = c.NEW_HEADER_VALUE_SIZE + 1
 _MAX_SETS: Final = 4
+_MAX_IDLE_POOLS: Final = 2
+_ALIGNMENT: Final = 64
 
-_FIRST_KEY_ROOM: Final = 64 << 10
-_FIRST_VALUE_ROOM: Final = 512 << 10
+_FIRST_ROOM: Final = {
+    c.KEY_BYTES: 64 << 10,
+    c.VALUE_BYTES: 512 << 10,
+    c.HEADER_KEY_BYTES: 64 << 10,
+    c.HEADER_VALUE_BYTES: 64 << 10,
+}
 _FIRST_HEADER_ROOM: Final = 4 << 10
 
-
-_GROWING: Final = (
-    (c.KEY_BYTES, c.KEY_ROOM, c.KEY_SIZE, c.NEW_KEY_SIZE),
-    (c.VALUE_BYTES, c.VALUE_ROOM, c.VALUE_SIZE, c.NEW_VALUE_SIZE),
-    (c.HEADER_KEY_BYTES, c.HEADER_KEY_ROOM, c.HEADER_KEY_SIZE, c.NEW_HEADER_KEY_SIZE),
-    (c.HEADER_VALUE_BYTES, c.HEADER_VALUE_ROOM, c.HEADER_VALUE_SIZE, c.NEW_HEADER_VALUE_SIZE),
+_BYTES: Final = (
+    ("key", c.KEY_BYTES, c.KEY_ROOM, c.KEY_SIZE, c.NEW_KEY_SIZE),
+    ("value", c.VALUE_BYTES, c.VALUE_ROOM, c.VALUE_SIZE, c.NEW_VALUE_SIZE),
+    (
+        "headers",
+        c.HEADER_KEY_BYTES,
+        c.HEADER_KEY_ROOM,
+        c.HEADER_KEY_SIZE,
+        c.NEW_HEADER_KEY_SIZE,
+    ),
+    (
+        "headers",
+        c.HEADER_VALUE_BYTES,
+        c.HEADER_VALUE_ROOM,
+        c.HEADER_VALUE_SIZE,
+        c.NEW_HEADER_VALUE_SIZE,
+    ),
 )
+"""Column, and the slots of its bytes: address, room, filled, wanted."""
 
 
 class ColumnBuffers:
     """One set of column buffers: filled by a kernel, then shown as one RecordBatch.
 
+    What has a fixed size per row lies in one array, the arena; bytes and headers have arrays of
+    their own, which grow.
+
     Args:
-        schema: Of the batches; its names are columns of `segment_format.arrow`.
+        columns: Names of `segment_format.kernels.columns.COLUMNS`.
         max_rows: Most rows of a batch.
         max_bytes: Most bytes of all variable-size columns, unless a single row has more.
+        like: A set whose rooms are the first ones here.
     """
 
-    def __init__(self, schema: pa.Schema, *, max_rows: int, max_bytes: int) -> None:
-        self._schema = schema
+    def __init__(
+        self,
+        columns: Sequence[str],
+        *,
+        max_rows: int,
+        max_bytes: int,
+        like: ColumnBuffers | None = None,
+    ) -> None:
+        self._max_rows = max_rows
         self._max_bytes = max_bytes
-        self._arrays: dict[int, Array] = {}
+        self._columns = [COLUMNS[name] for name in columns]
+        self._struct = pa.struct([(name, COLUMNS[name].type) for name in columns])
         self._slots = np.zeros(_STOP_COLUMN - _FIRST_COLUMN, np.int64)
-        self._columns = [COLUMNS[name] for name in schema.names]
-        names = set(schema.names)
-        for name in names & FIXED.keys():
-            slot, dtype = FIXED[name]
-            self._own(slot, np.empty(max_rows, dtype))
-        if "key" in names:
-            self._own_variable(c.KEY_ENDS, c.KEY_VALID, max_rows)
-            self._own_bytes(c.KEY_BYTES, c.KEY_ROOM, min(_FIRST_KEY_ROOM, max_bytes))
-        if "value" in names:
-            self._own_variable(c.VALUE_ENDS, c.VALUE_VALID, max_rows)
-            self._own_bytes(c.VALUE_BYTES, c.VALUE_ROOM, min(_FIRST_VALUE_ROOM, max_bytes))
-        if "headers" in names:
-            self._own(c.HEADER_ENDS, _ends(max_rows))
-            self._own_headers(_FIRST_HEADER_ROOM)
-            self._own_bytes(c.HEADER_KEY_BYTES, c.HEADER_KEY_ROOM, _FIRST_KEY_ROOM)
-            self._own_bytes(c.HEADER_VALUE_BYTES, c.HEADER_VALUE_ROOM, _FIRST_KEY_ROOM)
+        self._starts: dict[int, int] = {}
+        size = 0
+        for column in self._columns:
+            for part in column.parts:
+                self._starts[part.slot] = size
+                size += -(-part.size(max_rows) // _ALIGNMENT) * _ALIGNMENT
+        self._arena = np.zeros(size, np.uint8)
+        for slot, start in self._starts.items():
+            self._slots[slot - _FIRST_COLUMN] = self._arena.ctypes.data + start
+        self._arrays: dict[int, Array] = {}
+        for name, slot, room_slot, _, _ in _BYTES:
+            if name in columns:
+                room = like.room(room_slot) if like else min(_FIRST_ROOM[slot], max_bytes)
+                self._own_bytes(slot, room_slot, room)
+        if "headers" in columns:
+            self._own_headers(like.room(c.HEADER_ROOM) if like else _FIRST_HEADER_ROOM)
+
+    def room(self, slot: int) -> int:
+        """The present value of a room slot."""
+        return int(self._slots[slot - _FIRST_COLUMN])
 
     def _own(self, slot: int, array: Array) -> None:
         self._arrays[slot] = array
@@ -80,23 +117,24 @@ class ColumnBuffers:
         self._own(slot, np.empty(room + c.COPY_SLACK, np.uint8))
         self._slots[room_slot - _FIRST_COLUMN] = room
 
-    def _own_variable(self, ends_slot: int, valid_slot: int, rows: int) -> None:
-        self._own(ends_slot, _ends(rows))
-        self._own(valid_slot, np.empty((rows + 7) // 8, np.uint8))
-
     def _own_headers(self, room: int) -> None:
-        self._own(c.HEADER_KEY_ENDS, _ends(room))
-        self._own_variable(c.HEADER_VALUE_ENDS, c.HEADER_VALUE_VALID, room)
+        for slot in (c.HEADER_KEY_ENDS, c.HEADER_VALUE_ENDS):
+            ends = np.empty(room + 1, np.int32)
+            ends[0] = 0
+            self._own(slot, ends)
+        self._own(c.HEADER_VALUE_VALID, np.full((room + 7) // 8, 0xFF, np.uint8))
         self._slots[c.HEADER_ROOM - _FIRST_COLUMN] = room
 
     def is_free(self) -> bool:
         """Whether no batch shares the arrays any more."""
-        return all(count == _UNSHARED for count in _references(self._arrays))
+        count = sys.getrefcount
+        return count(self._arena) == _UNSHARED_ATTRIBUTE and all(
+            count(array) == _UNSHARED_ITEM for array in self._arrays.values()
+        )
 
     def is_oversized(self) -> bool:
         """Whether a single record made some array larger than batches need."""
-        largest = max((array.nbytes for array in self._arrays.values()), default=0)
-        return largest > 2 * self._max_bytes + (1 << 20)
+        return int(self._slots[c.KEY_ROOM - _FIRST_COLUMN :].max()) > self._max_bytes
 
     def attach(self, frame: NDArray[np.int64]) -> None:
         """Make these the buffers of `frame`, empty."""
@@ -105,73 +143,96 @@ class ColumnBuffers:
 
     def grow(self, frame: NDArray[np.int64]) -> None:
         """Make room for the record that `frame` names, keeping what is filled."""
-        for bytes_slot, room_slot, size_slot, new_slot in _GROWING:
-            room, needed = int(frame[room_slot]), int(frame[new_slot])
-            if bytes_slot in self._arrays and needed > room:
-                old = self._arrays[bytes_slot]
-                self._own_bytes(bytes_slot, room_slot, self._more(room, needed))
-                used = int(frame[size_slot])
-                self._arrays[bytes_slot][:used] = old[:used]
-        room, needed = int(frame[c.HEADER_ROOM]), int(frame[c.NEW_HEADERS])
-        if c.HEADER_ENDS in self._arrays and needed > room:
+        rows = int(frame[c.ROWS]) + 1
+        for _, slot, room_slot, size_slot, new_slot in _BYTES:
+            needed = int(frame[new_slot])
+            if slot in self._arrays and needed > self.room(room_slot):
+                old, used = self._arrays[slot], int(frame[size_slot])
+                self._own_bytes(slot, room_slot, self._more(room_slot, needed, rows))
+                self._arrays[slot][:used] = old[:used]
+        needed = int(frame[c.NEW_HEADERS])
+        if c.HEADER_KEY_ENDS in self._arrays and needed > self.room(c.HEADER_ROOM):
             slots = (c.HEADER_KEY_ENDS, c.HEADER_VALUE_ENDS, c.HEADER_VALUE_VALID)
             olds = [self._arrays[slot] for slot in slots]
-            self._own_headers(self._more(room, needed))
-            self._arrays[c.HEADER_VALUE_VALID].fill(0xFF)  # valid until a kernel says otherwise
+            self._own_headers(self._more(c.HEADER_ROOM, needed, rows))
             for slot, old in zip(slots, olds, strict=True):
                 self._arrays[slot][: len(old)] = old
         frame[_FIRST_COLUMN:_STOP_COLUMN] = self._slots
 
-    def _more(self, room: int, needed: int) -> int:
-        return max(needed, min(2 * room, self._max_bytes))
+    def _more(self, room_slot: int, needed: int, rows: int) -> int:
+        """Room for the rest of the batch if it goes on like this, within the bound."""
+        expected = needed * self._max_rows // rows * 9 // 8
+        return max(needed, min(max(2 * self.room(room_slot), expected), self._max_bytes))
 
-    def to_batch(self, frame: NDArray[np.int64]) -> pa.RecordBatch:
-        """What the kernel has filled, without a copy (but for the lineage columns)."""
-        fill = frame.tolist()
-        rows = fill[c.ROWS]
-        if not self._columns:
-            empty = pa.StructArray.from_buffers(pa.struct([]), rows, [None])
-            return pa.RecordBatch.from_struct_array(empty)
-        arrays = self._arrays
-        return pa.RecordBatch.from_arrays(
-            [column(arrays, fill, rows) for column in self._columns], schema=self._schema
-        )
+    def to_batch(self, slots: memoryview) -> pa.RecordBatch:
+        """What the kernel has filled, by reference (but for the lineage columns)."""
+        rows = slots[c.ROWS]
+        filled = Filled(slots, pa.py_buffer(self._arena), self._starts, self._arrays)
+        children = [column.build(filled, rows) for column in self._columns]
+        struct = pa.Array.from_buffers(self._struct, rows, [None], 0, children=children)
+        return pa.RecordBatch.from_struct_array(struct)
 
 
 class BufferPool:
-    """At most four sets of column buffers; more are made, and dropped, when a consumer keeps more
-    batches.
+    """At most four sets of column buffers of one shape.
+
+    More are made, and dropped, when a consumer keeps more batches than that.
     """
 
-    def __init__(self, schema: pa.Schema, *, max_rows: int, max_bytes: int) -> None:
-        self._schema = schema
-        self._max_rows = max_rows
-        self._max_bytes = max_bytes
+    def __init__(self, columns: tuple[str, ...], *, max_rows: int, max_bytes: int) -> None:
+        self.shape = (columns, max_rows, max_bytes)
         self._sets: list[ColumnBuffers] = []
 
     def acquire(self) -> ColumnBuffers:
         """A set that nobody else uses; the one acquired before must have been handed out."""
-        self._sets = [buffers for buffers in self._sets if not buffers.is_oversized()]
+        columns, max_rows, max_bytes = self.shape
         for index, buffers in enumerate(self._sets):
             if buffers.is_free():
-                self._sets.append(self._sets.pop(index))  # the longest unused comes first
+                del self._sets[index]
+                if buffers.is_oversized():
+                    break
+                self._sets.append(buffers)  # the longest unused comes first
                 return buffers
-        buffers = ColumnBuffers(self._schema, max_rows=self._max_rows, max_bytes=self._max_bytes)
+        like = self._sets[-1] if self._sets and not self._sets[-1].is_oversized() else None
+        buffers = ColumnBuffers(columns, max_rows=max_rows, max_bytes=max_bytes, like=like)
         if len(self._sets) >= _MAX_SETS:
             del self._sets[0]
         self._sets.append(buffers)
         return buffers
 
 
-def _references(arrays: dict[int, Array]) -> list[int]:
-    return [sys.getrefcount(array) for array in arrays.values()]
+_idle_pools: list[BufferPool] = []
+_idle_lock = threading.Lock()
 
 
-_UNSHARED: Final = _references({0: np.empty(0)})[0]
-"""References to an array that only its set holds, as this Python counts them."""
+def borrow_pool(columns: tuple[str, ...], *, max_rows: int, max_bytes: int) -> BufferPool:
+    """A pool for one decoder: one that an earlier decoder of the same shape gave back, or new."""
+    shape = (columns, max_rows, max_bytes)
+    with _idle_lock:
+        for index, pool in enumerate(_idle_pools):
+            if pool.shape == shape:
+                return _idle_pools.pop(index)
+    return BufferPool(columns, max_rows=max_rows, max_bytes=max_bytes)
 
 
-def _ends(count: int) -> Array:
-    ends = np.empty(count + 1, np.int32)
-    ends[0] = 0
-    return ends
+def give_back(pool: BufferPool) -> None:
+    """Keep a pool for the next decoder of its shape; two are kept, the oldest goes."""
+    with _idle_lock:
+        _idle_pools.append(pool)
+        del _idle_pools[:-_MAX_IDLE_POOLS]
+
+
+class _Holder:
+    def __init__(self) -> None:
+        self.array = np.empty(0)
+        self.arrays = {0: np.empty(0)}
+
+
+def _unshared() -> tuple[int, int]:
+    holder = _Holder()
+    (item,) = [sys.getrefcount(array) for array in holder.arrays.values()]
+    return sys.getrefcount(holder.array), item
+
+
+_UNSHARED_ATTRIBUTE, _UNSHARED_ITEM = _unshared()
+"""References to an array that only its holder has, counted as `is_free` counts them."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -11,157 +11,195 @@ import pyarrow as pa
 from segment_format.kernels import contract as c
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from numpy.typing import NDArray
-
-    Arrays = Mapping[int, NDArray[Any]]
-    Builder = Callable[[Arrays, list[int], int], pa.Array]
-    """Arrays by slot, the filled frame, the number of rows -> the column."""
 
 _BINARY: Final = pa.binary()
 _STRING: Final = pa.string()
 _HEADER: Final = pa.struct([("key", _STRING), ("value", _BINARY)])
 _HEADERS: Final = pa.list_(pa.field("element", _HEADER))
-_TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
-
-TYPES: Final[dict[str, pa.DataType]] = {
-    "key": _BINARY,
-    "value": _BINARY,
-    "offset": pa.int64(),
-    "timestamp": _TIMESTAMP,
-    "timestampType": pa.int32(),
-    "headers": _HEADERS,
-    "leaderEpoch": pa.int32(),
-    "producerId": pa.int64(),
-    "producerEpoch": pa.int32(),
-    "sequence": pa.int32(),
-    "isTransactional": pa.bool_(),
-    "batchBaseOffset": pa.int64(),
-    "codec": _STRING,
-}
-"""Column name -> type: those of Spark's Kafka source, then those that say where a record came
-from."""
-
-WANTED: Final[dict[str, int]] = {
-    "key": c.WANT_KEY,
-    "value": c.WANT_VALUE,
-    "offset": c.WANT_OFFSET,
-    "timestamp": c.WANT_TIMESTAMP,
-    "timestampType": c.WANT_TIMESTAMP_TYPE,
-    "headers": c.WANT_HEADERS,
-    "leaderEpoch": c.WANT_LEADER_EPOCH,
-    "producerId": c.WANT_PRODUCER_ID,
-    "producerEpoch": c.WANT_PRODUCER_EPOCH,
-    "sequence": c.WANT_SEQUENCE,
-    "isTransactional": c.WANT_TRANSACTIONAL,
-    "batchBaseOffset": c.WANT_BASE_OFFSET,
-    "codec": c.WANT_CODEC,
-}
-"""Column name -> its bit in the frame."""
+_CODEC_NAMES: Final = pa.array(["none", "gzip", "snappy", "lz4", "zstd"], _STRING)
+_NO_HEADERS: Final = pa.array([], _HEADER)
 
 
-def _buffer(array: NDArray[Any], count: int) -> pa.Buffer:
-    return pa.py_buffer(array[:count])
+class Part(NamedTuple):
+    """A buffer with a fixed size per row.
+
+    Attributes:
+        slot: Where the frame has its address.
+        bits: Per row.
+        extra: Entries more than rows.
+    """
+
+    slot: int
+    bits: int
+    extra: int = 0
+
+    def size(self, rows: int) -> int:
+        """Bytes for `rows` rows."""
+        return (self.bits * (rows + self.extra) + 7) // 8
 
 
-def _fixed(slot: int, kind: pa.DataType) -> Builder:
-    def column(arrays: Arrays, fill: list[int], rows: int) -> pa.Array:
-        return pa.Array.from_buffers(kind, rows, [None, _buffer(arrays[slot], rows)], 0)
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """Buffers after a kernel has filled them.
 
-    return column
+    Attributes:
+        slots: The frame.
+        arena: All parts.
+        starts: Slot -> first byte in the arena.
+        arrays: Slot -> array, for what is not in the arena.
+    """
 
+    slots: memoryview
+    arena: pa.Buffer
+    starts: Mapping[int, int]
+    arrays: Mapping[int, NDArray[Any]]
 
-def _variable(
-    ends: int, data: int, valid: int, size: int, nulls: int, kind: pa.DataType
-) -> Builder:
-    def column(arrays: Arrays, fill: list[int], rows: int) -> pa.Array:
-        null_count = fill[nulls]
-        validity = _buffer(arrays[valid], (rows + 7) >> 3) if null_count else None
-        ends_buffer = _buffer(arrays[ends], rows + 1)
-        data_buffer = _buffer(arrays[data], fill[size])
-        return pa.Array.from_buffers(kind, rows, [validity, ends_buffer, data_buffer], null_count)
+    def part(self, part: Part, rows: int) -> pa.Buffer:
+        """The buffer of a part."""
+        return self.arena.slice(self.starts[part.slot], part.size(rows))
 
-    return column
+    def values(self, part: Part, rows: int, dtype: type[np.generic]) -> NDArray[Any]:
+        """A part's values, one per row."""
+        return np.frombuffer(self.part(part, rows), dtype)
 
-
-_header_values = _variable(
-    c.HEADER_VALUE_ENDS,
-    c.HEADER_VALUE_BYTES,
-    c.HEADER_VALUE_VALID,
-    c.HEADER_VALUE_SIZE,
-    c.HEADER_VALUE_NULLS,
-    _BINARY,
-)
-
-
-def _headers(arrays: Arrays, fill: list[int], rows: int) -> pa.Array:
-    count = fill[c.HEADERS]
-    keys = pa.Array.from_buffers(
-        _STRING,
-        count,
-        [
-            None,
-            _buffer(arrays[c.HEADER_KEY_ENDS], count + 1),
-            _buffer(arrays[c.HEADER_KEY_BYTES], fill[c.HEADER_KEY_SIZE]),
-        ],
-        0,
-    )
-    values = _header_values(arrays, fill, count)
-    pairs = pa.Array.from_buffers(_HEADER, count, [None], 0, children=[keys, values])
-    ends = _buffer(arrays[c.HEADER_ENDS], rows + 1)
-    return pa.Array.from_buffers(_HEADERS, rows, [None, ends], 0, children=[pairs])
+    def array(self, slot: int, count: int) -> pa.Buffer:
+        """The first `count` elements of an array."""
+        return pa.py_buffer(self.arrays[slot][:count])
 
 
-def _optional(slot: int) -> Builder:
-    def column(arrays: Arrays, fill: list[int], rows: int) -> pa.Array:
-        values = arrays[slot][:rows]
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column.
+
+    Attributes:
+        type: Its Arrow type.
+        wanted: Its bit in the frame.
+        parts: Its buffers of fixed size per row.
+        build: Filled buffers and the number of rows -> the column.
+    """
+
+    type: pa.DataType
+    wanted: int
+    parts: tuple[Part, ...]
+    build: Callable[[Filled, int], pa.Array]
+
+
+def _fixed(kind: pa.DataType, wanted: int, slot: int) -> Column:
+    part = Part(slot, kind.bit_width)
+
+    def build(filled: Filled, rows: int) -> pa.Array:
+        return pa.Array.from_buffers(kind, rows, [None, filled.part(part, rows)], 0)
+
+    return Column(kind, wanted, (part,), build)
+
+
+def _binary(
+    wanted: int, ends_slot: int, data: int, valid_slot: int, size: int, nulls: int
+) -> Column:
+    ends = Part(ends_slot, 32, 1)
+    valid = Part(valid_slot, 1, 63)  # kernels write whole words of 64 rows
+
+    def build(filled: Filled, rows: int) -> pa.Array:
+        null_count = filled.slots[nulls]
+        if null_count == rows:
+            return pa.nulls(rows, _BINARY)
+        validity = filled.part(valid, rows) if null_count else None
+        buffers = [validity, filled.part(ends, rows), filled.array(data, filled.slots[size])]
+        return pa.Array.from_buffers(_BINARY, rows, buffers, null_count)
+
+    return Column(_BINARY, wanted, (ends, valid), build)
+
+
+def _optional(kind: pa.DataType, wanted: int, slot: int, dtype: type[np.generic]) -> Column:
+    """Numbers of which −1 means none."""
+    part = Part(slot, kind.bit_width)
+
+    def build(filled: Filled, rows: int) -> pa.Array:
+        values = filled.values(part, rows, dtype)
         return pa.array(values, mask=values < 0)
 
-    return column
+    return Column(kind, wanted, (part,), build)
 
 
-def _is_transactional(arrays: Arrays, fill: list[int], rows: int) -> pa.Array:
-    return pa.array(arrays[c.TRANSACTIONALS][:rows].astype(np.bool_))
+def _headers() -> Column:
+    ends = Part(c.HEADER_ENDS, 32, 1)
+
+    def build(filled: Filled, rows: int) -> pa.Array:
+        buffers = [None, filled.part(ends, rows)]
+        pairs = _header_pairs(filled) if filled.slots[c.HEADERS] else _NO_HEADERS
+        return pa.Array.from_buffers(_HEADERS, rows, buffers, 0, children=[pairs])
+
+    return Column(_HEADERS, c.WANT_HEADERS, (ends,), build)
 
 
-@functools.cache
-def _codec_names() -> pa.Array:
-    # Not at import time: pa.array imports pandas where it is installed, a third of a second.
-    return pa.array(["none", "gzip", "snappy", "lz4", "zstd"], pa.string())
+def _header_pairs(filled: Filled) -> pa.Array:
+    slots = filled.slots
+    count, nulls = slots[c.HEADERS], slots[c.HEADER_VALUE_NULLS]
+    key_buffers = [
+        None,
+        filled.array(c.HEADER_KEY_ENDS, count + 1),
+        filled.array(c.HEADER_KEY_BYTES, slots[c.HEADER_KEY_SIZE]),
+    ]
+    value_buffers = [
+        filled.array(c.HEADER_VALUE_VALID, (count + 7) // 8) if nulls else None,
+        filled.array(c.HEADER_VALUE_ENDS, count + 1),
+        filled.array(c.HEADER_VALUE_BYTES, slots[c.HEADER_VALUE_SIZE]),
+    ]
+    keys = pa.Array.from_buffers(_STRING, count, key_buffers, 0)
+    values = pa.Array.from_buffers(_BINARY, count, value_buffers, nulls)
+    return pa.Array.from_buffers(_HEADER, count, [None], 0, children=[keys, values])
 
 
-def _codec(arrays: Arrays, fill: list[int], rows: int) -> pa.Array:
-    return _codec_names().take(pa.array(arrays[c.CODECS][:rows]))
+def _is_transactional() -> Column:
+    part = Part(c.TRANSACTIONALS, 8)
+
+    def build(filled: Filled, rows: int) -> pa.Array:
+        return pa.array(filled.values(part, rows, np.bool_))
+
+    return Column(pa.bool_(), c.WANT_TRANSACTIONAL, (part,), build)
 
 
-COLUMNS: Final[dict[str, Builder]] = {
-    "key": _variable(c.KEY_ENDS, c.KEY_BYTES, c.KEY_VALID, c.KEY_SIZE, c.KEY_NULLS, _BINARY),
-    "value": _variable(
-        c.VALUE_ENDS, c.VALUE_BYTES, c.VALUE_VALID, c.VALUE_SIZE, c.VALUE_NULLS, _BINARY
+def _codec() -> Column:
+    part = Part(c.CODECS, 32)
+
+    def build(filled: Filled, rows: int) -> pa.Array:
+        return _CODEC_NAMES.take(pa.array(filled.values(part, rows, np.int32)))
+
+    return Column(_STRING, c.WANT_CODEC, (part,), build)
+
+
+COLUMNS: Final[dict[str, Column]] = {
+    "key": _binary(c.WANT_KEY, c.KEY_ENDS, c.KEY_BYTES, c.KEY_VALID, c.KEY_SIZE, c.KEY_NULLS),
+    "value": _binary(
+        c.WANT_VALUE, c.VALUE_ENDS, c.VALUE_BYTES, c.VALUE_VALID, c.VALUE_SIZE, c.VALUE_NULLS
     ),
-    "offset": _fixed(c.OFFSETS, pa.int64()),
-    "timestamp": _fixed(c.TIMESTAMPS, _TIMESTAMP),
-    "timestampType": _fixed(c.TIMESTAMP_TYPES, pa.int32()),
-    "headers": _headers,
-    "leaderEpoch": _optional(c.LEADER_EPOCHS),
-    "producerId": _optional(c.PRODUCER_IDS),
-    "producerEpoch": _optional(c.PRODUCER_EPOCHS),
-    "sequence": _optional(c.SEQUENCES),
-    "isTransactional": _is_transactional,
-    "batchBaseOffset": _fixed(c.BASE_OFFSETS, pa.int64()),
-    "codec": _codec,
+    "offset": _fixed(pa.int64(), c.WANT_OFFSET, c.OFFSETS),
+    "timestamp": _fixed(pa.timestamp("us", tz="UTC"), c.WANT_TIMESTAMP, c.TIMESTAMPS),
+    "timestampType": _fixed(pa.int32(), c.WANT_TIMESTAMP_TYPE, c.TIMESTAMP_TYPES),
+    "headers": _headers(),
+    "leaderEpoch": _optional(pa.int32(), c.WANT_LEADER_EPOCH, c.LEADER_EPOCHS, np.int32),
+    "producerId": _optional(pa.int64(), c.WANT_PRODUCER_ID, c.PRODUCER_IDS, np.int64),
+    "producerEpoch": _optional(pa.int32(), c.WANT_PRODUCER_EPOCH, c.PRODUCER_EPOCHS, np.int32),
+    "sequence": _optional(pa.int32(), c.WANT_SEQUENCE, c.SEQUENCES, np.int32),
+    "isTransactional": _is_transactional(),
+    "batchBaseOffset": _fixed(pa.int64(), c.WANT_BASE_OFFSET, c.BASE_OFFSETS),
+    "codec": _codec(),
 }
+"""Column name -> column: those of Spark's Kafka source, then those that say where a record came
+from."""
 
-FIXED: Final[dict[str, tuple[int, Any]]] = {
-    "offset": (c.OFFSETS, np.int64),
-    "timestamp": (c.TIMESTAMPS, np.int64),
-    "timestampType": (c.TIMESTAMP_TYPES, np.int32),
-    "leaderEpoch": (c.LEADER_EPOCHS, np.int32),
-    "producerId": (c.PRODUCER_IDS, np.int64),
-    "producerEpoch": (c.PRODUCER_EPOCHS, np.int32),
-    "sequence": (c.SEQUENCES, np.int32),
-    "isTransactional": (c.TRANSACTIONALS, np.uint8),
-    "batchBaseOffset": (c.BASE_OFFSETS, np.int64),
-    "codec": (c.CODECS, np.int32),
-}
+
+def column_names(columns: Iterable[str]) -> tuple[str, ...]:
+    """The names as a tuple.
+
+    Raises:
+        ValueError: A name that is not in `COLUMNS`, or twice.
+    """
+    names = tuple(columns)
+    if len(set(names)) < len(names) or not set(names) <= COLUMNS.keys():
+        known = ", ".join(COLUMNS)
+        raise ValueError(f"columns must be distinct and of {known}: {', '.join(names)}")
+    return names

@@ -11,7 +11,7 @@ processes may start at once: numba writes a new file and renames it.
 
 from __future__ import annotations
 
-import contextlib
+import hashlib
 import os
 import stat
 import tempfile
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import llvmlite.binding as llvm
 import numba
+import numpy as np
 from numba.extending import intrinsic
 
 if TYPE_CHECKING:
@@ -49,8 +50,16 @@ def kernel(signature: object) -> Callable[[F], F]:
     """
 
     def compile_now(function: F) -> F:
-        with _cache_folder() as cached:
-            return cast("F", numba.njit(signature, nogil=True, cache=cached)(function))
+        with _LOCK:
+            folder = cache_folder()
+            before = numba_config.CACHE_DIR
+            if folder is not None:
+                numba_config.CACHE_DIR = str(folder)
+            try:
+                compiled = numba.njit(signature, nogil=True, cache=folder is not None)
+                return cast("F", compiled(function))
+            finally:
+                numba_config.CACHE_DIR = before
 
     return compile_now
 
@@ -70,49 +79,49 @@ def instruction(function: Callable[..., Codegen]) -> Callable[..., Value]:
     return cast("Callable[..., Value]", intrinsic(function))
 
 
-@contextlib.contextmanager
-def _cache_folder() -> Iterator[bool]:
-    """Point numba at our folder while one function is declared; yields whether there is a folder to
-    use.
-    """
-    if os.environ.get("NUMBA_CACHE_DIR"):
-        yield True
-        return
-    folder = private_folder()
-    if folder is None:
-        yield False
-        return
-    with _LOCK:
-        before = numba_config.CACHE_DIR
-        numba.config.CACHE_DIR = str(folder)
-        try:
-            yield True
-        finally:
-            numba_config.CACHE_DIR = before
+def cache_folder() -> Path | None:
+    """Where this version's machine code for this user and CPU is kept, made if missing.
 
-
-def private_folder() -> Path | None:
-    """The folder for machine code of this user and CPU type, made if missing; None if none is safe
-    to use.
+    None if the sources cannot be read as files (a zip on the path), or no folder is safe to use.
     """
-    user = str(os.getuid()) if hasattr(os, "getuid") else "user"
-    candidates = [Path(tempfile.gettempdir()) / f"tiered-kafka-{user}"]
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - never raises
-    if Path(home).is_absolute():
-        candidates.insert(0, Path(home) / "tiered-kafka")
-    for candidate in candidates:
-        folder = candidate / "numba" / (llvm.get_host_cpu_name() or "generic")
+    try:
+        version = _sources_digest()
+    except OSError:
+        return None
+    name = f"{llvm.get_host_cpu_name() or 'generic'}-{version}"
+    if numba_config.CACHE_DIR:
+        return Path(numba_config.CACHE_DIR) / "tiered-kafka" / name
+    for candidate in _candidates():
         try:
             candidate.parent.mkdir(parents=True, exist_ok=True)
-            for level in (candidate, candidate / "numba", folder):
-                level.mkdir(mode=0o700, exist_ok=True)
-                if not _is_private(level):
-                    raise PermissionError(str(level))
+            folder = candidate
+            for level in ("", "numba", name):
+                folder = folder / level
+                folder.mkdir(mode=0o700, exist_ok=True)
+                if not _is_private(folder):
+                    raise PermissionError(str(folder))
             if os.access(folder, os.W_OK | os.X_OK):
                 return folder
         except OSError:
             continue
     return None
+
+
+def _sources_digest() -> str:
+    """Numba looks at the file of the outermost function only, and wheels have equal file times."""
+    digest = hashlib.sha256(f"{numba.__version__} {np.__version__}".encode())
+    for path in sorted(Path(__file__).parent.iterdir()):
+        if path.suffix == ".py":
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _candidates() -> Iterator[Path]:
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - never raises
+    if Path(home).is_absolute():
+        yield Path(home) / "tiered-kafka"
+    user = os.getuid() if hasattr(os, "getuid") else "user"
+    yield Path(tempfile.gettempdir()) / f"tiered-kafka-{user}"
 
 
 def _is_private(folder: Path) -> bool:

@@ -16,12 +16,12 @@ from segment_format.kernels.compiled import helper, inlined
 from segment_format.kernels.memory import (
     copy_32,
     copy_long,
-    fill_bytes,
+    load_word,
     store_i32,
     store_i64,
     store_u8,
 )
-from segment_format.kernels.record_headers import clear_bit, gather_headers, measure_headers
+from segment_format.kernels.record_headers import gather_headers, measure_headers
 from segment_format.kernels.varint import read_varint, read_varlong
 
 if TYPE_CHECKING:
@@ -53,9 +53,18 @@ def _copy(target: Address, source: Address, size: Value, readable_stop: Address)
         copy_long(target, source, np.uint64(size))
 
 
-@helper
-def _first_null(bitmap: Value, frame: Frame) -> None:
-    fill_bytes(np.uint64(bitmap), np.int64(0xFF), np.uint64((frame[c.MAX_ROWS] + 7) >> 3))
+@inlined
+def _open_word(bitmap: Address, row: Value) -> Value:
+    """The bits of the rows before `row` in its word of 64."""
+    bits = np.uint64(row & 63)
+    if bits == np.uint64(0):
+        return np.uint64(0)
+    return load_word(bitmap + _word_at(row)) & ((_ONE << bits) - _ONE)
+
+
+@inlined
+def _word_at(row: Value) -> Value:
+    return np.uint64((row >> 6) << 3)
 
 
 @helper
@@ -127,6 +136,8 @@ def decode_records(source: Address, readable_stop: Address, frame: Frame) -> Val
     key_room = frame[c.KEY_ROOM]
     value_room = frame[c.VALUE_ROOM]
     max_bytes = frame[c.MAX_BYTES]
+    header_ends = np.uint64(frame[c.HEADER_ENDS])
+    headers = frame[c.HEADERS]
     key_size = frame[c.KEY_SIZE]
     value_size = frame[c.VALUE_SIZE]
     header_size = (
@@ -134,6 +145,16 @@ def decode_records(source: Address, readable_stop: Address, frame: Frame) -> Val
     )
     first_row = frame[c.ROWS]
     row = first_row
+    key_valid = np.uint64(frame[c.KEY_VALID])
+    value_valid = np.uint64(frame[c.VALUE_VALID])
+    key_word = np.uint64(0)
+    value_word = np.uint64(0)
+    if want_key:
+        key_word = _open_word(key_valid, row)
+    if want_value:
+        value_word = _open_word(value_valid, row)
+    key_nulls = np.int64(0)
+    value_nulls = np.int64(0)
     left = frame[c.RECORDS_LEFT]
     skipped = np.int64(0)
     at = source + np.uint64(frame[c.RECORD_POSITION])
@@ -255,36 +276,46 @@ def decode_records(source: Address, readable_stop: Address, frame: Frame) -> Val
             if key_length >= 0:
                 _copy(key_bytes + np.uint64(key_size), key_at, key_length, readable_stop)
                 key_size += key_length
+                key_word |= _ONE << np.uint64(row & 63)
             else:
-                if frame[c.KEY_NULLS] == 0:
-                    _first_null(frame[c.KEY_VALID], frame)
-                frame[c.KEY_NULLS] += 1
-                clear_bit(frame[c.KEY_VALID], row)
+                key_nulls += 1
             store_i32(key_ends + np.uint64(4 * row + 4), key_size)
         if want_value:
             if value_length >= 0:
                 _copy(value_bytes + np.uint64(value_size), value_at, value_length, readable_stop)
                 value_size += value_length
+                value_word |= _ONE << np.uint64(row & 63)
             else:
-                if frame[c.VALUE_NULLS] == 0:
-                    _first_null(frame[c.VALUE_VALID], frame)
-                frame[c.VALUE_NULLS] += 1
-                clear_bit(frame[c.VALUE_VALID], row)
+                value_nulls += 1
             store_i32(value_ends + np.uint64(4 * row + 4), value_size)
         if want_headers:
             if header_count > 0:
                 gather_headers(headers_at, stop, header_count, frame)
                 header_size += header_key_size + header_value_size + _HEADER_COST * header_count
-            store_i32(np.uint64(frame[c.HEADER_ENDS] + 4 * row + 4), frame[c.HEADERS])
+                headers += header_count
+            store_i32(header_ends + np.uint64(4 * row + 4), headers)
+        if row & 63 == 63:
+            if want_key:
+                store_i64(key_valid + _word_at(row), np.int64(key_word))
+                key_word = np.uint64(0)
+            if want_value:
+                store_i64(value_valid + _word_at(row), np.int64(value_word))
+                value_word = np.uint64(0)
         row += 1
         left -= 1
         at = stop
 
+    if want_key and row & 63 != 0:
+        store_i64(key_valid + _word_at(row), np.int64(key_word))
+    if want_value and row & 63 != 0:
+        store_i64(value_valid + _word_at(row), np.int64(value_word))
     frame[c.RECORDS_LEFT] = left
     frame[c.RECORD_POSITION] = np.int64(at - source)
     frame[c.ROWS] = row
     frame[c.KEY_SIZE] = key_size
     frame[c.VALUE_SIZE] = value_size
+    frame[c.KEY_NULLS] += key_nulls
+    frame[c.VALUE_NULLS] += value_nulls
     frame[c.RECORDS] += row - first_row
     frame[c.RECORDS_SKIPPED_OFFSET] += skipped
     if row > first_row and wanted & c.WANT_PER_BATCH:

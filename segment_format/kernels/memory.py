@@ -106,6 +106,22 @@ def copy_32(typing_context: Codegen, target: Codegen, source: Codegen) -> Codege
 
 
 @instruction
+def prefetch(typing_context: Codegen, address: Codegen) -> Codegen:
+    """Ask for the cache line at `address`; harmless where there is no memory."""
+
+    def emit(context: Codegen, builder: Codegen, signature: Codegen, arguments: Codegen) -> Codegen:
+        i32 = ir.IntType(32)
+        pointer = _pointer(builder, arguments[0], _U8)
+        kind = ir.FunctionType(ir.VoidType(), [pointer.type, i32, i32, i32])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        # read, keep in all levels, data
+        builder.call(function, [pointer, i32(0), i32(3), i32(1)])
+        return context.get_dummy_value()
+
+    return types.void(types.uint64), emit
+
+
+@instruction
 def fill_bytes(typing_context: Codegen, target: Codegen, value: Codegen, size: Codegen) -> Codegen:
     """`memset(target, value, size)`."""
 

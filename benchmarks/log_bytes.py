@@ -1,0 +1,113 @@
+"""Log bytes to measure with: real batches from the independent writer, repeated with new base
+offsets.
+
+The base offset is not under a batch's CRC, so copies stay valid.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from segment_format.testing import SimpleRecord, write_batch
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_WORDS = [
+    "order",
+    "customer",
+    "status",
+    "pending",
+    "shipped",
+    "amount",
+    "currency",
+    "EUR",
+    "USD",
+    "created",
+    "updated",
+    "item",
+    "quantity",
+    "warehouse",
+    "address",
+    "street",
+    "city",
+    "country",
+    "phone",
+    "email",
+    "payment",
+    "card",
+    "transfer",
+    "invoice",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class LogBytes:
+    """A log and what is in it.
+
+    Attributes:
+        data: uint8, whole batches.
+        records: Records in it.
+        batches: Batches in it.
+        starts: int64, position of every batch.
+    """
+
+    data: NDArray[np.uint8]
+    records: int
+    batches: int
+    starts: NDArray[np.int64]
+
+
+def make_log(
+    *,
+    value_bytes: int,
+    records_per_batch: int,
+    total_bytes: int,
+    codec: str = "none",
+    distinct: int,
+) -> LogBytes:
+    """About `total_bytes` of stored batches, `distinct` different ones in turn.
+
+    Args:
+        value_bytes: Size of each value: JSON text, which compresses like such text.
+        records_per_batch: Records of a batch; null keys, no headers, as most topics have.
+        total_bytes: Size to reach, stored.
+        codec: Of the batches.
+        distinct: How many different batches to write.
+    """
+    chance = random.Random(value_bytes)
+    written = [
+        write_batch(
+            [
+                SimpleRecord(value=_json(chance, value_bytes), timestamp=1_700_000_000_000 + i)
+                for i in range(records_per_batch)
+            ],
+            base_offset=0,
+            codec=codec,
+        )
+        for _ in range(distinct)
+    ]
+    rounds = max(1, total_bytes // sum(map(len, written)))
+    block = np.frombuffer(b"".join(written), np.uint8)
+    data = np.tile(block, rounds)
+    sizes = np.tile(np.array([len(batch) for batch in written], np.int64), rounds)
+    starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes)[:-1]))
+    offsets = np.arange(len(starts), dtype=np.int64) * records_per_batch
+    digits = offsets.astype(">i8").view(np.uint8).reshape(-1, 8)
+    data[starts[:, None] + np.arange(8)] = digits
+    return LogBytes(data, len(starts) * records_per_batch, len(starts), starts)
+
+
+def _json(chance: random.Random, size: int) -> bytes:
+    parts = [f'{{"id":"{chance.getrandbits(64):016x}"']
+    length = len(parts[0])
+    while length < size:
+        name, text = chance.choice(_WORDS), chance.choice(_WORDS)
+        part = f',"{name}":"{text} {chance.randrange(100_000)}"'
+        parts.append(part)
+        length += len(part)
+    return "".join(parts)[: size - 1].encode() + b"}"

@@ -1,0 +1,99 @@
+"""A Spark for benchmarks, and the transport ceiling: prebuilt batches handed to it as fast as it
+goes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+from kts_source.spark.schema import columns_of, spark_schema
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pyspark.sql.types import StructType
+
+BATCH_ROWS = 4096
+
+
+def start_spark(*, cores: int = 2, unix_sockets: bool = False) -> SparkSession:
+    """A quiet session in local mode."""
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    session = (
+        SparkSession.builder.master(f"local[{cores}]")
+        .appName("tiered-kafka benchmarks")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.memory", "4g")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.python.unix.domain.socket.enabled", str(unix_sockets).lower())
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("OFF")
+    return session
+
+
+class CeilingPartition(InputPartition):
+    """How many rows one task yields."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__(rows)
+
+
+class CeilingReader(DataSourceReader):
+    """Yields the same batch over and over: what the way into the JVM gives at best."""
+
+    def __init__(self, schema: StructType, options: dict[str, str]) -> None:
+        self._columns = columns_of(schema)
+        self._options = options
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """As many tasks of as many rows as the options say."""
+        tasks = int(self._options["tasks"])
+        return [CeilingPartition(int(self._options["rows"]) // tasks) for _ in range(tasks)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """One prebuilt batch of each size, repeated."""
+        batch = _prebuilt(self._columns, int(self._options["valuebytes"]))
+        left = partition.value
+        while left:
+            rows = min(left, BATCH_ROWS)
+            yield batch if rows == BATCH_ROWS else batch.slice(0, rows)
+            left -= rows
+
+
+def _prebuilt(columns: Sequence[str], value_bytes: int) -> pa.RecordBatch:
+    offsets = pa.array(range(BATCH_ROWS), pa.int64())
+    arrays = {
+        "key": pa.array([number.to_bytes(8, "big") for number in range(BATCH_ROWS)], pa.binary()),
+        "value": pa.array([os.urandom(value_bytes) for _ in range(BATCH_ROWS)], pa.binary()),
+        "topic": pa.array(["bench"] * BATCH_ROWS, pa.string()),
+        "partition": pa.array([0] * BATCH_ROWS, pa.int32()),
+        "offset": offsets,
+        "timestamp": offsets.cast(pa.timestamp("us", tz="UTC")),
+        "timestampType": pa.array([0] * BATCH_ROWS, pa.int32()),
+    }
+    return pa.RecordBatch.from_arrays([arrays[name] for name in columns], names=list(columns))
+
+
+class CeilingSource(DataSource):
+    """A data source that does no work of its own."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return "transport-ceiling"
+
+    def schema(self) -> StructType:
+        """The columns asked for."""
+        return spark_schema(self.options["columns"].split(","))
+
+    def reader(self, schema: StructType) -> CeilingReader:
+        """A reader of prebuilt batches."""
+        return CeilingReader(schema, {name.lower(): text for name, text in self.options.items()})

@@ -1,0 +1,328 @@
+"""Drives the kernels: windows in, batches out, and Python only where a batch is compressed or a
+message older than magic 2.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from segment_format._cursor import byte_view
+from segment_format.errors import SegmentFormatError, TruncatedBatchError
+from segment_format.isolation import NO_ABORTED, AbortedIntervals
+from segment_format.kernels import contract as c
+from segment_format.kernels.buffers import borrow_pool, give_back
+from segment_format.kernels.columns import COLUMNS, column_names
+from segment_format.kernels.errors import error_for
+from segment_format.kernels.legacy_rows import open_legacy_record
+from segment_format.record.batch_header import HEADER_SIZE
+from segment_format.record.compression import DEFAULT_MAX_BATCH_BYTES, decompress
+from segment_format.record.framing import read_entry
+from segment_format.record.legacy import decode_legacy_entry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    from segment_format._cursor import BytesLike
+    from segment_format.index.leader_epoch_checkpoint import EpochEntry
+
+    Bytes = NDArray[np.uint8]
+
+DEFAULT_MAX_ROWS: Final = 4096
+DEFAULT_MAX_BYTES: Final = 8 << 20
+MAX_OFFSET: Final = 2**63 - 1
+MIN_OFFSET: Final = -(2**63)
+_MAX_BATCH_BYTES: Final = 2**31 - 1
+_LIMIT_MAX_BYTES: Final = 1 << 30
+_LIMIT_MAX_ROWS: Final = 1 << 24
+_NO_BYTES: Final[Bytes] = np.frombuffer(b"", np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeCounters:
+    """What a decoder has met so far.
+
+    Attributes:
+        batches: Entries stepped over or decoded.
+        records: Records that became rows.
+        bytes: Bytes of those entries as stored.
+        batches_skipped_control: Control batches.
+        batches_skipped_aborted: Batches of aborted transactions.
+        batches_skipped_offset: Entries that end before the first offset wanted.
+        records_skipped_offset: Records outside the offsets wanted, inside decoded batches.
+    """
+
+    batches: int
+    records: int
+    bytes: int
+    batches_skipped_control: int
+    batches_skipped_aborted: int
+    batches_skipped_offset: int
+    records_skipped_offset: int
+
+
+class RecordDecoder:
+    """Turns a log's bytes, fed in pieces cut anywhere, into Arrow batches.
+
+    Rows gather across windows until a batch is full, so the batches do not depend on the cuts. A
+    window is decoded in place; only an entry that spans windows is copied together. Memory: up to
+    four sets of column buffers, one stored and one decompressed batch, each of at most
+    `max_batch_bytes`, whatever lengths the data states.
+
+    The offset range is checked per record, and per batch before anything else; CRCs before control
+    batches and aborted transactions are skipped. The first batch at or beyond `stop_offset` ends
+    the decoding (`done`).
+
+    Not thread-safe; the kernels release the GIL.
+
+    Args:
+        columns: Names of `RECORD_COLUMNS` and `LINEAGE_COLUMNS`, in the order of the batches'
+            columns.
+        start_offset: First offset wanted.
+        stop_offset: First offset not wanted any more.
+        aborted: Intervals whose transactional batches are left out.
+        check_crcs: Whether each entry's checksum is compared with its bytes.
+        max_rows: Most rows of a batch.
+        max_bytes: Most bytes of keys, values and headers in a batch; one record larger than that is
+            a batch of its own.
+        max_batch_bytes: Most bytes of one entry, stored or decompressed.
+        lineage: Epochs by start offset, strictly increasing. If given, a batch of magic 2 whose
+            leader epoch is not the one that owns its base offset is an error. The first entry also
+            owns a batch that straddles its start.
+        position: Log position of the first byte that will be fed; errors name log positions.
+
+    Raises:
+        ValueError: Unknown columns or a bound out of range.
+    """
+
+    def __init__(
+        self,
+        *,
+        columns: Iterable[str],
+        start_offset: int = 0,
+        stop_offset: int = MAX_OFFSET,
+        aborted: AbortedIntervals = NO_ABORTED,
+        check_crcs: bool = True,
+        max_rows: int = DEFAULT_MAX_ROWS,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES,
+        lineage: Sequence[EpochEntry] | None = None,
+        position: int = 0,
+    ) -> None:
+        _check_range("max_rows", max_rows, 1, _LIMIT_MAX_ROWS)
+        _check_range("max_bytes", max_bytes, 1, _LIMIT_MAX_BYTES)
+        _check_range("max_batch_bytes", max_batch_bytes, HEADER_SIZE, _MAX_BATCH_BYTES)
+        _check_range("start_offset", start_offset, MIN_OFFSET, MAX_OFFSET)
+        _check_range("stop_offset", stop_offset, MIN_OFFSET, MAX_OFFSET)
+        names = column_names(columns)
+        self._kernel = _load_kernel()
+        self._check_crcs = check_crcs
+        self._max_batch_bytes = max_batch_bytes
+        epochs = lineage or ()
+        # The frame holds addresses of these.
+        self._tables = (
+            *(
+                np.ascontiguousarray(column, np.int64)
+                for column in (aborted.producer_ids, aborted.first_offsets, aborted.last_offsets)
+            ),
+            np.array([entry.epoch for entry in epochs], np.int64),
+            np.array([entry.start_offset for entry in epochs], np.int64),
+        )
+        frame = self._frame = np.zeros(c.FRAME_SIZE, np.int64)
+        self._slots = frame.data  # reads a slot three times as fast as the array does
+        frame[c.WANTED] = sum(COLUMNS[name].wanted for name in names)
+        frame[c.START_OFFSET] = start_offset
+        frame[c.STOP_OFFSET] = stop_offset
+        frame[c.CHECK_CRCS] = check_crcs
+        frame[c.MAX_ROWS] = max_rows
+        frame[c.MAX_BYTES] = max_bytes
+        frame[c.MAX_BATCH_BYTES] = max_batch_bytes
+        frame[c.ABORTED_COUNT] = len(aborted)
+        frame[c.LINEAGE_COUNT] = len(epochs)
+        addresses = (
+            c.ABORTED_PRODUCER_IDS,
+            c.ABORTED_FIRST_OFFSETS,
+            c.ABORTED_LAST_OFFSETS,
+            c.LINEAGE_EPOCHS,
+            c.LINEAGE_START_OFFSETS,
+        )
+        for slot, table in zip(addresses, self._tables, strict=True):
+            frame[slot] = table.ctypes.data
+        self._pool = borrow_pool(names, max_rows=max_rows, max_bytes=max_bytes)
+        self._buffers = self._pool.acquire()
+        self._buffers.attach(frame)
+        self._tail = bytearray()
+        self._origin = position
+        self._busy = False
+
+    @property
+    def done(self) -> bool:
+        """Whether a batch at or beyond the stop offset was met: nothing more will come."""
+        return bool(self._slots[c.DONE])
+
+    @property
+    def counters(self) -> DecodeCounters:
+        """Counts up to now, also while a window is being decoded."""
+        return DecodeCounters(*self._slots[c.BATCHES : c.RECORDS_SKIPPED_OFFSET + 1].tolist())
+
+    def feed(self, window: BytesLike) -> Iterator[pa.RecordBatch]:
+        """Decode the next bytes of the log; the iterator must be used up before the next call.
+
+        Args:
+            window: Bytes that follow those fed before. They must not change while the iterator
+                runs, and are not referenced any more when it ends.
+
+        Yields:
+            Full batches; rows that do not fill one wait for the next window.
+
+        Raises:
+            SegmentFormatError: As `segment_format.iter_batches`, at once: rows that wait are lost,
+                the decoder of no more use.
+            RuntimeError: The decoder is finished, or the iterator of an earlier window was not
+                used up or raised.
+        """
+        self._begin()
+        return self._feed(np.frombuffer(byte_view(window), np.uint8))
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """The rows that still wait; the decoder is of no use afterwards.
+
+        Raises:
+            TruncatedBatchError: The bytes fed end inside an entry, unless `done`.
+            RuntimeError: As `feed`.
+        """
+        self._begin()
+        return self._finish()
+
+    def _begin(self) -> None:
+        if self._busy:
+            raise RuntimeError(
+                "the decoder is finished, has failed, or its last iterator was not used up"
+            )
+        self._busy = True
+
+    def _feed(self, window: Bytes) -> Iterator[pa.RecordBatch]:
+        start = 0
+        while self._tail and not self.done:
+            missing = self._slots[c.NEEDED] - len(self._tail)
+            self._tail += window[start : start + missing].data
+            start = min(start + missing, window.size)
+            if len(self._tail) < self._slots[c.NEEDED]:
+                break
+            # A copy, since a bytearray in use cannot grow.
+            yield from self._decode(np.frombuffer(bytes(self._tail), np.uint8))
+        if not self._tail and not self.done:
+            yield from self._decode(window[start:])
+        self._busy = False
+
+    def _finish(self) -> Iterator[pa.RecordBatch]:
+        if self._slots[c.ROWS]:
+            yield self._hand_out()
+        if self._tail and not self.done:
+            raise TruncatedBatchError(
+                f"the log ends inside an entry: {len(self._tail)} bytes of at least"
+                f" {self._slots[c.NEEDED]}",
+                position=self._origin,
+                offset=int.from_bytes(self._tail[:8], "big", signed=True)
+                if len(self._tail) >= 8
+                else None,
+            )
+        give_back(self._pool)
+
+    def _decode(self, window: Bytes) -> Iterator[pa.RecordBatch]:
+        """Decode whole entries of `window` and make what follows them the tail."""
+        slots = self._slots
+        slots[c.POSITION] = 0
+        while True:
+            yield from self._run(window, _NO_BYTES)
+            if slots[c.DONE] or not self._at_legacy:
+                break
+            yield from self._decode_legacy(window)
+        self._origin += slots[c.POSITION]
+        rest = window[slots[c.POSITION] :].tobytes()
+        # Nothing may refer to the tail while it changes.
+        self._tail = bytearray() if slots[c.DONE] else bytearray(rest)
+
+    def _run(self, window: Bytes, payload: Bytes) -> Iterator[pa.RecordBatch]:
+        """Call the kernel until it needs more bytes, is finished, or stands at a legacy entry."""
+        kernel, frame, slots = self._kernel, self._frame, self._slots
+        self._at_legacy = False
+        while True:
+            status = kernel(window, payload, frame)
+            if status == c.COMPRESSED:
+                payload = self._decompress(window)
+            elif status == c.FULL:
+                yield self._hand_out()
+            elif status == c.GROW:
+                self._buffers.grow(frame)
+            elif status < 0:
+                raise error_for(status, slots, self._origin)
+            else:
+                self._at_legacy = status == c.LEGACY
+                return
+
+    def _decompress(self, window: Bytes) -> Bytes:
+        slots = self._slots
+        start = slots[c.BATCH_POSITION]
+        stored = window[start + HEADER_SIZE : start + slots[c.BATCH_SIZE]]
+        try:
+            content = decompress(slots[c.CODEC], stored, max_output_bytes=self._max_batch_bytes)
+        except SegmentFormatError as error:
+            raise type(error)(
+                error.message, position=self._origin + start, offset=slots[c.BASE_OFFSET]
+            ) from error
+        payload = np.frombuffer(content, np.uint8)
+        slots[c.RECORD_POSITION] = 0
+        slots[c.RECORDS_STOP] = payload.size
+        return payload
+
+    def _decode_legacy(self, window: Bytes) -> Iterator[pa.RecordBatch]:
+        slots = self._slots
+        position = slots[c.POSITION]
+        view = byte_view(window)
+        entry = read_entry(view, position)
+        if 0 <= entry.offset < slots[c.START_OFFSET]:
+            slots[c.BATCHES_SKIPPED_OFFSET] += 1
+        else:
+            try:
+                batch = decode_legacy_entry(
+                    view, entry, check_crcs=self._check_crcs, max_batch_bytes=self._max_batch_bytes
+                )
+            except SegmentFormatError as error:
+                where = position if error.position is None else error.position
+                raise type(error)(
+                    error.message, position=self._origin + where, offset=entry.offset
+                ) from error
+            if batch.base_offset >= slots[c.STOP_OFFSET]:
+                slots[c.DONE] = 1
+                return
+            for record in batch.records:
+                # An empty window lets the kernel take the one record and stop.
+                yield from self._run(_NO_BYTES, open_legacy_record(self._frame, batch, record))
+        slots[c.BATCHES] += 1
+        slots[c.BYTES] += entry.size
+        slots[c.POSITION] = entry.stop
+
+    def _hand_out(self) -> pa.RecordBatch:
+        batch = self._buffers.to_batch(self._slots)
+        self._buffers = self._pool.acquire()
+        self._buffers.attach(self._frame)
+        return batch
+
+
+@functools.cache
+def _load_kernel() -> Callable[..., Any]:
+    from segment_format.kernels.decode_window import decode_window  # brings in numba
+
+    return decode_window
+
+
+def _check_range(name: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise ValueError(f"{name} must lie in [{least}, {most}], not {value}")
