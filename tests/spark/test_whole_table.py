@@ -21,7 +21,6 @@ from pyspark.sql.types import (
 
 from kts_source import TieredKafkaDataSource
 from tests.golden_data import (
-    ISOLATION_LEVELS,
     LOCAL_TIER,
     SPARK_SCHEMA,
     TOPICS,
@@ -64,12 +63,19 @@ def expected_of_all(level: IsolationLevel) -> pa.Table:
     return pa.concat_tables([expected_table(topic, level) for topic in TOPICS])
 
 
-@pytest.mark.parametrize("level", ISOLATION_LEVELS)
 @pytest.mark.parametrize(
-    "cut",
+    ("level", "cut"),
     [
-        pytest.param({"targetPartitionBytes": "1g", "maxSegmentsPerTask": "1000"}, id="one-task"),
-        pytest.param({"targetPartitionBytes": "200k", "maxSegmentsPerTask": "3"}, id="many-tasks"),
+        pytest.param(
+            "read_committed",
+            {"targetPartitionBytes": "1g", "maxSegmentsPerTask": "1000"},
+            id="one-task",
+        ),
+        pytest.param(
+            "read_uncommitted",
+            {"targetPartitionBytes": "200k", "maxSegmentsPerTask": "3"},
+            id="many-tasks",
+        ),
     ],
 )
 def test_rows_of_every_topic(
