@@ -20,6 +20,7 @@ from segment_format.testing.batches import (
     write_empty_batch,
 )
 from segment_format.testing.compression import CODEC_NUMBERS, compress
+from segment_format.testing.foreign import foreign_compressors
 from segment_format.testing.legacy import write_message_set
 from segment_format.testing.log_builder import LogBuilder
 from segment_format.testing.producer_state import Transaction
@@ -45,6 +46,11 @@ from segment_format.testing.tiers import (
     LocalTierWriter,
     WrittenSegment,
 )
+from segment_format.testing.uniform import (
+    UniformBatches,
+    uniform_segment,
+    write_uniform_batches,
+)
 
 __all__ = [
     "ABORT",
@@ -69,9 +75,12 @@ __all__ = [
     "SegmentFiles",
     "SimpleRecord",
     "Transaction",
+    "UniformBatches",
     "WrittenSegment",
     "compress",
+    "foreign_compressors",
     "frame_batch",
+    "uniform_segment",
     "write_batch",
     "write_control_batch",
     "write_empty_batch",
@@ -81,4 +90,5 @@ __all__ = [
     "write_producer_snapshot",
     "write_time_index",
     "write_transaction_index",
+    "write_uniform_batches",
 ]
