@@ -1,6 +1,7 @@
 """What can be wrong with bytes: one root, `SegmentFormatError`, and a class per kind.
 
-Ring 0 knows positions, not places: every error carries the byte position in the buffer it was given, and the rings
+Ring 0 knows positions, not places: every error carries the byte position in the buffer it was
+given, and the rings
 above add topic, partition, offset and object.
 """
 
@@ -70,7 +71,9 @@ class DecompressionError(CorruptRecordError):
 
 
 class CorruptIndexError(SegmentFormatError):
-    """A side file (offset, time or transaction index, producer snapshot, epoch checkpoint) that is not valid."""
+    """A side file (offset, time or transaction index, producer snapshot, epoch checkpoint) that is
+    not valid.
+    """
 
 
 class InvalidManifestError(SegmentFormatError, ValueError):
@@ -86,7 +89,9 @@ class ChunkError(SegmentFormatError):
 
 
 class DecryptionError(ChunkError):
-    """An AES-GCM message or a wrapped data key that does not authenticate: wrong key, or changed bytes."""
+    """An AES-GCM message or a wrapped data key that does not authenticate: wrong key, or changed
+    bytes.
+    """
 
 
 class UnknownKeyError(DecryptionError):

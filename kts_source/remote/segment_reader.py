@@ -137,7 +137,8 @@ class SegmentReader:
             first = read_ahead.slow_start
             for span in spans:
                 objects = span.objects
-                for group in request_groups(objects.chunk_index.chunks(span.start, span.stop), first):
+                chunks = objects.chunk_index.chunks(span.start, span.stop)
+                for group in request_groups(chunks, first):
                     first = False
                     under_way.append((span, group))
                     covered = ByteRange(group[0].transformed_position, group[-1].transformed_stop)

@@ -242,7 +242,7 @@ def test_an_offset_index_that_does_not_fit_its_log_is_found(tier: Path) -> None:
     part = manifest["segmentIndexes"]["offset"]
     indexes = objects(tier, "codecs", "indexes")[0]
     data = bytearray(indexes.read_bytes())
-    # Every entry claims a lower offset than begins there: a bound that relied on it would lose rows.
+    # Every entry claims a lower offset than begins there: a bound relying on it would lose rows.
     first = int.from_bytes(data[part["position"] : part["position"] + 4], "big")
     for at in range(part["position"], part["position"] + part["size"], 8):
         relative = int.from_bytes(data[at : at + 4], "big")
