@@ -21,12 +21,14 @@ from kts_source.options import READ_COMMITTED, READ_UNCOMMITTED, parse_options
 from kts_source.remote.segment_reader import SegmentReader
 from kts_source.remote.store import open_store
 from kts_source.scan.execute import ReadSettings, read_task
-from kts_source.scan.planner import ScanPlan, plan_scan
+from kts_source.scan.planner import plan_scan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from pyspark.sql import SparkSession
+
+    from kts_source.scan.plan import ScanPlan
 
 GOLDEN = Path(__file__).resolve().parents[2] / "tests" / "golden"
 SAMPLE_TIER = GOLDEN / "tier"

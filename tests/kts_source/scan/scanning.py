@@ -10,10 +10,12 @@ from kts_source.options import parse_options
 from kts_source.remote.segment_reader import SegmentReader
 from kts_source.remote.store import open_store
 from kts_source.scan.execute import ReadSettings, read_task
-from kts_source.scan.planner import ScanPlan, plan_scan
+from kts_source.scan.planner import plan_scan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from kts_source.scan.plan import ScanPlan
 
 
 def scan(given: Mapping[str, str]) -> pa.Table:
