@@ -19,8 +19,18 @@ _BINARY: Final = pa.binary()
 _STRING: Final = pa.string()
 _HEADER: Final = pa.struct([("key", _STRING), ("value", _BINARY)])
 _HEADERS: Final = pa.list_(pa.field("element", _HEADER))
-_CODEC_NAMES: Final = pa.array(["none", "gzip", "snappy", "lz4", "zstd"], _STRING)
-_NO_HEADERS: Final = pa.array([], _HEADER)
+# Not `pa.array`, here and below: its first call imports pandas, which takes longer than all the rest.
+_CODEC_NAMES: Final = pa.Array.from_buffers(
+    _STRING,
+    5,
+    [
+        None,
+        pa.py_buffer(np.array([0, 4, 8, 14, 17, 21], np.int32)),
+        pa.py_buffer(b"nonegzipsnappylz4zstd"),
+    ],
+    0,
+)
+_NO_HEADERS: Final = pa.nulls(0, _HEADER)
 
 
 class Part(NamedTuple):
@@ -119,7 +129,10 @@ def _optional(kind: pa.DataType, wanted: int, slot: int, dtype: type[np.generic]
 
     def build(filled: Filled, rows: int) -> pa.Array:
         values = filled.values(part, rows, dtype)
-        return pa.array(values, mask=values < 0)
+        present = values >= 0
+        nulls = rows - int(np.count_nonzero(present))
+        validity = pa.py_buffer(np.packbits(present, bitorder="little")) if nulls else None
+        return pa.Array.from_buffers(kind, rows, [validity, filled.part(part, rows)], nulls)
 
     return Column(kind, wanted, (part,), build)
 
@@ -157,7 +170,8 @@ def _is_transactional() -> Column:
     part = Part(c.TRANSACTIONALS, 8)
 
     def build(filled: Filled, rows: int) -> pa.Array:
-        return pa.array(filled.values(part, rows, np.bool_))
+        bits = np.packbits(filled.values(part, rows, np.bool_), bitorder="little")
+        return pa.Array.from_buffers(pa.bool_(), rows, [None, pa.py_buffer(bits)], 0)
 
     return Column(pa.bool_(), c.WANT_TRANSACTIONAL, (part,), build)
 
@@ -166,7 +180,8 @@ def _codec() -> Column:
     part = Part(c.CODECS, 32)
 
     def build(filled: Filled, rows: int) -> pa.Array:
-        return _CODEC_NAMES.take(pa.array(filled.values(part, rows, np.int32)))
+        numbers = pa.Array.from_buffers(pa.int32(), rows, [None, filled.part(part, rows)], 0)
+        return _CODEC_NAMES.take(numbers)
 
     return Column(_STRING, c.WANT_CODEC, (part,), build)
 
