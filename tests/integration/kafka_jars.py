@@ -1,4 +1,6 @@
-"""Kafka's own jars, resolved once with Maven and kept in the repository's cache folder."""
+"""Jars of Kafka and of Spark's Kafka source, resolved once with Maven and kept in the repository's
+cache folder.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +23,11 @@ ARTIFACTS = (
     "org.apache.logging.log4j:log4j-slf4j-impl:2.24.3",
 )
 
+# The newest version of which all jars resolve.
+SPARK_KAFKA = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"
+# PySpark brings these.
+SPARK_PROVIDES = ("org.apache.spark:spark-sql_2.13", "org.apache.hadoop:*")
+
 _POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
   <modelVersion>4.0.0</modelVersion>
   <groupId>tiered-kafka</groupId>
@@ -28,6 +35,19 @@ _POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
   <version>1</version>
   <dependencies>{dependencies}</dependencies>
 </project>
+"""
+
+
+# Spark's POMs name a second repository, which is not needed and may be out of reach.
+_SETTINGS = """<settings>
+  <mirrors>
+    <mirror>
+      <id>central-only</id>
+      <mirrorOf>*</mirrorOf>
+      <url>https://repo.maven.apache.org/maven2</url>
+    </mirror>
+  </mirrors>
+</settings>
 """
 
 
@@ -39,26 +59,43 @@ def kafka_class_path(artifacts: tuple[str, ...] = ARTIFACTS) -> str:
     Args:
         artifacts: `group:artifact:version` or `group:artifact:version:classifier`.
     """
+    return f"{_jars(_pom(artifacts))}{os.sep}*"
+
+
+def spark_kafka_jars() -> tuple[Path, ...]:
+    """The jars that Spark 4.0 needs for `format("kafka")`, without those that PySpark has.
+
+    Skips the calling test where java or mvn is absent, or fails it when the run promised them.
+    """
+    folder = _jars(_pom((SPARK_KAFKA,), SPARK_PROVIDES), "-DincludeScope=runtime")
+    return tuple(sorted(folder.glob("*.jar")))
+
+
+def _jars(pom: str, *options: str) -> Path:
+    """The folder with the jars of a POM, filled once."""
     needs("java", "mvn")
-    pom = _POM.format(dependencies="".join(map(_dependency, artifacts)))
     folder = CACHE / hashlib.sha256(pom.encode()).hexdigest()[:16]
     if not folder.is_dir():
         CACHE.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
-            _resolve(pom, Path(scratch))
+            _resolve(pom, Path(scratch), options)
             try:
                 # Whoever comes second finds a full folder in the way, which is as good.
                 (Path(scratch) / "libs").rename(folder)
             except OSError:
                 if not folder.is_dir():
                     raise
-    return f"{folder}{os.sep}*"
+    return folder
 
 
-def _resolve(pom: str, scratch: Path) -> None:
+def _resolve(pom: str, scratch: Path, options: tuple[str, ...]) -> None:
     (scratch / "pom.xml").write_text(pom)
+    (scratch / "settings.xml").write_text(_SETTINGS)
     run = subprocess.run(
-        ["mvn", "-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory=libs"],
+        [
+            *("mvn", "-q", "-B", "-s", "settings.xml", "dependency:copy-dependencies"),
+            *("-DoutputDirectory=libs", *options),
+        ],
         cwd=scratch,
         capture_output=True,
         text=True,
@@ -66,11 +103,20 @@ def _resolve(pom: str, scratch: Path) -> None:
         check=False,
     )
     if run.returncode != 0:
-        raise RuntimeError(f"Maven could not resolve Kafka's jars:\n{run.stdout[-4000:]}")
+        raise RuntimeError(f"Maven could not resolve the jars:\n{run.stdout[-4000:]}")
 
 
-def _dependency(artifact: str) -> str:
+def _pom(artifacts: tuple[str, ...], exclusions: tuple[str, ...] = ()) -> str:
+    inner = "".join(f"<exclusion>{_coordinates(name)}</exclusion>" for name in exclusions)
+    without = f"<exclusions>{inner}</exclusions>" if exclusions else ""
+    return _POM.format(
+        dependencies="".join(
+            f"<dependency>{_coordinates(artifact)}{without}</dependency>" for artifact in artifacts
+        )
+    )
+
+
+def _coordinates(artifact: str) -> str:
     names = ("groupId", "artifactId", "version", "classifier")
     members = zip(names, artifact.split(":"), strict=False)
-    inner = "".join(f"<{name}>{value}</{name}>" for name, value in members)
-    return f"<dependency>{inner}</dependency>"
+    return "".join(f"<{name}>{value}</{name}>" for name, value in members)
