@@ -27,6 +27,8 @@ class Answer:
     body: bytes
     # Bytes of the body after which the connection is reset; None sends all.
     cut_at: int | None = None
+    # Whether the connection falls silent there instead of being reset.
+    silent: bool = False
     # Whether the connection is reset without a word.
     dropped: bool = False
 
@@ -53,6 +55,15 @@ def cut(at: int) -> Callable[[Answer], None]:
 
     def fault(answer: Answer) -> None:
         answer.cut_at = at
+
+    return fault
+
+
+def hang(at: int) -> Callable[[Answer], None]:
+    """Silence after so many bytes of the body."""
+
+    def fault(answer: Answer) -> None:
+        answer.cut_at, answer.silent = at, True
 
     return fault
 
@@ -146,6 +157,8 @@ def faulty_proxy(upstream: str) -> Iterator[FaultyProxy]:
                 self.wfile.write(answer.body[: answer.cut_at])
             if answer.cut_at is not None:
                 self.wfile.flush()
+                if answer.silent:
+                    ended.wait(30)
                 self.reset()
 
         def reset(self) -> None:

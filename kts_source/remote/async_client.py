@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from kts_source.remote.cancel import CancelledFetchError, cancelled_by
 from kts_source.remote.retry import TransientError
+from kts_source.secret import scrub
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -65,10 +66,10 @@ class AsyncClient:
                 return future.result()
         except concurrent.futures.CancelledError:
             raise CancelledFetchError from None
-        except TimeoutError:
-            raise TransientError(
-                f"time-out: no complete answer (deadline {self._deadline_seconds:g} s)"
-            ) from None
+        except TimeoutError as error:
+            # The time-outs of a client (a silent connection) have a text, the deadline has none.
+            text = str(error) or f"no complete answer by the deadline {self._deadline_seconds:g} s"
+            raise TransientError(f"time-out: {scrub(text)}") from None
         finally:
             future.cancel()  # when this thread was interrupted; else without effect
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import fsspec
 import pytest
@@ -111,6 +111,55 @@ class FailingFileSystem(MemoryFileSystem):  # type: ignore[misc]  # fsspec has n
     @classmethod
     def _strip_protocol(cls, path: str) -> str:
         return str(super()._strip_protocol(path.replace("failing://", "memory://")))
+
+
+class CachingFileSystem(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """Memory that keeps its listings, as the file systems of the clouds do."""
+
+    protocol = "caching"
+
+    def __init__(self, **named: object) -> None:
+        super().__init__(**named)
+        self.kept: dict[tuple[str, str], Any] = {}
+
+    def invalidate_cache(self, path: str | None = None) -> None:
+        self.kept.clear()
+
+    def _kept(self, method: str, path: str, **named: object) -> object:
+        if (method, path) not in self.kept:
+            self.kept[method, path] = getattr(super(), method)(path, **named)
+        return self.kept[method, path]
+
+    def ls(self, path: str, **named: object) -> object:
+        return self._kept("ls", path, **named)
+
+    def find(self, path: str, **named: object) -> object:
+        return self._kept("find", path, **named)
+
+    def info(self, path: str, **named: object) -> object:
+        return self._kept("info", path, **named)
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return str(super()._strip_protocol(path.replace("caching://", "memory://")))
+
+
+def test_what_a_file_system_keeps_is_not_believed() -> None:
+    fsspec.register_implementation("caching", CachingFileSystem, clobber=True)
+    memory = MemoryFileSystem()
+    memory.pipe_file("/caching-test/a/x", b"1")
+    store = open_store("caching://caching-test", NOTHING)
+    version = store.head("a/x").version
+    assert store.list_folders("") == ["a/"]
+    assert [info.key for info in store.list_objects("")] == ["a/x"]
+    memory.pipe_file("/caching-test/a/x", b"22")
+    memory.pipe_file("/caching-test/b/y", b"1")
+    assert store.list_folders("") == ["a/", "b/"]
+    assert [info.key for info in store.list_objects("")] == ["a/x", "b/y"]
+    assert store.head("a/x").size == 2
+    with pytest.raises(ObjectChangedError):
+        store.get_range("a/x", 0, 1, version=version)
+    memory.rm("/caching-test", recursive=True)
 
 
 class HttpError(Exception):
