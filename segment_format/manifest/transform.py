@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from segment_format.errors import ChunkError
+from segment_format.errors import ChunkError, DecryptionError
 from segment_format.manifest.encryption import AES_OVERHEAD, decrypt, encrypt
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def restore_chunk(
         )
     data = stored
     if data_key is not None:
-        data = _decrypt(data, data_key, aad, f"chunk {chunk.id}")
+        data = _decrypt(data, data_key, aad, f"chunk {chunk.id}", chunk.original_position)
     if compression:
         return _decompress(data, chunk)
     if len(data) != chunk.original_size:
@@ -99,7 +99,7 @@ def restore_index(
         )
     if data_key is None or not index_range.size:
         return stored
-    return _decrypt(stored, data_key, aad, "index blob")
+    return _decrypt(stored, data_key, aad, "index blob", index_range.position)
 
 
 def transform_chunk(
@@ -133,10 +133,17 @@ def _required(aad: bytes | None) -> bytes:
     return aad
 
 
-def _decrypt(data: bytes | memoryview, data_key: bytes, aad: bytes | None, what: str) -> bytes:
+def _decrypt(
+    data: bytes | memoryview, data_key: bytes, aad: bytes | None, what: str, position: int
+) -> bytes:
     if len(data) < AES_OVERHEAD:
-        raise ChunkError(f"{what}: {len(data)} bytes are too few for an encrypted message")
-    return decrypt(data, data_key=data_key, aad=_required(aad))
+        raise ChunkError(
+            f"{what}: {len(data)} bytes are too few for an encrypted message", position=position
+        )
+    try:
+        return decrypt(data, data_key=data_key, aad=_required(aad))
+    except DecryptionError as error:
+        raise DecryptionError(f"{what}: {error.message}", position=position) from None
 
 
 def _decompress(data: bytes | memoryview, chunk: Chunk) -> bytes:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import logging
 import pickle
@@ -123,6 +124,43 @@ def test_no_changed_ciphertext_opens() -> None:
     for ciphertext in (b"", b"\0" * 256, b"\xff" * 256, wrapped.ciphertext[:-1]):
         with pytest.raises(DecryptionError):
             unwrap_data_key(WrappedDataKey("key1", ciphertext), VECTOR_KEY)
+
+
+def oaep(message: bytes, *, label: bytes = b"", first: int = 0, filler: int = 0) -> int:
+    """An OAEP block for a 256-byte key by RFC 8017, with room for mistakes."""
+
+    def mask(seed: bytes, size: int) -> bytes:
+        blocks = [hashlib.sha3_512(seed + bytes([0, 0, 0, count])).digest() for count in range(4)]
+        return b"".join(blocks)[:size]
+
+    def xor(left: bytes, right: bytes) -> bytes:
+        return bytes(a ^ b for a, b in zip(left, right, strict=True))
+
+    seed = bytes(range(64))
+    block = hashlib.sha3_512(label).digest() + bytes([filler]) * (127 - len(message) - 65)
+    block += b"\0" * (127 + 64 - len(block) - 1 - len(message)) + b"\1" + message
+    masked = xor(block, mask(seed, len(block)))
+    encoded = bytes([first]) + xor(seed, mask(masked, 64)) + masked
+    assert len(encoded) == 256
+    return int.from_bytes(encoded, "big")
+
+
+def test_every_part_of_the_padding_is_checked() -> None:
+    def opened(block: int) -> bytes:
+        ciphertext = VECTOR_KEY.public_key.encrypt_raw(block).to_bytes(256, "big")
+        return unwrap_data_key(WrappedDataKey("key1", ciphertext), VECTOR_KEY)
+
+    assert opened(oaep(DATA_KEY)) == DATA_KEY
+    for block in (
+        oaep(DATA_KEY, label=b"label"),
+        oaep(DATA_KEY, first=1),
+        oaep(DATA_KEY, filler=7),
+    ):
+        with pytest.raises(DecryptionError, match="does not open"):
+            opened(block)
+    for message in (b"", DATA_KEY[:16], DATA_KEY + b"x"):
+        with pytest.raises(DecryptionError, match=f"data key of {len(message)} bytes"):
+            opened(oaep(message))
 
 
 def test_short_rsa_keys_are_refused() -> None:

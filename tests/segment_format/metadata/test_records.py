@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from segment_format.errors import InvalidMetadataError
 from segment_format.index.leader_epoch_checkpoint import EpochEntry
 from segment_format.kafka_uuid import uuid_from_text, uuid_to_text
-from segment_format.metadata.model import WireDetails
+from segment_format.metadata.model import NO_WIRE_DETAILS, WireDetails
 from segment_format.metadata.protocol import (
     MessageReader,
     TaggedField,
@@ -85,7 +85,9 @@ EXPECTED: dict[str, MetadataRecord] = {
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_vectors_of_kafka(name: str) -> None:
-    assert parse_metadata_record(VALUES[name]) == EXPECTED[name]
+    record = parse_metadata_record(VALUES[name])
+    assert record == EXPECTED[name]
+    assert record.wire is NO_WIRE_DETAILS
     assert write_metadata_record(EXPECTED[name]) == VALUES[name]
 
 
