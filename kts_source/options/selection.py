@@ -28,14 +28,14 @@ class Subscribe:
 
 @dataclass(frozen=True, slots=True)
 class SubscribePattern:
-    """All partitions of the topics whose whole name matches."""
+    """All partitions of the topics whose name the pattern is found in, as in Spark's source."""
 
     pattern: str
 
     def wanted(self, available: Iterable[str]) -> tuple[str, ...]:
         """The topics among `available` that match, sorted."""
         compiled = re.compile(self.pattern)
-        return tuple(sorted(topic for topic in available if compiled.fullmatch(topic)))
+        return tuple(sorted(topic for topic in available if compiled.search(topic)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,7 +127,9 @@ def test_kafka_options_are_accepted_and_listed() -> None:
 def test_selections() -> None:
     pattern = parse_options({"path": "/t", "subscribePattern": "ord.*"}).selection
     assert pattern == SubscribePattern("ord.*")
-    assert pattern.wanted(["orders", "my-orders", "ord"]) == ("ord", "orders")
+    assert pattern.wanted(["orders", "my-orders", "sales"]) == ("my-orders", "orders")
+    whole = parse_options({"path": "/t", "subscribePattern": "^ord.*$"}).selection
+    assert whole.wanted(["orders", "my-orders", "ord"]) == ("ord", "orders")
     assign = parse_options({"path": "/t", "assign": '{"b":[1,0],"a":[3]}'}).selection
     assert assign == Assign({"b": (0, 1), "a": (3,)})
 
