@@ -4,18 +4,27 @@ storage.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import importlib
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from kts_source.scan.describe import describe
+    from kts_source.scan.explain import explain
+    from kts_source.scan.planner import plan
     from kts_source.spark.datasource import TieredKafkaDataSource
 
-__all__ = ["TieredKafkaDataSource"]
+__all__ = ["TieredKafkaDataSource", "describe", "explain", "plan"]
+
+_HOMES: Final = {
+    "TieredKafkaDataSource": "kts_source.spark.datasource",
+    "describe": "kts_source.scan.describe",
+    "explain": "kts_source.scan.explain",
+    "plan": "kts_source.scan.planner",
+}
 
 
 def __getattr__(name: str) -> object:
-    # Lazy, so that planning and reading work where pyspark is not installed.
-    if name == "TieredKafkaDataSource":
-        from kts_source.spark.datasource import TieredKafkaDataSource
-
-        return TieredKafkaDataSource
+    # Lazy, so that planning and reading work where pyspark is not installed, and importing is fast.
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

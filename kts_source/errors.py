@@ -112,6 +112,10 @@ class OffsetOutOfRangeError(DataLossError):
     """Offsets or timestamps asked for that lie outside what the tier holds."""
 
 
+class PlanTooLargeError(TieredKafkaError):
+    """A plan above the limits that the user set."""
+
+
 class CorruptSegmentError(TieredKafkaError):
     """Bytes of a segment, an index or a manifest that are not what was written."""
 
@@ -156,6 +160,10 @@ class StoreNotFoundError(StoreError, TierNotFoundError):
 
 class ObjectChangedError(StoreError):
     """The object is no longer the version that was planned."""
+
+
+class ArchivedObjectError(StoreError):
+    """Objects in a storage class that must be restored before they can be read."""
 
 
 class TruncatedObjectError(StoreError):

@@ -10,6 +10,18 @@ TOPIC: Final = "topic"
 PARTITION: Final = "partition"
 HEADERS: Final = "headers"
 DEFAULT_COLUMNS: Final = ("key", "value", TOPIC, PARTITION, "offset", "timestamp", "timestampType")
-PLACE_COLUMNS: Final = (TOPIC, PARTITION)
+SEGMENT_ID: Final = "segmentId"
+LINEAGE_COLUMNS: Final = (
+    "leaderEpoch",
+    "producerId",
+    "producerEpoch",
+    "sequence",
+    "isTransactional",
+    "batchBaseOffset",
+    "codec",
+    SEGMENT_ID,
+)
+"""Where a record came from: facts of its batch, and the segment it was read from."""
+ALL_COLUMNS: Final = (*DEFAULT_COLUMNS, HEADERS, *LINEAGE_COLUMNS)
+PLACE_COLUMNS: Final = (TOPIC, PARTITION, SEGMENT_ID)
 """Known from the plan, the same for all rows of a slice."""
-ALL_COLUMNS: Final = (*DEFAULT_COLUMNS, HEADERS)

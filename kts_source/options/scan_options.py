@@ -27,7 +27,7 @@ from kts_source.options.selection import (
     SubscribePattern,
 )
 from kts_source.remote.storage_options import S3_OPTIONS, storage_options_from
-from kts_source.table import ALL_COLUMNS, DEFAULT_COLUMNS, HEADERS
+from kts_source.table import ALL_COLUMNS, DEFAULT_COLUMNS, HEADERS, LINEAGE_COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -98,6 +98,9 @@ class ScanOptions:
     max_records_per_partition: int | None
     target_partition_bytes: int
     max_segments_per_task: int
+    max_plan_bytes: int | None
+    max_plan_requests: int | None
+    plan_file: str | None
     max_batch_bytes: int
     max_concurrent_requests: int
     prefetch_bytes: int
@@ -147,6 +150,9 @@ def parse_options(given: Mapping[str, str]) -> ScanOptions:
         max_records_per_partition=values["maxRecordsPerPartition"],
         target_partition_bytes=values["targetPartitionBytes"],
         max_segments_per_task=values["maxSegmentsPerTask"],
+        max_plan_bytes=values["maxPlanBytes"],
+        max_plan_requests=values["maxPlanRequests"],
+        plan_file=values["planFile"],
         max_batch_bytes=values["maxBatchBytes"],
         max_concurrent_requests=values["maxConcurrentRequests"],
         prefetch_bytes=values["prefetchBytes"],
@@ -275,7 +281,9 @@ def _bound(values: Mapping[str, Any], side: str, default: Bound) -> Bound:
 def _columns(values: Mapping[str, Any]) -> tuple[str, ...]:
     names: tuple[str, ...] | None = values["columns"]
     if names is None:
-        return (*DEFAULT_COLUMNS, HEADERS) if values["includeHeaders"] else DEFAULT_COLUMNS
+        headers = (HEADERS,) if values["includeHeaders"] else ()
+        lineage = LINEAGE_COLUMNS if values["includeLineage"] else ()
+        return (*DEFAULT_COLUMNS, *headers, *lineage)
     by_lower = {column.lower(): column for column in ALL_COLUMNS}
     columns = []
     for name in names:

@@ -82,7 +82,13 @@ OPTIONS: Final[tuple[Option, ...]] = (
         None,
         "Topics, separated by commas. Exactly one of `subscribe`, `subscribePattern`, `assign`.",
     ),
-    Option("subscribePattern", parse_pattern, None, "Regular expression over whole topic names."),
+    Option(
+        "subscribePattern",
+        parse_pattern,
+        None,
+        "Regular expression that is found anywhere in a topic's name, as in Spark's source;"
+        " `^orders$` for a whole name.",
+    ),
     Option("assign", parse_assign, None, 'Partitions: `{"topic":[0,1]}`.'),
     Option(
         "topicId",
@@ -145,6 +151,13 @@ OPTIONS: Final[tuple[Option, ...]] = (
     ),
     Option("includeHeaders", parse_bool, "false", "Adds column `headers`."),
     Option(
+        "includeLineage",
+        parse_bool,
+        "false",
+        "Adds `leaderEpoch`, `producerId`, `producerEpoch`, `sequence`, `isTransactional`,"
+        " `batchBaseOffset`, `codec` and `segmentId`.",
+    ),
+    Option(
         "columns",
         parse_names,
         None,
@@ -181,6 +194,24 @@ OPTIONS: Final[tuple[Option, ...]] = (
         parse_positive_int,
         "64",
         "At most this many segments or slices in a task.",
+    ),
+    Option(
+        "maxPlanBytes",
+        parse_byte_size,
+        None,
+        "Refuse, before any task starts, a plan that would fetch more stored bytes.",
+    ),
+    Option(
+        "maxPlanRequests",
+        parse_positive_int,
+        None,
+        "Refuse, before any task starts, a plan that would send more requests.",
+    ),
+    Option(
+        "planFile",
+        parse_text,
+        None,
+        "A plan written as JSON by an earlier run: read exactly that, without planning anew.",
     ),
     Option(
         "maxBatchBytes",

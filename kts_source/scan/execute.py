@@ -12,7 +12,7 @@ import pyarrow as pa
 from kts_source.errors import CorruptSegmentError, TieredKafkaError
 from kts_source.remote.segment_reader import ReadAhead, SegmentReader, SegmentSpan
 from kts_source.scan.borders import Border, BorderCheck, borders, peek_stop
-from kts_source.table import PARTITION, PLACE_COLUMNS, TOPIC
+from kts_source.table import PARTITION, PLACE_COLUMNS, SEGMENT_ID, TOPIC
 from segment_format.arrow import RecordDecoder
 from segment_format.errors import SegmentFormatError
 
@@ -112,7 +112,7 @@ class _SliceDecoder:
         self.span = span
         self._reader = reader
         self._check = BorderCheck(span.first, span.last)
-        self._place = _PlaceColumns(part.topic, part.partition, settings.columns)
+        self._place = _PlaceColumns(part, settings.columns)
         self._decoder = RecordDecoder(
             # A batch of no column would have no length.
             columns=names or ("offset",),
@@ -170,11 +170,15 @@ def _located(part: SegmentSlice, reader: SegmentReader) -> Iterator[None]:
 
 
 class _PlaceColumns:
-    """Adds topic and partition, the same for every row, built once."""
+    """Adds what is the same for every row of a slice, built once."""
 
-    def __init__(self, topic: str, partition: int, columns: Sequence[str]) -> None:
+    def __init__(self, part: SegmentSlice, columns: Sequence[str]) -> None:
         self._columns = columns
-        self._values = {TOPIC: pa.scalar(topic), PARTITION: pa.scalar(partition, pa.int32())}
+        self._values = {
+            TOPIC: pa.scalar(part.topic),
+            PARTITION: pa.scalar(part.partition, pa.int32()),
+            SEGMENT_ID: pa.scalar(part.segment_id),
+        }
         self._constants: dict[str, pa.Array] = {}
 
     def added_to(self, batch: pa.RecordBatch) -> pa.RecordBatch:

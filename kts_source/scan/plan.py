@@ -57,6 +57,18 @@ class ScanPlan:
     tasks: tuple[ScanTask, ...]
     columns: tuple[str, ...]
 
+    def explain(self) -> str:
+        """What is read, what is left out and why, and what it will cost, in words."""
+        from kts_source.scan.explain import explain
+
+        return explain(self)
+
+    def to_json(self) -> str:
+        """The plan as JSON, for option `planFile`; there is no secret in it."""
+        from kts_source.scan.plan_json import plan_to_json
+
+        return plan_to_json(self)
+
     @property
     def nominal_bytes(self) -> int:
         """Original segment bytes that the tasks cover."""

@@ -12,6 +12,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from kts_source.errors import InvalidOptionError, TieredKafkaError
+from kts_source.options import parse_options
 from kts_source.remote.layout import find_layout
 from kts_source.remote.segment_reader import SegmentReader
 from kts_source.remote.store import open_store
@@ -26,13 +27,14 @@ from kts_source.scan.discover import DiscoveredPartition, DiscoveredTopic, disco
 from kts_source.scan.isolation import Decisions, decide
 from kts_source.scan.lineage import PartitionLog, newest_segment, partition_log
 from kts_source.scan.plan import PartitionPlan, ScanPlan
+from kts_source.scan.plan_checks import check_plan, replayed
 from kts_source.scan.side_files import SideFiles
 from kts_source.scan.slicing import cut, pack, spans, target_bytes
 from kts_source.scan.timestamps import first_offset_at_or_after
 from segment_format.isolation import NO_ABORTED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from kts_source.options import ScanOptions
     from kts_source.options.bounds import Bound
@@ -43,6 +45,19 @@ log = logging.getLogger(__name__)
 
 PLANNING_THREADS = 16
 _INDEX_ENTRY_BYTES = 8
+
+
+def plan(options: Mapping[str, str], store: RangeStore | None = None) -> ScanPlan:
+    """The plan of a scan with these options, as the data source would make it.
+
+    Args:
+        options: As for the data source.
+        store: The tier; opened from the options when not given.
+
+    Raises:
+        TieredKafkaError: See `plan_scan`.
+    """
+    return plan_scan(parse_options(options), store)
 
 
 def plan_scan(options: ScanOptions, store: RangeStore | None = None) -> ScanPlan:
@@ -56,21 +71,25 @@ def plan_scan(options: ScanOptions, store: RangeStore | None = None) -> ScanPlan
     Raises:
         TieredKafkaError: See `discover`, `resolve_start`, `resolve_stop` and `check_no_holes`.
     """
-    for name in options.ignored:
-        log.info("option %s has no effect on this source", name)
+    if options.ignored:
+        log.info("options without effect on this source: %s", ", ".join(options.ignored))
     opened = store or open_store(options.path, options.storage)
     try:
-        side_files = SideFiles(
-            SegmentReader(opened, options.key_ring.loaded()),
-            max_batch_bytes=options.max_batch_bytes,
-        )
-        with ThreadPoolExecutor(PLANNING_THREADS, thread_name_prefix="kts-plan") as pool:
-            topics = discover(options, opened, find_layout(options.layout), pool)
-            _check_named(options, topics)
-            planned = tuple(_plan_partitions(options, topics, side_files, pool))
+        plan = replayed(options, opened) if options.plan_file else _planned(options, opened)
+        check_plan(plan, options, opened)
     finally:
         if store is None:
             opened.close()
+    return plan
+
+
+def _planned(options: ScanOptions, store: RangeStore) -> ScanPlan:
+    reader = SegmentReader(store, options.key_ring.loaded())
+    side_files = SideFiles(reader, max_batch_bytes=options.max_batch_bytes)
+    with ThreadPoolExecutor(PLANNING_THREADS, thread_name_prefix="kts-plan") as pool:
+        topics = discover(options, store, find_layout(options.layout), pool)
+        _check_named(options, topics)
+        planned = tuple(_plan_partitions(options, topics, side_files, pool))
     wanted = [span for _, partition_spans in planned for span in partition_spans]
     target = target_bytes(wanted, options)
     slices = (part for span in wanted for part in cut(span, target))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
+    BooleanType,
     DataType,
     IntegerType,
     LongType,
@@ -33,6 +34,14 @@ _TYPES: Final[dict[str, DataType]] = {
     "timestamp": TimestampType(),
     "timestampType": IntegerType(),
     "headers": ArrayType(_HEADER),
+    "leaderEpoch": IntegerType(),
+    "producerId": LongType(),
+    "producerEpoch": IntegerType(),
+    "sequence": IntegerType(),
+    "isTransactional": BooleanType(),
+    "batchBaseOffset": LongType(),
+    "codec": StringType(),
+    "segmentId": StringType(),
 }
 
 

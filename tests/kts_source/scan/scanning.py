@@ -15,6 +15,7 @@ from kts_source.scan.planner import plan_scan
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from kts_source.remote.store import RangeStore
     from kts_source.scan.plan import ScanPlan
 
 
@@ -24,10 +25,10 @@ def scan(given: Mapping[str, str]) -> pa.Table:
     return run(plan_scan(options), given)
 
 
-def run(plan: ScanPlan, given: Mapping[str, str]) -> pa.Table:
+def run(plan: ScanPlan, given: Mapping[str, str], store: RangeStore | None = None) -> pa.Table:
     """The rows of a plan."""
     options = parse_options(given)
-    store = open_store(options.path, options.storage)
+    store = store or open_store(options.path, options.storage)
     reader = SegmentReader(store, options.key_ring)
     settings = ReadSettings.of(options)
     try:

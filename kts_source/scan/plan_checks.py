@@ -1,0 +1,78 @@
+"""What a finished plan must pass before any task starts; and the replay of a plan made earlier."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from kts_source.errors import ArchivedObjectError, ObjectChangedError, PlanTooLargeError
+from kts_source.scan.estimate import ARCHIVE_CLASSES, estimate
+from kts_source.scan.plan_json import plan_from_json
+
+if TYPE_CHECKING:
+    from kts_source.options import ScanOptions
+    from kts_source.remote.segment import ObjectRef
+    from kts_source.remote.store import RangeStore
+    from kts_source.scan.plan import ScanPlan
+
+_THREADS: Final = 16
+_SHOWN_OBJECTS: Final = 5
+
+
+def check_plan(plan: ScanPlan, options: ScanOptions, store: RangeStore) -> None:
+    """Refuses a plan that cannot be read, or is larger than the user wants.
+
+    Raises:
+        ArchivedObjectError: Objects that must be restored first.
+        PlanTooLargeError: Above `maxPlanBytes` or `maxPlanRequests`.
+    """
+    archived = [ref.key for ref in _logs(plan) if ref.storage_class in ARCHIVE_CLASSES]
+    if archived:
+        shown = ", ".join(store.uri(key) for key in sorted(archived)[:_SHOWN_OBJECTS])
+        raise ArchivedObjectError(
+            f"{len(archived)} objects of the plan are archived and must be restored first: {shown}"
+        )
+    if options.max_plan_bytes is None and options.max_plan_requests is None:
+        return
+    work = estimate(plan.tasks)
+    for name, limit, found in (
+        ("maxPlanBytes", options.max_plan_bytes, work.bytes),
+        ("maxPlanRequests", options.max_plan_requests, work.requests),
+    ):
+        if limit is not None and found > limit:
+            raise PlanTooLargeError(
+                f"the plan needs {work.requests:,} requests for {work.bytes:,} bytes, above"
+                f" {name}={limit}; narrow the offsets, timestamps or topics, or raise the limit"
+            )
+
+
+def replayed(options: ScanOptions, store: RangeStore) -> ScanPlan:
+    """The plan in `planFile`, once its objects are known to be what they were.
+
+    Raises:
+        InvalidOptionError: The file holds no plan.
+        ObjectNotFoundError: An object has gone.
+        ObjectChangedError: An object is not what it was.
+    """
+    import fsspec
+
+    assert options.plan_file is not None
+    with fsspec.open(options.plan_file, "rt", encoding="utf-8") as file:
+        plan = plan_from_json(file.read())
+
+    def check(ref: ObjectRef) -> None:
+        info = store.head(ref.key)
+        if (info.size, info.version) != (ref.size, ref.version):
+            raise ObjectChangedError(
+                "the object is not what it was when the plan was made", uri=store.uri(ref.key)
+            )
+
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="kts-plan") as pool:
+        for _ in pool.map(check, _logs(plan)):
+            pass
+    return replace(plan, columns=options.columns)
+
+
+def _logs(plan: ScanPlan) -> list[ObjectRef]:
+    return list({part.objects.log: None for task in plan.tasks for part in task.slices})

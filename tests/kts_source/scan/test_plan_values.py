@@ -1,0 +1,214 @@
+"""A plan is a value: it can be shown, priced, bounded, written, read back and replayed; no secret
+in it.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+import shutil
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+import kts_source
+from kts_source.errors import (
+    ArchivedObjectError,
+    InvalidOptionError,
+    ObjectChangedError,
+    ObjectNotFoundError,
+    PlanTooLargeError,
+)
+from kts_source.options import parse_options
+from kts_source.remote.store import open_store
+from kts_source.scan.estimate import Price, estimate
+from kts_source.scan.plan_checks import check_plan
+from kts_source.scan.plan_json import plan_from_json
+from kts_source.scan.task import ScanTask
+from kts_source.secret import Secret
+from tests.golden_data import (
+    KEYS,
+    TIER,
+    TOPICS,
+    assert_same_rows,
+    expected_table,
+    partition_summaries,
+    tier_options,
+)
+from tests.kts_source.scan.scanning import run, scan
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_json_round_trip(topic: str) -> None:
+    plan = kts_source.plan(tier_options(topic, targetPartitionBytes="50k"))
+    again = plan_from_json(plan.to_json())
+    assert again.to_json() == plan.to_json()
+    assert again.partitions == plan.partitions
+    assert [len(task.slices) for task in again.tasks] == [len(task.slices) for task in plan.tasks]
+
+
+def test_a_plan_file_replays_the_scan(tmp_path: Path) -> None:
+    plan_file = tmp_path / "plan.json"
+    options = tier_options(["txn", "encrypted"], includeHeaders="true")
+    plan_file.write_text(kts_source.plan(options).to_json())
+    replay = {**options, "planFile": str(plan_file)}
+    table = run(kts_source.plan(replay), replay)
+    txn = table.filter([name == "txn" for name in table["topic"].to_pylist()])
+    assert_same_rows(txn, expected_table("txn", "read_committed"))
+
+
+def test_a_replayed_plan_finds_changed_and_missing_objects(tmp_path: Path) -> None:
+    tier = shutil.copytree(TIER, tmp_path / "tier")
+    options = {**tier_options("codecs"), "path": str(tier)}
+    plan_file = tmp_path / "plan.json"
+    plan_file.write_text(kts_source.plan(options).to_json())
+    replay = {**options, "planFile": str(plan_file)}
+    log = sorted(tier.glob("tiered/codecs-*/0/*.log"))[1]
+    log.write_bytes(log.read_bytes()[:-1] + b"x")
+    with pytest.raises(ObjectChangedError, match=re.escape(log.name)):
+        kts_source.plan(replay)
+    log.unlink()
+    with pytest.raises(ObjectNotFoundError, match=re.escape(log.name)):
+        kts_source.plan(replay)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"version":9}', '{"version":1,"segments":[{}]}'])
+def test_a_file_that_is_no_plan(tmp_path: Path, text: str) -> None:
+    plan_file = tmp_path / "plan.json"
+    plan_file.write_text(text)
+    with pytest.raises(InvalidOptionError, match="plan"):
+        kts_source.plan(tier_options("codecs", planFile=str(plan_file)))
+
+
+def test_no_secret_in_a_plan_or_a_partition() -> None:
+    options = tier_options(
+        ["encrypted", "evolved"],
+        storageOptions='{"auto_mkdir":false}',
+    )
+    key = (KEYS / "key1.private.pem").read_text()
+    body = "".join(key.split("\n")[1:3])
+    plan = kts_source.plan(options)
+    for text in (plan.to_json(), plan.explain(), repr(plan)):
+        assert body[:40] not in text
+        assert "private" not in text
+    for task in plan.tasks:
+        assert body[:40].encode() not in pickle.dumps(task)
+
+
+def test_explain_names_what_is_read_and_what_is_not() -> None:
+    text = kts_source.plan(tier_options(["trimmed", "txn", "crashed"])).explain()
+    assert "trimmed-0" in text
+    assert "open transaction of producer 6 since offset 3675" in text
+    assert "its offsets are read from another segment" in text
+    assert "no .rsm-manifest" in text
+    assert "requests" in text
+    assert "$" in text
+
+
+@pytest.mark.parametrize("topic", ["codecs", "evolved", "wide"])
+@pytest.mark.parametrize("size", ["40k", "1g"])
+def test_the_estimate_is_what_the_tasks_then_ask(topic: str, size: str) -> None:
+    options = tier_options(topic, targetPartitionBytes=size)
+    plan = kts_source.plan(options)
+    expected = estimate(plan.tasks)
+    store = open_store(TIER.as_uri(), Secret({}))
+    before = store.counters
+    run(plan, options, store)
+    work = store.counters - before
+    # A cut that no index entry follows leaves a slice without bytes; its index is looked at all the
+    # same.
+    assert work.requests <= expected.requests
+    assert work.requests == expected.requests or size == "40k"
+    # A cut reads up to one chunk more than the nominal bytes say.
+    chunk = 16384 + 64
+    slices = sum(len(task.slices) for task in plan.tasks)
+    assert abs(work.bytes - expected.bytes) <= chunk * slices
+    if size == "1g":
+        assert work.bytes == expected.bytes
+
+
+def test_limits_refuse_before_any_task() -> None:
+    with pytest.raises(PlanTooLargeError, match="maxPlanBytes=1000;"):
+        kts_source.plan(tier_options("codecs", maxPlanBytes="1000"))
+    with pytest.raises(PlanTooLargeError, match="maxPlanRequests=1;"):
+        kts_source.plan(tier_options("codecs", maxPlanRequests="1"))
+    kts_source.plan(tier_options("codecs", maxPlanBytes="1g", maxPlanRequests="1000"))
+
+
+def test_archived_objects_are_an_error_at_planning() -> None:
+    plan = kts_source.plan(tier_options("codecs"))
+    (task,) = plan.tasks
+    part = task.slices[1]
+    cold = replace(part.objects, log=replace(part.objects.log, storage_class="DEEP_ARCHIVE"))
+    frozen = ScanTask((task.slices[0], replace(part, objects=cold)))
+    options = parse_options(tier_options("codecs"))
+    with pytest.raises(ArchivedObjectError, match=re.escape(part.objects.log.key)):
+        check_plan(replace(plan, tasks=(frozen,)), options, open_store(TIER.as_uri(), Secret({})))
+
+
+def test_cost_follows_the_price_table() -> None:
+    work = estimate(kts_source.plan(tier_options("codecs")).tasks)
+    prices = {"STANDARD": Price(1_000_000.0, 0.0, 0.0)}
+    assert work.cost(prices) == pytest.approx(work.requests)
+    prices = {"STANDARD": Price(0.0, 1024.0, 1024.0)}
+    assert work.cost(prices) == pytest.approx(work.bytes / (1 << 30) * 2048)
+
+
+@pytest.mark.parametrize("topic", [topic for topic in TOPICS if topic != "recreated"])
+def test_watermarks(topic: str) -> None:
+    found = {part.partition: part for part in kts_source.describe(tier_options(topic)).partitions}
+    for number, summary in partition_summaries(topic).items():
+        if summary["tier_end_offset"] is None:
+            assert number not in found
+            continue
+        part = found[number]
+        assert part.log_start == summary["log_start_offset"]
+        assert part.tier_end == summary["tier_end_offset"]
+        assert part.last_stable_offset == summary["tier_last_stable_offset"]
+        assert part.tier_end_timestamp_ms == summary["remote_segments"][-1]["max_timestamp_ms"]
+        assert ("open transaction" in part.reason) == bool(summary["undecided_in_tier"])
+
+
+def test_watermarks_as_a_table(tmp_path: Path) -> None:
+    tier = shutil.copytree(TIER, tmp_path / "tier")
+    stem = sorted(tier.glob("tiered/codecs-*/0/*.log"))[1].stem
+    for path in tier.glob(f"tiered/codecs-*/0/{stem}.*"):
+        path.unlink()
+    table = kts_source.describe({**tier_options(["codecs", "txn"]), "path": str(tier)}).to_arrow()
+    assert table["topic"].to_pylist() == ["codecs", "txn", "txn"]
+    assert table["holes"].to_pylist() == [[[5841, 10634]], [], []]
+
+
+def test_lineage_columns_tell_where_a_record_came_from() -> None:
+    table = scan(tier_options("epochs", includeLineage="true"))
+    expected = expected_table("epochs", "read_committed")
+    assert_same_rows(table.select(expected.column_names[:-1]), expected)
+    segments = {
+        entry["id"]: (entry["base_offset"], entry["end_offset"])
+        for entry in partition_summaries("epochs")[0]["remote_segments"]
+    }
+    from tests.golden_data import expected_records
+
+    epochs = dict(
+        zip(
+            expected_records("epochs")["offset"].to_pylist(),
+            expected_records("epochs")["leader_epoch"].to_pylist(),
+            strict=True,
+        )
+    )
+    for row in table.to_pylist():
+        low, high = segments[row["segmentId"]]
+        assert low <= row["batchBaseOffset"] <= row["offset"] <= high
+        assert row["leaderEpoch"] == epochs[row["offset"]]
+        assert row["codec"] in {"none", "gzip", "snappy", "lz4", "zstd"}
+
+
+def test_a_plan_as_json_is_plain_json() -> None:
+    document = json.loads(kts_source.plan(tier_options("codecs")).to_json())
+    assert document["version"] == 1
+    assert len(document["segments"]) == 4
