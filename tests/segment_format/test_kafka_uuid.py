@@ -3,7 +3,7 @@ from __future__ import annotations
 import uuid
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from segment_format.errors import InvalidManifestError
@@ -25,6 +25,7 @@ def test_known_ids(text: str, plain: str) -> None:
     assert uuid_to_text(uuid.UUID(plain)) == text
 
 
+@settings(deadline=None)
 @given(st.uuids())
 def test_every_id_survives_its_text(value: uuid.UUID) -> None:
     assert uuid_from_text(uuid_to_text(value)) == value
@@ -49,6 +50,7 @@ def test_other_texts_are_refused(text: str) -> None:
         uuid_from_text(text)
 
 
+@settings(deadline=None)
 @given(st.text(max_size=30))
 def test_any_text_is_an_id_or_refused(text: str) -> None:
     try:

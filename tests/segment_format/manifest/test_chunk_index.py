@@ -3,7 +3,7 @@ from __future__ import annotations
 import pickle
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from segment_format.errors import InvalidManifestError
@@ -128,6 +128,7 @@ def test_an_empty_file_has_no_chunks() -> None:
             index.chunk(0)
 
 
+@settings(deadline=None)
 @given(indexes(), st.data())
 def test_lookups_equal_the_table_made_by_counting(index: Index, data: st.DataObject) -> None:
     table = table_by_counting(index)
@@ -150,6 +151,7 @@ def test_lookups_equal_the_table_made_by_counting(index: Index, data: st.DataObj
     )
 
 
+@settings(deadline=None)
 @given(indexes())
 def test_tables_survive_pickling(index: Index) -> None:
     copy = pickle.loads(pickle.dumps(index))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zstandard
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from segment_format.errors import InvalidManifestError
@@ -80,6 +80,7 @@ def test_values_are_as_wide_as_the_largest_needs(sizes: list[int], width: int) -
     assert decoded.tolist() == sizes
 
 
+@settings(deadline=None)
 @given(sizes_lists)
 def test_every_list_survives(sizes: list[int]) -> None:
     assert decode_chunk_sizes(encode_chunk_sizes(sizes)).tolist() == sizes
@@ -166,6 +167,7 @@ def test_texts_that_are_no_list_are_refused(text: str) -> None:
         decode_chunk_sizes(text)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=60))
 def test_any_payload_is_a_list_or_refused(payload: bytes) -> None:
     outcome = value_or_error(lambda: unpack_chunk_sizes(payload))
@@ -174,6 +176,7 @@ def test_any_payload_is_a_list_or_refused(payload: bytes) -> None:
         assert unpack_chunk_sizes(pack_chunk_sizes(outcome)).tolist() == outcome.tolist()
 
 
+@settings(deadline=None)
 @given(sizes_lists, st.data())
 def test_any_changed_frame_is_a_list_or_refused(sizes: list[int], data: st.DataObject) -> None:
     frame = bytearray(base64.b64decode(encode_chunk_sizes(sizes)))
@@ -184,6 +187,7 @@ def test_any_changed_frame_is_a_list_or_refused(sizes: list[int], data: st.DataO
         assert outcome.nbytes <= 4 * MAX_PAYLOAD_BYTES
 
 
+@settings(deadline=None)
 @given(
     st.text(max_size=80) | st.binary(max_size=60).map(lambda data: base64.b64encode(data).decode())
 )

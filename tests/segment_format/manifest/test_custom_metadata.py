@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from segment_format.errors import InvalidManifestError
@@ -60,6 +60,7 @@ def test_unknown_fields_are_kept() -> None:
     assert write_custom_metadata(metadata) == data
 
 
+@settings(deadline=None)
 @given(fields)
 def test_all_fields_survive(metadata: CustomMetadata) -> None:
     assert parse_custom_metadata(write_custom_metadata(metadata)) == metadata
@@ -93,11 +94,13 @@ def test_sizes_beyond_64_bits_are_not_written() -> None:
         write_custom_metadata(CustomMetadata(2**63))
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=40))
 def test_any_bytes_are_fields_or_refused(data: bytes) -> None:
     assert_value_or_positioned_error(lambda: parse_custom_metadata(data), size=len(data))
 
 
+@settings(deadline=None)
 @given(fields.map(write_custom_metadata).filter(bool), st.data())
 def test_any_changed_section_is_fields_or_refused(section: bytes, data: st.DataObject) -> None:
     changed = bytearray(section)

@@ -10,7 +10,7 @@ import subprocess
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from segment_format.errors import DecryptionError, InvalidManifestError
@@ -215,6 +215,7 @@ def test_data_keys_without_a_text_are_not_written(wrapped: WrappedDataKey) -> No
         wrapped.to_text()
 
 
+@settings(deadline=None)
 @given(st.text(max_size=40))
 def test_any_text_is_a_data_key_or_refused(text: str) -> None:
     outcome = value_or_error(lambda: WrappedDataKey.from_text(text))
@@ -282,6 +283,7 @@ def test_files_that_are_no_keys_are_refused(pem: bytes) -> None:
         load_public_key(pem)
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_any_changed_key_file_is_a_key_or_refused(data: st.DataObject) -> None:
     changed = bytearray(VECTOR_PEM)
@@ -339,6 +341,7 @@ def test_a_private_key_survives_pickling() -> None:
     assert unwrap_data_key(wrapped_in("aes"), copy).hex() == DATA_KEYS["aes"]
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=300), st.binary(min_size=32, max_size=32), st.binary(max_size=40))
 def test_messages_survive(plaintext: bytes, data_key: bytes, aad: bytes) -> None:
     message = encrypt(plaintext, data_key=data_key, aad=aad)

@@ -4,7 +4,7 @@ import uuid
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from segment_format.errors import InvalidManifestError
@@ -87,6 +87,7 @@ def test_names_of_real_objects(root: Path, prefix: str) -> None:
         assert format_object_key(key) == name
 
 
+@settings(deadline=None)
 @given(
     st.builds(
         ObjectKey,
@@ -103,6 +104,7 @@ def test_every_key_survives_its_name(key: ObjectKey) -> None:
     assert parse_object_key(format_object_key(key), prefix=key.prefix) == key
 
 
+@settings(deadline=None)
 @given(topics, st.uuids())
 def test_every_directory_survives_its_name(topic: str, topic_id: uuid.UUID) -> None:
     assert parse_topic_directory(format_topic_directory(topic, topic_id)) == (topic, topic_id)
@@ -188,6 +190,7 @@ def test_offsets_in_other_digits_are_read_and_their_siblings_found() -> None:
     assert format_object_key(key.with_suffix("log")) == f"{name}.log"
 
 
+@settings(deadline=None)
 @given(st.text(max_size=120), st.text(max_size=3))
 def test_any_text_is_a_name_or_none(text: str, prefix: str) -> None:
     key = parse_object_key(text, prefix=prefix)
@@ -241,11 +244,13 @@ def test_names_of_a_local_tier() -> None:
     assert suffixes == set(LOCAL_SUFFIXES)
 
 
+@settings(deadline=None)
 @given(partitions)
 def test_every_local_directory_survives_its_name(partition: TopicIdPartition) -> None:
     assert parse_local_partition_directory(format_local_partition_directory(partition)) == partition
 
 
+@settings(deadline=None)
 @given(
     st.builds(LocalFileName, st.integers(0, 2**63 - 1), st.uuids(), st.sampled_from(LOCAL_SUFFIXES))
 )

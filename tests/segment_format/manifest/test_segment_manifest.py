@@ -6,7 +6,7 @@ import pickle
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from segment_format.errors import InvalidManifestError, SegmentFormatError
@@ -353,11 +353,13 @@ def test_an_error_in_the_json_gives_its_byte() -> None:
     assert caught.value.position == 6
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=60))
 def test_any_bytes_are_a_manifest_or_refused(data: bytes) -> None:
     assert isinstance(value_or_error(lambda: SegmentManifest.from_json(data)), InvalidManifestError)
 
 
+@settings(deadline=None)
 @given(st.sampled_from(CASES), st.data())
 def test_any_changed_bytes_are_a_manifest_or_refused(case: str, data: st.DataObject) -> None:
     mutated = bytearray(manifest_bytes(case))
@@ -378,6 +380,7 @@ json_values = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(st.sampled_from(CASES), st.data())
 def test_any_changed_member_makes_a_manifest_or_is_refused(case: str, data: st.DataObject) -> None:
     document: Document = document_of(case)
@@ -404,6 +407,7 @@ def assert_manifest_or_error(data: bytes) -> None:
     assert SegmentManifest.from_json(written).to_json() == written
 
 
+@settings(deadline=None)
 @given(
     st.integers(1, 5000),
     st.integers(0, 100_000),

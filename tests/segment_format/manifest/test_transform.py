@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import zstandard
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from segment_format.errors import ChunkError, DecryptionError, SegmentFormatError
@@ -43,6 +43,7 @@ def test_chunks_come_back(compression: bool, data_key: bytes | None) -> None:
         assert bytes(restored) == TEXT
 
 
+@settings(deadline=None)
 @given(st.binary(min_size=1, max_size=200), st.booleans(), st.booleans())
 def test_every_chunk_comes_back(original: bytes, compression: bool, encrypted: bool) -> None:
     data_key = KEY if encrypted else None
@@ -169,6 +170,7 @@ def test_index_lengths_are_checked(data_key: bytes | None) -> None:
             restore_index(stored, IndexRange(0, len(stored)), data_key=KEY[::-1], aad=AAD)
 
 
+@settings(deadline=None)
 @given(st.data(), st.booleans(), st.booleans())
 def test_any_changed_chunk_is_bytes_of_its_size_or_refused(
     data: st.DataObject, compression: bool, encrypted: bool
@@ -189,6 +191,7 @@ def test_any_changed_chunk_is_bytes_of_its_size_or_refused(
         assert len(outcome) == len(TEXT)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=80), st.integers(1, 1000), st.booleans(), st.booleans())
 def test_any_bytes_are_a_chunk_or_refused(
     stored: bytes, size: int, compression: bool, encrypted: bool

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from segment_format.errors import InvalidMetadataError
@@ -212,6 +212,7 @@ records = st.one_of(
 )
 
 
+@settings(deadline=None)
 @given(records)
 def test_every_record_survives_with_all_it_held(record: MetadataRecord) -> None:
     value = write_metadata_record(record)
@@ -332,17 +333,20 @@ def test_numbers_that_do_not_fit_are_not_written() -> None:
             write_metadata_record(record)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=80))
 def test_any_bytes_are_a_record_or_refused(data: bytes) -> None:
     assert_value_or_positioned_error(lambda: parse_metadata_record(data), size=len(data))
 
 
+@settings(deadline=None)
 @given(st.integers(0, 3), st.integers(0, 1), st.binary(max_size=120))
 def test_any_body_is_a_record_or_refused(kind: int, version: int, body: bytes) -> None:
     data = bytes([1, kind, version]) + body
     assert_value_or_positioned_error(lambda: parse_metadata_record(data), size=len(data))
 
 
+@settings(deadline=None)
 @given(records.map(write_metadata_record) | st.sampled_from(list(VALUES.values())), st.data())
 def test_any_changed_record_is_a_record_or_refused(value: bytes, data: st.DataObject) -> None:
     changed = bytearray(value)
@@ -356,6 +360,7 @@ def test_any_changed_record_is_a_record_or_refused(value: bytes, data: st.DataOb
     )
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**31 - 1))
 def test_unsigned_numbers_survive(number: int) -> None:
     assert MessageReader(write_uvarint(number), InvalidMetadataError).uvarint() == number
@@ -368,6 +373,7 @@ def test_zigzag_vectors_of_kafka(number: int, text: str) -> None:
     assert MessageReader(data, InvalidMetadataError).varlong() == number
 
 
+@settings(deadline=None)
 @given(int64s)
 def test_zigzag_numbers_survive(number: int) -> None:
     data = write_varlong(number)
