@@ -54,6 +54,7 @@ PRODUCER_EPOCH: Final = 37
 BASE_SEQUENCE: Final = 38
 TRANSACTIONAL: Final = 39
 CODEC: Final = 40
+BATCH_BASE_OFFSET: Final = 41  # what the column shows; records count from BASE_OFFSET
 
 # --- Columns: addresses and room, by the owner ---------------------------------------------------
 OFFSETS: Final = 48  # int64 per row

@@ -82,7 +82,7 @@ def _fill_per_batch(frame: Frame, first: Value, stop: Address) -> None:
     if wanted & c.WANT_PRODUCER_ID:
         _fill_i64(frame[c.PRODUCER_IDS], frame[c.PRODUCER_ID], first, stop)
     if wanted & c.WANT_BASE_OFFSET:
-        _fill_i64(frame[c.BASE_OFFSETS], frame[c.BASE_OFFSET], first, stop)
+        _fill_i64(frame[c.BASE_OFFSETS], frame[c.BATCH_BASE_OFFSET], first, stop)
     if wanted & c.WANT_TRANSACTIONAL:
         for row in range(first, stop):
             store_u8(np.uint64(frame[c.TRANSACTIONALS] + row), frame[c.TRANSACTIONAL])

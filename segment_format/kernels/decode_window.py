@@ -180,6 +180,7 @@ def _next_batch(source: Address, window_size: Value, frame: Frame) -> Value:
 
     frame[c.RECORDS_LEFT] = count
     frame[c.BASE_OFFSET] = base_offset
+    frame[c.BATCH_BASE_OFFSET] = base_offset
     frame[c.BASE_TIMESTAMP] = load_i64(at + np.uint64(27))
     frame[c.MAX_TIMESTAMP] = load_i64(at + np.uint64(35))
     frame[c.TIMESTAMP_TYPE] = (attributes >> 3) & 1

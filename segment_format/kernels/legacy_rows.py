@@ -28,6 +28,7 @@ def open_legacy_record(
     frame[c.RECORD_POSITION] = 0
     frame[c.RECORDS_STOP] = payload.size
     frame[c.BASE_OFFSET] = record.offset
+    frame[c.BATCH_BASE_OFFSET] = entry.base_offset
     frame[c.BASE_TIMESTAMP] = record.timestamp
     frame[c.MAX_TIMESTAMP] = record.timestamp
     frame[c.TIMESTAMP_TYPE] = record.timestamp_type

@@ -1,0 +1,251 @@
+"""The kernels against the readable decoder: same rows or the same class of error, for any bytes."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import json
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from segment_format.isolation import AbortedIntervals
+from segment_format.record.checksum import crc32c
+from segment_format.record.framing import iter_entries
+from segment_format.testing import frame_batch, strategies
+from tests.golden_data import LOCAL_TIER, TIER, VECTORS
+from tests.segment_format.kernels.yardstick import actual, expected, rows_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from segment_format.testing.rows import BuiltLog
+
+CUTS = st.lists(st.integers(1, 200), max_size=3).map(tuple)
+_CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large]
+SLOW = settings(deadline=None, suppress_health_check=_CHECKS)
+MANY = settings(deadline=None, suppress_health_check=_CHECKS, max_examples=250)
+
+
+@functools.cache
+def vectors() -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((VECTORS / "kafka-vectors.json").read_text())
+    return document
+
+
+def plain_segments() -> list[Path]:
+    """Logs of the golden tiers that are stored as they were on the broker."""
+    plain = []
+    for manifest in sorted(TIER.rglob("*.rsm-manifest")):
+        document = json.loads(manifest.read_text())
+        if not document["compression"] and "encryption" not in document:
+            plain.append(manifest.with_suffix(".log"))
+    return plain + sorted((LOCAL_TIER / "tier").rglob("*.log"))
+
+
+@pytest.mark.parametrize("cut", [(), (1,), (7, 50)])
+def test_golden_batches(cut: tuple[int, ...]) -> None:
+    for vector in vectors()["batches"]:
+        data = bytes.fromhex(vector["hex"])
+        rows = actual(data, cut=cut)
+        assert rows == expected(data), vector["name"]
+        assert [row[2] for row in rows] == [
+            record["offset"]
+            for batch in vector["batches"]
+            if not batch["control"]
+            for record in batch["records"]
+        ]
+
+
+def test_codec_payloads_of_all_clients() -> None:
+    numbers = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
+    accepted = 0
+    for case in vectors()["codec"]:
+        data = frame_batch(
+            bytes.fromhex(case["payload"]),
+            base_offset=100,
+            record_count=case["declared_count"],
+            last_offset_delta=2,
+            attributes=numbers[case["codec"]],
+            base_timestamp=1_700_000_000_000,
+        )
+        outcome = actual(data)
+        assert outcome == expected(data), (case["codec"], case["case"])
+        accepted += isinstance(outcome, list)
+    assert 0 < accepted < len(vectors()["codec"])
+
+
+def test_segments_of_a_real_broker() -> None:
+    segments = plain_segments()
+    assert len(segments) > 90
+    total = 0
+    for path in segments:
+        data = path.read_bytes()
+        rows = actual(data)
+        assert rows == expected(data), path
+        total += len(rows)
+    assert total > 50_000
+
+
+def test_rows_of_a_real_consumer() -> None:
+    """One topic all of whose segments are plain, against what the broker's consumer saw."""
+    table = pq.read_table(LOCAL_TIER / "expected" / "codecs.parquet")
+    table = table.filter(table["in_tier"])
+    seen = []
+    for partition in sorted(set(table["partition"].to_pylist())):
+        folders = list((LOCAL_TIER / "tier").rglob(f"codecs-{partition}-*"))
+        for path in sorted(path for folder in folders for path in folder.glob("*.log")):
+            seen += [
+                (partition, *row[:6]) for row in actual(path.read_bytes()) if isinstance(row, tuple)
+            ]
+    wanted = [
+        (
+            row["partition"],
+            row["key"],
+            row["value"],
+            row["offset"],
+            row["timestamp_ms"] * 1000,
+            row["timestamp_type"],
+            [
+                tuple(header) if not isinstance(header, dict) else tuple(header.values())
+                for header in row["headers"]
+            ],
+        )
+        for row in table.sort_by([("partition", "ascending"), ("offset", "ascending")]).to_pylist()
+    ]
+    assert seen == wanted
+
+
+def test_golden_transaction_logs() -> None:
+    document = json.loads((VECTORS / "kafka-txn-goldens.json").read_text())
+    for log in document["logs"]:
+        data = b"".join(
+            base64.b64decode(content)
+            for name, content in sorted(log["files"].items())
+            if name.endswith(".log")
+        )
+        assert actual(data, cut=(997,)) == expected(data)
+
+
+@SLOW
+@given(strategies.logs(legacy=True) | strategies.logs(), CUTS, st.integers(1, 5))
+def test_whole_logs(log: BuiltLog, cut: tuple[int, ...], max_rows: int) -> None:
+    data = b"".join(segment.log for segment in log.segments)
+    rows = actual(data, cut=cut, max_rows=max_rows)
+    assert rows == expected(data)
+    assert [row[2] for row in rows] == [row.offset for row in log.rows("read_uncommitted")]
+
+
+@SLOW
+@given(st.data())
+def test_offset_ranges_and_aborted_transactions(data: st.DataObject) -> None:
+    log = data.draw(strategies.logs())
+    stored = b"".join(segment.log for segment in log.segments)
+    first, last = log.segments[0].base_offset, log.segments[-1].next_offset
+    start = data.draw(st.integers(first - 1, last + 1))
+    stop = data.draw(st.integers(first - 1, last + 1))
+    bounds = data.draw(
+        st.lists(st.tuples(st.sampled_from([0, 7, 4242]), st.integers(first, last)), max_size=4)
+    )
+    aborted = AbortedIntervals.from_txns(
+        [_txn(producer_id, offset, min(offset + 9, last)) for producer_id, offset in bounds],
+        start_offset=start,
+        stop_offset=stop,
+    )
+    options: dict[str, Any] = {"start_offset": start, "stop_offset": stop, "aborted": aborted}
+    assert actual(stored, cut=data.draw(CUTS), **options) == expected(stored, **options)
+
+
+def _txn(producer_id: int, first: int, last: int) -> Any:  # noqa: ANN401
+    from segment_format.index.transaction_index import AbortedTxn
+
+    return AbortedTxn(producer_id, first, last, last)
+
+
+@SLOW
+@given(st.data(), CUTS, st.booleans())
+def test_spoiled_logs(data: st.DataObject, cut: tuple[int, ...], check_crcs: bool) -> None:
+    log = data.draw(strategies.logs(max_steps=4, legacy=data.draw(st.booleans())))
+    stored = data.draw(strategies.mutations(b"".join(segment.log for segment in log.segments)))
+    assert actual(stored, cut=cut, check_crcs=check_crcs) == expected(stored, check_crcs=check_crcs)
+
+
+@MANY
+@given(st.data())
+def test_spoiled_records_under_a_right_checksum(data: st.DataObject) -> None:
+    """Nothing but the record decoder itself stands between these bytes and the columns."""
+    case = data.draw(strategies.batches(codec=st.sampled_from(["none", "none", "zstd"])))
+    changed = bytearray(case.data)
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(21, len(changed) - 1))
+        changed[at] = data.draw(st.sampled_from([0, 1, 2, 0x7F, 0x80, 0x81, 0xFF]) | BYTES)
+    changed[17:21] = crc32c(bytes(changed[21:])).to_bytes(4, "big")
+    assert actual(bytes(changed)) == expected(bytes(changed))
+
+
+BYTES = st.integers(0, 255)
+
+
+@MANY
+@given(st.binary(max_size=80), st.integers(0, 5))
+def test_any_bytes_as_records(payload: bytes, count: int) -> None:
+    data = frame_batch(payload, base_offset=7, record_count=count, last_offset_delta=4)
+    assert actual(data) == expected(data)
+
+
+@pytest.mark.parametrize(
+    "length",
+    [
+        b"\x80\x80\x80\x80\x80\x01",  # six bytes
+        b"\x92\x80\x80\x80\x70",  # bits beyond 32 in the fifth
+        b"\xff\xff\xff\xff\x0f",  # −2147483648
+        b"\xfe\xff\xff\xff\x0f",  # 2147483647
+        b"\x80",
+        b"",
+    ],
+)
+def test_crafted_lengths(length: bytes) -> None:
+    record = b"\x00\x00\x00\x01\x01\x00"
+    for payload in (
+        length + record + b"\x01\x01\x00",
+        b"\x12\x00\x00\x00" + length + b"\x01\x00",
+        b"\x0e\x00\x00\x00\x01" + length + b"\x00",
+        b"\x0e\x00\x00\x00\x01\x01" + length,
+        b"\x0e\x00" + length + b"\x00\x01\x01\x00",
+        b"\x10\x00\x00\x00\x01\x01\x02" + length + b"\x01",
+        b"\x10\x00\x00\x00\x01\x01\x02\x00" + length,
+    ):
+        data = frame_batch(payload, base_offset=7, record_count=1, last_offset_delta=0)
+        assert actual(data) == expected(data)
+
+
+@SLOW
+@given(st.binary(max_size=40), st.binary(max_size=3) | st.none())
+def test_header_keys_that_are_not_utf8(key: bytes, value: bytes | None) -> None:
+    stored = b"\x01" if value is None else bytes([2 * len(value)]) + value
+    body = b"\x00\x00\x00\x01\x01\x02" + bytes([len(key) << 1 & 0x7F | 0x80, len(key) >> 6]) + key
+    body += stored
+    payload = bytes([len(body) << 1 & 0x7F | 0x80, len(body) >> 6]) + body
+    data = frame_batch(payload, base_offset=7, record_count=1, last_offset_delta=0)
+    rows = actual(data)
+    assert rows == expected(data)
+    assert rows[0][5] == [(key.decode("utf-8", "replace"), value)]
+
+
+def test_every_flipped_byte_under_a_checksum_is_noticed() -> None:
+    for vector in vectors()["batches"]:
+        data = bytes.fromhex(vector["hex"])
+        for entry in iter_entries(data):
+            for at in range(entry.position + (21 if entry.magic == 2 else 16), entry.stop):
+                changed = data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :]
+                assert isinstance(actual(changed), str), (vector["name"], at)
+
+
+def test_the_yardstick_itself_tells_rows_apart() -> None:
+    """Two decodings of different bytes differ, so that equal ones mean something."""
+    one, two = (bytes.fromhex(vectors()["batches"][index]["hex"]) for index in (0, 2))
+    assert actual(one) != actual(two)
+    assert rows_of([]) == []

@@ -1,0 +1,164 @@
+"""What the kernels must give, said with the readable decoder: rows, or a class of error."""
+
+from __future__ import annotations
+
+import io
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from segment_format.arrow import RECORD_COLUMNS, RecordDecoder
+from segment_format.errors import CorruptRecordError, CrcMismatchError, SegmentFormatError
+from segment_format.isolation import NO_ABORTED
+from segment_format.record.batch_header import CompressionType, RecordBatchHeader
+from segment_format.record.checksum import crc32c
+from segment_format.record.compression import DEFAULT_MAX_BATCH_BYTES
+from segment_format.record.framing import iter_entries
+from segment_format.record.records import iter_batches
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from segment_format.isolation import AbortedIntervals
+    from segment_format.record.decoded import DecodedBatch, Record
+
+ALL_COLUMNS = (
+    *RECORD_COLUMNS,
+    "leaderEpoch",
+    "producerId",
+    "producerEpoch",
+    "sequence",
+    "isTransactional",
+    "batchBaseOffset",
+    "codec",
+)
+START = -(2**63)
+STOP = 2**63 - 1
+LARGEST_ENTRY = DEFAULT_MAX_BATCH_BYTES
+
+Row = tuple[Any, ...]
+Outcome = list[Row] | str
+"""Rows, or the name of an error class."""
+
+
+def expected(
+    data: bytes,
+    *,
+    start_offset: int = START,
+    stop_offset: int = STOP,
+    aborted: AbortedIntervals = NO_ABORTED,
+    check_crcs: bool = True,
+) -> Outcome:
+    """Rows of `ALL_COLUMNS`, timestamps in microseconds, by the rules the decoder documents."""
+    try:
+        return list(_rows(data, start_offset, stop_offset, aborted, check_crcs))
+    except SegmentFormatError as error:
+        return type(error).__name__
+
+
+def _rows(
+    data: bytes, start: int, stop: int, aborted: AbortedIntervals, check_crcs: bool
+) -> Iterator[Row]:
+    position = 0
+    while position < len(data):
+        length = int.from_bytes(data[position + 8 : position + 12], "big", signed=True)
+        if len(data) - position >= 17 and data[position + 16] < 3 and length > LARGEST_ENTRY - 12:
+            raise CorruptRecordError("too large")
+        beyond = int.from_bytes(data[position : position + 8], "big", signed=True) >= stop
+        if len(data) - position >= 17 and data[position + 16] == 2 and length >= 49 and beyond:
+            return
+        entry = next(iter_entries(data, position=position))
+        stored = data[entry.position : entry.stop]
+        position = entry.stop
+        if entry.magic < 2 and 0 <= entry.offset < start:
+            continue
+        if entry.magic == 2:
+            header = RecordBatchHeader.from_bytes(stored)
+            if header.last_offset < start:
+                continue
+            if check_crcs and crc32c(stored[21:]) != header.crc:
+                raise CrcMismatchError("crc")
+            assert header.compression_type in CompressionType
+            if header.is_control_batch or (
+                header.is_transactional
+                and aborted.is_aborted(header.producer_id, header.base_offset)
+            ):
+                continue
+        (batch,) = iter_batches(stored, check_crcs=check_crcs)
+        if batch.base_offset >= stop:
+            return
+        for record in batch.records:
+            if start <= record.offset < stop:
+                yield _row(batch, record)
+
+
+def _row(batch: DecodedBatch, record: Record) -> Row:
+    micros = record.timestamp * 1000
+    if not -(2**63) <= micros < 2**63:
+        raise CorruptRecordError("timestamp")
+
+    def known(number: int | None) -> int | None:
+        return None if number is None or number < 0 else number
+
+    return (
+        record.key,
+        record.value,
+        record.offset,
+        micros,
+        int(record.timestamp_type),
+        list(record.headers),
+        known(record.leader_epoch),
+        known(batch.producer_id),
+        known(batch.producer_epoch),
+        known(record.sequence),
+        batch.is_transactional,
+        batch.base_offset,
+        batch.compression_type.name.lower(),
+    )
+
+
+def pieces(data: bytes, sizes: Iterable[int]) -> Iterator[bytes]:
+    """`data` cut into pieces of these sizes, in turn."""
+    stream = io.BytesIO(data)
+    for size in itertools.cycle(sizes):
+        piece = stream.read(size)
+        if not piece:
+            return
+        yield piece
+
+
+def decode_pieces(decoder: RecordDecoder, windows: Iterable[bytes]) -> list[pa.RecordBatch]:
+    """Every batch of a decoder that is fed some windows and finished."""
+    batches = [batch for window in windows for batch in decoder.feed(window)]
+    return batches + list(decoder.finish())
+
+
+def rows_of(batches: Sequence[pa.RecordBatch]) -> list[Row]:
+    """Rows of batches, each checked for being valid Arrow."""
+    rows: list[Row] = []
+    for batch in batches:
+        batch.validate(full=True)
+        columns = []
+        for name in batch.schema.names:
+            column = batch.column(name)
+            if name == "timestamp":
+                column = column.view(pa.int64())
+            values = column.to_pylist()
+            if name == "headers":
+                values = [[(pair["key"], pair["value"]) for pair in pairs] for pairs in values]
+            columns.append(values)
+        rows += list(zip(*columns, strict=True))
+    return rows
+
+
+def actual(data: bytes, *, cut: Sequence[int] = (), **options: Any) -> Outcome:  # noqa: ANN401
+    """What the kernels give for the same bytes, fed whole or in pieces of the sizes in `cut`."""
+    arguments = {"start_offset": START, "columns": ALL_COLUMNS, **options}
+    try:
+        decoder = RecordDecoder(**arguments)
+        return rows_of(decode_pieces(decoder, pieces(data, cut) if cut else [data]))
+    except SegmentFormatError as error:
+        if error.position is None or not 0 <= error.position <= len(data):
+            raise AssertionError(f"position {error.position} of {len(data)} bytes") from error
+        return type(error).__name__
