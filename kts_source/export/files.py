@@ -1,0 +1,137 @@
+"""What a task says of the files it wrote: enough to commit them without opening them again."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from kts_source.export.ranges import PartitionKey
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnStatistics:
+    """Bounds of a column in one file.
+
+    Attributes:
+        low: Smallest value; whole numbers as they are, dates and timestamps in ISO 8601 with
+            milliseconds, rounded down; `None` where unknown.
+        high: Largest value, timestamps rounded up.
+        nulls: Number of nulls; `None` where unknown.
+    """
+
+    low: int | str | None
+    high: int | str | None
+    nulls: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenFile:
+    """One closed Parquet file.
+
+    Attributes:
+        key: Where it was written, below the target's root.
+        name: Final name, below the root: unique among all files of all commits.
+        start: First offset that went into it, or was read for it.
+        stop: One past the last one.
+        values: Partition values as texts, in the order of the partition columns.
+        statistics: By column.
+    """
+
+    key: str
+    name: str
+    topic: str
+    topic_id: str
+    partition: int
+    start: int
+    stop: int
+    rows: int
+    size: int
+    modified_ms: int
+    values: tuple[str | None, ...]
+    statistics: Mapping[str, ColumnStatistics]
+
+    @property
+    def partition_key(self) -> PartitionKey:
+        """Whose offsets are in it."""
+        return PartitionKey(self.topic_id, self.partition)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, as `from_json` takes them."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> WrittenFile:
+        """What `to_json` gave."""
+        return cls(
+            **{
+                **value,
+                "values": tuple(value["values"]),
+                "statistics": {
+                    name: ColumnStatistics(**bounds) for name, bounds in value["statistics"].items()
+                },
+            }
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TaskReport:
+    """What one successful attempt of a task did.
+
+    Attributes:
+        number: The task's, within its run.
+        schema: Of the rows written, as Arrow IPC in base 64; `None` when there was none.
+        rows_read: Visible rows decoded.
+        rejected: Rows that went to the dead letters.
+        segment_bytes: Original bytes the task covers.
+        requests: Reads sent to the tier.
+        bytes_read: Object bytes received.
+        retries: Attempts made again.
+        seconds: Wall time.
+        seconds_writing: Part of it spent in transforms and in encoding, compressing and storing.
+    """
+
+    number: int
+    files: tuple[WrittenFile, ...]
+    schema: str | None
+    rows_read: int
+    rejected: int
+    segment_bytes: int
+    requests: int
+    bytes_read: int
+    retries: int
+    seconds: float
+    seconds_writing: float
+
+    def to_text(self) -> str:
+        """One line of JSON, which is how it travels through Spark."""
+        return json.dumps(dataclasses.asdict(self), ensure_ascii=False)
+
+    @classmethod
+    def from_text(cls, text: str) -> TaskReport:
+        """What `to_text` gave."""
+        value = json.loads(text)
+        files = tuple(WrittenFile.from_json(file) for file in value.pop("files"))
+        return cls(files=files, **value)
+
+    @property
+    def arrow_schema(self) -> pa.Schema | None:
+        """The schema of the rows written."""
+        return None if self.schema is None else decode_schema(self.schema)
+
+
+def encode_schema(schema: pa.Schema) -> str:
+    """A schema as text."""
+    return base64.b64encode(schema.remove_metadata().serialize().to_pybytes()).decode()
+
+
+def decode_schema(text: str) -> pa.Schema:
+    """What `encode_schema` gave."""
+    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))

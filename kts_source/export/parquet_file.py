@@ -1,0 +1,183 @@
+"""One Parquet file on its way: batches in, row groups out, bounded memory."""
+
+from __future__ import annotations
+
+import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from kts_source.export.files import ColumnStatistics
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+ROW_GROUP_BYTES: Final = 48 << 20
+"""A row group is written once its rows fill as much memory, however few they are."""
+SORT_BYTES: Final = 96 << 20
+"""Rows that are sorted in memory at a time, and so in one file."""
+
+_DICTIONARY: Final = frozenset({"topic", "partition", "timestampType"})
+# Measured on JSON-like records: faster and a third smaller than the defaults.
+_ENCODINGS: Final = {
+    "offset": "DELTA_BINARY_PACKED",
+    "timestamp": "DELTA_BINARY_PACKED",
+    "value": "DELTA_LENGTH_BYTE_ARRAY",
+    "key": "DELTA_LENGTH_BYTE_ARRAY",
+}
+
+
+class ParquetFile:
+    """A file that is being written.
+
+    Args:
+        sink: Where the bytes go; closed by `close`.
+        schema: Of the rows, without partition columns that are dropped.
+        compression: Codec of the pages.
+        row_group_rows: Rows of a row group, at most.
+        sort_by: Columns to sort by; all rows are then held until `close`.
+        bounded: Columns that get bounds whatever their type.
+    """
+
+    def __init__(
+        self,
+        sink: Any,  # noqa: ANN401  # a binary file
+        schema: pa.Schema,
+        *,
+        compression: str,
+        row_group_rows: int,
+        sort_by: Sequence[str],
+        bounded: Collection[str] = (),
+    ) -> None:
+        self._sink = sink
+        self._schema = schema
+        self._row_group_rows = row_group_rows
+        self._sort_by = sort_by
+        self._held: list[pa.RecordBatch] = []
+        self._held_rows = 0
+        self.held_bytes = 0
+        self.rows = 0
+        self._collected: list[Any] = []
+        encodings = {name: _ENCODINGS[name] for name in schema.names if _fits(schema, name)}
+        self._writer = pq.ParquetWriter(
+            sink,
+            schema,
+            compression=compression.upper(),
+            use_dictionary=[column for column in _leaves(schema) if column not in encodings],
+            column_encoding=encodings or None,
+            write_statistics=[
+                field.name for field in schema if field.name in bounded or _has_bounds(field.type)
+            ],
+            metadata_collector=self._collected,
+            store_schema=False,
+        )
+
+    @property
+    def is_full_to_sort(self) -> bool:
+        """Whether no more rows should be held for sorting."""
+        return bool(self._sort_by) and self.held_bytes >= SORT_BYTES
+
+    @property
+    def written_bytes(self) -> int:
+        """Bytes written so far; what is held is not among them."""
+        return int(self._sink.tell())
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Takes rows; writes a row group when enough are held."""
+        self._held.append(batch)
+        self._held_rows += batch.num_rows
+        self.held_bytes += batch.nbytes
+        self.rows += batch.num_rows
+        full = self.held_bytes >= ROW_GROUP_BYTES or self._held_rows >= self._row_group_rows
+        if full and not self._sort_by:
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes what is held, in row groups."""
+        if not self._held:
+            return
+        table = pa.Table.from_batches(self._held, self._schema)
+        self._held, self._held_rows, self.held_bytes = [], 0, 0
+        if self._sort_by:
+            table = table.sort_by([(name, "ascending") for name in self._sort_by])
+        self._writer.write_table(table, self._row_group_rows)
+
+    def close(self) -> tuple[int, dict[str, ColumnStatistics]]:
+        """Completes the file; returns its size and its columns' bounds."""
+        self.flush()
+        self._writer.close()
+        size = int(self._sink.tell())
+        self._sink.close()
+        return size, statistics_of(self._collected[0], self._schema)
+
+    def abandon(self) -> None:
+        """Gives the file up; what is there of it is garbage."""
+        self._held = []
+        for closing in (self._writer.close, self._sink.close):
+            try:
+                closing()
+            except Exception:  # noqa: BLE001  # it failed before; that error counts
+                continue
+
+
+def _fits(schema: pa.Schema, name: str) -> bool:
+    if name not in _ENCODINGS:
+        return False
+    kind = schema.field(name).type
+    if _ENCODINGS[name] == "DELTA_BINARY_PACKED":
+        return bool(pa.types.is_timestamp(kind) or pa.types.is_integer(kind))
+    return bool(pa.types.is_binary(kind) or pa.types.is_string(kind))
+
+
+def _leaves(schema: pa.Schema) -> list[str]:
+    """Columns worth a dictionary: those known to repeat, and texts that a transform made."""
+    return [
+        field.name
+        for field in schema
+        if field.name in _DICTIONARY or pa.types.is_string(field.type)
+    ]
+
+
+def _has_bounds(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_integer(kind) or pa.types.is_timestamp(kind) or pa.types.is_date32(kind)
+    )
+
+
+def statistics_of(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str, ColumnStatistics]:
+    """Bounds of whole-number, date and timestamp columns over all row groups."""
+    found: dict[str, ColumnStatistics] = {}
+    leaf = {metadata.schema.column(index).path: index for index in range(metadata.num_columns)}
+    for field in schema:
+        if not _has_bounds(field.type):
+            continue
+        lows, highs, nulls = [], [], 0
+        for group in range(metadata.num_row_groups):
+            bounds = metadata.row_group(group).column(leaf[field.name]).statistics
+            if bounds is None:
+                break
+            nulls += bounds.null_count
+            if bounds.has_min_max:
+                lows.append(bounds.min)
+                highs.append(bounds.max)
+        else:
+            found[field.name] = ColumnStatistics(
+                _plain(min(lows), up=False) if lows else None,
+                _plain(max(highs), up=True) if highs else None,
+                nulls,
+            )
+    return found
+
+
+def _plain(value: Any, *, up: bool) -> int | str:  # noqa: ANN401  # int, date or datetime
+    if isinstance(value, datetime.datetime):
+        rest = value.microsecond % 1000
+        value -= datetime.timedelta(microseconds=rest)
+        if rest and up:
+            value += datetime.timedelta(milliseconds=1)
+        text = value.replace(tzinfo=None).isoformat(timespec="milliseconds")
+        return f"{text}Z" if value.tzinfo is not None else text
+    if isinstance(value, datetime.date):
+        return value.isoformat()
+    return int(value)

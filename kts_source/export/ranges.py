@@ -1,0 +1,86 @@
+"""Which offsets a table holds, and what a commit adds to them.
+
+A table holds one run of offsets per topic incarnation and partition, [start, stop) without a gap.
+A commit moves `stop` and says which `stop` it was planned against, so two exports that run at once
+cannot both move it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from kts_source.export.errors import CommitConflictError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class PartitionKey(NamedTuple):
+    """One partition of one incarnation of a topic."""
+
+    topic_id: str
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetRange:
+    """Offsets [start, stop) of a partition that a table holds."""
+
+    start: int
+    stop: int
+
+
+class CommittedRanges(Protocol):
+    """What a table holds, by partition; a mapping, or a look-up in the table."""
+
+    def get(self, key: PartitionKey, /) -> OffsetRange | None:
+        """The offsets of one partition; `None` = nothing."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RangeAdvance:
+    """What one commit adds to one partition.
+
+    Attributes:
+        topic: For people.
+        expected: The committed stop this was planned against; `None` = nothing committed.
+        start: First offset added. Above `expected` only where a hole was allowed.
+        stop: One past the last offset added.
+    """
+
+    topic: str
+    key: PartitionKey
+    expected: int | None
+    start: int
+    stop: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.key.partition} [{self.start}, {self.stop})"
+
+
+def advanced(
+    committed: CommittedRanges, advances: Iterable[RangeAdvance]
+) -> dict[PartitionKey, OffsetRange]:
+    """The ranges that a commit moves, as they are after it.
+
+    Raises:
+        CommitConflictError: A partition is not where the commit was planned against.
+    """
+    result: dict[PartitionKey, OffsetRange] = {}
+    for advance in advances:
+        now = committed.get(advance.key)
+        if (None if now is None else now.stop) != advance.expected:
+            planned = "nothing" if advance.expected is None else f"offset {advance.expected}"
+            found = "nothing" if now is None else f"[{now.start}, {now.stop})"
+            raise CommitConflictError(
+                f"{advance} was planned behind {planned}, and the table holds {found} of topic id"
+                f" {advance.key.topic_id}: another export committed in the meantime. Run again to"
+                " continue behind it",
+                topic=advance.topic,
+                partition=advance.key.partition,
+                offset=advance.start,
+            )
+        result[advance.key] = OffsetRange(advance.start if now is None else now.start, advance.stop)
+    return result

@@ -1,0 +1,180 @@
+"""One export from options to a report: plan, run wave by wave, commit each wave."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from kts_source.export.errors import ExportError, TransformError
+from kts_source.export.fingerprint import check_fingerprint, fingerprint
+from kts_source.export.plan import plan_export
+from kts_source.export.progress import NO_PROGRESS
+from kts_source.export.report import BackfillReport, written_ranges
+from kts_source.export.table import Commit, open_table
+from kts_source.export.task import ExportJob
+from kts_source.options import parse_options
+from kts_source.scan.estimate import estimate
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import pyarrow as pa
+
+    from kts_source.export.executor import ExportExecutor
+    from kts_source.export.files import TaskReport
+    from kts_source.export.plan import ExportPlan, Wave
+    from kts_source.export.progress import Progress
+    from kts_source.export.settings import ExportSettings
+    from kts_source.export.table import ExportTable
+    from kts_source.options import ScanOptions
+
+log = logging.getLogger(__name__)
+
+
+def export(
+    source: Mapping[str, str],
+    settings: ExportSettings,
+    executor: ExportExecutor,
+    *,
+    progress: Progress = NO_PROGRESS,
+    table: ExportTable | None = None,
+) -> BackfillReport:
+    """Writes what the table lacks of the source.
+
+    Args:
+        source: Options as for the data source.
+        settings: Where and how to write.
+        executor: What runs the tasks.
+        progress: Told how it goes.
+        table: The target; opened from the settings when not given.
+
+    Raises:
+        ExportError: Gaps, overlaps, other rules than the table was begun with, a commit that
+            another export came before. What was committed stays; run again to go on.
+        TieredKafkaError: The source cannot be read.
+    """
+    options = parse_options(source)
+    options = replace(options, key_ring=options.key_ring.loaded())
+    opened = table or open_table(settings)
+    try:
+        return _Run(options, settings, executor, opened, progress).export()
+    except KeyboardInterrupt:
+        log.warning("interrupted: what is committed stays; the same call goes on behind it")
+        raise
+    finally:
+        if table is None:
+            opened.close()
+
+
+class _Run:
+    """One run and what it has done so far."""
+
+    def __init__(
+        self,
+        options: ScanOptions,
+        settings: ExportSettings,
+        executor: ExportExecutor,
+        table: ExportTable,
+        progress: Progress,
+    ) -> None:
+        self._options = options
+        self._settings = settings
+        self._executor = executor
+        self._table = table
+        self._progress = progress
+        self._run_id = uuid.uuid4().hex
+        self._fingerprint = fingerprint(options, settings)
+        self._reports: list[TaskReport] = []
+        self._seconds = {"planning": 0.0, "running": 0.0, "committing": 0.0}
+        self._commits: list[Commit] = []
+
+    def export(self) -> BackfillReport:
+        started = time.monotonic()
+        state = self._table.load()
+        check_fingerprint(state.fingerprint, self._fingerprint)
+        plan = plan_export(
+            self._options,
+            state.committed,
+            resume=self._settings.resume,
+            commit_bytes=self._settings.commit_bytes,
+        )
+        self._seconds["planning"] = time.monotonic() - started
+        predicted = estimate(plan.scan.tasks)
+        self._progress.begin(len(plan.scan.tasks), plan.scan.nominal_bytes)
+        try:
+            if plan.waves:
+                job = ExportJob.of(
+                    self._options, self._settings, self._table.place(self._run_id), self._run_id
+                )
+                for wave in plan.waves:
+                    self._run_wave(wave, job)
+        finally:
+            self._progress.end()
+        return self._report(plan, predicted.cost())
+
+    def _run_wave(self, wave: Wave, job: ExportJob) -> None:
+        started = time.monotonic()
+        reports: dict[int, TaskReport] = {}
+        if wave.tasks:
+            for report in self._executor.run(wave.tasks, job):
+                if report.number in reports:
+                    raise ExportError(f"task {report.number} reported twice")
+                reports[report.number] = report
+                self._progress.task_done(report)
+        if missing := {task.number for task in wave.tasks} - reports.keys():
+            raise ExportError(f"tasks {sorted(missing)[:5]} did not report; nothing was committed")
+        running = time.monotonic()
+        ordered = [reports[number] for number in sorted(reports)]
+        commit = Commit(
+            wave.advances,
+            tuple(file for report in ordered for file in report.files),
+            self._fingerprint,
+            _common_schema(ordered),
+            self._run_id,
+        )
+        self._table.commit(commit)
+        self._reports.extend(ordered)
+        self._commits.append(commit)
+        self._seconds["running"] += running - started
+        self._seconds["committing"] += time.monotonic() - running
+
+    def _report(self, plan: ExportPlan, cost: float) -> BackfillReport:
+        reports = self._reports
+        files = [file for report in reports for file in report.files]
+        return BackfillReport(
+            target=self._settings.target,
+            table_format=self._settings.table_format,
+            ranges=written_ranges(
+                [advance for commit in self._commits for advance in commit.advances]
+            ),
+            rows=sum(file.rows for file in files),
+            rows_read=sum(report.rows_read for report in reports),
+            rejected=sum(report.rejected for report in reports),
+            files=len(files),
+            file_bytes=sum(file.size for file in files),
+            segment_bytes=sum(report.segment_bytes for report in reports),
+            commits=len(self._commits),
+            requests=sum(report.requests for report in reports),
+            bytes_read=sum(report.bytes_read for report in reports),
+            retries=sum(report.retries for report in reports),
+            cost=cost,
+            skipped=plan.skipped,
+            seconds={
+                **self._seconds,
+                "tasks": sum(report.seconds for report in reports),
+                "writing": sum(report.seconds_writing for report in reports),
+            },
+        )
+
+
+def _common_schema(reports: Sequence[TaskReport]) -> pa.Schema | None:
+    schemas = {report.schema for report in reports if report.schema is not None}
+    if len(schemas) > 1:
+        raise TransformError("the transform gave different columns in different tasks")
+    for report in reports:
+        if report.schema is not None:
+            return report.arrow_schema
+    return None

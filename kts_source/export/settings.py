@@ -1,0 +1,156 @@
+"""What an export writes, where and how: the arguments of `backfill`, checked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import pyarrow as pa
+
+from kts_source.errors import InvalidOptionError
+from kts_source.export.partitioning import PartitionField, parse_partition_by
+from kts_source.remote.storage_options import S3_OPTIONS, storage_options_from
+from kts_source.secret import Secret
+
+if TYPE_CHECKING:
+    from typing import Any
+
+PARQUET: Final = "parquet"
+DELTA: Final = "delta"
+ICEBERG: Final = "iceberg"
+TABLE_FORMATS: Final = (PARQUET, DELTA, ICEBERG)
+
+COMPRESSIONS: Final = ("zstd", "snappy", "lz4", "gzip", "none")
+
+DEFAULT_TARGET_FILE_BYTES: Final = 256 << 20
+DEFAULT_ROW_GROUP_ROWS: Final = 1 << 20
+DEFAULT_COMMIT_BYTES: Final = 64 << 30
+
+Transform: TypeAlias = Callable[[pa.RecordBatch], "pa.RecordBatch | None"]
+"""Rows in, rows out, within a task; `None` drops them all. Must be picklable and deterministic."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExportSettings:
+    """One target and how it is written.
+
+    Attributes:
+        target: A folder, `s3://bucket/prefix`, or an Iceberg table's name.
+        storage: What opens the target's door.
+        catalog: PyIceberg's properties of the catalog.
+        export_id: Tells exports into the same table apart.
+        commit_bytes: Original bytes after which what is written is committed; bounds what a
+            killed run has to do again.
+    """
+
+    target: str
+    table_format: str
+    partition_by: tuple[PartitionField, ...]
+    transform: Transform | None
+    sort_within_files: tuple[str, ...]
+    target_file_bytes: int
+    row_group_rows: int
+    compression: str
+    resume: bool
+    export_id: str
+    commit_bytes: int
+    storage: Secret[Mapping[str, str]]
+    catalog: Secret[Mapping[str, str]]
+
+
+def export_settings(
+    target: str,
+    *,
+    table_format: str = PARQUET,
+    partition_by: Sequence[str] = (),
+    transform: Transform | None = None,
+    sort_within_files: Sequence[str] = (),
+    target_file_bytes: int = DEFAULT_TARGET_FILE_BYTES,
+    row_group_rows: int = DEFAULT_ROW_GROUP_ROWS,
+    compression: str = "zstd",
+    resume: bool = True,
+    export_id: str = "kts",
+    commit_bytes: int = DEFAULT_COMMIT_BYTES,
+    target_options: Mapping[str, str] | None = None,
+    catalog: Mapping[str, Any] | None = None,
+    source: Mapping[str, str] | None = None,
+) -> ExportSettings:
+    """Checks the arguments of an export.
+
+    Args:
+        target: Folder, `s3://bucket/prefix`, or an Iceberg table's name (`namespace.table`).
+        table_format: `parquet`, `delta` or `iceberg`.
+        partition_by: Columns, or `date(column)`.
+        transform: Applied to every batch within the tasks.
+        sort_within_files: Columns every file is sorted by; files are then smaller, since they are
+            sorted in memory.
+        target_file_bytes: A file is closed once it has as many bytes.
+        row_group_rows: Rows of a row group, at most.
+        compression: Codec of the Parquet pages.
+        resume: Whether to continue behind what the table holds; False makes any overlap an error.
+        export_id: Tells exports into the same table apart.
+        commit_bytes: Original bytes per commit, at least.
+        target_options: `s3.*` options of the target; default: those of the source.
+        catalog: Properties for PyIceberg's `load_catalog`; only for Iceberg.
+        source: The source's options.
+
+    Raises:
+        InvalidOptionError: Anything that does not fit.
+    """
+    if table_format not in TABLE_FORMATS:
+        raise InvalidOptionError(
+            f"table_format must be one of {', '.join(TABLE_FORMATS)}, not {table_format!r}"
+        )
+    if compression not in COMPRESSIONS:
+        raise InvalidOptionError(
+            f"compression must be one of {', '.join(COMPRESSIONS)}, not {compression!r}"
+        )
+    for name, value in (
+        ("target_file_bytes", target_file_bytes),
+        ("row_group_rows", row_group_rows),
+        ("commit_bytes", commit_bytes),
+    ):
+        if value < 1:
+            raise InvalidOptionError(f"{name} must be positive, not {value}")
+    if (catalog is not None) != (table_format == ICEBERG):
+        raise InvalidOptionError("Iceberg needs catalog=…, and only Iceberg takes it")
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", export_id):
+        raise InvalidOptionError(
+            f"export_id must be letters, digits, - and _, beginning with a letter or digit, not"
+            f" {export_id!r}"
+        )
+    for name, columns in (("partition_by", partition_by), ("sort_within_files", sort_within_files)):
+        if isinstance(columns, str):
+            raise InvalidOptionError(f"{name} is a list of columns, not {columns!r}")
+    given = _target_options(target_options, catalog, source)
+    return ExportSettings(
+        target=target,
+        table_format=table_format,
+        partition_by=parse_partition_by(partition_by),
+        transform=transform,
+        sort_within_files=tuple(sort_within_files),
+        target_file_bytes=target_file_bytes,
+        row_group_rows=row_group_rows,
+        compression=compression,
+        resume=resume,
+        export_id=export_id,
+        commit_bytes=commit_bytes,
+        storage=storage_options_from(given),
+        catalog=Secret({name: str(value) for name, value in (catalog or {}).items()}),
+    )
+
+
+def _target_options(
+    given: Mapping[str, str] | None,
+    catalog: Mapping[str, Any] | None,
+    source: Mapping[str, str] | None,
+) -> Mapping[str, str]:
+    """What was given, or else the catalog's `s3.*` properties, or else the source's options."""
+    if given is not None:
+        return given
+    of_catalog = {
+        name: str(value) for name, value in (catalog or {}).items() if name in dict(S3_OPTIONS)
+    }
+    return of_catalog or source or {}

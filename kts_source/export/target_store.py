@@ -1,0 +1,293 @@
+"""Where an export writes: new objects, created-if-absent markers, and moves that may be repeated.
+
+Keys are relative to the target's root. What a commit protocol needs of a store is here and nowhere
+else: `create` is atomic and tells who was first; `publish` may be repeated by anybody at any time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from kts_source.errors import InvalidOptionError, ObjectNotFoundError
+from kts_source.export.errors import ExportError, UnsupportedTargetError
+from kts_source.remote.local_store import local_root
+from kts_source.remote.store import S3_SCHEMES, check_key, split_scheme
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from kts_source.secret import Secret
+
+
+@dataclass(frozen=True, slots=True)
+class TargetObject:
+    """One object below the root.
+
+    Attributes:
+        size: Bytes.
+        modified_ms: Milliseconds since the epoch.
+    """
+
+    key: str
+    size: int
+    modified_ms: int
+
+
+class TargetStore(Protocol):
+    """Objects below a root that an export writes."""
+
+    def uri(self, key: str) -> str:
+        """Where the key is, for people and for table logs: no credentials."""
+        ...
+
+    def require_create(self) -> None:
+        """Makes sure that `create` is atomic here.
+
+        Raises:
+            UnsupportedTargetError: It is not.
+        """
+        ...
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Creates an object with all its bytes at once, unless there is one of that key.
+
+        Returns:
+            Whether this call created it.
+        """
+        ...
+
+    def open_output(self, key: str) -> Any:  # noqa: ANN401  # a binary file
+        """A new object to write; it counts once the file is closed."""
+        ...
+
+    def read(self, key: str) -> bytes:
+        """A whole small object.
+
+        Raises:
+            ObjectNotFoundError: No such object.
+        """
+        ...
+
+    def publish(self, source: str, destination: str, size: int) -> None:
+        """Gives an object its final name. Does nothing when that was done before.
+
+        Args:
+            source: Key it was written under.
+            destination: Key it shall have.
+            size: Its bytes.
+
+        Raises:
+            ExportError: Neither key exists, or the final one has other bytes.
+        """
+        ...
+
+    def list_objects(self, prefix: str) -> Iterator[TargetObject]:
+        """Every object whose key starts with a folder's prefix, any depth, in key order."""
+        ...
+
+    def delete(self, key: str) -> None:
+        """Removes an object; none is fine."""
+        ...
+
+    def close(self) -> None:
+        """Lets connections go."""
+        ...
+
+
+def open_target(path: str, storage: Secret[Mapping[str, str]]) -> TargetStore:
+    """The store of a target path. Nothing is asked of it yet.
+
+    Args:
+        path: A local folder (plain or `file:///…`) or `s3://bucket/prefix`.
+        storage: As for `kts_source.remote.store.open_store`.
+
+    Raises:
+        InvalidOptionError: The path is empty or holds credentials.
+        UnsupportedTargetError: A scheme whose stores cannot create-if-absent.
+    """
+    if not path.strip():
+        raise InvalidOptionError("the target is empty: give a folder or s3://bucket/prefix")
+    scheme, _ = split_scheme(path)
+    if scheme is None or scheme == "file":
+        return LocalTarget(local_root(path))
+    if "@" in path.split("://", 1)[-1].split("/", 1)[0]:
+        raise InvalidOptionError(
+            f"the target ({scheme}://…) holds credentials: give them as options"
+        )
+    if scheme in S3_SCHEMES:
+        from kts_source.export.target_s3 import S3Target
+
+        return S3Target.from_url(path, storage)
+    raise UnsupportedTargetError(
+        f"cannot export to {scheme}://: targets are local folders and s3://bucket/prefix"
+    )
+
+
+class LocalTarget:
+    """A folder of this machine, or of a file system that all machines share."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def __repr__(self) -> str:
+        return f"LocalTarget({str(self._root)!r})"
+
+    def uri(self, key: str) -> str:
+        """See `TargetStore.uri`; a plain path, as table logs want it."""
+        return str(self._path(key))
+
+    def require_create(self) -> None:
+        """See `TargetStore.require_create`."""
+        probe = f"_kts/probe-{uuid.uuid4().hex}"
+        try:
+            if not self.create(probe, b"") or self.create(probe, b""):
+                raise UnsupportedTargetError(f"{self._root} does not create files atomically")
+        except OSError as error:
+            raise UnsupportedTargetError(
+                f"{self._root} cannot create files atomically: {error.strerror}"
+            ) from error
+        finally:
+            self.delete(probe)
+
+    def create(self, key: str, data: bytes) -> bool:
+        """See `TargetStore.create`: a hard link either appears with all bytes or not at all."""
+        path = self._path(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}.draft")
+        with draft.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            return False
+        finally:
+            draft.unlink()
+        _sync_folder(path.parent)
+        return True
+
+    def open_output(self, key: str) -> Any:  # noqa: ANN401
+        """See `TargetStore.open_output`."""
+        path = self._path(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return _SyncedFile(path)
+
+    def read(self, key: str) -> bytes:
+        """See `TargetStore.read`."""
+        try:
+            return self._path(key).read_bytes()
+        except FileNotFoundError:
+            raise ObjectNotFoundError("no such object", uri=self.uri(key)) from None
+
+    def publish(self, source: str, destination: str, size: int) -> None:
+        """See `TargetStore.publish`: a second name, then the first one goes."""
+        draft, path = self._path(source), self._path(destination)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(draft, path)
+        except FileNotFoundError:
+            self._require_published(source, destination, size)
+            return
+        except FileExistsError:
+            # Either somebody stopped between the two steps, or is there now, or the name is taken.
+            with contextlib.suppress(FileNotFoundError):
+                if not draft.samefile(path):
+                    raise ExportError(
+                        "the name of a committed file is taken by another file", uri=str(path)
+                    ) from None
+            self._require_published(source, destination, size)
+        _sync_folder(path.parent)
+        draft.unlink(missing_ok=True)
+
+    def _require_published(self, source: str, destination: str, size: int) -> None:
+        require_published(self._size(destination), size, self.uri(source), self.uri(destination))
+
+    def list_objects(self, prefix: str) -> Iterator[TargetObject]:
+        """See `TargetStore.list_objects`."""
+        folder = self._path(prefix)
+        for path in sorted(folder.rglob("*")):
+            with contextlib.suppress(FileNotFoundError):
+                status = path.stat()
+                if path.is_file():
+                    key = path.relative_to(self._root).as_posix()
+                    yield TargetObject(key, status.st_size, status.st_mtime_ns // 1_000_000)
+
+    def delete(self, key: str) -> None:
+        """See `TargetStore.delete`."""
+        self._path(key).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """See `TargetStore.close`."""
+
+    def _size(self, key: str) -> int | None:
+        try:
+            return self._path(key).stat().st_size
+        except FileNotFoundError:
+            return None
+
+    def _path(self, key: str) -> Path:
+        check_key(key, str(self._root))
+        return self._root / key
+
+
+class _SyncedFile:
+    """A new file whose bytes are on the disk once it is closed."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("xb")
+
+    def write(self, data: Any) -> int:  # noqa: ANN401  # any buffer
+        return self._file.write(data)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    @property
+    def closed(self) -> bool:
+        return self._file.closed
+
+    def writable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return False
+
+    def seekable(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        if not self._file.closed:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+
+
+def require_published(found: int | None, size: int, source: str, destination: str) -> None:
+    """Raises unless the final object is there with the bytes that were committed."""
+    if found is None:
+        raise ExportError(
+            f"a committed file is gone: neither {source} nor {destination} exists", uri=destination
+        )
+    if found != size:
+        raise ExportError(
+            f"a committed file has {size} bytes, and {found} are under its name: somebody else"
+            " writes there",
+            uri=destination,
+        )
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

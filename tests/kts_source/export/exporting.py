@@ -1,0 +1,143 @@
+"""Exports of golden topics, and readers that share no code with the writers' protocols."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+from deltalake import DeltaTable
+from pyiceberg.catalog import load_catalog
+from pyiceberg.exceptions import NoSuchTableError
+
+from kts_source.export.executor import LocalExecutor
+from kts_source.export.run import export
+from kts_source.export.settings import ExportSettings, export_settings
+from kts_source.export.table import ExportTable, open_table
+from tests.golden_data import assert_same_rows, expected_table, tier_options
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from kts_source.export.executor import ExportExecutor
+    from kts_source.export.report import BackfillReport
+
+FORMATS = ("parquet", "delta", "iceberg")
+ICEBERG_TABLE = "lake.rows"
+
+
+def source(topics: str | Iterable[str] = "txn", **options: str) -> dict[str, str]:
+    """Options that cut a golden topic into several tasks."""
+    given = {"targetPartitionBytes": "100k", "includeHeaders": "true", **options}
+    return tier_options(topics, **given)
+
+
+@dataclass(frozen=True)
+class Lake:
+    """A target of one format below a folder of its own."""
+
+    folder: Path
+    table_format: str
+
+    @property
+    def catalog(self) -> dict[str, str]:
+        return {
+            "type": "sql",
+            "uri": f"sqlite:///{self.folder}/catalog.db",
+            "warehouse": self.folder.as_uri(),
+        }
+
+    @property
+    def target(self) -> str:
+        return ICEBERG_TABLE if self.table_format == "iceberg" else str(self.folder / "table")
+
+    def settings(self, **arguments: Any) -> ExportSettings:  # noqa: ANN401
+        if self.table_format == "iceberg":
+            arguments["catalog"] = {**self.catalog, "name": "lake"}
+        arguments.setdefault("commit_bytes", 250_000)
+        return export_settings(self.target, table_format=self.table_format, **arguments)
+
+    def table(self, **arguments: Any) -> ExportTable:  # noqa: ANN401
+        return open_table(self.settings(**arguments))
+
+    def export(
+        self,
+        options: dict[str, str],
+        *,
+        executor: ExportExecutor | None = None,
+        table: ExportTable | None = None,
+        **arguments: Any,  # noqa: ANN401
+    ) -> BackfillReport:
+        return export(
+            options,
+            self.settings(**arguments),
+            executor or LocalExecutor(1),
+            table=table,
+        )
+
+    def read(self) -> pa.Table:
+        """What a user sees; no rows where there is no table yet."""
+        if self.table_format == "delta":
+            if not DeltaTable.is_deltatable(self.target):
+                return pa.table({})
+            return DeltaTable(self.target).to_pyarrow_table()
+        if self.table_format == "iceberg":
+            catalog = load_catalog("lake", **self.catalog)
+            try:
+                return catalog.load_table(self.target).scan().to_arrow()
+            except NoSuchTableError:
+                return pa.table({})
+            finally:
+                catalog.close()
+        return ds.dataset(self.target, format="parquet", partitioning="hive").to_table()
+
+    def duckdb_rows(self) -> list[tuple[Any, ...]]:
+        """(topic, partition, offset) of every row as DuckDB finds it, in order."""
+        connection = duckdb.connect()
+        if self.table_format == "parquet":
+            files = f"read_parquet('{self.target}/**/*.parquet', hive_partitioning=true)"
+        else:
+            connection.register("lake", self.read())
+            files = "lake"
+        query = f'select topic, "partition", "offset" from {files} order by all'
+        return connection.execute(query).fetchall()
+
+
+def assert_holds(
+    table: pa.Table,
+    topics: Iterable[str],
+    isolation_level: Any = "read_committed",  # noqa: ANN401
+) -> None:
+    """Fails unless the table holds exactly the golden rows of the topics."""
+    seen = 0
+    for topic in topics:
+        expected = expected_table(topic, isolation_level)
+        rows = table.filter(pc.equal(table["topic"].cast(pa.string()), topic))
+        assert_same_rows(rows.select(expected.column_names), expected)
+        seen += rows.num_rows
+    assert seen == table.num_rows
+
+
+def places(table: pa.Table) -> list[tuple[str, int, int]]:
+    """(topic, partition, offset) of every row."""
+    if table.num_rows == 0:
+        return []
+    columns = (table[name].to_pylist() for name in ("topic", "partition", "offset"))
+    return list(zip(*columns, strict=True))
+
+
+def assert_at_most_once(lake: Lake) -> None:
+    """Fails when a reader sees a row twice now."""
+    if lake.table_format == "parquet" and not (lake.folder / "table").exists():
+        return
+    found = places(lake.read())
+    assert len(found) == len(set(found))
+
+
+def replaced(settings: ExportSettings, **changes: Any) -> ExportSettings:  # noqa: ANN401
+    return dataclasses.replace(settings, **changes)

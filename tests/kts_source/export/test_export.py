@@ -1,0 +1,330 @@
+"""Whole exports without Spark: equal rows, resumed and incremental runs, refusals."""
+
+from __future__ import annotations
+
+import datetime
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+from pyiceberg.catalog import load_catalog
+
+from kts_source.errors import InvalidOptionError
+from kts_source.export.errors import FingerprintError, RangeGapError, RangeOverlapError
+from kts_source.export.executor import LocalExecutor
+from tests.golden_data import (
+    TOPICS,
+    assert_same_rows,
+    expected_table,
+    partition_summaries,
+    summary,
+    topic_summary,
+)
+from tests.kts_source.export.exporting import FORMATS, Lake, assert_holds, places, source
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(params=FORMATS)
+def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
+    return Lake(tmp_path, request.param)
+
+
+def offsets_option(topic: str, offsets: dict[int, int]) -> str:
+    numbers = ", ".join(f'"{partition}": {offset}' for partition, offset in offsets.items())
+    return f'{{"{topic}": {{{numbers}}}}}'
+
+
+def test_every_topic(lake: Lake) -> None:
+    report = lake.export(source(TOPICS, targetPartitionBytes="1m"), commit_bytes=1 << 40)
+    assert_holds(lake.read(), TOPICS)
+    assert report.commits == 1
+    assert report.rows == sum(expected_table(name, "read_committed").num_rows for name in TOPICS)
+
+
+@pytest.mark.parametrize("partition_by", [["topic"], ["topic", "date(timestamp)"]])
+def test_partitions(lake: Lake, partition_by: list[str]) -> None:
+    topics = ("txn", "timeline", "wide")
+    lake.export(source(topics), partition_by=partition_by)
+    table = lake.read()
+    assert_holds(table, topics)
+    if "timestamp_date" in table.column_names:
+        days = table["timestamp"].cast(pa.timestamp("us")).cast(pa.date32())
+        assert pc.all(pc.equal(table["timestamp_date"].cast(pa.date32()), days)).as_py()
+
+
+def test_duckdb_agrees(lake: Lake) -> None:
+    lake.export(source(("txn", "wide")), partition_by=["topic"])
+    expected = sorted(
+        place
+        for topic in ("txn", "wide")
+        for place in places(expected_table(topic, "read_committed"))
+    )
+    assert lake.duckdb_rows() == expected
+
+
+def test_uncommitted_and_fewer_columns(lake: Lake) -> None:
+    options = source("txn", isolationLevel="read_uncommitted", columns="value,partition,offset")
+    del options["includeHeaders"]
+    lake.export(options)
+    table = lake.read()
+    assert set(table.column_names) == {"value", "partition", "offset"}
+    assert_same_rows(table, expected_table("txn", "read_uncommitted"))
+
+
+def test_second_run_writes_nothing(lake: Lake) -> None:
+    first = lake.export(source())
+    second = lake.export(source())
+    assert first.commits > 1
+    assert (second.rows, second.files, second.commits, second.ranges) == (0, 0, 0, ())
+    assert_holds(lake.read(), ["txn"])
+
+
+def test_incremental_run_appends_the_new_offsets(lake: Lake) -> None:
+    ends = {0: 1000, 1: 7}
+    lake.export(source(endingOffsets=offsets_option("txn", ends)))
+    found = {(place[1], place[2]) for place in places(lake.read())}
+    assert all(offset < ends[partition] for partition, offset in found)
+    report = lake.export(source())
+    assert {span.partition: span.start for span in report.ranges} == ends
+    assert_holds(lake.read(), ["txn"])
+
+
+def test_another_topic_joins_the_table(lake: Lake) -> None:
+    lake.export(source("txn"))
+    lake.export(source(("txn", "codecs"), targetPartitionBytes="1m"))
+    assert_holds(lake.read(), ["txn", "codecs"])
+
+
+def test_recreated_topic_is_told_apart_by_its_id(lake: Lake) -> None:
+    current = topic_summary("recreated")["topicId"]
+    lake.export(source("recreated"))
+    previous = expected_table("recreated-previous", "read_committed")
+    ids = {
+        entry["topicId"] for entry in summary()["topics"] if entry["topic"].startswith("recreated")
+    }
+    (other,) = ids - {current}
+    lake.export(source("recreated", topicId=other))
+    rows = lake.read().num_rows
+    assert rows == expected_table("recreated", "read_committed").num_rows + previous.num_rows
+
+
+def test_gap_is_refused_and_named(lake: Lake) -> None:
+    starts = {
+        number: part["tier_start_offset"] for number, part in partition_summaries("txn").items()
+    }
+    lake.export(source(endingOffsets=offsets_option("txn", dict.fromkeys(starts, 500))))
+    with pytest.raises(RangeGapError, match=r"offsets \[500, 900\) of txn-[01] were not asked for"):
+        lake.export(source(startingOffsets=offsets_option("txn", dict.fromkeys(starts, 900))))
+
+
+def test_overlap_is_refused_without_resume_and_named(lake: Lake) -> None:
+    lake.export(source(endingOffsets=offsets_option("txn", {0: 500, 1: 500})))
+    with pytest.raises(RangeOverlapError, match=r"txn-[01]: offsets \[\d+, 500\) were asked for"):
+        lake.export(source(), resume=False)
+    lake.export(source(startingOffsets=offsets_option("txn", {0: 500, 1: 500})), resume=False)
+    assert_holds(lake.read(), ["txn"])
+
+
+def test_offsets_below_the_table_are_refused(lake: Lake) -> None:
+    lake.export(source(startingOffsets=offsets_option("txn", {0: 500, 1: 500})))
+    with pytest.raises(RangeOverlapError, match=r"offsets \[20, 500\) were asked for"):
+        lake.export(source(startingOffsets=offsets_option("txn", {0: 20, 1: 20})))
+
+
+def keep_all(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch
+
+
+@pytest.mark.parametrize(
+    ("changed", "arguments"),
+    [
+        ({"isolationLevel": "read_uncommitted"}, {}),
+        ({"includeHeaders": "false"}, {}),
+        ({}, {"transform": keep_all}),
+        ({}, {"partition_by": ["topic"]}),
+    ],
+    ids=["isolation", "columns", "transform", "partitioning"],
+)
+def test_resuming_with_other_rules_is_refused(
+    lake: Lake, changed: dict[str, str], arguments: dict[str, Any]
+) -> None:
+    lake.export(source(endingOffsets=offsets_option("txn", {0: 500, 1: 500})))
+    before = places(lake.read())
+    with pytest.raises(FingerprintError, match="begun with other rules"):
+        lake.export(source(**changed), **arguments)
+    assert places(lake.read()) == before
+
+
+@pytest.mark.slow
+def test_several_processes(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, "parquet")
+    lake.export(source(("txn", "encrypted")), executor=LocalExecutor(2), commit_bytes=1 << 40)
+    assert_holds(lake.read(), ["txn", "encrypted"])
+
+
+def test_files_have_unique_names_and_true_bounds(lake: Lake) -> None:
+    lake.export(source("txn"))
+    for path in sorted(lake.folder.rglob("*.parquet")):
+        if "metadata" in path.parts or "_delta_log" in path.parts:
+            continue
+        rows = pq.read_table(path, columns=["offset", "timestamp"])
+        metadata = pq.read_metadata(path)
+        names = [metadata.schema.column(number).path for number in range(metadata.num_columns)]
+        for name in ("offset", "timestamp"):
+            groups = [
+                metadata.row_group(group).column(names.index(name)).statistics
+                for group in range(metadata.num_row_groups)
+            ]
+            bounds = pc.min_max(rows[name]).as_py()
+            assert min(group.min for group in groups) == bounds["min"]
+            assert max(group.max for group in groups) == bounds["max"]
+
+
+def test_delta_prunes_by_the_log_alone(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, "delta")
+    lake.export(source("txn"), partition_by=["date(timestamp)"])
+    actions: Any = DeltaTable(lake.target).get_add_actions(flatten=True)
+    found = pa.table(actions).to_pylist()
+    assert len(found) > 2
+    for action in found:
+        rows = pq.read_table(f"{lake.target}/{action['path']}")
+        offsets, times = pc.min_max(rows["offset"]).as_py(), pc.min_max(rows["timestamp"]).as_py()
+        assert (action["min.offset"], action["max.offset"]) == (offsets["min"], offsets["max"])
+        assert (action["min.timestamp"], action["max.timestamp"]) == (times["min"], times["max"])
+        assert action["num_records"] == rows.num_rows
+        days = {value.date() for value in rows["timestamp"].to_pylist()}
+        assert days == {action["partition.timestamp_date"]}
+
+
+def test_iceberg_prunes_by_its_manifests(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, "iceberg")
+    lake.export(source("txn"), partition_by=["date(timestamp)"])
+    catalog = load_catalog("lake", **lake.catalog)
+    try:
+        table = catalog.load_table(lake.target)
+        found = table.inspect.files().to_pylist()
+        assert len(found) > 2
+        for entry in found:
+            rows = pq.read_table(entry["file_path"].removeprefix("file://"))
+            bounds, expected = (
+                entry["readable_metrics"]["offset"],
+                pc.min_max(rows["offset"]).as_py(),
+            )
+            assert (bounds["lower_bound"], bounds["upper_bound"]) == (
+                expected["min"],
+                expected["max"],
+            )
+        few = table.scan(row_filter="offset < 100").plan_files()
+        assert 0 < len(list(few)) < len(found)
+    finally:
+        catalog.close()
+
+
+def test_sorted_files(lake: Lake) -> None:
+    lake.export(source("txn"), sort_within_files=["value", "offset"])
+    assert_holds(lake.read(), ["txn"])
+    files = [path for path in lake.folder.rglob("*.parquet") if "_delta_log" not in path.parts]
+    assert files
+    for path in files:
+        values = pq.read_table(path, columns=["value"])["value"].to_pylist()
+        present = [value for value in values if value is not None]
+        assert present == sorted(present)
+
+
+@pytest.mark.parametrize("target_file_bytes", [1, 20_000])
+def test_small_files(lake: Lake, target_file_bytes: int) -> None:
+    report = lake.export(
+        source("txn", targetPartitionBytes="10m"),
+        target_file_bytes=target_file_bytes,
+        row_group_rows=50,
+    )
+    assert report.files > 2
+    assert_holds(lake.read(), ["txn"])
+
+
+def only_big(batch: pa.RecordBatch) -> pa.RecordBatch | None:
+    """Another shape: fewer rows, other columns."""
+    sizes = pc.binary_length(batch.column("value"))
+    rows = batch.filter(pc.fill_null(pc.greater(sizes, 60), False))
+    if rows.num_rows == 0:
+        return None
+    return pa.RecordBatch.from_arrays(
+        [rows.column("partition"), rows.column("offset"), pc.binary_length(rows.column("value"))],
+        names=["p", "o", "size"],
+    )
+
+
+def test_transform_changes_the_shape(lake: Lake) -> None:
+    lake.export(source("txn"), transform=only_big)
+    expected = expected_table("txn", "read_committed")
+    sizes = pc.binary_length(expected["value"])
+    mask = pc.fill_null(pc.greater(sizes, 60), False)
+    wanted = sorted(
+        zip(
+            expected.filter(mask)["partition"].to_pylist(),
+            expected.filter(mask)["offset"].to_pylist(),
+            sizes.filter(mask).to_pylist(),
+            strict=True,
+        )
+    )
+    table = lake.read()
+    found = sorted(zip(*(table[name].to_pylist() for name in ("p", "o", "size")), strict=True))
+    assert found == wanted
+    assert lake.export(source("txn"), transform=only_big).rows == 0
+
+
+def drop_all(batch: pa.RecordBatch) -> pa.RecordBatch | None:
+    return None
+
+
+def test_ranges_move_though_nothing_is_left_to_write(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, "parquet")
+    first = lake.export(source("txn"), transform=drop_all)
+    assert (first.rows, first.files) == (0, 0)
+    assert first.ranges
+    assert lake.export(source("txn"), transform=drop_all).commits == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"partition_by": ["nosuch"]}, "nosuch"),
+        ({"partition_by": ["date(offset)"]}, "needs a timestamp"),
+        ({"partition_by": ["value"]}, "cannot be a partition"),
+        ({"partition_by": ["hour(timestamp)"]}, "neither a column"),
+        ({"partition_by": "topic"}, "is a list of columns"),
+        ({"sort_within_files": ["nosuch"]}, "nosuch"),
+        ({"compression": "rar"}, "compression"),
+        ({"row_group_rows": 0}, "row_group_rows"),
+        ({"export_id": "_x"}, "export_id"),
+    ],
+)
+def test_wrong_arguments(lake: Lake, arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidOptionError, match=text):
+        lake.export(source("txn"), **arguments)
+
+
+def test_report_says_what_happened(lake: Lake) -> None:
+    report = lake.export(source("txn"))
+    text, plain = str(report), report.to_dict()
+    assert f"{report.rows:,} rows in {report.files:,} files" in text
+    assert "skipped txn-0 [3675, 3963): open transaction" in text
+    assert plain["rows"] == report.rows == expected_table("txn", "read_committed").num_rows
+    assert plain["requests"] > 0
+    assert {span["partition"]: span["stop"] for span in plain["ranges"]} == {0: 3675, 1: 3671}
+
+
+def test_dates_are_utc_days(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, "parquet")
+    lake.export(source("txn"), partition_by=["date(timestamp)"])
+    folders = {path.name for path in (tmp_path / "table").iterdir() if path.name != "_kts"}
+    days = {
+        value.astimezone(datetime.UTC).date().isoformat()
+        for value in expected_table("txn", "read_committed")["timestamp"].to_pylist()
+    }
+    assert folders == {f"timestamp_date={day}" for day in days}
