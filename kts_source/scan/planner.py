@@ -190,6 +190,13 @@ def _decisions(
     if start >= stop or not options.read_committed:
         return Decisions(NO_ABORTED, max(start, stop), ())
     decisions = decide(surviving, start, stop, side_files)
+    if len(decisions.aborted):
+        log.info(
+            "%d aborted transactions are left out of offsets [%d, %d)",
+            len(decisions.aborted),
+            start,
+            stop,
+        )
     for txn in decisions.lost:
         log.warning(
             "records of producer %d from offset %d on are left out: the end of their transaction"

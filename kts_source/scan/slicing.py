@@ -101,7 +101,7 @@ def cut(part: SegmentSlice, target: int) -> Iterator[SegmentSlice]:
     for.
     """
     entries = part.objects.indexes[IndexType.OFFSET].size // _INDEX_ENTRY_BYTES
-    count = max(1, min(math.ceil(part.nominal_bytes / target), entries + 1))
+    count = max(1, min(math.ceil(part.work / target), entries + 1))
     cuts = _cut_positions(part, count)
     for cut_start, cut_stop in pairwise(cuts):
         yield replace(part, cut_start=cut_start, cut_stop=cut_stop)
@@ -124,7 +124,7 @@ def target_bytes(spans: Sequence[SegmentSlice], options: ScanOptions) -> int:
     """Original bytes a task should hold, smaller where more tasks are asked for."""
     if options.min_partitions is None:
         return options.target_partition_bytes
-    share = math.ceil(sum(span.nominal_bytes for span in spans) / options.min_partitions)
+    share = math.ceil(sum(span.work for span in spans) / options.min_partitions)
     return max(1, min(options.target_partition_bytes, share))
 
 
@@ -134,15 +134,15 @@ def pack(slices: Iterable[SegmentSlice], target: int, options: ScanOptions) -> I
     """
     max_offsets = options.max_records_per_partition
     group: list[SegmentSlice] = []
-    size = offsets = 0
+    work = offsets = 0
     for part in slices:
         span = part.stop_offset - part.start_offset
-        full = size + part.nominal_bytes > target or len(group) >= options.max_segments_per_task
+        full = work + part.work > target or len(group) >= options.max_segments_per_task
         if group and (full or (max_offsets is not None and offsets + span > max_offsets)):
             yield ScanTask(tuple(group))
-            group, size, offsets = [], 0, 0
+            group, work, offsets = [], 0, 0
         group.append(part)
-        size += part.nominal_bytes
+        work += part.work
         offsets += span
     if group:
         yield ScanTask(tuple(group))

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from segment_format.isolation import AbortedIntervals
 
 
+# Measured per byte on one core: about 3 ns into Spark at 100-byte values, zstd 0.5 ns, AES 0.3 ns.
+_DECOMPRESS_PERCENT = 15
+_DECRYPT_PERCENT = 10
+
+
 @dataclass(frozen=True, slots=True)
 class SegmentSlice:
     """A part of one segment: rows of the batches that begin between two cuts, within an offset
@@ -61,6 +66,16 @@ class SegmentSlice:
     def nominal_bytes(self) -> int:
         """Original bytes between the cuts."""
         return self.cut_stop - self.cut_start
+
+    @property
+    def work(self) -> int:
+        """Estimated work in bytes of a plain segment: decoding and the way into Spark make up most
+        of it, undoing the stored form adds to that.
+        """
+        objects = self.objects
+        percent = 100 + (_DECOMPRESS_PERCENT if objects.compression else 0)
+        percent += 0 if objects.encryption is None else _DECRYPT_PERCENT
+        return self.nominal_bytes * percent // 100
 
 
 @dataclass(frozen=True, slots=True)

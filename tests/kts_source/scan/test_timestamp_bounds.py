@@ -1,0 +1,91 @@
+"""Timestamps as bounds: the first offset dated at or after them, whatever order producers wrote in."""
+
+from __future__ import annotations
+
+import itertools
+
+import pyarrow as pa
+import pytest
+
+import kts_source
+from kts_source.errors import OffsetOutOfRangeError
+from tests.golden_data import expected_records, expected_table, tier_options
+from tests.kts_source.scan.scanning import scan
+
+TOPICS = ("timeline", "codecs", "appendtime", "epochs", "trimmed", "evolved")
+
+
+def truth(topic: str) -> list[tuple[int, int]]:
+    """(offset, timestamp) of every tiered record."""
+    records = expected_records(topic)
+    records = records.filter(records["in_tier"])
+    return list(
+        zip(records["offset"].to_pylist(), records["timestamp_ms"].to_pylist(), strict=True)
+    )
+
+
+def first_at_or_after(rows: list[tuple[int, int]], timestamp_ms: int) -> int | None:
+    return next((offset for offset, stamp in rows if stamp >= timestamp_ms), None)
+
+
+def moments(rows: list[tuple[int, int]]) -> list[int]:
+    """Timestamps of records all over the topic, and the moments right beside them."""
+    stamps = sorted({stamp for _, stamp in rows if stamp >= 0})
+    some = stamps[:: max(1, len(stamps) // 7)]
+    return sorted({max(0, stamp + delta) for stamp in [*some, stamps[-1]] for delta in (-1, 0, 1)})
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_start_and_end_are_the_first_offset_at_or_after(topic: str) -> None:
+    rows = truth(topic)
+    end = rows[-1][0] + 1
+    for moment in moments(rows):
+        first = first_at_or_after(rows, moment)
+        options = tier_options(
+            topic, endingTimestamp=str(moment), isolationLevel="read_uncommitted"
+        )
+        (part,) = kts_source.plan(options).partitions
+        assert part.stop == (end if first is None else first)
+        options = tier_options(
+            topic,
+            startingOffsetsByTimestamp=f'{{"{topic}":{{"0":{moment}}}}}',
+            startingOffsetsByTimestampStrategy="latest",
+            isolationLevel="read_uncommitted",
+        )
+        (part,) = kts_source.plan(options).partitions
+        assert part.start == (end if first is None else first)
+
+
+def test_no_record_at_or_after_is_an_error_or_an_empty_range() -> None:
+    options = tier_options("timeline", startingTimestamp=str(1 << 42))
+    with pytest.raises(OffsetOutOfRangeError, match="no record in the tier is dated at or after"):
+        kts_source.plan(options)
+    options["startingOffsetsByTimestampStrategy"] = "latest"
+    assert scan(options).num_rows == 0
+
+
+def test_late_records_are_not_lost_between_two_timestamps() -> None:
+    rows = truth("timeline")
+    stamps = sorted(stamp for _, stamp in rows)
+    low, high = stamps[len(stamps) // 3], stamps[2 * len(stamps) // 3]
+    # Some records are late by days, so offsets and timestamps disagree.
+    assert any(later < earlier for (_, earlier), (_, later) in itertools.pairwise(rows))
+    start, stop = first_at_or_after(rows, low), first_at_or_after(rows, high)
+    assert start is not None
+    assert stop is not None
+    table = scan(tier_options("timeline", startingTimestamp=str(low), endingTimestamp=str(high)))
+    expected = expected_table("timeline", "read_committed")
+    offsets = pa.array([start <= o < stop for o in expected["offset"].to_pylist()])
+    assert table["offset"].to_pylist() == expected.filter(offsets)["offset"].to_pylist()
+
+
+def test_a_timestamp_for_each_partition() -> None:
+    bounds = '{"txn":{"0":0,"1":99999999999999}}'
+    options = tier_options(
+        "txn",
+        startingOffsetsByTimestamp=bounds,
+        startingOffsetsByTimestampStrategy="latest",
+        isolationLevel="read_uncommitted",
+    )
+    first, second = kts_source.plan(options).partitions
+    assert (first.start, second.start) == (0, second.stop)
