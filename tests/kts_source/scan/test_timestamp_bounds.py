@@ -1,4 +1,6 @@
-"""Timestamps as bounds: the first offset dated at or after them, whatever order producers wrote in."""
+"""Timestamps as bounds: the first offset dated at or after them, in whatever order they were
+written.
+"""
 
 from __future__ import annotations
 
