@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from benchmarks.report import Row, at_least
 from benchmarks.sparks import CeilingSource, start_spark
 from benchmarks.tiers import Tier, TierShape, make_tier
-from kts_source import TieredKafkaDataSource
+from kts_source import register
 from kts_source.options import parse_options
 from kts_source.scan.planner import plan_scan
 from kts_source.table import DEFAULT_COLUMNS
@@ -25,7 +25,7 @@ def run(*, quick: bool) -> list[Row]:
     log_bytes = 128 << 20 if quick else 512 << 20
     repeats = 3 if quick else 7
     spark = start_spark()
-    spark.dataSource.register(TieredKafkaDataSource)
+    register(spark)
     spark.dataSource.register(CeilingSource)
     rows = []
     try:

@@ -11,15 +11,19 @@ if TYPE_CHECKING:
     from kts_source.scan.describe import describe
     from kts_source.scan.explain import explain
     from kts_source.scan.planner import plan
+    from kts_source.spark.backfill import backfill
     from kts_source.spark.datasource import TieredKafkaDataSource
+    from kts_source.spark.registration import register
 
-__all__ = ["TieredKafkaDataSource", "describe", "explain", "plan"]
+__all__ = ["TieredKafkaDataSource", "backfill", "describe", "explain", "plan", "register"]
 
 _HOMES: Final = {
     "TieredKafkaDataSource": "kts_source.spark.datasource",
+    "backfill": "kts_source.spark.backfill",
     "describe": "kts_source.scan.describe",
     "explain": "kts_source.scan.explain",
     "plan": "kts_source.scan.planner",
+    "register": "kts_source.spark.registration",
 }
 
 

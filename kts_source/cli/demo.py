@@ -164,7 +164,7 @@ def _spark() -> Iterator[SparkSession]:
     """A Spark in local mode that knows the data source; its chatter is shown only on failure."""
     from pyspark.sql import SparkSession
 
-    from kts_source import TieredKafkaDataSource
+    from kts_source import register
 
     with (
         tempfile.TemporaryDirectory(prefix="tiered-kafka-demo-") as folder,
@@ -183,7 +183,7 @@ def _spark() -> Iterator[SparkSession]:
             .getOrCreate()
         )
         try:
-            spark.dataSource.register(TieredKafkaDataSource)
+            register(spark)
             yield spark
         finally:
             spark.stop()

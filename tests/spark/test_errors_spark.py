@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.errors import AnalysisException, PythonException
 
-from kts_source import TieredKafkaDataSource
+from kts_source import register
 from tests.golden_data import KEY_PREFIX, TIER, tier_options
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def registered(spark: SparkSession) -> SparkSession:
-    spark.dataSource.register(TieredKafkaDataSource)
+    register(spark)
     return spark
 
 

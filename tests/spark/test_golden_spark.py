@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kts_source import TieredKafkaDataSource
+from kts_source import register
 from tests.golden_data import (
     ISOLATION_LEVELS,
     TIER,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def registered(spark: SparkSession) -> SparkSession:
-    spark.dataSource.register(TieredKafkaDataSource)
+    register(spark)
     return spark
 
 

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
+from kts_source import register
+from tests.golden_data import tier_options
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -39,3 +42,10 @@ def test_python_data_source_gives_its_rows(spark: SparkSession) -> None:
     spark.dataSource.register(_TenRows)
     offsets = [row["offset"] for row in spark.read.format("ten-rows").load().collect()]
     assert sorted(offsets) == list(range(10))
+
+
+def test_registering_twice_and_over_what_spark_found_is_no_error(spark: SparkSession) -> None:
+    for _ in range(2):
+        register(spark)
+    frame = spark.read.format("tiered-kafka").options(**tier_options("epochs")).load()
+    assert frame.columns[0] == "key"

@@ -19,7 +19,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from kts_source import TieredKafkaDataSource
+from kts_source import register
 from tests.golden_data import (
     LOCAL_TIER,
     SPARK_SCHEMA,
@@ -51,7 +51,7 @@ KAFKA_SOURCE_SCHEMA = StructType(
 @pytest.fixture
 def tiered(spark: SparkSession) -> SparkSession:
     """The session with the source registered."""
-    spark.dataSource.register(TieredKafkaDataSource)
+    register(spark)
     return spark
 
 
