@@ -1,0 +1,160 @@
+"""Kernels neither read beyond their input nor write beyond their room.
+
+The input ends where a page without access begins: a load past it ends the process. Outputs have
+marks behind their room.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from segment_format.errors import SegmentFormatError
+from segment_format.kernels import contract as c
+from segment_format.record.checksum import crc32c
+from segment_format.testing import SimpleRecord, write_batch
+from tests.golden_data import VECTORS
+from tests.segment_format.kernels.yardstick import ALL_COLUMNS, actual, expected
+
+MARK = 0xA5
+
+
+class GuardedPages:
+    """Memory whose last byte is the last one that may be touched."""
+
+    def __init__(self, size: int) -> None:
+        page = mmap.PAGESIZE
+        self._usable = -(-size // page) * page
+        self._map = mmap.mmap(-1, self._usable + page)
+        self._whole = np.frombuffer(self._map, np.uint8)
+        libc = ctypes.CDLL(None, use_errno=True)
+        start = self._whole.ctypes.data + self._usable
+        if libc.mprotect(ctypes.c_void_p(start), ctypes.c_size_t(page), 0):
+            raise OSError(ctypes.get_errno(), "mprotect")
+
+    def ending_with(self, data: bytes) -> Any:  # noqa: ANN401
+        """A view of `data`, placed so that the guard follows it."""
+        view = self._whole[self._usable - len(data) : self._usable]
+        view[:] = np.frombuffer(data, np.uint8)
+        return view
+
+
+def hostile_logs() -> list[bytes]:
+    """Batches cut and changed at every byte, with right checksums where they have one."""
+    document = json.loads((VECTORS / "kafka-vectors.json").read_text())
+    stored = [
+        bytes.fromhex(vector["hex"])
+        for vector in document["batches"]
+        if vector["name"] in ("v2-none-createtime", "v2-zstd", "delete-horizon", "v2-min")
+    ]
+    records = [
+        SimpleRecord(
+            value=b"v" * size,
+            key=b"k" * (size % 70),
+            headers=(("näme", b"x" * size), ("", None)) if size % 2 else (),
+        )
+        for size in (0, 1, 31, 32, 33, 63, 64, 500, 512, 513, 1000)
+    ]
+    stored.append(write_batch(records, base_offset=5))
+    logs = list(stored)
+    for data in stored:
+        for at in range(len(data)):
+            logs.append(data[:at])
+            for value in (0x00, 0x7F, 0x80, 0xFF):
+                changed = bytearray(data)
+                changed[at] = value
+                if at >= 21:
+                    changed[17:21] = crc32c(bytes(changed[21:])).to_bytes(4, "big")
+                logs.append(bytes(changed))
+    return logs
+
+
+def read_beside_the_guard() -> int:
+    """Decode every hostile log right in front of a guard page; the number of logs."""
+    logs = hostile_logs()
+    pages = GuardedPages(max(map(len, logs)))
+    for data in logs:
+        for columns in (ALL_COLUMNS, ("offset",)):
+            actual(pages.ending_with(data), columns=columns)
+    return len(logs)
+
+
+@pytest.mark.skipif(not hasattr(mmap, "PROT_NONE") and sys.platform == "win32", reason="mprotect")
+def test_nothing_behind_the_window_is_read() -> None:
+    code = f"from {__name__} import read_beside_the_guard as run; print(run())"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=250
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert int(result.stdout) > 5000
+
+
+def test_the_guard_guards() -> None:
+    code = (
+        f"from {__name__} import GuardedPages\n"
+        "import numpy as np\n"
+        "view = GuardedPages(10).ending_with(b'x' * 10)\n"
+        "np.lib.stride_tricks.as_strided(view, (11,)).sum()\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert result.returncode < 0
+
+
+@pytest.mark.parametrize("sizes", [(0, 1, 2), (31, 32, 33), (511, 512, 513), (1000, 7, 0)])
+def test_nothing_behind_the_room_is_written(sizes: tuple[int, ...]) -> None:
+    from segment_format.kernels.buffers import ColumnBuffers
+    from segment_format.kernels.decode_window import decode_window
+
+    records = [
+        SimpleRecord(value=b"v" * size, key=b"k" * size, headers=(("h" * size, b"x" * size),))
+        for size in sizes
+    ]
+    data = np.frombuffer(write_batch(records, base_offset=5), np.uint8)
+    total = sum(sizes)
+    buffers = ColumnBuffers(("key", "value", "headers"), max_rows=3, max_bytes=1 << 20)
+    rooms = (
+        (c.KEY_BYTES, c.KEY_ROOM),
+        (c.VALUE_BYTES, c.VALUE_ROOM),
+        (c.HEADER_KEY_BYTES, c.HEADER_KEY_ROOM),
+        (c.HEADER_VALUE_BYTES, c.HEADER_VALUE_ROOM),
+    )
+    for slot, room in rooms:
+        buffers._own_bytes(slot, room, total)
+        buffers._arrays[slot] = np.full(total + c.COPY_SLACK + 64, MARK, np.uint8)
+        buffers._own(slot, buffers._arrays[slot])
+    frame = np.zeros(c.FRAME_SIZE, np.int64)
+    frame[c.WANTED] = c.WANT_KEY | c.WANT_VALUE | c.WANT_HEADERS
+    frame[[c.STOP_OFFSET, c.MAX_BYTES, c.MAX_BATCH_BYTES]] = 1 << 30
+    frame[c.MAX_ROWS] = 3
+    buffers.attach(frame)
+    assert decode_window(data, data[:0], frame) == c.NEED_MORE
+    assert frame[c.ROWS] == 3
+    for slot, _ in rooms:
+        assert (buffers._arrays[slot][total + c.COPY_SLACK :] == MARK).all()
+
+
+def test_hostile_logs_give_what_the_yardstick_says() -> None:
+    logs = hostile_logs()[::7]
+    outcomes = [actual(data) for data in logs]
+    assert outcomes == [expected(data) for data in logs]
+    assert {type(outcome) for outcome in outcomes} == {list, str}
+
+
+def test_a_hostile_length_is_not_waited_for() -> None:
+    """A length beyond the bound is an error at once, not a reason to gather gigabytes."""
+    from segment_format.arrow import RecordDecoder
+
+    data = bytearray(write_batch([SimpleRecord(b"v")], base_offset=5))
+    data[8:12] = (0x7FFFFFF0).to_bytes(4, "big")
+    decoder = RecordDecoder(columns=("offset",), max_batch_bytes=1 << 20, position=1000)
+    with pytest.raises(SegmentFormatError, match="at most 1048576") as caught:
+        list(decoder.feed(bytes(data)))
+    assert caught.value.position == 1000
+    assert caught.value.offset == 5
