@@ -83,7 +83,7 @@ def parse_assign(name: str, text: str) -> Assign:
     example = '{"topicA":[0,1],"topicB":[2]}'
     partitions: dict[str, tuple[int, ...]] = {}
     for topic, numbers in parse_json_object(name, text, example=example).items():
-        if not isinstance(numbers, list):
+        if not isinstance(numbers, list) or any(isinstance(number, str) for number in numbers):
             raise InvalidOptionError(f"option {name!r} must be JSON like {example}, not {text!r}")
         partitions[topic] = tuple(
             sorted({parse_partition_number(name, number) for number in numbers})

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from kts_source.errors import DataLossError, OffsetOutOfRangeError
+from kts_source.errors import DataLossError, InvalidOptionError, OffsetOutOfRangeError
 from kts_source.options.bounds import (
     EARLIEST_OFFSET,
     LATEST_OFFSET,
@@ -121,6 +121,40 @@ def _checked(
         raise OffsetOutOfRangeError(f"{text}; failOnDataLoss=false reads what there is")
     log.warning("%s; reading what there is", text)
     return min(max(offset, partition.log_start), partition.stop)
+
+
+def check_order(place: Place, start: int, stop: int) -> None:
+    """Refuses a range that ends before it begins, as Spark's Kafka source does.
+
+    Raises:
+        InvalidOptionError: `start` is above `stop`.
+    """
+    if start > stop:
+        raise InvalidOptionError(
+            f"{place}: the starting offset {start} lies above the ending offset {stop}"
+        )
+
+
+def check_decided(
+    bound: Bound, place: Place, stop: int, decided: int, reason: str, *, fail_on_data_loss: bool
+) -> None:
+    """Refuses an ending offset above the first undecided transaction, or warns.
+
+    Ends that name no offset (`latest`, −1, timestamps) are where they can be: always a warning.
+
+    Raises:
+        OffsetOutOfRangeError: The user named the offset and allowed no loss.
+    """
+    if decided >= stop:
+        return
+    wanted = _wanted(bound, place) if isinstance(bound, OffsetsBound) else None
+    if wanted is None or wanted == LATEST_OFFSET or not fail_on_data_loss:
+        log.warning("%s: read_committed ends at offset %d: %s", place, decided, reason)
+        return
+    raise OffsetOutOfRangeError(
+        f"{place}: endingOffsets asks for offset {wanted}, but read_committed ends at offset"
+        f" {decided}: {reason}; failOnDataLoss=false reads what there is"
+    )
 
 
 def check_no_holes(

@@ -18,7 +18,9 @@ from kts_source.remote.segment_reader import SegmentReader
 from kts_source.remote.store import open_store
 from kts_source.scan.bounds import (
     Place,
+    check_decided,
     check_no_holes,
+    check_order,
     named_partitions,
     resolve_start,
     resolve_stop,
@@ -37,7 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from kts_source.options import ScanOptions
-    from kts_source.options.bounds import Bound
     from kts_source.remote.store import RangeStore
     from kts_source.scan.task import SegmentSlice
 
@@ -158,7 +159,7 @@ def _plan_partition(
         fail_on_data_loss=loss,
     )
     stop = resolve_stop(options.ending, place, surviving, lookup=lookup, fail_on_data_loss=loss)
-    _check_order(options.starting, place, start, stop)
+    check_order(place, start, stop)
     check_no_holes(place, surviving, start, stop, fail_on_data_loss=loss)
     decisions = _decisions(options, surviving, start, stop, side_files)
     plan = PartitionPlan(
@@ -172,16 +173,8 @@ def _plan_partition(
         stop,
         decisions.undecided,
     )
-    if plan.stop < stop:
-        log.warning("%s: read_committed ends at offset %d: %s", place, plan.stop, plan.end_reason)
+    check_decided(options.ending, place, stop, plan.stop, plan.end_reason, fail_on_data_loss=loss)
     return plan, list(spans(plan, decisions, options, side_files))
-
-
-def _check_order(bound: Bound, place: Place, start: int, stop: int) -> None:
-    if start > stop and named_partitions(bound) is not None:
-        raise InvalidOptionError(
-            f"{place}: the starting offset {start} lies above the ending offset {stop}"
-        )
 
 
 def _decisions(

@@ -74,6 +74,7 @@ def test_every_option_is_known_in_lower_case_and_a_typo_of_it_is_refused(option:
         ({"subscribe": None, "assign": "orders"}, "must be JSON"),
         ({"subscribe": None, "assign": '{"orders":0}'}, "must be JSON like"),
         ({"subscribe": None, "assign": '{"orders":[-1]}'}, "partition number"),
+        ({"subscribe": None, "assign": '{"orders":["0"]}'}, "must be JSON like"),
         ({"subscribe": None, "assign": "{}"}, "names no partition"),
         ({"isolationLevel": "serializable"}, "read_committed or read_uncommitted"),
         (
