@@ -1,0 +1,139 @@
+"""`backfill(spark, source=…, target=…)`: a topic's history into a table, exactly once."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from kts_source.export.executor import LocalExecutor
+from kts_source.export.files import TaskReport
+from kts_source.export.progress import NO_PROGRESS, TextProgress
+from kts_source.export.run import export
+from kts_source.export.settings import (
+    DEFAULT_COMMIT_BYTES,
+    DEFAULT_ROW_GROUP_ROWS,
+    DEFAULT_TARGET_FILE_BYTES,
+    PARQUET,
+    export_settings,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from pyspark.sql import SparkSession
+
+    from kts_source.export.report import BackfillReport
+    from kts_source.export.settings import Transform
+    from kts_source.export.task import ExportJob, ExportTask
+
+
+def backfill(
+    spark: SparkSession | None,
+    *,
+    source: Mapping[str, str],
+    target: str,
+    table_format: str = PARQUET,
+    partition_by: Sequence[str] = (),
+    transform: Transform | None = None,
+    sort_within_files: Sequence[str] = (),
+    target_file_bytes: int = DEFAULT_TARGET_FILE_BYTES,
+    row_group_rows: int = DEFAULT_ROW_GROUP_ROWS,
+    compression: str = "zstd",
+    resume: bool = True,
+    export_id: str = "kts",
+    commit_bytes: int = DEFAULT_COMMIT_BYTES,
+    target_options: Mapping[str, str] | None = None,
+    catalog: Mapping[str, Any] | None = None,
+    progress: bool = True,
+) -> BackfillReport:
+    """Writes what `target` lacks of a source into it: the first run all, later runs what is new.
+
+    The tasks that decode also write, so rows do not pass through the JVM. Every commit moves the
+    committed offsets and adds the files in one step; a run that was killed is simply started again.
+
+    Args:
+        spark: Runs the tasks; `None` runs them in processes of this machine.
+        source: Options as for `spark.read.format("tiered-kafka")`.
+        target: A folder, `s3://bucket/prefix`, or an Iceberg table's name (`namespace.table`).
+        table_format: `parquet`, `delta` or `iceberg`.
+        partition_by: Columns, or `date(column)`; for example `["topic", "date(timestamp)"]`.
+        transform: A picklable function from record batch to record batch (or `None`), applied in
+            the tasks to at most a few thousand rows at a time. It must be deterministic.
+        sort_within_files: Columns every file is sorted by.
+        target_file_bytes: A file is closed once it has as many bytes.
+        row_group_rows: Rows of a row group, at most.
+        compression: `zstd`, `snappy`, `lz4`, `gzip` or `none`.
+        resume: Continue behind what the target holds; False makes any overlap an error.
+        export_id: Tells exports into the same target apart.
+        commit_bytes: Original bytes per commit, at least; bounds what a killed run repeats.
+        target_options: `s3.*` options of the target; default: those of the source.
+        catalog: Properties for PyIceberg's `load_catalog`; only for Iceberg.
+        progress: Whether to show how it goes, on stderr.
+
+    Raises:
+        InvalidOptionError: Arguments or options that do not fit.
+        ExportError: Gaps, overlaps, other rules than the target was begun with, a commit that
+            another export came before. What was committed stays.
+        TieredKafkaError: The source cannot be read.
+    """
+    settings = export_settings(
+        target,
+        table_format=table_format,
+        partition_by=partition_by,
+        transform=transform,
+        sort_within_files=sort_within_files,
+        target_file_bytes=target_file_bytes,
+        row_group_rows=row_group_rows,
+        compression=compression,
+        resume=resume,
+        export_id=export_id,
+        commit_bytes=commit_bytes,
+        target_options=target_options,
+        catalog=catalog,
+        source=source,
+    )
+    return export(
+        source,
+        settings,
+        LocalExecutor() if spark is None else SparkExecutor(spark),
+        progress=TextProgress() if progress else NO_PROGRESS,
+    )
+
+
+class SparkExecutor:
+    """Runs export tasks as Spark jobs, one per wave."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+        self._tag = f"tiered-kafka-export-{uuid.uuid4().hex}"
+
+    def run(self, tasks: Sequence[ExportTask], job: ExportJob) -> Iterator[TaskReport]:
+        """See `ExportExecutor.run`. Reports come when all tasks are done."""
+        # Here, so that a backfill without Spark needs none.
+        from kts_source.spark.export_source import export_data_source
+
+        spark = self._spark
+        spark.dataSource.register(export_data_source(self._tag, tasks, job))
+        tagged = _tagging(spark, self._tag)
+        try:
+            rows = spark.read.format(self._tag).load().collect()
+        except KeyboardInterrupt:
+            if tagged:
+                spark.interruptTag(self._tag)
+            raise
+        finally:
+            if tagged:
+                spark.removeTag(self._tag)
+            # The session keeps the class: let it not keep the tasks and what opens doors.
+            spark.dataSource.register(export_data_source(self._tag, (), None))
+        for row in rows:
+            yield TaskReport.from_text(row["report"])
+
+
+def _tagging(spark: SparkSession, tag: str) -> bool:
+    """Tags what this thread runs, so that it can be interrupted."""
+    try:
+        spark.addTag(tag)
+    except (AttributeError, NotImplementedError):
+        return False
+    return True

@@ -1,0 +1,92 @@
+"""An internal data source whose tasks write files and yield one row per task.
+
+So an export runs wherever Python data sources do: classic mode, Spark Connect, clusters. Rows do
+not pass through the JVM. The job (it opens doors) travels inside the pickled class, never in an
+option, which plans and the UI show.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import IntegerType, StringType, StructField, StructType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import pyarrow as pa
+
+    from kts_source.export.task import ExportJob, ExportTask
+
+SCHEMA = StructType([StructField("task", IntegerType()), StructField("report", StringType())])
+
+
+class ExportInputPartition(InputPartition):
+    """One export task, free of credentials and keys."""
+
+    def __init__(self, task: ExportTask) -> None:
+        super().__init__(task)
+
+
+class ExportReader(DataSourceReader):
+    """Hands out tasks and runs them.
+
+    It travels with every task, so a pickled one carries the job only.
+    """
+
+    def __init__(self, tasks: Sequence[ExportTask], job: ExportJob | None) -> None:
+        self._tasks = tuple(tasks)
+        self._job = job
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return ExportReader, ((), self._job)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """One partition per task."""
+        return [ExportInputPartition(task) for task in self._tasks]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Writes the files of one task, then yields its report.
+
+        Raises:
+            TieredKafkaError: See `run_export_task`.
+        """
+        task = partition.value
+        if task is None or self._job is None:  # Spark makes one such out of an empty list
+            return
+        import pyarrow as pa
+
+        from kts_source.export.task import run_export_task
+
+        report = run_export_task(task, self._job)
+        yield pa.RecordBatch.from_arrays(
+            [pa.array([task.number], pa.int32()), pa.array([report.to_text()], pa.string())],
+            names=["task", "report"],
+        )
+
+
+def export_data_source(
+    name: str, tasks: Sequence[ExportTask], job: ExportJob | None
+) -> type[DataSource]:
+    """A data source class that carries its tasks.
+
+    Args:
+        name: The format's name, unique to the run.
+        tasks: What it runs; none releases what an earlier class of that name carried.
+        job: What all tasks share.
+    """
+    format_name = name
+
+    class TieredKafkaExport(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return format_name
+
+        def schema(self) -> StructType:
+            return SCHEMA
+
+        def reader(self, schema: StructType) -> DataSourceReader:
+            return ExportReader(tasks, job)
+
+    return TieredKafkaExport

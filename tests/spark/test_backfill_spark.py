@@ -1,0 +1,94 @@
+"""`backfill` through Spark: every format, read back by Spark's own reader and by others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kts_source import backfill
+from tests.golden_data import TOPICS, assert_same_rows, expected_table, tier_options
+from tests.kts_source.export.exporting import FORMATS, Lake, assert_holds
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+    from kts_source.export.report import BackfillReport
+
+pytestmark = pytest.mark.usefixtures("spark")
+
+
+def run(
+    spark: SparkSession,
+    lake: Lake,
+    source: dict[str, str],
+    **arguments: Any,  # noqa: ANN401
+) -> BackfillReport:
+    if lake.table_format == "iceberg":
+        arguments["catalog"] = {**lake.catalog, "name": "lake"}
+    return backfill(
+        spark,
+        source=source,
+        target=lake.target,
+        table_format=lake.table_format,
+        progress=False,
+        **arguments,
+    )
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_every_topic(spark: SparkSession, tmp_path: Path, table_format: str) -> None:
+    lake = Lake(tmp_path, table_format)
+    source = tier_options(TOPICS, includeHeaders="true", targetPartitionBytes="1m")
+    report = run(spark, lake, source, partition_by=["topic"])
+    assert_holds(lake.read(), TOPICS)
+    assert report.rows == sum(expected_table(name, "read_committed").num_rows for name in TOPICS)
+    assert run(spark, lake, source, partition_by=["topic"]).rows == 0
+
+
+def test_sparks_own_parquet_reader(spark: SparkSession, tmp_path: Path) -> None:
+    lake = Lake(tmp_path, "parquet")
+    topics = ("txn", "timeline")
+    source = tier_options(topics, includeHeaders="true")
+    run(spark, lake, source, partition_by=["topic", "date(timestamp)"])
+    frame = spark.read.parquet(lake.target)
+    assert dict(frame.dtypes)["timestamp_date"] == "date"
+    for topic in topics:
+        expected = expected_table(topic, "read_committed")
+        found = frame.where(frame.topic == topic).select(*expected.column_names).toArrow()
+        assert_same_rows(found, expected)
+
+
+def test_a_function_made_here(spark: SparkSession, tmp_path: Path) -> None:
+    lake = Lake(tmp_path, "delta")
+    kept = 3
+
+    def few(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch.slice(0, kept)
+
+    report = run(spark, lake, tier_options("txn"), transform=few)
+    assert 0 < report.rows < report.rows_read
+
+
+def test_nothing_of_the_job_stays_with_the_session(spark: SparkSession, tmp_path: Path) -> None:
+    from kts_source.spark.backfill import SparkExecutor
+
+    executor = SparkExecutor(spark)
+    lake = Lake(tmp_path, "parquet")
+    lake.export(tier_options("txn"), executor=executor)
+    assert spark.read.format(executor._tag).load().collect() == []
+
+
+def test_a_failing_transform_commits_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    lake = Lake(tmp_path, "parquet")
+
+    def fails(batch: pa.RecordBatch) -> pa.RecordBatch:
+        raise ValueError("no such thing")
+
+    with pytest.raises(Exception, match="the transform failed on offsets"):
+        run(spark, lake, tier_options("txn"), transform=fails)
+    assert not list((tmp_path / "table").rglob("*.parquet"))
+    assert not list((tmp_path / "table" / "_kts" / "commits").glob("*.json"))
