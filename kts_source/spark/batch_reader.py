@@ -61,14 +61,15 @@ class TieredKafkaBatchReader(DataSourceReader):
         )
         return [TieredKafkaInputPartition(task) for task in plan.tasks]
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         """The rows of one task.
 
         Raises:
             TieredKafkaError: Bytes that are not what was planned.
         """
-        task = partition.value
-        if task is None:  # Spark makes one such partition out of an empty list
+        # Spark makes one partition of nothing out of an empty list; 4.0 hands over None itself.
+        task = None if partition is None else partition.value
+        if task is None:
             return
         from kts_source.remote.segment_reader import SegmentReader
         from kts_source.remote.store import open_store
