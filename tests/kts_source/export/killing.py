@@ -1,0 +1,99 @@
+"""A target store that dies at a chosen step of a protocol, before or after the step was done.
+
+A dead process does nothing more, so every later call fails too: no clean-up code can help.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+from kts_source.export.parquet_folder import ParquetFolder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from kts_source.export.settings import ExportSettings
+    from kts_source.export.target_store import TargetObject, TargetStore
+
+
+class Killed(BaseException):
+    """What stands for kill −9 in one process."""
+
+
+class Steps:
+    """Counts steps and dies at one of them.
+
+    Args:
+        fatal: Number of the fatal step, 0-based; None lives for ever.
+        after: Whether the step is still done.
+        really: Whether the process dies for good (SIGKILL).
+    """
+
+    def __init__(self, fatal: int | None, *, after: bool = False, really: bool = False) -> None:
+        self._fatal = fatal
+        self._after = after
+        self._really = really
+        self.names: list[str] = []
+        self.dead = False
+
+    def step(self, name: str, call: Callable[[], Any]) -> Any:  # noqa: ANN401
+        if self.dead:
+            raise Killed(name)
+        number = len(self.names)
+        self.names.append(name)
+        if number != self._fatal:
+            return call()
+        if self._after:
+            call()
+        if self._really:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.dead = True
+        raise Killed(name)
+
+
+class MortalTarget:
+    """A target whose every step is counted."""
+
+    def __init__(self, target: TargetStore, steps: Steps) -> None:
+        self._target = target
+        self._steps = steps
+
+    def uri(self, key: str) -> str:
+        return self._target.uri(key)
+
+    def require_create(self) -> None:
+        self._steps.step("require_create", self._target.require_create)
+
+    def create(self, key: str, data: bytes) -> bool:
+        kind = key.rpartition(".")[2]
+        created: bool = self._steps.step(f"create {kind}", lambda: self._target.create(key, data))
+        return created
+
+    def open_output(self, key: str) -> Any:  # noqa: ANN401
+        return self._target.open_output(key)
+
+    def read(self, key: str) -> bytes:
+        data: bytes = self._steps.step("read", lambda: self._target.read(key))
+        return data
+
+    def publish(self, source: str, destination: str, size: int) -> None:
+        self._steps.step("publish", lambda: self._target.publish(source, destination, size))
+
+    def list_objects(self, prefix: str) -> Iterator[TargetObject]:
+        found: list[TargetObject] = self._steps.step(
+            "list", lambda: list(self._target.list_objects(prefix))
+        )
+        return iter(found)
+
+    def delete(self, key: str) -> None:
+        self._steps.step("delete", lambda: self._target.delete(key))
+
+    def close(self) -> None:
+        self._target.close()
+
+
+def mortal_folder(settings: ExportSettings, target: TargetStore, steps: Steps) -> ParquetFolder:
+    """A folder of Parquet files whose commit protocol dies at a step."""
+    return ParquetFolder(settings, MortalTarget(target, steps))

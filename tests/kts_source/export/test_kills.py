@@ -1,0 +1,110 @@
+"""kill −9 at random points: what a reader sees right after, and after a second run."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kts_source.export.target_store import open_target
+from tests.kts_source.export.exporting import (
+    FORMATS,
+    Lake,
+    assert_at_most_once,
+    assert_holds,
+    source,
+)
+from tests.kts_source.export.killing import Steps, mortal_folder
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+    from pathlib import Path
+
+pytestmark = [pytest.mark.kills, pytest.mark.timeout(1500)]
+
+POINTS = 50
+SEED = 20_240_229
+
+# Children fork off a process that never ran anything: no threads of others, no half-open clients.
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["tests.kts_source.export.exporting", "segment_format.arrow"])
+
+
+def run(lake: Lake, fatal: int | None, after: bool, ready: Connection) -> None:
+    """One export in a process of its own, dead at step `fatal` of the commit protocol."""
+    settings = lake.settings()
+    steps = Steps(fatal, after=after, really=True)
+    ready.send(os.getpid())
+    if lake.table_format == "parquet":
+        table = mortal_folder(settings, open_target(settings.target, settings.storage), steps)
+        lake.export(source(), table=table)
+    else:
+        lake.export(source())
+    ready.send(len(steps.names))
+
+
+class Child:
+    """An export under way."""
+
+    def __init__(self, lake: Lake, fatal: int | None = None, *, after: bool = False) -> None:
+        self._receiver, sender = CONTEXT.Pipe(duplex=False)
+        self.process = CONTEXT.Process(target=run, args=(lake, fatal, after, sender))
+        self.process.start()
+        sender.close()
+        self._receiver.recv()
+        self.started = time.monotonic()
+
+    def steps(self) -> int:
+        """Waits for a run that lives; returns how many steps it took."""
+        count: int = self._receiver.recv()
+        self.process.join()
+        return count
+
+    def end(self) -> int | None:
+        """Waits for the end; returns the exit code."""
+        self.process.join()
+        self._receiver.close()
+        return self.process.exitcode
+
+
+def check(lake: Lake) -> None:
+    """At most once now, exactly once after another run."""
+    assert_at_most_once(lake)
+    lake.export(source())
+    assert_holds(lake.read(), ["txn"])
+    assert lake.export(source()).rows == 0
+
+
+def test_folder_killed_at_random_steps(tmp_path: Path) -> None:
+    chosen = random.Random(SEED)
+    count = Child(Lake(tmp_path / "count", "parquet")).steps()
+    assert count > 10
+    for number in range(POINTS):
+        lake = Lake(tmp_path / f"{number}", "parquet")
+        fatal, after = chosen.randrange(count), chosen.random() < 0.5
+        code = Child(lake, fatal, after=after).end()
+        assert code == -signal.SIGKILL
+        check(lake)
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_killed_at_random_times(tmp_path: Path, table_format: str) -> None:
+    chosen = random.Random(SEED)
+    child = Child(Lake(tmp_path / "count", table_format))
+    child.steps()
+    seconds = time.monotonic() - child.started
+    killed = 0
+    for number in range(10):
+        lake = Lake(tmp_path / f"{number}", table_format)
+        lake.folder.mkdir()
+        child = Child(lake)
+        time.sleep(chosen.random() * seconds)
+        child.process.kill()
+        killed += child.end() == -signal.SIGKILL
+        check(lake)
+    assert killed > 3
