@@ -1,0 +1,211 @@
+"""What the commands of `kts` do; below them there is neither a terminal nor Spark."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+import time
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+from rich.console import Console
+from rich.measure import Measurement
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from kts_source.cli.tables import format_bytes
+from kts_source.options import parse_options
+from kts_source.remote.segment_reader import SegmentReader
+from kts_source.remote.store import open_store
+from kts_source.scan.describe import describe
+from kts_source.scan.execute import ReadSettings, read_task
+from kts_source.scan.planner import plan_scan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+
+    import pyarrow as pa
+
+    from kts_source.scan.plan import ScanPlan
+    from kts_source.scan.task import ScanTask
+
+
+_WIDEST: Final = 10_000
+
+
+def topics(options: Mapping[str, str], *, as_json: bool) -> None:
+    """One row a partition: offsets, watermark, segments, bytes."""
+    table = describe(options).to_arrow()
+    if as_json:
+        print_json(table.to_pylist())
+        return
+    header = ("topic", "partition", "log start", "tier end", "last stable", "segments", "bytes", "")
+    _print_table(
+        header,
+        [
+            (
+                row["topic"],
+                row["partition"],
+                row["log_start"],
+                row["tier_end"],
+                row["last_stable_offset"],
+                row["segments"],
+                format_bytes(row["stored_bytes"]),
+                f"{len(row['holes'])} holes" if row["holes"] else row["reason"],
+            )
+            for row in table.to_pylist()
+        ],
+    )
+
+
+def segments(options: Mapping[str, str], *, as_json: bool) -> None:
+    """One row a segment, those that are not read too."""
+    rows = list(_segment_rows(plan_scan(parse_options({**options, "failOnDataLoss": "false"}))))
+    if as_json:
+        print_json(rows)
+        return
+    names = ("topic", "partition", "segment", "start", "stop", "bytes", "state")
+    _print_table(names, [tuple(row[name] for name in names) for row in rows])
+
+
+def _segment_rows(plan: ScanPlan) -> Iterator[dict[str, Any]]:
+    for part in plan.partitions:
+        read = [(span.segment, span.start, span.stop, "read") for span in part.surviving.ranges]
+        left = [
+            (s.segment, s.segment.start_offset, s.segment.stop_offset, s.reason)
+            for s in part.surviving.skipped
+        ]
+        for segment, start, stop, state in sorted(read + left, key=lambda row: row[1]):
+            yield {
+                "topic": part.topic,
+                "partition": part.partition,
+                "topicId": part.topic_id,
+                "segment": segment.segment_id,
+                "start": start,
+                "stop": stop,
+                "bytes": segment.objects.size_in_bytes,
+                "storedBytes": segment.objects.log.size,
+                "compression": segment.objects.compression,
+                "encrypted": segment.objects.encryption is not None,
+                "maxTimestampMs": segment.max_timestamp_ms,
+                "leaderEpochs": {e.epoch: e.start_offset for e in segment.leader_epochs},
+                "key": segment.objects.log.key,
+                "state": state,
+            }
+
+
+def plan(options: Mapping[str, str], *, as_json: bool) -> None:
+    """The plan in words, or as JSON for option `planFile`."""
+    made = plan_scan(parse_options(options))
+    click.echo(made.to_json() if as_json else made.explain())
+
+
+def cat(options: Mapping[str, str], *, form: str, limit: int | None) -> None:
+    """Records on standard output, in order of partition and offset."""
+    if form == "raw":
+        options = {**options, "columns": "value"}
+    left = limit
+    with closing(_batches(options)) as batches:
+        for batch in batches:
+            shown = batch if left is None else batch.slice(0, left)
+            _write(shown, form)
+            left = None if left is None else left - shown.num_rows
+            if left == 0:
+                break
+    sys.stdout.flush()
+
+
+def _write(batch: pa.RecordBatch, form: str) -> None:
+    out = sys.stdout.buffer
+    if form == "raw":
+        for value in batch.column("value"):
+            out.write((value.as_py() or b"") + b"\n")
+        return
+    for row in batch.to_pylist():
+        out.write(json.dumps(_json_record(row), ensure_ascii=False).encode() + b"\n")
+
+
+def _json_record(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A record with its bytes as text where they are UTF-8, else as base64 under `<name>Base64`."""
+    record: dict[str, Any] = {}
+    for name, value in row.items():
+        if name == "headers" and value is not None:
+            record[name] = [_json_record(header) for header in value]
+        elif isinstance(value, bytes):
+            try:
+                record[name] = value.decode()
+            except UnicodeDecodeError:
+                record[f"{name}Base64"] = base64.b64encode(value).decode()
+        elif hasattr(value, "isoformat"):
+            record[name] = value.isoformat(timespec="milliseconds")
+        else:
+            record[name] = value
+    return record
+
+
+def verify(options: Mapping[str, str], *, as_json: bool) -> None:
+    """Decodes everything, checksums on, and keeps only counts."""
+    asked = {"isolationLevel": "read_uncommitted", **options}
+    parsed = parse_options({**asked, "columns": "offset", "checkCrcs": "true"})
+    made = plan_scan(parsed)
+    started = time.monotonic()
+    rows = 0
+    store = open_store(parsed.path, parsed.storage)
+    reader = SegmentReader(store, parsed.key_ring)
+    with _progress(made.nominal_bytes) as advance:
+        for task in made.tasks:
+            for part in task.slices:
+                one = type(task)((part,))
+                rows += sum(b.num_rows for b in read_task(one, reader, ReadSettings.of(parsed)))
+                advance(part.nominal_bytes)
+    store.close()
+    seconds = time.monotonic() - started
+    if as_json:
+        print_json({"records": rows, "bytes": made.nominal_bytes, "seconds": seconds})
+        return
+    size = format_bytes(made.nominal_bytes)
+    click.echo(f"{rows:,} records in {size} of segments are sound ({seconds:.1f} s)")
+
+
+def _batches(options: Mapping[str, str]) -> Generator[pa.RecordBatch]:
+    parsed = parse_options(options)
+    tasks: Sequence[ScanTask] = plan_scan(parsed).tasks
+    with closing(open_store(parsed.path, parsed.storage)) as store:
+        reader = SegmentReader(store, parsed.key_ring)
+        for task in tasks:
+            yield from read_task(task, reader, ReadSettings.of(parsed))
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal's stderr, nothing elsewhere; the function it gives adds bytes."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+    )
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("segments", total=total)
+        yield lambda size: bar.advance(task, size)
+
+
+def print_json(value: object) -> None:
+    """One JSON document on standard output."""
+    click.echo(json.dumps(value, ensure_ascii=False, indent=1))
+
+
+def _print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    table = Table(box=None, header_style="bold")
+    for number, name in enumerate(header):
+        numeric = bool(rows) and all(isinstance(row[number], int) for row in rows)
+        table.add_column(name, no_wrap=True, justify="right" if numeric else "left")
+    for row in rows:
+        table.add_row(*(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row))
+    console = Console()
+    # Ids must stay whole: a table wider than the terminal is the terminal's to wrap.
+    needed = Measurement.get(console, console.options.update(max_width=_WIDEST), table).maximum
+    Console(width=max(needed, console.width)).print(table)

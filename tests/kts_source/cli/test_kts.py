@@ -1,0 +1,175 @@
+"""The command line: the same options, output for people and machines, telling exit codes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pyarrow.dataset as ds
+import pytest
+
+from kts_source.cli.app import main
+from kts_source.options import OPTIONS
+from tests.golden_data import KEYS, TIER, expected_table, partition_summaries
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+KEY = f"encryption.key.pairs.key1.private.key.file={KEYS / 'key1.private.pem'}"
+WHERE = ["--path", str(TIER), "--keyPrefix", "tiered/", "-o", KEY]
+
+
+def run(
+    capsys: pytest.CaptureFixture[str], *arguments: str, path: Path = TIER
+) -> tuple[int, str, str]:
+    command, *rest = arguments
+    where = ["--path", str(path), *WHERE[2:]]
+    code = main([command, *where, *rest])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_topics_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "topics", "--json")
+    found = {(row["topic"], row["partition"]): row for row in json.loads(out)}
+    assert code == 0
+    for topic in ("codecs", "txn", "wide", "encrypted"):
+        for number, summary in partition_summaries(topic).items():
+            if summary["tier_end_offset"] is not None:
+                row = found[topic, number]
+                assert row["tier_end"] == summary["tier_end_offset"]
+                assert row["last_stable_offset"] == summary["tier_last_stable_offset"]
+
+
+def test_topics_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "topics", "--subscribe", "txn")
+    assert code == 0
+    assert "3,675" in out
+    assert "open transaction of producer 6 since offset 3675" in out
+
+
+def test_segments(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "segments", "--subscribe", "crashed", "--json")
+    rows = json.loads(out)
+    assert code == 0
+    assert [(row["start"], row["stop"]) for row in rows if row["state"] == "read"] == [
+        (0, 660),
+        (660, 1300),
+        (1300, 1900),
+    ]
+    assert {row["state"] for row in rows} == {"read", "its offsets are read from another segment"}
+    _, out, _ = run(capsys, "segments", "--subscribe", "crashed")
+    assert all(row["segment"] in out for row in rows)
+
+
+def test_plan_in_words_and_as_a_plan_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    code, out, _ = run(capsys, "plan", "--subscribe", "codecs")
+    assert code == 0
+    assert "requests for" in out
+    code, out, _ = run(capsys, "plan", "--subscribe", "codecs", "--json")
+    (tmp_path / "plan.json").write_text(out)
+    code, out, _ = run(
+        capsys,
+        "cat",
+        "--subscribe",
+        "codecs",
+        "--planFile",
+        str(tmp_path / "plan.json"),
+        "--limit",
+        "3",
+    )
+    assert code == 0
+    assert [json.loads(line)["offset"] for line in out.splitlines()] == [0, 1, 2]
+
+
+def test_cat_prints_every_record_with_its_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "cat", "--subscribe", "epochs", "--includeHeaders", "true")
+    assert code == 0
+    expected = expected_table("epochs", "read_committed").to_pylist()
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert [line["offset"] for line in lines] == [row["offset"] for row in expected]
+    for line, row in zip(lines, expected, strict=True):
+        if "value" in line and line["value"] is not None:
+            assert line["value"].encode() == row["value"]
+        assert [header["key"] for header in line["headers"]] == [h["key"] for h in row["headers"]]
+
+
+def test_cat_raw(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert main(["cat", *WHERE, "--subscribe", "epochs", "--format", "raw", "--limit", "5"]) == 0
+    out, _ = capfdbinary.readouterr()
+    values = [row["value"] or b"" for row in expected_table("epochs", "read_committed").to_pylist()]
+    assert out == b"".join(value + b"\n" for value in values[:5])
+
+
+def test_verify_counts_what_is_sound_and_finds_what_is_not(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    code, out, _ = run(capsys, "verify", "--subscribe", "appendtime,epochs", "--json")
+    assert code == 0
+    assert json.loads(out)["records"] == 2420 + 865
+    tier = shutil.copytree(TIER, tmp_path / "tier")
+    log = sorted(tier.glob("tiered/epochs-*/0/*.log"))[0]
+    data = bytearray(log.read_bytes())
+    data[1000] ^= 1
+    log.write_bytes(data)
+    code, _, err = run(capsys, "verify", "--subscribe", "epochs", path=tier)
+    assert code == 1
+    assert "topic epochs" in err
+
+
+def test_export_without_spark(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    target = tmp_path / "lake"
+    code, out, _ = run(
+        capsys, "export", str(target), "--subscribe", "epochs", "--workers", "1", "--json"
+    )
+    assert code == 0
+    assert json.loads(out)["rows"] == 865
+    table = ds.dataset(target, format="parquet").to_table(columns=["offset"])
+    assert sorted(table["offset"].to_pylist()) == list(range(865))
+    code, out, _ = run(
+        capsys, "export", str(target), "--subscribe", "epochs", "--workers", "1", "--json"
+    )
+    assert json.loads(out)["rows"] == 0
+
+
+def test_exit_codes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert run(capsys, "plan", "--subscribe", "nosuch")[0] == 1
+    assert run(capsys, "plan")[0] == 2
+    assert run(capsys, "plan", "--subscrib", "x")[0] == 2
+    assert run(capsys, "plan", "--subscribe", "codecs", "-o", "s3.nosuch=1")[0] == 2
+    tier = shutil.copytree(TIER, tmp_path / "tier")
+    stem = sorted(tier.glob("tiered/codecs-*/0/*.log"))[1].stem
+    for path in tier.glob(f"tiered/codecs-*/0/{stem}.*"):
+        path.unlink()
+    code, _, err = run(capsys, "plan", "--subscribe", "codecs", path=tier)
+    assert code == 3
+    assert "[5841, 10634)" in err
+
+
+@pytest.mark.parametrize("command", ["topics", "segments", "plan", "cat", "verify", "export"])
+def test_every_option_of_the_source_is_an_option_of_the_command(
+    capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    assert main([command, "--help"]) == 0
+    out, _ = capsys.readouterr()
+    for option in OPTIONS:
+        assert f"--{option.name}" in out
+
+
+def test_no_command_but_those_of_spark_needs_pyspark() -> None:
+    program = f"""
+import sys
+sys.modules["pyspark"] = None
+from kts_source.cli.app import main
+sys.exit(main(["topics", *{WHERE!r}, "--json"]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)) == 17
