@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from kts_source.errors import CorruptSegmentError, TieredKafkaError
+from kts_source.remote.cache_store import CachedStore
 from kts_source.remote.coalesce import ByteRange
 from kts_source.remote.fetch import fetch_ranges
 from segment_format.errors import ChunkError, SegmentFormatError
@@ -137,6 +138,8 @@ class SegmentReader:
             first = read_ahead.slow_start
             for span in spans:
                 objects = span.objects
+                if isinstance(self.store, CachedStore):
+                    self.store.log_store.expect(objects)
                 chunks = objects.chunk_index.chunks(span.start, span.stop)
                 for group in request_groups(chunks, first):
                     first = False
@@ -145,7 +148,7 @@ class SegmentReader:
                     yield objects.log.key, objects.log.version, covered
 
         with fetch_ranges(
-            self.store,
+            self.store.log_store if isinstance(self.store, CachedStore) else self.store,
             requests(),
             max_concurrent_requests=read_ahead.max_concurrent_requests,
             prefetch_bytes=read_ahead.prefetch_bytes,
