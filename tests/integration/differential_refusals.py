@@ -1,0 +1,249 @@
+"""Option combinations that Spark's Kafka source and ours refuse, or only one of them; and why."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Final
+
+from tests.integration.differential_case import (
+    FAR_FUTURE_MS,
+    Case,
+    Options,
+    Verdict,
+    fixed,
+    offsets,
+    stamps,
+    time_of,
+    timed,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from tests.integration.workload import TierFacts
+
+REFUSED: Final[Mapping[str, Case]] = {
+    name: Case(options, Verdict.BOTH_REFUSE)
+    for name, options in {
+        "no selection": fixed(),
+        "two selections": fixed(subscribe="plain", assign='{"plain":[0]}'),
+        "subscribe nothing": fixed(subscribe=" , "),
+        "a topic that is not": fixed(subscribe="plain,missing"),
+        "empty pattern": fixed(subscribePattern=" "),
+        "assign without JSON": fixed(assign="plain"),
+        "assign a name for a number": fixed(assign='{"plain":["zero"]}'),
+        "start at latest": fixed(subscribe="plain", startingOffsets="latest"),
+        "start at −1": lambda facts: {
+            "subscribe": "plain",
+            "startingOffsets": offsets(facts, "plain", 0, plain_0=-1),
+        },
+        "end at earliest": fixed(subscribe="plain", endingOffsets="earliest"),
+        "end at −2": lambda facts: {
+            "subscribe": "plain",
+            "endingOffsets": offsets(facts, "plain", 1, plain_0=-2),
+        },
+        "start without a partition": fixed(
+            subscribe="plain", startingOffsets='{"plain":{"0":1,"1":1}}'
+        ),
+        "end without a partition": fixed(
+            subscribe="plain", endingOffsets='{"plain":{"0":1,"1":1}}'
+        ),
+        "start of another topic": fixed(
+            subscribe="append", startingOffsets='{"append":{"0":1},"plain":{"0":1}}'
+        ),
+        "end of a partition of another topic": fixed(
+            subscribe="append", endingOffsets='{"append":{"0":1},"plain":{"0":1}}'
+        ),
+        "a start above the end": fixed(
+            subscribe="append",
+            startingOffsets='{"append":{"0":300}}',
+            endingOffsets='{"append":{"0":100}}',
+        ),
+        "a start above the end in one partition": fixed(
+            subscribe="plain",
+            startingOffsets='{"plain":{"0":300,"1":5,"2":5}}',
+            endingOffsets='{"plain":{"0":100,"1":50,"2":50}}',
+        ),
+        "a start time above the end time": timed(startingTimestamp=300, endingTimestamp=100),
+        "start times above the end times": fixed(
+            subscribe="plain",
+            startingOffsetsByTimestamp=stamps("plain", 300),
+            endingOffsetsByTimestamp=stamps("plain", 100),
+        ),
+        "a start at −3": fixed(subscribe="append", startingOffsets='{"append":{"0":-3}}'),
+        "an end at −3": fixed(subscribe="append", endingOffsets='{"append":{"0":-3}}'),
+        "a start that no offset has": fixed(
+            subscribe="append", startingOffsets='{"append":{"0":99999999999999999999}}'
+        ),
+        "a start above everything": lambda facts: {
+            "subscribe": "append",
+            "startingOffsets": json.dumps({"append": {"0": facts.latest["append", 0] + 100}}),
+        },
+        "an end above everything": lambda facts: {
+            "subscribe": "append",
+            "endingOffsets": json.dumps({"append": {"0": facts.latest["append", 0] + 100}}),
+        },
+        "an end below the log start": fixed(
+            subscribe="trimmed", endingOffsets='{"trimmed":{"0":5}}'
+        ),
+        "assign a text for a number": fixed(assign='{"append":["0"]}'),
+        "start in an array": fixed(subscribe="append", startingOffsets="[1]"),
+        "start without a text": fixed(subscribe="append", startingOffsets=""),
+        "start time without a text": fixed(subscribe="append", startingTimestamp=""),
+        "start times of another topic": fixed(
+            subscribe="append", startingOffsetsByTimestamp='{"append":{"0":1},"txn":{"0":1}}'
+        ),
+        "end times without a partition": fixed(
+            subscribe="plain", endingOffsetsByTimestamp='{"plain":{"0":1}}'
+        ),
+        "start times as texts": fixed(
+            subscribe="append", startingOffsetsByTimestamp='{"append":{"0":"5"}}'
+        ),
+        "records each in words": fixed(subscribe="plain", maxRecordsPerPartition="some"),
+        "headers without a text": fixed(subscribe="plain", includeHeaders=""),
+        "start without JSON": fixed(subscribe="plain", startingOffsets="first"),
+        "start with a text for a number": fixed(
+            subscribe="append", startingOffsets='{"append":{"0":"one"}}'
+        ),
+        "start times without a partition": fixed(
+            subscribe="plain", startingOffsetsByTimestamp='{"plain":{"0":1,"1":1}}'
+        ),
+        "start time in words": fixed(subscribe="plain", startingTimestamp="yesterday"),
+        "end time in words": fixed(subscribe="plain", endingTimestamp="2024-01-01"),
+        "no match": fixed(subscribe="plain", startingTimestamp=str(FAR_FUTURE_MS)),
+        "no match by partition": fixed(
+            subscribe="append",
+            startingOffsetsByTimestamp=json.dumps({"append": {"0": FAR_FUTURE_MS}}),
+        ),
+        "an unknown strategy": fixed(
+            subscribe="plain", startingOffsetsByTimestampStrategy="earliest"
+        ),
+        "below the log start": fixed(subscribe="trimmed", startingOffsets='{"trimmed":{"0":5}}'),
+        "no partitions": fixed(subscribe="plain", minPartitions="0"),
+        "partitions below zero": fixed(subscribe="plain", minPartitions="-3"),
+        "partitions in words": fixed(subscribe="plain", minPartitions="many"),
+        "no records each": fixed(subscribe="plain", maxRecordsPerPartition="0"),
+        "headers, maybe": fixed(subscribe="plain", includeHeaders="maybe"),
+        "data loss, maybe": fixed(subscribe="plain", failOnDataLoss="maybe"),
+        "offset reset": fixed(subscribe="plain", kafka_auto_offset_reset="earliest"),
+        "key deserializer": fixed(subscribe="plain", kafka_key_deserializer="x"),
+        "value deserializer": fixed(subscribe="plain", kafka_value_deserializer="x"),
+        "auto commit": fixed(subscribe="plain", kafka_enable_auto_commit="true"),
+        "interceptors": fixed(subscribe="plain", kafka_interceptor_classes="x"),
+        "an unknown isolation": fixed(subscribe="plain", kafka_isolation_level="serializable"),
+    }.items()
+}
+
+
+def ours(options: Callable[[TierFacts], Options], reason: str) -> Case:
+    """Only ours refuses."""
+    return Case(options, Verdict.ONLY_OURS_REFUSES, reason)
+
+
+def sparks(options: Callable[[TierFacts], Options], reason: str) -> Case:
+    """Only Spark's source refuses."""
+    return Case(options, Verdict.ONLY_SPARK_REFUSES, reason)
+
+
+NOT_TIERED: Final = "rows that were asked for must not be missing, and the tier has not got them"
+NOTHING: Final = "what names nothing is a mistake; Spark gives an empty table"
+NUMBERS: Final = "negative times are codes of Kafka's protocol, −5 the end of the tier"
+SLOPPY: Final = "JSON of which a part is ignored is a mistake"
+BLANKS: Final = "blanks around a word or a number do no harm"
+UNKNOWN_TO_THE_TIER: Final = "the tier cannot know which partitions a topic has beyond its own"
+CLAMPED: Final = "with data loss allowed, ranges are clamped to what there is, whatever they are"
+
+# Differences from `format("kafka")`, each with its reason.
+DIFFERENT: Final[Mapping[str, Case]] = {
+    "an end that is not tiered yet": ours(
+        lambda facts: {
+            "subscribe": "append",
+            "endingOffsets": json.dumps({"append": {"0": facts.latest["append", 0]}}),
+        },
+        NOT_TIERED,
+    ),
+    "a start behind the tier": ours(
+        lambda facts: {
+            "subscribe": "append",
+            "startingOffsets": json.dumps({"append": {"0": facts.latest["append", 0]}}),
+        },
+        NOT_TIERED,
+    ),
+    "a start time behind the tier": ours(
+        fixed(assign='{"plain":[0]}', startingTimestamp=str(time_of(1499))), NOT_TIERED
+    ),
+    "an end above a transaction that the tier cannot decide": ours(
+        lambda facts: {
+            "assign": '{"txn":[0]}',
+            "kafka.isolation.level": "read_committed",
+            "endingOffsets": json.dumps({"txn": {"0": facts.tier_ends["txn", 0]}}),
+        },
+        NOT_TIERED,
+    ),
+    "an unknown option": ours(
+        fixed(subscribe="plain", startingOffset="earliest"),
+        "Spark's source ignores what it does not know; a misspelt bound would read everything",
+    ),
+    "a malformed option without effect": ours(
+        fixed(subscribe="plain", startingTimestamp=str(time_of(5)), startingOffsets="first"),
+        "a mistake is one even where another option takes precedence",
+    ),
+    "key serializer": ours(
+        fixed(subscribe="append", kafka_key_serializer="x"), "this source does not write"
+    ),
+    "value serializer": ours(
+        fixed(subscribe="append", kafka_value_serializer="x"), "this source does not write"
+    ),
+    "a pattern that no topic has": ours(fixed(subscribePattern="zzz"), NOTHING),
+    "assign nothing": ours(fixed(assign="{}"), NOTHING),
+    "assign no partition": ours(fixed(assign='{"append":[]}'), NOTHING),
+    "assign a number below zero": ours(fixed(assign='{"append":[-1]}'), NOTHING),
+    "a class that only Java's expressions have": ours(
+        fixed(subscribePattern=r"\p{Lower}ppend"), "patterns are Python's"
+    ),
+    "start time below zero": ours(fixed(subscribe="append", startingTimestamp="-5"), NUMBERS),
+    "end time below zero": ours(fixed(subscribe="append", endingTimestamp="-5"), NUMBERS),
+    "start times below zero": ours(
+        fixed(subscribe="append", startingOffsetsByTimestamp='{"append":{"0":-5}}'), NUMBERS
+    ),
+    "a partition twice": ours(
+        fixed(subscribe="append", startingOffsets='{"append":{"0":1,"0":5}}'), SLOPPY
+    ),
+    "a topic twice": ours(fixed(assign='{"append":[0],"append":[0]}'), SLOPPY),
+    "an offset with a fraction": ours(
+        fixed(subscribe="append", startingOffsets='{"append":{"0":5.7}}'), SLOPPY
+    ),
+    "more behind the JSON": ours(
+        fixed(subscribe="append", startingOffsets='{"append":{"0":5}} x'), SLOPPY
+    ),
+    "a number with blanks": sparks(fixed(subscribe="append", minPartitions=" 5 "), BLANKS),
+    "a flag with blanks": sparks(fixed(subscribe="append", includeHeaders=" true"), BLANKS),
+    "a strategy with blanks": sparks(
+        fixed(subscribe="append", startingOffsetsByTimestampStrategy=" latest "), BLANKS
+    ),
+    "isolation in capitals": sparks(
+        fixed(subscribe="txn", kafka_isolation_level="READ_COMMITTED"), "case does no harm either"
+    ),
+    "a start of one more partition": sparks(
+        fixed(subscribe="append", startingOffsets='{"append":{"0":1,"7":0}}'), UNKNOWN_TO_THE_TIER
+    ),
+    "an end of one more partition": sparks(
+        fixed(subscribe="append", endingOffsets='{"append":{"0":100,"7":0}}'), UNKNOWN_TO_THE_TIER
+    ),
+    "a start without a partition that is not tiered": sparks(
+        fixed(subscribe="plain-sparse", startingOffsets='{"plain-sparse":{"0":1}}'),
+        UNKNOWN_TO_THE_TIER,
+    ),
+    "a start above everything, data loss allowed": sparks(
+        lambda facts: {
+            "subscribe": "append",
+            "failOnDataLoss": "false",
+            "startingOffsets": json.dumps({"append": {"0": facts.latest["append", 0] + 100}}),
+        },
+        CLAMPED,
+    ),
+    "an end below the log start, data loss allowed": sparks(
+        fixed(subscribe="trimmed", failOnDataLoss="false", endingOffsets='{"trimmed":{"0":5}}'),
+        CLAMPED,
+    ),
+}

@@ -1,0 +1,102 @@
+"""Runs reads in Spark 4.0, in a process and an environment of its own; fetches what they gave."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tests.golden_data import SPARK_SCHEMA
+from tests.integration.kafka_jars import spark_kafka_jars
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = Path(__file__).with_name("spark_side.py")
+ENVIRONMENT = ROOT / ".venv-spark40"
+RUN_SECONDS = 600
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one read gave: rows or an error."""
+
+    table: pa.Table | None
+    error: str | None
+
+
+def spark_python() -> Path:
+    """The interpreter of the environment with the oldest supported Spark, built if need be."""
+    python = ENVIRONMENT / "bin" / "python"
+    if not python.exists():
+        subprocess.run([ROOT / ".ci" / "oldest_spark_env"], check=True, timeout=280)
+    return python
+
+
+def run_reads(
+    source: str,
+    reads: Mapping[str, Mapping[str, str]],
+    folder: Path,
+    options: Mapping[str, str],
+) -> dict[str, Outcome]:
+    """Runs every read in one Spark session.
+
+    Args:
+        source: `kafka`, Spark's own source, or `tiered-kafka`, ours.
+        reads: Name to options.
+        folder: Empty or absent.
+        options: Given to every read.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    spec = folder / "spec.json"
+    spec.write_text(
+        json.dumps(
+            {
+                "format": source,
+                "jars": [str(path) for path in spark_kafka_jars()] if source == "kafka" else [],
+                "options": dict(options),
+                "reads": {name: dict(given) for name, given in reads.items()},
+                "out": str(folder),
+            }
+        )
+    )
+    python = spark_python()
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("PYTHON")},
+        "PYSPARK_PYTHON": str(python),
+        "PYSPARK_DRIVER_PYTHON": str(python),
+        "PYTHONPATH": str(ROOT),
+    }
+    environment.pop("SPARK_HOME", None)
+    with (folder / "spark.log").open("wb") as output:
+        run = subprocess.run(
+            [python, SCRIPT, spec],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            cwd=folder,
+            timeout=RUN_SECONDS,
+            check=False,
+        )
+    if run.returncode != 0:
+        tail = (folder / "spark.log").read_text(errors="replace")[-4000:]
+        raise RuntimeError(f"Spark ended with code {run.returncode}:\n{tail}")
+    outcomes = json.loads((folder / "outcomes.json").read_text())
+    return {
+        name: Outcome(_table(folder / f"{name}.parquet") if error is None else None, error)
+        for name, error in outcomes.items()
+    }
+
+
+def _table(folder: Path) -> pa.Table:
+    """What Spark wrote, in the column types of `SPARK_SCHEMA`."""
+    table = pq.read_table(folder)
+    fields = [SPARK_SCHEMA.field(name) for name in table.column_names]
+    return table.cast(pa.schema(fields))

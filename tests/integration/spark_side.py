@@ -1,0 +1,79 @@
+"""A script that runs many reads in one Spark session and leaves what each of them gave.
+
+It runs in an environment of its own, with the oldest supported Spark, and imports nothing of the
+tests; Spark finds our source by itself. Its one argument is a JSON file:
+
+    format     short name of the data source
+    jars       list of paths for `spark.jars`
+    options    given to every read
+    reads      name to options
+    out        folder: `<name>.parquet` for what was read; `outcomes.json` with `null` or an error
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+THREADS = 4
+
+
+def main(spec: dict[str, Any]) -> None:
+    """Runs the reads, some at a time: they wait for the broker more than they work."""
+    out = Path(spec["out"])
+    spark = _session(spec, out)
+    started = time.monotonic()
+    reads = spec["reads"]
+    # Spark looks for Python data sources at the first use of one, and not for several threads.
+    with contextlib.suppress(Exception):
+        spark.read.format(spec["format"]).load()
+    with ThreadPoolExecutor(THREADS) as pool:
+        found = pool.map(lambda name: _read(spark, spec, name, reads[name], out), reads)
+        outcomes = dict(zip(reads, found, strict=True))
+    (out / "outcomes.json").write_text(json.dumps(outcomes))
+    seconds = time.monotonic() - started
+    sys.stdout.write(f"{len(outcomes)} reads of {spec['format']} in {seconds:.0f} s\n")
+    spark.stop()
+
+
+def _read(
+    spark: SparkSession, spec: dict[str, Any], name: str, options: dict[str, str], out: Path
+) -> str | None:
+    reader = spark.read.format(spec["format"]).options(**spec["options"]).options(**options)
+    try:
+        reader.load().write.parquet(str(out / f"{name}.parquet"))
+    except Exception as error:  # noqa: BLE001 - whatever Spark raises is the outcome
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def _session(spec: dict[str, Any], out: Path) -> SparkSession:
+    settings = {
+        "spark.jars": ",".join(spec["jars"]),
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.memory": "1g",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.local.dir": str(out / "local"),
+        "spark.sql.warehouse.dir": str(out / "warehouse"),
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    }
+    builder = SparkSession.builder.master("local[4]").appName("differential test")
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("OFF")
+    return session
+
+
+if __name__ == "__main__":
+    main(json.loads(Path(sys.argv[1]).read_text()))

@@ -1,0 +1,195 @@
+"""What the broker of the differential test is filled with: small topics, each with its own trait.
+
+plain          3 partitions; every codec, null and empty keys and values, headers, create times out
+               of order
+plain-sparse   2; partition 1 has records, but nothing that may be tiered yet
+txn            2; aborts over several segments. 0: a marker that is not tiered; 1: a transaction
+               that nobody ended
+append         1; LogAppendTime
+trimmed        1; DeleteRecords moved the log start into a tiered segment
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from confluent_kafka import Producer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from tests.integration.broker import Broker, PartitionOffsets
+
+BASE_MS = 1_700_000_000_000
+STEP_MS = 1_000
+"""Create time of the record number n of a partition: `BASE_MS + n * STEP_MS`, some are late."""
+LATE_MS = 90_000
+
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+PLAIN_RECORDS = 1500
+TRIM_TO = 777
+
+TOPICS: Mapping[str, int] = {"plain": 3, "plain-sparse": 2, "txn": 2, "append": 1, "trimmed": 1}
+
+
+@dataclass(frozen=True)
+class TierFacts:
+    """What the broker says about the tier after everything has settled.
+
+    Attributes:
+        bootstrap: Where the broker was.
+        starts: Log start of every partition.
+        latest: End of every partition, tiered or not.
+        tier_ends: One past the last tiered offset; 0 where nothing is tiered.
+        tier_stable: Where a read_committed read of the tier must end.
+    """
+
+    bootstrap: str
+    starts: PartitionOffsets
+    latest: PartitionOffsets
+    tier_ends: PartitionOffsets
+    tier_stable: PartitionOffsets
+
+    def limit(self, isolation_level: str) -> PartitionOffsets:
+        """Where a reader of the tier ends, per partition."""
+        return self.tier_stable if isolation_level == "read_committed" else self.tier_ends
+
+
+class _Filler:
+    """Sends random records, always the same ones, to partitions of one broker."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._random = random.Random(20240601)
+        self._sent: dict[tuple[str, int], Iterator[int]] = {}
+        self._producers: dict[str, Producer] = {}
+
+    def producer(self, name: str, **settings: str | int) -> Producer:
+        """One producer a name, made at its first use."""
+        if name not in self._producers:
+            config: dict[str, str | int] = {
+                "bootstrap.servers": self._broker.bootstrap,
+                "log_level": 0,
+                "linger.ms": 20,
+                "batch.num.messages": 40,
+                "enable.idempotence": "true",
+                **settings,
+            }
+            self._producers[name] = Producer(config)
+        return self._producers[name]
+
+    def transactional(self, name: str) -> Producer:
+        """A producer that is ready to begin a transaction."""
+        is_new = name not in self._producers
+        settings: dict[str, str | int] = {
+            "transactional.id": name,
+            "transaction.timeout.ms": 900_000,
+        }
+        producer = self.producer(name, **settings)
+        if is_new:
+            producer.init_transactions(30)
+        return producer
+
+    def plain(self, codec: str) -> Producer:
+        """A producer without transactions."""
+        return self.producer(f"codec {codec}", **{"compression.type": codec})
+
+    def send(self, producer: Producer, topic: str, partition: int, count: int) -> None:
+        """Sends and waits until the broker has them."""
+        numbers = self._sent.setdefault((topic, partition), itertools.count())
+        for number in itertools.islice(numbers, count):
+            late = LATE_MS if number % 13 == 5 else 0
+            producer.produce(
+                topic,
+                partition=partition,
+                timestamp=BASE_MS + number * STEP_MS - late,
+                key=self._random.choice((None, b"", b"key %d" % number)),
+                value=self._value(),
+                headers=self._headers(number),
+            )
+            if number % 25 == 0:
+                producer.poll(0)
+        if producer.flush(60):
+            raise TimeoutError(f"the broker did not take the records of {topic}-{partition}")
+
+    def _value(self) -> bytes | None:
+        kind = self._random.random()
+        if kind < 0.03:
+            return None
+        if kind < 0.06:
+            return b""
+        return self._random.randbytes(self._random.randint(1, 40)) * self._random.randint(1, 5)
+
+    def _headers(self, number: int) -> list[tuple[str, str | bytes | None]]:
+        if number % 3:
+            return []
+        headers: list[tuple[str, str | bytes | None]] = [
+            ("n", str(number).encode()),
+            ("n", None),
+            ("ключ", b""),
+        ]
+        return headers[: number % 4 + 1]
+
+
+def fill(broker: Broker) -> TierFacts:
+    """Creates and fills the topics, waits until the tier has settled, asks the broker for facts."""
+    created = {name: TOPICS[name] for name in TOPICS if name != "append"}
+    broker.create_topics(created)
+    broker.create_topics({"append": 1}, message_timestamp_type="LogAppendTime")
+    filler = _Filler(broker)
+    for codec in (*CODECS, *CODECS):
+        for partition in range(3):
+            # Uneven, so that partitions are told apart by their offsets.
+            count = PLAIN_RECORDS // 10 - 40 * partition
+            filler.send(filler.plain(codec), "plain", partition, count)
+        filler.send(filler.plain(codec), "append", 0, 60)
+        filler.send(filler.plain(codec), "trimmed", 0, 150)
+    filler.send(filler.plain("none"), "plain-sparse", 0, 400)
+    filler.send(filler.plain("none"), "plain-sparse", 1, 20)
+    _transactions(filler)
+    partitions = [(topic, number) for topic, count in TOPICS.items() for number in range(count)]
+    broker.wait_until_tiered(partitions)
+    # The segments that close after this carry the new log start in their epoch checkpoint.
+    broker.delete_records({("trimmed", 0): TRIM_TO})
+    filler.send(filler.plain("none"), "trimmed", 0, 500)
+    broker.wait_until_tiered(partitions)
+    return _facts(broker)
+
+
+def _transactions(filler: _Filler) -> None:
+    one, two = filler.transactional("one"), filler.transactional("two")
+    plain = filler.plain("none")
+    for round_number in range(12):
+        for partition in range(2):
+            one.begin_transaction()
+            two.begin_transaction()
+            # Interleaved, and now and then longer than a segment.
+            filler.send(one, "txn", partition, 15)
+            filler.send(two, "txn", partition, 200 if round_number % 5 == 3 else 20)
+            filler.send(plain, "txn", partition, 10)
+            filler.send(one, "txn", partition, 15)
+            (one.abort_transaction if round_number % 3 == 1 else one.commit_transaction)(30)
+            (two.abort_transaction if round_number % 2 else two.commit_transaction)(30)
+    # Partition 0: data in segments that will close, the marker in the active one.
+    one.begin_transaction()
+    two.begin_transaction()
+    filler.send(one, "txn", 0, 20)
+    filler.send(two, "txn", 0, 20)
+    filler.send(plain, "txn", 0, 500)
+    one.abort_transaction(30)
+    two.commit_transaction(30)
+    # Partition 1: never ended, which holds the closed segments behind it back from the tier.
+    one.begin_transaction()
+    filler.send(one, "txn", 1, 20)
+    filler.send(plain, "txn", 1, 500)
+
+
+def _facts(broker: Broker) -> TierFacts:
+    starts, latest = broker.offsets("earliest"), broker.offsets("latest")
+    tiered = broker.offsets("latest-tiered")
+    tier_ends = {pair: tiered.get(pair, -1) + 1 for pair in latest}
+    tier_stable = broker.tier_stable_offsets(tier_ends)
+    return TierFacts(broker.bootstrap, starts, latest, tier_ends, tier_stable)
