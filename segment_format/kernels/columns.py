@@ -19,7 +19,7 @@ _BINARY: Final = pa.binary()
 _STRING: Final = pa.string()
 _HEADER: Final = pa.struct([("key", _STRING), ("value", _BINARY)])
 _HEADERS: Final = pa.list_(pa.field("element", _HEADER))
-# Not `pa.array`, here and below: its first call imports pandas, which takes longer than all the rest.
+# Not `pa.array`, here and below: its first call imports pandas, which takes long.
 _CODEC_NAMES: Final = pa.Array.from_buffers(
     _STRING,
     5,

@@ -1,8 +1,8 @@
 """The records of one batch into columns: scan, check and gather in one pass.
 
-`segment_format.record.records` has the byte layout and is the yardstick. A record that is asked for
-in part is read in part: with neither key, value nor headers wanted, what follows the offset delta
-is stepped over by the record's length.
+`segment_format.record.records` has the byte layout and is the yardstick.
+Where nothing behind the offset delta is wanted, `segment_format.kernels.step_records` does the
+work.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from segment_format.kernels.memory import (
     copy_32,
     copy_long,
     load_word,
+    prefetch,
     store_i32,
     store_i64,
     store_u8,
@@ -31,11 +32,12 @@ _NOWHERE = np.uint64(0)
 _ONE = np.uint64(1)
 _STEP = np.uint64(c.COPY_SLACK)
 _SHORT = np.int64(512)
-_MAX_MILLIS = (2**63 - 1) // 1000
-_MIN_MILLIS = -(2**63 // 1000)
+MAX_MILLIS = (2**63 - 1) // 1000
+MIN_MILLIS = -(2**63 // 1000)
 _MAX_I32 = 2**31 - 1
 _HEADER_COST = 9  # two ends and a bit
-_MIN_BODY = 6
+MIN_BODY = 6
+PREFETCH_DISTANCE = 64 << 10
 
 
 @inlined
@@ -68,7 +70,7 @@ def _word_at(row: Value) -> Value:
 
 
 @helper
-def _fill_per_batch(frame: Frame, first: Value, stop: Address) -> None:
+def fill_per_batch(frame: Frame, first: Value, stop: Address) -> None:
     """The columns that are the same for all records of a batch."""
     wanted = frame[c.WANTED]
     if wanted & c.WANT_TIMESTAMP_TYPE:
@@ -113,7 +115,6 @@ def decode_records(source: Address, readable_stop: Address, frame: Frame) -> Val
         frame: See `segment_format.kernels.contract`.
     """
     wanted = frame[c.WANTED]
-    want_body = wanted & c.WANT_BODY != 0
     want_key = wanted & c.WANT_KEY != 0
     want_value = wanted & c.WANT_VALUE != 0
     want_headers = wanted & c.WANT_HEADERS != 0
@@ -160,13 +161,17 @@ def decode_records(source: Address, readable_stop: Address, frame: Frame) -> Val
     at = source + np.uint64(frame[c.RECORD_POSITION])
     records_stop = source + np.uint64(frame[c.RECORDS_STOP])
     status = np.int64(c.CONTINUE)
+    ahead = np.uint64(min(frame[c.BATCH_SIZE], PREFETCH_DISTANCE))
 
     while left > 0:
+        # The next batch comes in while this one is decoded: its CRC would wait for memory.
+        prefetch(at + ahead)
+        prefetch(at + ahead + np.uint64(64))
         if row == max_rows:
             status = np.int64(c.FULL)
             break
         size, position = read_varint(at, records_stop)
-        if position == _NOWHERE or size < _MIN_BODY or size > np.int64(records_stop - position):
+        if position == _NOWHERE or size < MIN_BODY or size > np.int64(records_stop - position):
             status = np.int64(c.ERROR_RECORD_LENGTH)
             break
         stop = position + np.uint64(size)
@@ -180,48 +185,37 @@ def decode_records(source: Address, readable_stop: Address, frame: Frame) -> Val
             break
         offset = base_offset + offset_delta
 
-        key_length = np.int64(-1)
-        value_length = np.int64(-1)
-        key_at = position
-        value_at = position
-        headers_at = position
-        header_count = np.int64(0)
         header_key_size = np.int64(0)
         header_value_size = np.int64(0)
-        if want_body:
-            key_length, key_at = read_varint(position, stop)
-            if key_at == _NOWHERE or key_length > np.int64(stop - key_at):
-                status = np.int64(c.ERROR_KEY)
+        key_length, key_at = read_varint(position, stop)
+        if key_at == _NOWHERE or key_length > np.int64(stop - key_at):
+            status = np.int64(c.ERROR_KEY)
+            break
+        position = key_at
+        if key_length > 0:
+            position += np.uint64(key_length)
+        value_length, value_at = read_varint(position, stop)
+        if value_at == _NOWHERE or value_length > np.int64(stop - value_at):
+            status = np.int64(c.ERROR_VALUE)
+            break
+        position = value_at
+        if value_length > 0:
+            position += np.uint64(value_length)
+        header_count, headers_at = read_varint(position, stop)
+        if headers_at == _NOWHERE or header_count < 0 or header_count > np.int64(stop - headers_at):
+            status = np.int64(c.ERROR_HEADER_COUNT)
+            break
+        position = headers_at
+        if header_count > 0:
+            position, header_key_size, header_value_size = measure_headers(
+                headers_at, stop, header_count
+            )
+            if position == _NOWHERE:
+                status = np.int64(c.ERROR_RECORD_HEADERS)
                 break
-            position = key_at
-            if key_length > 0:
-                position += np.uint64(key_length)
-            value_length, value_at = read_varint(position, stop)
-            if value_at == _NOWHERE or value_length > np.int64(stop - value_at):
-                status = np.int64(c.ERROR_VALUE)
-                break
-            position = value_at
-            if value_length > 0:
-                position += np.uint64(value_length)
-            header_count, headers_at = read_varint(position, stop)
-            if (
-                headers_at == _NOWHERE
-                or header_count < 0
-                or header_count > np.int64(stop - headers_at)
-            ):
-                status = np.int64(c.ERROR_HEADER_COUNT)
-                break
-            position = headers_at
-            if header_count > 0:
-                position, header_key_size, header_value_size = measure_headers(
-                    headers_at, stop, header_count
-                )
-                if position == _NOWHERE:
-                    status = np.int64(c.ERROR_RECORD_HEADERS)
-                    break
-            if position != stop:
-                status = np.int64(c.ERROR_RECORD_REST)
-                break
+        if position != stop:
+            status = np.int64(c.ERROR_RECORD_REST)
+            break
 
         if offset < start_offset or offset >= stop_offset:
             skipped += 1
@@ -229,39 +223,38 @@ def decode_records(source: Address, readable_stop: Address, frame: Frame) -> Val
             at = stop
             continue
 
-        if want_body:
-            add_key = key_length if want_key and key_length > 0 else np.int64(0)
-            add_value = value_length if want_value and value_length > 0 else np.int64(0)
-            add_headers = np.int64(0)
-            if want_headers:
-                add_headers = header_key_size + header_value_size + _HEADER_COST * header_count
-            total = key_size + value_size + header_size + add_key + add_value + add_headers
-            if total > max_bytes and row > 0:
-                status = np.int64(c.FULL)
+        add_key = key_length if want_key and key_length > 0 else np.int64(0)
+        add_value = value_length if want_value and value_length > 0 else np.int64(0)
+        add_headers = np.int64(0)
+        if want_headers:
+            add_headers = header_key_size + header_value_size + _HEADER_COST * header_count
+        total = key_size + value_size + header_size + add_key + add_value + add_headers
+        if total > max_bytes and row > 0:
+            status = np.int64(c.FULL)
+            break
+        if key_size + add_key > key_room or value_size + add_value > value_room:
+            status = np.int64(c.GROW)
+        if want_headers and header_count > 0:
+            if header_key_size > _MAX_I32:
+                status = np.int64(c.ERROR_RECORD_SIZE)
                 break
-            if key_size + add_key > key_room or value_size + add_value > value_room:
+            if (
+                frame[c.HEADERS] + header_count > frame[c.HEADER_ROOM]
+                or frame[c.HEADER_KEY_SIZE] + header_key_size > frame[c.HEADER_KEY_ROOM]
+                or frame[c.HEADER_VALUE_SIZE] + header_value_size > frame[c.HEADER_VALUE_ROOM]
+            ):
                 status = np.int64(c.GROW)
-            if want_headers and header_count > 0:
-                if header_key_size > _MAX_I32:
-                    status = np.int64(c.ERROR_RECORD_SIZE)
-                    break
-                if (
-                    frame[c.HEADERS] + header_count > frame[c.HEADER_ROOM]
-                    or frame[c.HEADER_KEY_SIZE] + header_key_size > frame[c.HEADER_KEY_ROOM]
-                    or frame[c.HEADER_VALUE_SIZE] + header_value_size > frame[c.HEADER_VALUE_ROOM]
-                ):
-                    status = np.int64(c.GROW)
-            if status == c.GROW:
-                frame[c.NEW_KEY_SIZE] = key_size + add_key
-                frame[c.NEW_VALUE_SIZE] = value_size + add_value
-                frame[c.NEW_HEADERS] = frame[c.HEADERS] + header_count
-                frame[c.NEW_HEADER_KEY_SIZE] = frame[c.HEADER_KEY_SIZE] + header_key_size
-                frame[c.NEW_HEADER_VALUE_SIZE] = frame[c.HEADER_VALUE_SIZE] + header_value_size
-                break
+        if status == c.GROW:
+            frame[c.NEW_KEY_SIZE] = key_size + add_key
+            frame[c.NEW_VALUE_SIZE] = value_size + add_value
+            frame[c.NEW_HEADERS] = frame[c.HEADERS] + header_count
+            frame[c.NEW_HEADER_KEY_SIZE] = frame[c.HEADER_KEY_SIZE] + header_key_size
+            frame[c.NEW_HEADER_VALUE_SIZE] = frame[c.HEADER_VALUE_SIZE] + header_value_size
+            break
 
         if want_timestamp:
             timestamp = max_timestamp if append_time else base_timestamp + timestamp
-            if timestamp > _MAX_MILLIS or timestamp < _MIN_MILLIS:
+            if timestamp > MAX_MILLIS or timestamp < MIN_MILLIS:
                 status = np.int64(c.ERROR_TIMESTAMP)
                 break
             store_i64(timestamps + np.uint64(8 * row), timestamp * 1000)
@@ -319,7 +312,7 @@ def decode_records(source: Address, readable_stop: Address, frame: Frame) -> Val
     frame[c.RECORDS] += row - first_row
     frame[c.RECORDS_SKIPPED_OFFSET] += skipped
     if row > first_row and wanted & c.WANT_PER_BATCH:
-        _fill_per_batch(frame, first_row, row)
+        fill_per_batch(frame, first_row, row)
     if status == c.CONTINUE and at != records_stop:
         frame[c.ERROR_FOUND] = np.int64(records_stop - at)
         status = np.int64(c.ERROR_BATCH_REST)

@@ -28,6 +28,7 @@ from segment_format.kernels.memory import (
     load_u8,
     load_u32,
 )
+from segment_format.kernels.step_records import step_records
 
 if TYPE_CHECKING:
     from segment_format.kernels.compiled import Address, Frame, Value
@@ -192,10 +193,11 @@ def _next_batch(source: Address, window_size: Value, frame: Frame) -> Value:
     frame[c.CODEC] = codec
     frame[c.IN_BATCH] = 1
     frame[c.IN_PAYLOAD] = codec != 0
+    if codec != 0:
+        frame[c.RECORD_POSITION] = 0
+        return np.int64(c.COMPRESSED)
     frame[c.RECORD_POSITION] = position + _HEADER_SIZE
     frame[c.RECORDS_STOP] = position + size
-    if codec != 0:
-        return np.int64(c.COMPRESSED)
     return np.int64(c.CONTINUE)
 
 
@@ -216,12 +218,19 @@ def decode_window(window: Value, payload: Value, frame: Frame) -> Value:
     window_stop = window_at + np.uint64(window.size)
     payload_at = array_address(payload)
     payload_stop = payload_at + np.uint64(payload.size)
+    needs_body = frame[c.WANTED] & c.NEEDS_BODY != 0
     while True:
         if frame[c.IN_BATCH]:
             if frame[c.IN_PAYLOAD]:
-                status = decode_records(payload_at, payload_stop, frame)
-            else:
+                frame[c.RECORDS_STOP] = payload.size
+                if needs_body:
+                    status = decode_records(payload_at, payload_stop, frame)
+                else:
+                    status = step_records(payload_at, frame)
+            elif needs_body:
                 status = decode_records(window_at, window_stop, frame)
+            else:
+                status = step_records(window_at, frame)
             if status != c.CONTINUE:
                 return status
             frame[c.IN_BATCH] = 0

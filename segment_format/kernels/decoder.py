@@ -190,6 +190,15 @@ class RecordDecoder:
         self._begin()
         return self._feed(np.frombuffer(byte_view(window), np.uint8))
 
+    def flush(self) -> Iterator[pa.RecordBatch]:
+        """The rows that wait for a batch to fill; the decoder goes on afterwards.
+
+        Raises:
+            RuntimeError: As `feed`.
+        """
+        self._begin()
+        return self._flush()
+
     def finish(self) -> Iterator[pa.RecordBatch]:
         """The rows that still wait; the decoder is of no use afterwards.
 
@@ -219,6 +228,11 @@ class RecordDecoder:
             yield from self._decode(np.frombuffer(bytes(self._tail), np.uint8))
         if not self._tail and not self.done:
             yield from self._decode(window[start:])
+        self._busy = False
+
+    def _flush(self) -> Iterator[pa.RecordBatch]:
+        if self._slots[c.ROWS]:
+            yield self._hand_out()
         self._busy = False
 
     def _finish(self) -> Iterator[pa.RecordBatch]:
@@ -252,11 +266,12 @@ class RecordDecoder:
     def _run(self, window: Bytes, payload: Bytes) -> Iterator[pa.RecordBatch]:
         """Call the kernel until it needs more bytes, is finished, or stands at a legacy entry."""
         kernel, frame, slots = self._kernel, self._frame, self._slots
+        view = window.data
         self._at_legacy = False
         while True:
             status = kernel(window, payload, frame)
             if status == c.COMPRESSED:
-                payload = self._decompress(window)
+                payload = self._decompress(view)
             elif status == c.FULL:
                 yield self._hand_out()
             elif status == c.GROW:
@@ -267,7 +282,7 @@ class RecordDecoder:
                 self._at_legacy = status == c.LEGACY
                 return
 
-    def _decompress(self, window: Bytes) -> Bytes:
+    def _decompress(self, window: memoryview) -> Bytes:
         slots = self._slots
         start = slots[c.BATCH_POSITION]
         stored = window[start + HEADER_SIZE : start + slots[c.BATCH_SIZE]]
@@ -277,10 +292,7 @@ class RecordDecoder:
             raise type(error)(
                 error.message, position=self._origin + start, offset=slots[c.BASE_OFFSET]
             ) from error
-        payload = np.frombuffer(content, np.uint8)
-        slots[c.RECORD_POSITION] = 0
-        slots[c.RECORDS_STOP] = payload.size
-        return payload
+        return np.frombuffer(content, np.uint8)
 
     def _decode_legacy(self, window: Bytes) -> Iterator[pa.RecordBatch]:
         slots = self._slots

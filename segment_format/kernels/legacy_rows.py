@@ -26,7 +26,6 @@ def open_legacy_record(
     frame[c.IN_BATCH] = 1
     frame[c.IN_PAYLOAD] = 1
     frame[c.RECORD_POSITION] = 0
-    frame[c.RECORDS_STOP] = payload.size
     frame[c.BASE_OFFSET] = record.offset
     frame[c.BATCH_BASE_OFFSET] = entry.base_offset
     frame[c.BASE_TIMESTAMP] = record.timestamp

@@ -1,0 +1,106 @@
+"""The records of one batch where neither bodies nor sequence numbers are wanted.
+
+The same rules as `segment_format.kernels.decode_records` up to the offset delta; the rest of a
+record is stepped over by its length. The next record's place depends on this one's length alone,
+so everything else here is off the chain that the processor has to wait for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from segment_format.kernels import contract as c
+from segment_format.kernels.compiled import helper
+from segment_format.kernels.decode_records import (
+    MAX_MILLIS,
+    MIN_BODY,
+    MIN_MILLIS,
+    PREFETCH_DISTANCE,
+    fill_per_batch,
+)
+from segment_format.kernels.memory import prefetch, store_i64
+from segment_format.kernels.varint import read_varint, read_varlong
+
+if TYPE_CHECKING:
+    from segment_format.kernels.compiled import Address, Frame, Value
+
+_NOWHERE = np.uint64(0)
+_ONE = np.uint64(1)
+
+
+@helper
+def step_records(source: Address, frame: Frame) -> Value:
+    """As `decode_records`, for frames that want none of `NEEDS_BODY`."""
+    wanted = frame[c.WANTED]
+    want_offset = wanted & c.WANT_OFFSET != 0
+    want_timestamp = wanted & c.WANT_TIMESTAMP != 0
+    start_offset = frame[c.START_OFFSET]
+    stop_offset = frame[c.STOP_OFFSET]
+    base_offset = frame[c.BASE_OFFSET]
+    base_timestamp = frame[c.BASE_TIMESTAMP]
+    max_timestamp = frame[c.MAX_TIMESTAMP]
+    append_time = frame[c.TIMESTAMP_TYPE] == 1
+    max_rows = frame[c.MAX_ROWS]
+    offsets = np.uint64(frame[c.OFFSETS])
+    timestamps = np.uint64(frame[c.TIMESTAMPS])
+    first_row = frame[c.ROWS]
+    row = first_row
+    left = frame[c.RECORDS_LEFT]
+    skipped = np.int64(0)
+    at = source + np.uint64(frame[c.RECORD_POSITION])
+    records_stop = source + np.uint64(frame[c.RECORDS_STOP])
+    status = np.int64(c.CONTINUE)
+    ahead = np.uint64(min(frame[c.BATCH_SIZE], PREFETCH_DISTANCE))
+
+    while left > 0:
+        # The next batch comes in while this one is decoded: its CRC would wait for memory.
+        prefetch(at + ahead)
+        prefetch(at + ahead + np.uint64(64))
+        if row == max_rows:
+            status = np.int64(c.FULL)
+            break
+        size, position = read_varint(at, records_stop)
+        if position == _NOWHERE or size < MIN_BODY or size > np.int64(records_stop - position):
+            status = np.int64(c.ERROR_RECORD_LENGTH)
+            break
+        stop = position + np.uint64(size)
+        timestamp, position = read_varlong(position + _ONE, stop)  # the first byte: attributes
+        if position == _NOWHERE:
+            status = np.int64(c.ERROR_RECORD)
+            break
+        offset_delta, position = read_varint(position, stop)
+        if position == _NOWHERE:
+            status = np.int64(c.ERROR_RECORD)
+            break
+        offset = base_offset + offset_delta
+        if offset < start_offset or offset >= stop_offset:
+            skipped += 1
+        else:
+            if want_timestamp:
+                timestamp = max_timestamp if append_time else base_timestamp + timestamp
+                if timestamp > MAX_MILLIS or timestamp < MIN_MILLIS:
+                    status = np.int64(c.ERROR_TIMESTAMP)
+                    break
+                store_i64(timestamps + np.uint64(8 * row), timestamp * 1000)
+            if want_offset:
+                store_i64(offsets + np.uint64(8 * row), offset)
+            row += 1
+        left -= 1
+        at = stop
+
+    frame[c.RECORDS_LEFT] = left
+    frame[c.RECORD_POSITION] = np.int64(at - source)
+    frame[c.ROWS] = row
+    frame[c.RECORDS] += row - first_row
+    frame[c.RECORDS_SKIPPED_OFFSET] += skipped
+    if row > first_row and wanted & c.WANT_PER_BATCH:
+        fill_per_batch(frame, first_row, row)
+    if status == c.CONTINUE and at != records_stop:
+        frame[c.ERROR_FOUND] = np.int64(records_stop - at)
+        status = np.int64(c.ERROR_BATCH_REST)
+    if status < 0:
+        frame[c.ERROR_POSITION] = frame[c.BATCH_POSITION]
+        frame[c.ERROR_OFFSET] = base_offset
+    return status
