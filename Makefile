@@ -33,9 +33,11 @@ test: $(STAMP)  ## the tests (no network beyond the package registries, no broke
 	@tools/with_java.sh $(PY) -m pytest -n 2 --dist loadgroup -m "$(UNIT)" $(PYTEST_ARGS)
 
 lint: $(STAMP)  ## ruff and mypy --strict, tests too
-	@$(VENV)/bin/ruff check .
-	@$(VENV)/bin/ruff format --check .
-	@$(VENV)/bin/mypy
+	@status=0; \
+	$(VENV)/bin/ruff check . || status=1; \
+	$(VENV)/bin/ruff format --check . || status=1; \
+	$(VENV)/bin/mypy || status=1; \
+	exit $$status
 
 format: $(STAMP)  ## let ruff rewrite what it can
 	@$(VENV)/bin/ruff check --fix .
