@@ -1,17 +1,21 @@
 """The private keys that open encrypted segments, by the key id that a manifest names.
 
 Ids come out of option names, which Spark hands over in lower case, so they are compared without
-regard to case. The files are read on the driver; one that is missing there is looked for again
-where the key is needed.
+regard to case. A key comes from a file, from an environment variable, or from a function of the
+user's that asks a secret store. All are asked on the driver; a file or a variable that is missing
+there is looked for again where the key is needed.
 """
 
 from __future__ import annotations
 
+import importlib
+import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from kts_source.errors import InvalidOptionError
 from kts_source.secret import Secret
 from segment_format.errors import UnknownKeyError
 
@@ -20,51 +24,82 @@ if TYPE_CHECKING:
 
     from segment_format.manifest.encryption import WrappedDataKey
 
+KEY_SOURCES: Final = ("file", "env", "callback")
+
 KEY_OPTION_PATTERN: Final = re.compile(
-    r"encryption\.key\.pairs\.(?P<id>.+)\.private\.key\.file", re.IGNORECASE
+    r"encryption\.key\.pairs\.(?P<id>.+)\.private\.key\.(?P<source>file|env|callback)",
+    re.IGNORECASE,
 )
+_CALLBACK: Final = re.compile(r"(?P<module>[A-Za-z_][\w.]*):(?P<function>[A-Za-z_]\w*)")
 
 
 @dataclass(frozen=True, slots=True)
 class KeyRing:
-    """Key ids to private keys, as files or as the PEM text read from them.
+    """Key ids to private keys, as places or as the PEM text found there.
 
     Attributes:
         files: Key id in lower case to the path of its PEM file.
-        pems: Key id in lower case to the PEM bytes, for the files that have been read.
+        pems: Key id in lower case to the PEM bytes, for the keys that have been read.
+        variables: Key id in lower case to the environment variable that holds the PEM text.
+        callbacks: Key id in lower case to `module:function`.
     """
 
     files: Secret[Mapping[str, str]] = field(default_factory=lambda: Secret({}))
     pems: Secret[Mapping[str, bytes]] = field(default_factory=lambda: Secret({}))
+    variables: Secret[Mapping[str, str]] = field(default_factory=lambda: Secret({}))
+    callbacks: Secret[Mapping[str, str]] = field(default_factory=lambda: Secret({}))
 
     @classmethod
     def from_options(cls, options: Mapping[str, str]) -> KeyRing:
-        """The ring named by options `encryption.key.pairs.<id>.private.key.file`."""
-        files = {}
-        for name, path in options.items():
+        """The ring named by options `encryption.key.pairs.<id>.private.key.{file,env,callback}`.
+
+        Raises:
+            InvalidOptionError: A key from two places, or a callback that is not written as
+                `module:function`.
+        """
+        found: dict[str, dict[str, str]] = {source: {} for source in KEY_SOURCES}
+        named: dict[str, str] = {}
+        for name, text in options.items():
             match = KEY_OPTION_PATTERN.fullmatch(name)
-            if match:
-                files[match["id"].lower()] = path
-        return cls(Secret(files))
+            if not match:
+                continue
+            key_id, source = match["id"].lower(), match["source"].lower()
+            if named.setdefault(key_id, source) != source:
+                raise InvalidOptionError(
+                    f"the private key {key_id!r} is given as {named[key_id]} and as {source}"
+                )
+            if source == "callback" and not _CALLBACK.fullmatch(text):
+                raise InvalidOptionError(f"option {name} must be written module:function")
+            found[source][key_id] = text
+        return cls(
+            files=Secret(found["file"]),
+            variables=Secret(found["env"]),
+            callbacks=Secret(found["callback"]),
+        )
 
     def loaded(self) -> KeyRing:
-        """The same ring with every file that exists here read into memory."""
+        """The same ring with every key that can be had here read into memory.
+
+        Raises:
+            UnknownKeyError: A callback that fails or gives no text.
+        """
         pems = dict(self.pems.reveal())
-        for key_id, path in self.files.reveal().items():
-            if key_id not in pems and Path(path).is_file():
-                pems[key_id] = Path(path).read_bytes()
-        return KeyRing(self.files, Secret(pems))
+        for key_id in self.key_ids:
+            if key_id not in pems and (pem := self._here(key_id)) is not None:
+                pems[key_id] = pem
+        return KeyRing(self.files, Secret(pems), self.variables, self.callbacks)
 
     @property
     def key_ids(self) -> tuple[str, ...]:
         """The ids in the ring, in lower case; ids are not secret."""
-        return tuple(sorted({*self.files.reveal(), *self.pems.reveal()}))
+        places = (self.files, self.variables, self.callbacks, self.pems)
+        return tuple(sorted({key_id for place in places for key_id in place.reveal()}))
 
     def unwrap(self, wrapped: WrappedDataKey) -> bytes:
         """The data key of a segment (32 bytes).
 
         Raises:
-            UnknownKeyError: No private key with that id, or its file does not exist here either.
+            UnknownKeyError: No private key with that id, or it is not to be had here either.
             DecryptionError: The key does not open it.
         """
         key_id = wrapped.key_id.lower()
@@ -73,22 +108,54 @@ class KeyRing:
 
         return unwrap_data_key(wrapped, load_private_key(pem))
 
-    def _read(self, key_id: str, shown_id: str) -> bytes:
+    def _here(self, key_id: str) -> bytes | None:
+        """The PEM bytes if this machine has them."""
         path = self.files.reveal().get(key_id)
-        option = f"encryption.key.pairs.{shown_id}.private.key.file"
-        if path is None:
+        if path is not None:
+            return Path(path).read_bytes() if Path(path).is_file() else None
+        variable = self.variables.reveal().get(key_id)
+        if variable is not None:
+            text = os.environ.get(variable)
+            return text.encode() if text else None
+        callback = self.callbacks.reveal().get(key_id)
+        return None if callback is None else _called(callback, key_id)
+
+    def _read(self, key_id: str, shown_id: str) -> bytes:
+        pem = self._here(key_id)
+        if pem is not None:
+            return pem
+        option = f"encryption.key.pairs.{shown_id}.private.key"
+        if key_id not in self.key_ids:
             ring = (
                 f"the key ring has {', '.join(self.key_ids)}"
                 if self.key_ids
                 else "no key ring is configured"
             )
             raise UnknownKeyError(
-                f"encrypted with key id {shown_id!r}, and {ring}; give option {option}"
+                f"encrypted with key id {shown_id!r}, and {ring}; give option {option}.file"
             )
-        if not Path(path).is_file():
-            raise UnknownKeyError(
-                f"encrypted with key id {shown_id!r}, and the file named by option {option} does"
-                f" not exist on"
-                " the driver or on this worker"
-            )
-        return Path(path).read_bytes()
+        is_file = key_id in self.files.reveal()
+        source, what = ("file", "the file") if is_file else ("env", "the environment variable")
+        raise UnknownKeyError(
+            f"encrypted with key id {shown_id!r}, and {what} named by option {option}.{source} does"
+            " not exist on the driver or on this worker"
+        )
+
+
+def _called(callback: str, key_id: str) -> bytes:
+    """What the user's function gives for a key id. Its own error may quote a key: not chained."""
+    match = _CALLBACK.fullmatch(callback)
+    assert match is not None
+    try:
+        given = getattr(importlib.import_module(match["module"]), match["function"])(key_id)
+    except Exception as error:  # noqa: BLE001  # the user's code may raise anything
+        raise UnknownKeyError(
+            f"the callback {callback} failed for key id {key_id!r}: {type(error).__name__}"
+        ) from None
+    if isinstance(given, str):
+        given = given.encode()
+    if not isinstance(given, bytes) or not given:
+        raise UnknownKeyError(
+            f"the callback {callback} gave {type(given).__name__} for key id {key_id!r}, not text"
+        )
+    return given

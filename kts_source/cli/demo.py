@@ -19,7 +19,7 @@ from kts_source.cli.tables import format_bytes, format_table, format_time, previ
 from kts_source.errors import TieredKafkaError
 from kts_source.options import READ_COMMITTED, READ_UNCOMMITTED, parse_options
 from kts_source.remote.segment_reader import SegmentReader
-from kts_source.remote.store import open_store
+from kts_source.remote.tier import open_tier
 from kts_source.scan.execute import ReadSettings, read_task
 from kts_source.scan.planner import plan_scan
 
@@ -100,7 +100,7 @@ def _options(given: argparse.Namespace) -> dict[str, str]:
 def _show_tier(options: Mapping[str, str]) -> list[str]:
     """Plans and reads everything in this process, where work can be counted; returns the topics."""
     scan_options = parse_options(options)
-    store = open_store(scan_options.path, scan_options.storage)
+    store = open_tier(scan_options)
     print(f"The tier at {options['path']}:\n")
     try:
         started = time.perf_counter()

@@ -103,14 +103,14 @@ def run_export_task(task: ExportTask, job: ExportJob) -> TaskReport:
             does not take the files. Files of the failed attempt are removed where that is possible.
     """
     from kts_source.remote.segment_reader import SegmentReader
-    from kts_source.remote.store import open_store
+    from kts_source.remote.tier import open_tier
     from kts_source.scan.execute import ReadSettings, read_task
 
     started = time.monotonic()
     options = job.options
     read_columns = (*options.columns, *(name for name in NEEDED if name not in options.columns))
     settings = ReadSettings.of(_with_columns(options, read_columns))
-    store = open_store(options.path, options.storage)
+    store = open_tier(options)
     target = open_target(job.place.path, job.place.storage)
     writer = TaskWriter(task, job, target)
     rows = 0

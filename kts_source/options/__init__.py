@@ -1,11 +1,11 @@
 """What a user may ask for: the options of one `load()`, checked before any I/O."""
 
+from kts_source.options.option import Option
 from kts_source.options.scan_options import ScanOptions, parse_options
 from kts_source.options.table import (
     OPTIONS,
     READ_COMMITTED,
     READ_UNCOMMITTED,
-    Option,
     options_table,
 )
 

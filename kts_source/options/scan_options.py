@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from kts_source.errors import InvalidOptionError
-from kts_source.keyring import KEY_OPTION_PATTERN, KeyRing
+from kts_source.keyring import KEY_OPTION_PATTERN, KEY_SOURCES, KeyRing
 from kts_source.options.bounds import (
     Bound,
     EarliestBound,
@@ -16,6 +16,12 @@ from kts_source.options.bounds import (
     OffsetsBound,
     TimestampBound,
     TimestampsBound,
+)
+from kts_source.options.fetch_options import (
+    FetchOptions,
+    fetch_options,
+    take_aliases,
+    take_fallback,
 )
 from kts_source.options.parsing import (
     parse_choice,
@@ -78,6 +84,7 @@ class ScanOptions:
         columns: Columns of the table, in order.
         target_partition_bytes: Original (decrypted, chunk-decompressed) bytes.
         storage: What opens the store's door.
+        fetch: Time-outs, attempts, the mirror and where metrics go.
         key_ring: What opens encrypted segments.
         ignored: Options accepted without effect, in lower case, sorted.
     """
@@ -107,6 +114,7 @@ class ScanOptions:
     storage: Secret[Mapping[str, Any]]
     key_ring: KeyRing
     ignored: tuple[str, ...] = field(default=())
+    fetch: FetchOptions = field(default_factory=FetchOptions)
 
     @property
     def read_committed(self) -> bool:
@@ -130,6 +138,8 @@ def parse_options(given: Mapping[str, str]) -> ScanOptions:
     storage_texts = {name: texts.pop(name) for name in list(texts) if name.startswith("s3.")}
     if "storageoptions" in texts:
         storage_texts["storageoptions"] = texts["storageoptions"]
+    take_aliases(texts)
+    fallback_texts = take_fallback(texts)
     ignored = _take_ignored(texts)
     values = _parse_known(texts)
     selection = _one_selection(values)
@@ -159,6 +169,7 @@ def parse_options(given: Mapping[str, str]) -> ScanOptions:
         storage=storage_options_from(storage_texts),
         key_ring=KeyRing.from_options(key_texts),
         ignored=ignored,
+        fetch=fetch_options(values, storage_texts, fallback_texts),
     )
 
 
@@ -191,7 +202,7 @@ def _parse_known(texts: Mapping[str, str]) -> dict[str, Any]:
 
 def _unknown(name: str) -> str:
     names = [option.name for option in OPTIONS] + [name for name, _ in S3_OPTIONS]
-    names.append("encryption.key.pairs.<id>.private.key.file")
+    names += [f"encryption.key.pairs.<id>.private.key.{kind}" for kind in KEY_SOURCES]
     by_lower = {known.lower(): known for known in names}
     close = difflib.get_close_matches(name, by_lower, n=2, cutoff=0.6)
     if name == "storage.key.prefix":

@@ -8,14 +8,15 @@ here, before any I/O, so that a mistake fails at `load()`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 from kts_source.options.bounds import (
     parse_offsets,
     parse_partition_timestamps,
     parse_timestamp,
 )
+from kts_source.options.fetch_options import FETCH_OPTIONS
+from kts_source.options.option import Option
 from kts_source.options.parsing import (
     parse_bool,
     parse_byte_size,
@@ -231,6 +232,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
         "64m",
         "Stored bytes that a task may read ahead.",
     ),
+    *FETCH_OPTIONS,
     Option(
         "storageOptions",
         parse_text,
@@ -252,6 +254,14 @@ def options_table() -> str:
         "| `encryption.key.pairs.<id>.private.key.file` | | PEM file of the private key (PKCS#8)"
         " with that key id; the driver reads it, or the worker where the driver has no such"
         " file. |"
+    )
+    rows.append(
+        "| `encryption.key.pairs.<id>.private.key.env` | | Name of an environment variable that"
+        " holds the PEM text, on the driver or on the worker. |"
+    )
+    rows.append(
+        "| `encryption.key.pairs.<id>.private.key.callback` | | `module:function` that is called"
+        " with the key id on the driver and returns the PEM text, for secret scopes. |"
     )
     rows.extend(f"| `{name}` | | {doc} |" for name, doc in S3_OPTIONS)
     return "\n".join(rows)

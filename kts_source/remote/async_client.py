@@ -14,6 +14,7 @@ import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kts_source.remote.cancel import CancelledFetchError, cancelled_by
+from kts_source.remote.hedge import hedged
 from kts_source.remote.retry import TransientError
 from kts_source.secret import scrub
 
@@ -51,15 +52,29 @@ class AsyncClient:
                 self._filesystem = self._connect()
             return self._filesystem
 
-    def run(self, call: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
+    def run(
+        self,
+        call: Callable[[Any], Coroutine[Any, Any, T]],
+        *,
+        hedge_after_seconds: float | None = None,
+        on_hedge: Callable[[], object] = lambda: None,
+    ) -> T:
         """The result of `call(filesystem)`, awaited on the file system's loop.
+
+        Args:
+            call: Makes one attempt.
+            hedge_after_seconds: See `hedge.hedged`.
+            on_hedge: Called when a second attempt is made.
 
         Raises:
             TransientError: The deadline passed.
             CancelledFetchError: The caller's scope was cancelled.
         """
         filesystem = self.filesystem
-        coroutine = asyncio.wait_for(call(filesystem), self._deadline_seconds)
+        attempt = hedged(
+            lambda: call(filesystem), after_seconds=hedge_after_seconds, on_second=on_hedge
+        )
+        coroutine = asyncio.wait_for(attempt, self._deadline_seconds)
         future = asyncio.run_coroutine_threadsafe(coroutine, filesystem.loop)
         try:
             with cancelled_by(future.cancel):

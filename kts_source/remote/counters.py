@@ -15,12 +15,16 @@ class StoreCounters:
         list_requests: Listing pages asked for, each attempt counted (LIST prices).
         bytes: Bytes of object data received in answers that were accepted.
         retries: Attempts made again after one that failed.
+        hedges: Second requests sent because the first was late.
+        mirrored: Reads and listings that the mirror answered.
     """
 
     requests: int = 0
     list_requests: int = 0
     bytes: int = 0
     retries: int = 0
+    hedges: int = 0
+    mirrored: int = 0
 
     def __sub__(self, earlier: StoreCounters) -> StoreCounters:
         """The work between two snapshots."""
@@ -29,6 +33,8 @@ class StoreCounters:
             self.list_requests - earlier.list_requests,
             self.bytes - earlier.bytes,
             self.retries - earlier.retries,
+            self.hedges - earlier.hedges,
+            self.mirrored - earlier.mirrored,
         )
 
     def __add__(self, other: StoreCounters) -> StoreCounters:
@@ -38,6 +44,8 @@ class StoreCounters:
             self.list_requests + other.list_requests,
             self.bytes + other.bytes,
             self.retries + other.retries,
+            self.hedges + other.hedges,
+            self.mirrored + other.mirrored,
         )
 
 
@@ -49,11 +57,20 @@ class Tally:
         self._total = StoreCounters()
 
     def add(
-        self, *, requests: int = 0, list_requests: int = 0, received: int = 0, retries: int = 0
+        self,
+        *,
+        requests: int = 0,
+        list_requests: int = 0,
+        received: int = 0,
+        retries: int = 0,
+        hedges: int = 0,
+        mirrored: int = 0,
     ) -> None:
         """Counts some work."""
         with self._lock:
-            self._total += StoreCounters(requests, list_requests, received, retries)
+            self._total += StoreCounters(
+                requests, list_requests, received, retries, hedges, mirrored
+            )
 
     @property
     def snapshot(self) -> StoreCounters:

@@ -43,6 +43,8 @@ _CLASS_NAMES = ("StorageClass", "storageClass", "access_tier", "blob_tier")
 class FsspecStore:
     """Objects below a URL. The version is what the file system tells, at worst the size alone."""
 
+    pinning = "the ETag, generation, or size and time looked up after every read"
+
     def __init__(
         self,
         url: str,

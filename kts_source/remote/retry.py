@@ -43,8 +43,11 @@ class RetryPolicy:
         max_pause_seconds: The bound never grows past this.
         give_up_after_seconds: No new attempt once this much time has passed since the first began.
         request_deadline_seconds: One attempt may take this long from its first byte out to its last
-            byte in. Idle time on a connection has a (shorter) limit of its own, the store's read
-            time-out.
+            byte in. Idle time on a connection has a (shorter) limit of its own.
+        connect_timeout_seconds: For a connection to stand.
+        read_timeout_seconds: Idle time: no byte for so long, while an answer is awaited.
+        hedge_after_seconds: When a ranged read is asked for a second time while the first answer
+            is still awaited; None never.
     """
 
     max_attempts: int = 6
@@ -52,6 +55,9 @@ class RetryPolicy:
     max_pause_seconds: float = 8.0
     give_up_after_seconds: float = 120.0
     request_deadline_seconds: float = 60.0
+    connect_timeout_seconds: float = 1.0
+    read_timeout_seconds: float = 5.0
+    hedge_after_seconds: float | None = None
 
     def run(self, operation: Callable[[], T], *, uri: str, tally: Tally) -> T:
         """The operation's result, after as many attempts as it takes and the policy allows.

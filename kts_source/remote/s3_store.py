@@ -7,7 +7,6 @@ that ignore the condition; the answer must be the very range that was asked for.
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
 from kts_source.errors import (
@@ -24,6 +23,7 @@ from kts_source.errors import (
 from kts_source.remote.async_client import AsyncClient
 from kts_source.remote.cancel import CancelledFetchError
 from kts_source.remote.counters import StoreCounters, Tally
+from kts_source.remote.http_answer import require_length, require_range
 from kts_source.remote.retry import DEFAULT_RETRY_POLICY, RetryPolicy, TransientError
 from kts_source.remote.storage_options import s3_arguments, secret_values
 from kts_source.remote.store import ObjectInfo, check_key, check_range
@@ -31,8 +31,6 @@ from kts_source.secret import Secret, scrub
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
-
-_CONTENT_RANGE = re.compile(r"bytes (?P<first>\d+)-(?P<last>\d+)/(?P<size>\d+|\*)")
 
 # Error codes that may pass although their HTTP status does not say so.
 _TRANSIENT_CODES = frozenset(
@@ -66,6 +64,8 @@ _DENIED_CODES = frozenset(
 
 class S3Store:
     """Objects of a bucket below a prefix. The version of an object is its ETag as listed."""
+
+    pinning = "conditional reads (If-Match), and the ETag of every answer"
 
     def __init__(
         self,
@@ -182,7 +182,8 @@ class S3Store:
 
         def read(response: dict[str, Any]) -> Awaitable[bytes]:
             self._require_version(response, key, version)
-            self._require_range(response, key, start, stop)
+            length = response.get("ContentLength")
+            require_range(response.get("ContentRange"), length, start, stop, uri=self.uri(key))
             return _body(response, stop - start)
 
         arguments = {"Range": f"bytes={start}-{stop - 1}", **self._named(key, version)}
@@ -194,7 +195,7 @@ class S3Store:
 
         def read(response: dict[str, Any]) -> Awaitable[bytes]:
             self._require_version(response, key, version)
-            size = _content_length(response)
+            size = require_length(response.get("ContentLength"))
             if size > max_bytes:
                 raise ObjectTooLargeError(
                     f"the object has {size} bytes, more than the {max_bytes} allowed here",
@@ -226,38 +227,17 @@ class S3Store:
             f"the object changed: version {version} was planned{found}", uri=self.uri(key)
         )
 
-    def _require_range(self, response: dict[str, Any], key: str, start: int, stop: int) -> None:
-        match = _CONTENT_RANGE.fullmatch(response.get("ContentRange") or "")
-        if match is None:
-            length = _content_length(response)
-            if start == 0 and length == stop:
-                return  # the whole object is what was asked for
-            raise TransientError(f"the range was ignored: the answer has {length} bytes")
-        first, last, size = int(match["first"]), int(match["last"]), match["size"]
-        if first != start or last >= stop:
-            raise TransientError(f"another range was answered: [{first}, {last + 1})")
-        if last < stop - 1:
-            if size == str(last + 1):
-                raise self._truncated(key, start, stop, last + 1)
-            raise TransientError(f"less was answered than asked for: [{first}, {last + 1})")
-        if (length := _content_length(response)) != stop - start:
-            raise TransientError(f"the answer has {length} bytes for [{start}, {stop})")
-
-    def _truncated(self, key: str, start: int, stop: int, size: int) -> TruncatedObjectError:
-        return TruncatedObjectError(
-            f"the object has {size} bytes, [{start}, {stop}) was asked for",
-            uri=self.uri(key),
-            position=size,
-        )
-
     # -- requests
 
     def _connect(self) -> Any:  # noqa: ANN401  # s3fs ships no types
         import s3fs
 
-        filesystem = s3fs.S3FileSystem(
-            **s3_arguments(self._storage.reveal()), skip_instance_cache=True
+        arguments = s3_arguments(
+            self._storage.reveal(),
+            connect_timeout_seconds=self._retry_policy.connect_timeout_seconds,
+            read_timeout_seconds=self._retry_policy.read_timeout_seconds,
         )
+        filesystem = s3fs.S3FileSystem(**arguments, skip_instance_cache=True)
         filesystem.retries = 1
         return filesystem
 
@@ -280,10 +260,16 @@ class S3Store:
                 raise
             return response if body is None else body
 
+        hedge = self._retry_policy.hedge_after_seconds if "Range" in arguments else None
+
         def attempt() -> Any:  # noqa: ANN401
             self._tally.add(requests=not listing, list_requests=listing)
             try:
-                return self._client.run(call)
+                return self._client.run(
+                    call,
+                    hedge_after_seconds=hedge,
+                    on_hedge=lambda: self._tally.add(requests=1, hedges=1),
+                )
             except (TransientError, TieredKafkaError, CancelledFetchError):
                 raise
             except Exception as error:  # noqa: BLE001  # every library error becomes one of ours
@@ -366,13 +352,6 @@ def _is_transient(error: BaseException) -> bool:
 
 async def _no_body() -> None:
     return None
-
-
-def _content_length(response: dict[str, Any]) -> int:
-    length = response.get("ContentLength")
-    if not isinstance(length, int):
-        raise TransientError("the answer does not say its length")
-    return length
 
 
 async def _body(response: dict[str, Any], size: int) -> bytes:

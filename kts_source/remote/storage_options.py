@@ -35,10 +35,10 @@ S3_OPTIONS: tuple[tuple[str, str], ...] = (
         "true puts the bucket into the path; default: for custom endpoints only",
     ),
     ("s3.force-virtual-addressing", "true puts the bucket into the host name"),
-    ("s3.connect-timeout", "seconds to wait for a connection; default 1"),
+    ("s3.connect-timeout", "seconds to wait for a connection; default `fetchConnectTimeoutMs`"),
     (
         "s3.request-timeout",
-        "seconds a connection may be idle while an answer is awaited; default 5",
+        "seconds a connection may be idle while an answer is awaited; default `fetchReadTimeoutMs`",
     ),
     ("s3.proxy-uri", "URL of an HTTP proxy"),
     ("s3.profile-name", "profile of the AWS configuration files"),
@@ -133,8 +133,18 @@ def extra_arguments(storage: Mapping[str, str]) -> dict[str, Any]:
     raise InvalidOptionError(f"{STORAGE_OPTIONS} must be a JSON object, but is not: {problem}")
 
 
-def s3_arguments(storage: Mapping[str, str]) -> dict[str, Any]:
+def s3_arguments(
+    storage: Mapping[str, str],
+    *,
+    connect_timeout_seconds: float = CONNECT_TIMEOUT_SECONDS,
+    read_timeout_seconds: float = READ_TIMEOUT_SECONDS,
+) -> dict[str, Any]:
     """Arguments of `s3fs.S3FileSystem`: defaults, the `s3.*` options, `storageOptions` over both.
+
+    Args:
+        storage: The storage options.
+        connect_timeout_seconds: Where no option says otherwise.
+        read_timeout_seconds: Idle time of a connection, where no option says otherwise.
 
     Raises:
         InvalidOptionError: A value that does not parse, or two that contradict each other.
@@ -149,8 +159,8 @@ def s3_arguments(storage: Mapping[str, str]) -> dict[str, Any]:
     if anonymous and key is not None:
         raise InvalidOptionError("s3.anonymous=true contradicts s3.access-key-id")
     config: dict[str, Any] = {
-        "connect_timeout": _seconds(storage, "s3.connect-timeout", CONNECT_TIMEOUT_SECONDS),
-        "read_timeout": _seconds(storage, "s3.request-timeout", READ_TIMEOUT_SECONDS),
+        "connect_timeout": _seconds(storage, "s3.connect-timeout", connect_timeout_seconds),
+        "read_timeout": _seconds(storage, "s3.request-timeout", read_timeout_seconds),
         "max_pool_connections": MAX_POOL_CONNECTIONS,
         # Otherwise every answer costs a checksum; the records carry their own.
         "response_checksum_validation": "when_required",

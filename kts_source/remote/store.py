@@ -21,7 +21,15 @@ if TYPE_CHECKING:
 
     from kts_source.secret import Secret
 
-__all__ = ["ObjectInfo", "RangeStore", "StoreCounters", "check_key", "check_range", "open_store"]
+__all__ = [
+    "ObjectInfo",
+    "RangeStore",
+    "StoreCounters",
+    "check_key",
+    "check_range",
+    "open_store",
+    "pinning",
+]
 
 S3_SCHEMES = ("s3", "s3a", "s3n")
 
@@ -122,6 +130,11 @@ class RangeStore(Protocol):
     def close(self) -> None:
         """Lets connections go. A later call opens them again."""
         ...
+
+
+def pinning(store: RangeStore) -> str:
+    """How a store holds the reads of an object to one version, in words."""
+    return str(getattr(store, "pinning", "as the store does"))
 
 
 def check_key(key: str, uri: str, *, absolute: bool = False) -> None:

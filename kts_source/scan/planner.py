@@ -15,7 +15,7 @@ from kts_source.errors import InvalidOptionError, TieredKafkaError
 from kts_source.options import parse_options
 from kts_source.remote.layout import find_layout
 from kts_source.remote.segment_reader import SegmentReader
-from kts_source.remote.store import open_store
+from kts_source.remote.tier import open_tier
 from kts_source.scan.bounds import (
     Place,
     check_decided,
@@ -74,7 +74,7 @@ def plan_scan(options: ScanOptions, store: RangeStore | None = None) -> ScanPlan
     """
     if options.ignored:
         log.info("options without effect on this source: %s", ", ".join(options.ignored))
-    opened = store or open_store(options.path, options.storage)
+    opened = store or open_tier(options)
     try:
         plan = replayed(options, opened) if options.plan_file else _planned(options, opened)
         check_plan(plan, options, opened)

@@ -72,13 +72,13 @@ class TieredKafkaBatchReader(DataSourceReader):
         if task is None:
             return
         from kts_source.remote.segment_reader import SegmentReader
-        from kts_source.remote.store import open_store
+        from kts_source.remote.tier import open_tier
         from kts_source.scan.execute import ReadSettings, read_task
 
         _keep_garbage_collector_short()
         options = self._options
         started = time.monotonic()
-        store = open_store(options.path, options.storage)
+        store = open_tier(options)
         rows = 0
         try:
             reader = SegmentReader(store, options.key_ring)

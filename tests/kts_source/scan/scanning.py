@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from kts_source.options import parse_options
 from kts_source.remote.segment_reader import SegmentReader
-from kts_source.remote.store import open_store
+from kts_source.remote.tier import open_tier
 from kts_source.scan.execute import ReadSettings, read_task
 from kts_source.scan.planner import plan_scan
 
@@ -28,7 +28,7 @@ def scan(given: Mapping[str, str]) -> pa.Table:
 def run(plan: ScanPlan, given: Mapping[str, str], store: RangeStore | None = None) -> pa.Table:
     """The rows of a plan."""
     options = parse_options(given)
-    store = store or open_store(options.path, options.storage)
+    store = store or open_tier(options)
     reader = SegmentReader(store, options.key_ring)
     settings = ReadSettings.of(options)
     try:
