@@ -17,6 +17,7 @@ from kts_source.options.bounds import (
     TimestampBound,
     TimestampsBound,
 )
+from kts_source.options.cache_options import cache_settings
 from kts_source.options.fetch_options import (
     FetchOptions,
     fetch_options,
@@ -32,6 +33,7 @@ from kts_source.options.selection import (
     Subscribe,
     SubscribePattern,
 )
+from kts_source.remote.cache_store import NO_CACHE, CacheSettings
 from kts_source.remote.storage_options import S3_OPTIONS, storage_options_from
 from kts_source.table import ALL_COLUMNS, DEFAULT_COLUMNS, HEADERS, LINEAGE_COLUMNS
 
@@ -85,6 +87,7 @@ class ScanOptions:
         target_partition_bytes: Original (decrypted, chunk-decompressed) bytes.
         storage: What opens the store's door.
         fetch: Time-outs, attempts, the mirror and where metrics go.
+        cache: What is kept on local disk.
         key_ring: What opens encrypted segments.
         ignored: Options accepted without effect, in lower case, sorted.
     """
@@ -115,6 +118,7 @@ class ScanOptions:
     key_ring: KeyRing
     ignored: tuple[str, ...] = field(default=())
     fetch: FetchOptions = field(default_factory=FetchOptions)
+    cache: CacheSettings = NO_CACHE
 
     @property
     def read_committed(self) -> bool:
@@ -143,6 +147,7 @@ def parse_options(given: Mapping[str, str]) -> ScanOptions:
     ignored = _take_ignored(texts)
     values = _parse_known(texts)
     selection = _one_selection(values)
+    fetch = fetch_options(values, storage_texts, fallback_texts)
     return ScanOptions(
         path=_path(values, texts),
         key_prefix=values["keyPrefix"],
@@ -169,7 +174,8 @@ def parse_options(given: Mapping[str, str]) -> ScanOptions:
         storage=storage_options_from(storage_texts),
         key_ring=KeyRing.from_options(key_texts),
         ignored=ignored,
-        fetch=fetch_options(values, storage_texts, fallback_texts),
+        fetch=fetch,
+        cache=cache_settings(values, patience_seconds=fetch.retry_policy.read_timeout_seconds),
     )
 
 

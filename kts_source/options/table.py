@@ -15,6 +15,7 @@ from kts_source.options.bounds import (
     parse_partition_timestamps,
     parse_timestamp,
 )
+from kts_source.options.cache_options import CACHE_OPTIONS
 from kts_source.options.fetch_options import FETCH_OPTIONS
 from kts_source.options.option import Option
 from kts_source.options.parsing import (
@@ -33,29 +34,8 @@ from kts_source.options.selection import (
 )
 from kts_source.remote.storage_options import S3_OPTIONS
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-
 READ_COMMITTED: Final = "read_committed"
 READ_UNCOMMITTED: Final = "read_uncommitted"
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One row of the table.
-
-    Attributes:
-        name: As users write it.
-        parse: Text to value; raises `InvalidOptionError` naming the option.
-        default: Shown in the README; `None` = no default text. Parsed like a given value.
-        doc: One sentence for the README.
-    """
-
-    name: str
-    parse: Callable[[str, str], Any]
-    default: str | None
-    doc: str
 
 
 OPTIONS: Final[tuple[Option, ...]] = (
@@ -233,6 +213,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
         "Stored bytes that a task may read ahead.",
     ),
     *FETCH_OPTIONS,
+    *CACHE_OPTIONS,
     Option(
         "storageOptions",
         parse_text,
