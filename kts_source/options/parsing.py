@@ -10,6 +10,7 @@ from kts_source.errors import InvalidOptionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from datetime import tzinfo
 
 _UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _BYTE_SIZE = re.compile(r"([0-9]+)\s*(?:([kmgt])(?:i?b)?|b)?", re.IGNORECASE)
@@ -55,6 +56,16 @@ def parse_byte_size(name: str, text: str) -> int:
             f"option {name!r} must be a size such as 134217728 or 128m, not {text!r}"
         )
     return value
+
+
+def parse_time_zone(name: str, text: str) -> tzinfo:
+    """A time zone by its name or offset."""
+    from kts_source.scan.predicate.literals import time_zone
+
+    try:
+        return time_zone(text)
+    except ValueError as error:
+        raise InvalidOptionError(f"option {name!r}: {error}") from None
 
 
 def parse_choice(*choices: str) -> Callable[[str, str], str]:

@@ -40,6 +40,7 @@ from kts_source.table import ALL_COLUMNS, DEFAULT_COLUMNS, HEADERS, LINEAGE_COLU
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from kts_source.scan.predicate.model import Predicate
     from kts_source.secret import Secret
 
 from kts_source.options.table import OPTIONS, READ_COMMITTED, READ_UNCOMMITTED
@@ -90,6 +91,7 @@ class ScanOptions:
         cache: What is kept on local disk.
         key_ring: What opens encrypted segments.
         ignored: Options accepted without effect, in lower case, sorted.
+        where: Rows for which it is not true are left out.
     """
 
     path: str
@@ -117,6 +119,7 @@ class ScanOptions:
     storage: Secret[Mapping[str, Any]]
     key_ring: KeyRing
     ignored: tuple[str, ...] = field(default=())
+    where: Predicate | None = None
     fetch: FetchOptions = field(default_factory=FetchOptions)
     cache: CacheSettings = NO_CACHE
 
@@ -174,6 +177,7 @@ def parse_options(given: Mapping[str, str]) -> ScanOptions:
         storage=storage_options_from(storage_texts),
         key_ring=KeyRing.from_options(key_texts),
         ignored=ignored,
+        where=_where(values),
         fetch=fetch,
         cache=cache_settings(values, patience_seconds=fetch.retry_policy.read_timeout_seconds),
     )
@@ -293,6 +297,15 @@ def _bound(values: Mapping[str, Any], side: str, default: Bound) -> Bound:
             )
             return bound
     return default
+
+
+def _where(values: Mapping[str, Any]) -> Predicate | None:
+    if values["where"] is None:
+        return None
+    # Not at import time: sqlglot takes a quarter of a second.
+    from kts_source.scan.predicate.parse import parse_predicate
+
+    return parse_predicate(values["where"], values["timeZone"])
 
 
 def _columns(values: Mapping[str, Any]) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from kts_source.options.parsing import (
     parse_names,
     parse_positive_int,
     parse_text,
+    parse_time_zone,
 )
 from kts_source.options.selection import (
     parse_assign,
@@ -143,6 +144,20 @@ OPTIONS: Final[tuple[Option, ...]] = (
         parse_names,
         None,
         "Only these columns, in this order; the others are neither decoded nor copied.",
+    ),
+    Option(
+        "where",
+        parse_text,
+        None,
+        "Only rows for which this Spark SQL condition is true, decided where the bytes are:"
+        " `key = 'k'`, `IN`, `BETWEEN`, `LIKE`, `startswith`, `endswith`, `contains`, `IS NULL`,"
+        " `AND`, `OR`, `NOT` over the columns and `header('name')`, also those not in `columns`.",
+    ),
+    Option(
+        "timeZone",
+        parse_time_zone,
+        None,
+        "Zone of timestamps in `where` that name none: `Europe/Zurich`, `UTC`, `+02:00`.",
     ),
     Option(
         "failOnDataLoss",

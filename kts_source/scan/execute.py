@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -12,6 +13,8 @@ import pyarrow as pa
 from kts_source.errors import CorruptSegmentError, TieredKafkaError
 from kts_source.remote.segment_reader import ReadAhead, SegmentReader, SegmentSpan
 from kts_source.scan.borders import Border, BorderCheck, borders, peek_stop
+from kts_source.scan.filtering import FilteringDecoder
+from kts_source.scan.predicate.bounds import TRUE, specialised
 from kts_source.table import PARTITION, PLACE_COLUMNS, SEGMENT_ID, TOPIC
 from segment_format.arrow import RecordDecoder
 from segment_format.errors import SegmentFormatError
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from kts_source.options import ScanOptions
+    from kts_source.scan.predicate.model import Predicate
     from kts_source.scan.task import ScanTask, SegmentSlice
 
 log = logging.getLogger(__name__)
@@ -35,18 +39,22 @@ class ReadSettings:
     Attributes:
         columns: Columns of the table, in order.
         max_batch_bytes: Bound on one record batch, stored or decompressed.
+        where: Rows for which it is not true are left out.
     """
 
     columns: tuple[str, ...]
     check_crcs: bool
     max_batch_bytes: int
     read_ahead: ReadAhead
+    where: Predicate | None = None
 
     @classmethod
     def of(cls, options: ScanOptions) -> ReadSettings:
         """The settings that the options of a `load()` ask for."""
         ahead = ReadAhead(options.max_concurrent_requests, options.prefetch_bytes, slow_start=True)
-        return cls(options.columns, options.check_crcs, options.max_batch_bytes, ahead)
+        return cls(
+            options.columns, options.check_crcs, options.max_batch_bytes, ahead, options.where
+        )
 
 
 def read_task(
@@ -113,18 +121,8 @@ class _SliceDecoder:
         self._reader = reader
         self._check = BorderCheck(span.first, span.last)
         self._place = _PlaceColumns(part, settings.columns)
-        self._decoder = RecordDecoder(
-            # A batch of no column would have no length.
-            columns=names or ("offset",),
-            start_offset=part.start_offset,
-            stop_offset=part.stop_offset,
-            aborted=part.aborted,
-            check_crcs=settings.check_crcs,
-            max_rows=MAX_ROWS,
-            max_batch_bytes=settings.max_batch_bytes,
-            lineage=part.lineage or None,
-            position=span.first.position,
-        )
+        # A batch of no column would have no length.
+        self._decoder = _decoder(span, settings, names or ("offset",))
 
     @property
     def done(self) -> bool:
@@ -147,6 +145,28 @@ class _SliceDecoder:
             for batch in self._decoder.finish():
                 yield self._place.added_to(batch)
         log.debug("segment %s: %s", self.span.part.segment_id, self._decoder.counters)
+
+
+def _decoder(
+    span: _SliceSpan, settings: ReadSettings, columns: tuple[str, ...]
+) -> RecordDecoder | FilteringDecoder:
+    part = span.part
+    position = span.first.position
+    make = partial(
+        RecordDecoder,
+        start_offset=part.start_offset,
+        stop_offset=part.stop_offset,
+        aborted=part.aborted,
+        check_crcs=settings.check_crcs,
+        max_rows=MAX_ROWS,
+        max_batch_bytes=settings.max_batch_bytes,
+        lineage=part.lineage or None,
+    )
+    where = settings.where
+    rest = TRUE if where is None else specialised(where, part.topic, part.partition)
+    if rest == TRUE:
+        return make(columns=columns, position=position)
+    return FilteringDecoder(rest, make, columns=columns, position=position, max_rows=MAX_ROWS)
 
 
 @contextmanager

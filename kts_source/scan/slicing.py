@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from kts_source.remote.segment import IndexType
+from kts_source.scan.pruning import Pruner
 from kts_source.scan.task import ScanTask, SegmentSlice
 from segment_format.index.leader_epoch_checkpoint import EpochEntry
 
@@ -34,11 +35,15 @@ def spans(
     """The wanted offsets of each segment, as one slice, or several where a task may hold only so
     many offsets.
     """
+    pruner = Pruner(options.where, plan.topic, plan.partition, side_files)
     for span in plan.surviving.ranges:
         start, stop = max(span.start, plan.start), min(span.stop, plan.stop)
         if start >= stop:
             continue
         segment = span.segment
+        start, stop = pruner.narrowed(segment, start, stop)
+        if start >= stop:
+            continue
         is_cut = start > segment.start_offset or stop < segment.stop_offset
         step = options.max_records_per_partition or stop - start
         index = side_files.offset_index(segment) if is_cut or step < stop - start else None

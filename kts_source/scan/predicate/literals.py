@@ -1,0 +1,130 @@
+"""Literals as Spark SQL reads them: strings with their escapes, hexadecimal bytes, timestamps."""
+
+from __future__ import annotations
+
+import re
+import zoneinfo
+from datetime import UTC, date, datetime, timedelta, timezone, tzinfo
+from typing import Final
+
+_QUOTED: Final = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
+_RAW: Final = re.compile(r"""[rR](?:'[^']*'|"[^"]*")""")
+_HEX: Final = re.compile(r"""[xX](?:'([0-9A-Fa-f]*)'|"([0-9A-Fa-f]*)")""")
+_ESCAPE: Final = re.compile(
+    r"\\(?:u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|([01][0-7]{2})|(.))", re.DOTALL
+)
+_NAMED: Final = {"0": "\0", "b": "\b", "n": "\n", "r": "\r", "t": "\t", "Z": "\x1a"}
+_KEPT: Final = "%_"  # stay escaped, for LIKE
+
+_TIMESTAMP: Final = re.compile(
+    r"([0-9]{4})-([0-9]{1,2})-([0-9]{1,2})"
+    r"(?:[ T]([0-9]{1,2}):([0-9]{1,2})(?::([0-9]{1,2})(?:\.([0-9]{1,6}))?)?\s*(.*?))?",
+    re.DOTALL,
+)
+_OFFSET: Final = re.compile(r"(?:UTC|GMT)?([+-])([0-9]{1,2})(?::?([0-9]{2}))?")
+_MAX_OFFSET: Final = timedelta(hours=18)
+_MICROSECOND: Final = timedelta(microseconds=1)
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def string_literal(text: str) -> str | bytes:
+    """The value of a string or binary literal as it stands in SQL, quotes included.
+
+    Raises:
+        ValueError: It is none, or its bytes are not whole.
+    """
+    if match := _HEX.fullmatch(text):
+        digits = match[1] or match[2] or ""
+        return bytes.fromhex(digits if len(digits) % 2 == 0 else "0" + digits)
+    if _RAW.fullmatch(text):
+        return _utf8(text[2:-1])
+    if _QUOTED.fullmatch(text):
+        return _utf8(_ESCAPE.sub(_unescaped, text[1:-1]))
+    raise ValueError(f"{text} is not a literal that is understood here")
+
+
+def _utf8(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{text!r} has no UTF-8") from None
+    return text
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    four, eight, octal, other = match.groups()
+    if four or eight:
+        number = int(four or eight, 16)
+        if number > 0x10FFFF:
+            raise ValueError(f"{match[0]} is no character")
+        return chr(number)
+    if octal:
+        return chr(int(octal, 8))
+    return match[0] if other in _KEPT else _NAMED.get(other, other)
+
+
+def time_zone(text: str) -> tzinfo:
+    """A zone by its name (`Europe/Zurich`, `UTC`, `Z`) or its offset (`+02:00`).
+
+    Raises:
+        ValueError: There is no such zone.
+    """
+    name = text.strip()
+    if name in ("Z", "UTC", "GMT"):
+        return UTC
+    if match := _OFFSET.fullmatch(name):
+        offset = timedelta(hours=int(match[2]), minutes=int(match[3] or 0))
+        if offset <= _MAX_OFFSET and int(match[3] or 0) < 60:
+            return timezone(-offset if match[1] == "-" else offset)
+    else:
+        try:
+            return zoneinfo.ZoneInfo(name)
+        except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
+            pass
+    raise ValueError(f"there is no time zone {text!r}")
+
+
+def instant(text: str, zone: tzinfo | None) -> int:
+    """Microseconds since the epoch of `2024-01-31`, `2024-01-31 12:00[:00[.000000]]`, with `T` for
+    the blank and a zone behind it or not.
+
+    A local time that a change of clocks skips is read with the offset before the change, one that
+    comes twice means the first, as in Spark.
+
+    Args:
+        text: The timestamp.
+        zone: Of a text without one.
+
+    Raises:
+        ValueError: Not a timestamp, or one without a zone.
+    """
+    match = _TIMESTAMP.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(
+            f"{text!r} is not a timestamp such as '2024-01-31 12:00:00Z' or '2024-01-31T12:00:00'"
+        )
+    *_, fraction, named = match.groups()
+    year, month, day, hour, minute, second = (int(part or 0) for part in match.groups()[:6])
+    if named:
+        zone = time_zone(named)
+    if zone is None:
+        raise ValueError(f"{text!r} has no time zone; add one, or give option 'timeZone'")
+    micros = int((fraction or "").ljust(6, "0"))
+    try:
+        local = datetime(year, month, day, hour, minute, second, micros, tzinfo=zone)
+        return (local - _EPOCH) // _MICROSECOND
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"{text!r} is not a timestamp: {error}") from None
+
+
+def midnight(text: str, zone: tzinfo | None) -> int:
+    """Microseconds since the epoch at which a day (`2024-01-31`) begins.
+
+    Raises:
+        ValueError: Not a date, or no zone.
+    """
+    try:
+        day = date.fromisoformat(text.strip())
+    except ValueError:
+        raise ValueError(f"{text!r} is not a date such as '2024-01-31'") from None
+    return instant(day.isoformat(), zone)
