@@ -222,24 +222,28 @@ class VariableChunkIndex(ChunkIndex):
     """The table of a compressed segment: every chunk has a stored size of its own.
 
     It holds 12 bytes a chunk, at most 126 MB for the longest list that the codec admits.
-
-    Attributes:
-        transformed_sizes: int32 array, shape (chunks,), read-only.
-        transformed_chunks: Text of the list in the manifest it came from (a long list's zstd frame
-            differs between zstd versions), or as this library writes it.
     """
 
-    __slots__ = ("_stops", "_text", "transformed_sizes")
+    __slots__ = ("_sizes", "_stops", "_text", "_total")
 
     def __init__(
         self,
         original_chunk_size: int,
         original_file_size: int,
-        transformed_sizes: Sequence[int] | npt.NDArray[np.integer],
+        transformed_sizes: Sequence[int] | npt.NDArray[np.integer] | None,
         *,
         transformed_chunks: str | None = None,
+        transformed_size: int = 0,
     ) -> None:
         super().__init__(original_chunk_size, original_file_size)
+        self._text = transformed_chunks
+        self._total = transformed_size
+        self._sizes: npt.NDArray[np.int32] | None = None
+        if transformed_sizes is not None:
+            self._take(transformed_sizes)
+
+    def _take(self, transformed_sizes: Sequence[int] | npt.NDArray[np.integer]) -> None:
+        original_chunk_size, original_file_size = self.original_chunk_size, self.original_file_size
         sizes = np.array(transformed_sizes, ndmin=1)
         if not len(sizes):
             sizes = sizes.astype(np.int32)
@@ -251,10 +255,11 @@ class VariableChunkIndex(ChunkIndex):
                 f"{len(sizes)} transformed chunks where {original_file_size} bytes in chunks of "
                 f"{original_chunk_size} make {self.chunk_count}"
             )
-        self.transformed_sizes = sizes.astype(np.int32, copy=False)
-        self.transformed_sizes.setflags(write=False)
-        self._stops = np.cumsum(self.transformed_sizes, dtype=np.int64)
-        self._text = transformed_chunks
+        sizes = sizes.astype(np.int32, copy=False)
+        sizes.setflags(write=False)
+        self._stops = np.cumsum(sizes, dtype=np.int64)
+        self._total = int(self._stops[-1]) if len(sizes) else 0
+        self._sizes = sizes
 
     @classmethod
     def from_text(
@@ -272,22 +277,68 @@ class VariableChunkIndex(ChunkIndex):
             transformed_chunks=transformed_chunks,
         )
 
+    @classmethod
+    def deferred(
+        cls,
+        original_chunk_size: int,
+        original_file_size: int,
+        transformed_chunks: str,
+        transformed_size: int,
+    ) -> VariableChunkIndex:
+        """The table of a text that was decoded before, decoded again when a chunk is asked for.
+
+        A plan of many segments looks at few of their chunks.
+
+        Args:
+            original_chunk_size: As decoded before, like the others.
+            original_file_size: Bytes of the segment file.
+            transformed_chunks: The text; an `InvalidManifestError` at first use if it is not what
+                it was.
+            transformed_size: Sum of all stored chunk sizes.
+        """
+        return cls(
+            original_chunk_size,
+            original_file_size,
+            None,
+            transformed_chunks=transformed_chunks,
+            transformed_size=transformed_size,
+        )
+
+    @property
+    def transformed_sizes(self) -> npt.NDArray[np.int32]:
+        """Stored size of each chunk: int32 array, shape (chunks,), read-only."""
+        return self._decoded()[0]
+
     @property
     def transformed_chunks(self) -> str:
-        """Text of the list in a manifest."""
+        """Text of the list in the manifest it came from (a long list's zstd frame differs between
+        zstd versions), or as this library writes it.
+        """
         return encode_chunk_sizes(self.transformed_sizes) if self._text is None else self._text
 
     @property
     def transformed_size(self) -> int:
         """Sum of all stored chunk sizes, in bytes."""
-        return int(self._stops[-1]) if len(self._stops) else 0
+        return self._total
+
+    def _decoded(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+        """Sizes and stops of the chunks."""
+        if self._sizes is None:
+            assert self._text is not None
+            known = self._total
+            self._take(decode_chunk_sizes(self._text))
+            if self._total != known:
+                raise InvalidManifestError(f"chunks of {self._total} bytes, not {known} as before")
+        assert self._sizes is not None
+        return self._sizes, self._stops
 
     def _transformed_range(self, index: int) -> tuple[int, int]:
-        size = int(self.transformed_sizes[index])
-        return int(self._stops[index]) - size, size
+        sizes, stops = self._decoded()
+        size = int(sizes[index])
+        return int(stops[index]) - size, size
 
     def _index_at_transformed(self, position: int) -> int:
-        return int(np.searchsorted(self._stops, position, side="right"))
+        return int(np.searchsorted(self._decoded()[1], position, side="right"))
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -301,17 +352,13 @@ class VariableChunkIndex(ChunkIndex):
         return hash((self.original_chunk_size, self.original_file_size, self.transformed_size))
 
     def __reduce__(self) -> tuple[object, ...]:
-        arguments = (self.original_chunk_size, self.original_file_size, self.transformed_sizes)
-        return _rebuild_variable, (*arguments, self._text)
+        shape = (self.original_chunk_size, self.original_file_size)
+        if self._text is not None:
+            return VariableChunkIndex.deferred, (*shape, self._text, self._total)
+        return VariableChunkIndex, (*shape, self.transformed_sizes)
 
     def __repr__(self) -> str:
         return (
             f"VariableChunkIndex({self.original_chunk_size}, {self.original_file_size}, "
-            f"<{len(self.transformed_sizes)} sizes, {self.transformed_size} bytes>)"
+            f"<{self.chunk_count} sizes, {self.transformed_size} bytes>)"
         )
-
-
-def _rebuild_variable(
-    chunk_size: int, file_size: int, sizes: npt.NDArray[np.int32], text: str | None
-) -> VariableChunkIndex:
-    return VariableChunkIndex(chunk_size, file_size, sizes, transformed_chunks=text)

@@ -206,3 +206,20 @@ def test_an_object_of_another_length_is_refused(
     for size in (total - 1, total + 1, 0):
         with pytest.raises(InvalidManifestError, match=f"{size} bytes.*{total}"):
             index.check_object_size(size)
+
+
+def test_a_deferred_table_is_the_table() -> None:
+    table = VariableChunkIndex(10, 35, [7, 0, 12, 3])
+    deferred = VariableChunkIndex.deferred(10, 35, table.transformed_chunks, 22)
+    assert (deferred.transformed_size, deferred.chunk_count) == (22, 4)
+    copy = pickle.loads(pickle.dumps(deferred))
+    assert copy.chunks() == deferred.chunks() == table.chunks()
+    assert deferred == table
+    assert deferred.chunk_at_transformed(8) == table.chunk_at_transformed(8)
+
+
+def test_a_deferred_table_that_is_not_what_it_was_is_refused() -> None:
+    table = VariableChunkIndex(10, 35, [7, 0, 12, 3])
+    for size, text in ((23, table.transformed_chunks), (22, "no base64")):
+        with pytest.raises(InvalidManifestError):
+            VariableChunkIndex.deferred(10, 35, text, size).chunk(0)
