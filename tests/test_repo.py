@@ -87,10 +87,10 @@ def requirement_lines() -> list[str]:
     ]
 
 
-def direct_dependencies() -> dict[str, str]:
-    """Normalised name of every direct dependency (extras and groups too) and its requirement."""
+def direct_requirements() -> list[str]:
+    """Every requirement of pyproject.toml, those of extras and groups too."""
     document = tomllib.loads(PYPROJECT.read_text())
-    requirements = [
+    return [
         *document["project"]["dependencies"],
         *itertools.chain.from_iterable(document["project"]["optional-dependencies"].values()),
         *(
@@ -100,7 +100,11 @@ def direct_dependencies() -> dict[str, str]:
             if isinstance(entry, str)
         ),
     ]
-    return {normalised(re.split(r"[\[<>=~!; ]", text)[0]): text for text in requirements}
+
+
+def direct_dependencies() -> dict[str, str]:
+    """Normalised name of every direct dependency and its requirement."""
+    return {normalised(re.split(r"[\[<>=~!; ]", text)[0]): text for text in direct_requirements()}
 
 
 def normalised(name: str) -> str:
@@ -109,7 +113,7 @@ def normalised(name: str) -> str:
 
 def test_every_dependency_has_its_reason() -> None:
     lines = requirement_lines()
-    assert len(lines) == len(direct_dependencies())
+    assert len(lines) == len(direct_requirements())
     assert [line for line in lines if not re.search(r'",?\s+# \S.{9,}', line)] == []
 
 
