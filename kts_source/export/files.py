@@ -82,6 +82,21 @@ class WrittenFile:
 
 
 @dataclass(frozen=True, slots=True)
+class DeadLetterFile:
+    """A file of rejected rows.
+
+    Attributes:
+        key: Where it was written, below the folder of dead letters.
+        name: Final name.
+    """
+
+    key: str
+    name: str
+    rows: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class TaskReport:
     """What one successful attempt of a task did.
 
@@ -90,6 +105,7 @@ class TaskReport:
         schema: Of the rows written, as Arrow IPC in base 64; `None` when there was none.
         rows_read: Visible rows decoded.
         rejected: Rows that went to the dead letters.
+        dead_letters: Their file.
         segment_bytes: Original bytes the task covers.
         requests: Reads sent to the tier.
         bytes_read: Object bytes received.
@@ -103,6 +119,7 @@ class TaskReport:
     schema: str | None
     rows_read: int
     rejected: int
+    dead_letters: DeadLetterFile | None
     segment_bytes: int
     requests: int
     bytes_read: int
@@ -119,7 +136,12 @@ class TaskReport:
         """What `to_text` gave."""
         value = json.loads(text)
         files = tuple(WrittenFile.from_json(file) for file in value.pop("files"))
-        return cls(files=files, **value)
+        letters = value.pop("dead_letters")
+        return cls(
+            files=files,
+            dead_letters=None if letters is None else DeadLetterFile(**letters),
+            **value,
+        )
 
     @property
     def arrow_schema(self) -> pa.Schema | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kts_source.export.errors import FingerprintError
 
@@ -38,7 +38,7 @@ def describe_transform(transform: Transform | None) -> str:
     own = getattr(transform, "fingerprint", None)
     if isinstance(own, str):
         return own
-    named = transform if hasattr(transform, "__qualname__") else type(transform)
+    named: Any = transform if hasattr(transform, "__qualname__") else type(transform)
     name = f"{named.__module__}.{named.__qualname__}"
     try:
         source = inspect.getsource(named)

@@ -8,6 +8,7 @@ import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from kts_source.export.dead_letters import publish_dead_letters
 from kts_source.export.errors import ExportError, TransformError
 from kts_source.export.fingerprint import check_fingerprint, fingerprint
 from kts_source.export.plan import plan_export
@@ -134,6 +135,10 @@ class _Run:
             self._fingerprint,
             _common_schema(ordered),
             self._run_id,
+        )
+        publish_dead_letters(
+            self._settings,
+            (report.dead_letters for report in ordered if report.dead_letters is not None),
         )
         self._table.commit(commit)
         self._reports.extend(ordered)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
-
-import pyarrow as pa
 
 from kts_source.errors import InvalidOptionError
 from kts_source.export.partitioning import PartitionField, parse_partition_by
@@ -15,7 +12,12 @@ from kts_source.remote.storage_options import S3_OPTIONS, storage_options_from
 from kts_source.secret import Secret
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any
+
+    import pyarrow as pa
+
+    from kts_source.export.transforms import RowTransform
 
 PARQUET: Final = "parquet"
 DELTA: Final = "delta"
@@ -28,7 +30,7 @@ DEFAULT_TARGET_FILE_BYTES: Final = 256 << 20
 DEFAULT_ROW_GROUP_ROWS: Final = 1 << 20
 DEFAULT_COMMIT_BYTES: Final = 64 << 30
 
-Transform: TypeAlias = Callable[[pa.RecordBatch], "pa.RecordBatch | None"]
+Transform: TypeAlias = "Callable[[pa.RecordBatch], pa.RecordBatch | None] | RowTransform"
 """Rows in, rows out, within a task; `None` drops them all. Must be picklable and deterministic."""
 
 
@@ -43,6 +45,8 @@ class ExportSettings:
         export_id: Tells exports into the same table apart.
         commit_bytes: Original bytes after which what is written is committed; bounds what a
             killed run has to do again.
+        dead_letters: Folder of the files with rows that a transform rejects; `None` = a rejected
+            row is an error.
     """
 
     target: str
@@ -56,6 +60,7 @@ class ExportSettings:
     resume: bool
     export_id: str
     commit_bytes: int
+    dead_letters: str | None
     storage: Secret[Mapping[str, str]]
     catalog: Secret[Mapping[str, str]]
 
@@ -75,6 +80,7 @@ def export_settings(
     commit_bytes: int = DEFAULT_COMMIT_BYTES,
     target_options: Mapping[str, str] | None = None,
     catalog: Mapping[str, Any] | None = None,
+    dead_letters: str | None = None,
     source: Mapping[str, str] | None = None,
 ) -> ExportSettings:
     """Checks the arguments of an export.
@@ -94,6 +100,7 @@ def export_settings(
         commit_bytes: Original bytes per commit, at least.
         target_options: `s3.*` options of the target; default: those of the source.
         catalog: Properties for PyIceberg's `load_catalog`; only for Iceberg.
+        dead_letters: Folder for the rows that a transform rejects; without one they are an error.
         source: The source's options.
 
     Raises:
@@ -137,6 +144,7 @@ def export_settings(
         resume=resume,
         export_id=export_id,
         commit_bytes=commit_bytes,
+        dead_letters=dead_letters,
         storage=storage_options_from(given),
         catalog=Secret({name: str(value) for name, value in (catalog or {}).items()}),
     )

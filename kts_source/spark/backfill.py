@@ -44,6 +44,7 @@ def backfill(
     commit_bytes: int = DEFAULT_COMMIT_BYTES,
     target_options: Mapping[str, str] | None = None,
     catalog: Mapping[str, Any] | None = None,
+    dead_letters: str | None = None,
     progress: bool = True,
 ) -> BackfillReport:
     """Writes what `target` lacks of a source into it: the first run all, later runs what is new.
@@ -58,7 +59,8 @@ def backfill(
         table_format: `parquet`, `delta` or `iceberg`.
         partition_by: Columns, or `date(column)`; for example `["topic", "date(timestamp)"]`.
         transform: A picklable function from record batch to record batch (or `None`), applied in
-            the tasks to at most a few thousand rows at a time. It must be deterministic.
+            the tasks to at most a few thousand rows at a time. It must be deterministic. Ready ones
+            are in `kts_source.export.transforms` and `.wire_format`.
         sort_within_files: Columns every file is sorted by.
         target_file_bytes: A file is closed once it has as many bytes.
         row_group_rows: Rows of a row group, at most.
@@ -68,6 +70,8 @@ def backfill(
         commit_bytes: Original bytes per commit, at least; bounds what a killed run repeats.
         target_options: `s3.*` options of the target; default: those of the source.
         catalog: Properties for PyIceberg's `load_catalog`; only for Iceberg.
+        dead_letters: Folder for Parquet files with the rows that a ready transform rejects, and
+            why; without it such a row is an error.
         progress: Whether to show how it goes, on stderr.
 
     Raises:
@@ -90,6 +94,7 @@ def backfill(
         commit_bytes=commit_bytes,
         target_options=target_options,
         catalog=catalog,
+        dead_letters=dead_letters,
         source=source,
     )
     return export(

@@ -30,9 +30,9 @@ pytestmark = [pytest.mark.kills, pytest.mark.timeout(1500)]
 POINTS = 50
 SEED = 20_240_229
 
-# Children fork off a process that never ran anything: no threads of others, no half-open clients.
+# Children fork off a process that has only read: no threads of table libraries, no open clients.
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["tests.kts_source.export.exporting", "segment_format.arrow"])
+CONTEXT.set_forkserver_preload(["tests.kts_source.export.warm"])
 
 
 def run(lake: Lake, fatal: int | None, after: bool, ready: Connection) -> None:
@@ -95,6 +95,7 @@ def test_folder_killed_at_random_steps(tmp_path: Path) -> None:
 @pytest.mark.parametrize("table_format", FORMATS)
 def test_killed_at_random_times(tmp_path: Path, table_format: str) -> None:
     chosen = random.Random(SEED)
+    (tmp_path / "count").mkdir()
     child = Child(Lake(tmp_path / "count", table_format))
     child.steps()
     seconds = time.monotonic() - child.started

@@ -1,0 +1,240 @@
+"""Ready transforms, and what they say of rows they cannot transform."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kts_source.errors import InvalidOptionError, TieredKafkaError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+DEFAULT_KEPT: Final = ("key", "topic", "partition", "offset", "timestamp")
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A row that cannot be transformed.
+
+    Attributes:
+        row: Its number in the batch.
+        reason: For people.
+    """
+
+    row: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Transformed:
+    """What became of a batch.
+
+    Attributes:
+        rows: Those that could be transformed, in order; `None` for none.
+        rejected: The others.
+    """
+
+    rows: pa.RecordBatch | None
+    rejected: tuple[Rejected, ...]
+
+
+@runtime_checkable
+class RowTransform(Protocol):
+    """A transform that tells good rows from bad ones."""
+
+    @property
+    def fingerprint(self) -> str:
+        """A text that changes when the result does."""
+        ...
+
+    def apply(self, batch: pa.RecordBatch) -> Transformed:
+        """Transforms what can be transformed."""
+        ...
+
+
+@dataclass(frozen=True)
+class JsonColumns:
+    """The members of JSON objects as columns.
+
+    Members that the schema does not name are left out; missing ones and tombstones are null. A
+    value that is no JSON object, or does not fit the schema, is rejected.
+
+    Attributes:
+        schema: Columns to make.
+        column: Which column holds the JSON text.
+        keep: Columns of the record to keep, in front.
+    """
+
+    schema: pa.Schema
+    column: str = "value"
+    keep: tuple[str, ...] = DEFAULT_KEPT
+
+    def __post_init__(self) -> None:
+        check_columns(self.schema, self.keep)
+
+    @property
+    def fingerprint(self) -> str:
+        """See `RowTransform.fingerprint`."""
+        return f"json({self.column}->{schema_text(self.schema)};keep={','.join(self.keep)})"
+
+    def apply(self, batch: pa.RecordBatch) -> Transformed:
+        """See `RowTransform.apply`."""
+        values = pc.fill_null(column_of(batch, self.column), b"{}")
+        return assemble(batch, self.keep, parse_json_objects(values, self.schema))
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedRows:
+    """Columns of the rows that could be parsed.
+
+    Attributes:
+        table: One row per number in `rows`.
+        rows: Their numbers in the batch, ascending.
+        rejected: The others.
+    """
+
+    table: pa.Table
+    rows: Sequence[int]
+    rejected: tuple[Rejected, ...]
+
+
+def parse_json_objects(values: pa.Array, schema: pa.Schema) -> ParsedRows:
+    """Parses JSON texts, all at once where all are good, else by halves down to the bad ones.
+
+    Args:
+        values: Binary or string, without nulls.
+        schema: What to parse them to.
+    """
+    texts = [bytes(text) for text in values.cast(pa.binary()).to_pylist()]
+    tables: list[pa.Table] = []
+    rows: list[int] = []
+    rejected: list[Rejected] = []
+
+    def parse(start: int, stop: int) -> None:
+        try:
+            table = _parse_lines(texts[start:stop], schema)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            if stop - start == 1:
+                rejected.append(Rejected(start, _one_line(error)))
+                return
+            middle = (start + stop) // 2
+            parse(start, middle)
+            parse(middle, stop)
+        else:
+            tables.append(table)
+            rows.extend(range(start, stop))
+
+    if texts:
+        parse(0, len(texts))
+    table = pa.concat_tables(tables) if tables else schema.empty_table()
+    return ParsedRows(table, rows, tuple(rejected))
+
+
+def _parse_lines(texts: Sequence[bytes], schema: pa.Schema) -> pa.Table:
+    """One object per text, or an error.
+
+    Every text begins with `{` and ends with `}`. Two of them cannot run into one object, since no
+    object holds `}`, a line break and `{` in a row, so as many objects as texts means one each.
+    """
+    import pyarrow.json
+
+    stripped = [text.strip(b" \t\r\n") for text in texts]
+    if not all(text.startswith(b"{") and text.endswith(b"}") for text in stripped):
+        raise pa.ArrowInvalid("not a JSON object")
+    data = b"\n".join(stripped)
+    table = pyarrow.json.read_json(
+        pa.BufferReader(data),
+        read_options=pyarrow.json.ReadOptions(use_threads=False, block_size=len(data) + 1),
+        parse_options=pyarrow.json.ParseOptions(
+            explicit_schema=schema, newlines_in_values=True, unexpected_field_behavior="ignore"
+        ),
+    )
+    if table.num_rows != len(texts):
+        raise pa.ArrowInvalid("not exactly one JSON object")
+    return table.select(schema.names).cast(schema)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
+
+
+def assemble(batch: pa.RecordBatch, keep: Sequence[str], parsed: ParsedRows) -> Transformed:
+    """Kept columns of the parsed rows, and their new columns."""
+    if not parsed.rows:
+        return Transformed(None, parsed.rejected)
+    kept = batch.select([name for name in keep if column_of(batch, name) is not None])
+    if len(parsed.rows) < batch.num_rows:
+        kept = kept.take(pa.array(parsed.rows, pa.int64()))
+    table = parsed.table.combine_chunks()
+    columns = [column.combine_chunks() for column in table.columns]
+    arrays = [*kept.columns, *columns]
+    names = [*kept.schema.names, *table.column_names]
+    return Transformed(pa.RecordBatch.from_arrays(arrays, names=names), parsed.rejected)
+
+
+def column_of(batch: pa.RecordBatch, name: str) -> pa.Array:
+    """A column by name.
+
+    Raises:
+        InvalidOptionError: The source was asked for other columns.
+    """
+    if name not in batch.schema.names:
+        raise InvalidOptionError(
+            f"the transform needs column {name!r}, which the source does not give"
+            f" ({', '.join(batch.schema.names)})"
+        )
+    return batch.column(name)
+
+
+def check_columns(schema: pa.Schema, keep: Sequence[str]) -> None:
+    """Refuses schemas without columns or with names that are taken.
+
+    Raises:
+        InvalidOptionError: Says which.
+    """
+    names = [*keep, *schema.names]
+    if not schema.names:
+        raise InvalidOptionError("the schema has no column")
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise InvalidOptionError(f"columns {', '.join(sorted(twice))} would be there twice")
+
+
+def schema_text(schema: pa.Schema) -> str:
+    """Names and types in one line."""
+    return ",".join(f"{field.name}:{field.type}" for field in schema)
+
+
+def decode_rows(
+    batch: pa.RecordBatch,
+    column: str,
+    schema: pa.Schema,
+    decode: Callable[[bytes], dict[str, object]],
+) -> ParsedRows:
+    """Decodes value by value where no library decodes a batch.
+
+    Args:
+        batch: Records.
+        column: Which column holds the encoded values; nulls give nulls.
+        schema: Columns to make of what `decode` returns; members it does not name are left out.
+        decode: Raises whatever it likes on a value it cannot decode.
+    """
+    good: list[dict[str, object]] = []
+    rows: list[int] = []
+    rejected: list[Rejected] = []
+    for number, value in enumerate(column_of(batch, column).to_pylist()):
+        try:
+            members = {} if value is None else decode(value)
+            row = {name: members.get(name) for name in schema.names}
+            pa.Table.from_pylist([row], schema)
+        except TieredKafkaError:
+            raise  # not the row's fault
+        except Exception as error:  # noqa: BLE001  # decoders raise anything on hostile bytes
+            rejected.append(Rejected(number, f"{type(error).__name__}: {_one_line(error)}"))
+        else:
+            good.append(row)
+            rows.append(number)
+    return ParsedRows(pa.Table.from_pylist(good, schema), rows, tuple(rejected))

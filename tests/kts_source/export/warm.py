@@ -1,0 +1,8 @@
+"""Imported by the process that others are forked from, so that all have the kernels loaded."""
+
+from __future__ import annotations
+
+from tests.kts_source.export.exporting import source
+from tests.kts_source.scan.scanning import scan
+
+ROWS = scan(source()).num_rows
