@@ -62,6 +62,10 @@ RING_0_EXCEPTIONS: dict[str, tuple[set[str], str]] = {
     "segment_format.testing.tiers": ({"os", "pathlib"}, "writes tiers into folders, for tests"),
     "segment_format.testing.strategies": ({"hypothesis"}, "for users' tests, who install it"),
 }
+# Imported inside a function, by those who have it; no dependency of ours.
+OPTIONAL: dict[str, tuple[set[str], str]] = {
+    "kts_source.metrics": ({"matplotlib"}, "a plot for the notebook that asks for one"),
+}
 # Parts of a declared dependency that come as packages of their own.
 COMES_WITH = {"llvmlite": "numba", "botocore": "s3fs", "aiohttp": "s3fs", "py4j": "pyspark"}
 
@@ -142,6 +146,10 @@ def third_party(found: Import) -> bool:
 
 def exceptions_of(found: Import) -> set[str]:
     return RING_0_EXCEPTIONS.get(found.importer, (set(), ""))[0]
+
+
+def optional_of(found: Import) -> set[str]:
+    return OPTIONAL.get(found.importer, (set(), ""))[0]
 
 
 def test_there_is_something_to_check() -> None:
@@ -243,6 +251,7 @@ def test_every_third_party_import_is_a_declared_dependency() -> None:
         for found in ALL_IMPORTS
         if third_party(found)
         and top(found.imported) not in exceptions_of(found)
+        and not (top(found.imported) in optional_of(found) and not found.at_import_time)
         and COMES_WITH.get(top(found.imported)) not in declared
         and not declared & {name.lower() for name in providers.get(top(found.imported), [])}
     ]
