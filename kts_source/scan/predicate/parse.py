@@ -1,18 +1,14 @@
 """A Spark SQL predicate, as text, to the tree of `model`.
 
 sqlglot reads the grammar; every node of its tree is either understood in full here or refused by
-name, so that what it knows and we do not can never change an answer. It does not get to see string
-literals: their escapes are Spark's business, and in their place stand their numbers.
+name, so that what it knows and we do not can never change an answer.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-import sqlglot
 from sqlglot import exp
-from sqlglot.errors import SqlglotError
-from sqlglot.tokenizer_core import TokenType
 
 from kts_source.errors import InvalidOptionError
 from kts_source.scan.predicate.like import parse_pattern
@@ -37,16 +33,14 @@ from kts_source.scan.predicate.model import (
     Predicate,
     Value,
 )
+from kts_source.scan.predicate.sql_text import SqlText
 from kts_source.table import HEADERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from datetime import tzinfo
 
-DIALECT: Final = "spark"
-_MAX_TEXT: Final = 1 << 20
 _MIN_INT64, _MAX_INT64 = -(1 << 63), (1 << 63) - 1
-_STRINGS: Final = (TokenType.STRING, TokenType.RAW_STRING, TokenType.HEX_STRING)
 
 _OPS: Final[dict[type[exp.Expr], Op]] = {
     exp.EQ: Op.EQ,
@@ -109,57 +103,14 @@ class _Parser:
     """Reads one text; raises `ValueError` whose text names the part."""
 
     def __init__(self, text: str, zone: tzinfo | None) -> None:
-        if len(text) > _MAX_TEXT:
-            raise ValueError(
-                f"the predicate has {len(text)} characters, at most {_MAX_TEXT} are read"
-            )
-        self._text = text
+        self._text = SqlText(text)
         self._zone = zone
-        self._strings: list[str] = []
 
     def predicate(self) -> Predicate:
-        try:
-            trees = sqlglot.parse(self._without_strings(), read=DIALECT)
-        except SqlglotError as error:
-            raise ValueError(self._syntax_error(error)) from None
-        if len(trees) != 1 or trees[0] is None:
-            raise ValueError(f"one condition is expected, not {self._text!r}")
-        return self._condition(trees[0])
-
-    # --- Text ------------------------------------------------------------------------------------
-
-    def _without_strings(self) -> str:
-        """The text with the number of each string literal in its place."""
-        pieces: list[str] = []
-        position = 0
-        for token in sqlglot.tokenize(self._text, read=DIALECT):
-            if token.token_type in _STRINGS:
-                pieces += self._text[position : token.start], f"'{len(self._strings)}'"
-                position = token.end + 1
-                self._strings.append(self._text[token.start : position])
-        return "".join([*pieces, self._text[position:]])
-
-    def _syntax_error(self, error: SqlglotError) -> str:
-        found: list[dict[str, Any]] = getattr(error, "errors", [])
-        if not found:
-            return f"not understood: {self._text!r}"
-        description = str(found[0].get("description") or "not understood").strip().rstrip(".")
-        return f"{description} near {found[0].get('highlight')!r} in {self._text!r}"
-
-    def _sql(self, node: exp.Expr) -> str:
-        """A part of the predicate as text, its string literals in place."""
-        copy = node.copy()
-        for literal in list(copy.find_all(exp.Literal)):
-            if literal.is_string:
-                raw = exp.Var(this=self._strings[int(literal.this)])
-                if literal is copy:
-                    copy = raw
-                else:
-                    literal.replace(raw)
-        return copy.sql(dialect=DIALECT)
+        return self._condition(self._text.tree())
 
     def _refused(self, node: exp.Expr, why: str = "is not supported in a predicate") -> ValueError:
-        return ValueError(f"{self._sql(node)} {why}")
+        return ValueError(f"{self._text.of(node)} {why}")
 
     def _only(self, node: exp.Expr, *names: str) -> None:
         """Refuses a node that says more than the arguments named here."""
@@ -342,8 +293,8 @@ class _Parser:
             return self._column(node)
         if type(node) is exp.Anonymous and str(node.this).lower() == "header":
             self._only(node, "this", "expressions")
-            names = [self._literal(name) for name in node.expressions]
-            if len(names) != 1 or not isinstance(names[0], str):
+            names = [self._literal(name) for name in node.expressions if type(name) is exp.Literal]
+            if len(node.expressions) != 1 or not names or not isinstance(names[0], str):
                 raise self._refused(node, "is not header('name')")
             return Header(names[0])
         return None
@@ -364,7 +315,7 @@ class _Parser:
             return _NULL
         if type(node) is exp.Literal:
             if node.is_string:
-                return string_literal(self._strings[int(node.this)])
+                return string_literal(self._text.string(node))
             return self._number(node, str(node.this))
         if type(node) is exp.Paren:
             self._only(node, "this")
