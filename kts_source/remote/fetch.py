@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple, Self
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 from kts_source.remote.cancel import Cancellation
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator
     from concurrent.futures import Future
     from types import TracebackType
 
@@ -80,6 +81,7 @@ def fetch_ranges(
     max_concurrent_requests: int,
     prefetch_bytes: int,
     slow_start: bool = False,
+    on_read: Callable[[float], object] = lambda _seconds: None,
 ) -> FetchedRanges:
     """Reads ranges ahead of the consumer and hands them on in order.
 
@@ -96,6 +98,7 @@ def fetch_ranges(
         prefetch_bytes: Bytes of read-ahead; zero reads only what is asked for next.
         slow_start: Reads the first request by itself, and ahead only once the second result is
             asked for, so that a consumer that stops early costs one request.
+        on_read: Called in the reading thread with the seconds that a request took.
 
     Returns:
         The results. Nothing is read before the first is asked for. The error of a request is raised
@@ -111,17 +114,29 @@ def fetch_ranges(
         )
     wanted = (FetchRequest(*request) for request in requests)
     return FetchedRanges(
-        _results(store, wanted, max_concurrent_requests, prefetch_bytes, slow_start)
+        _results(
+            _Timed(store, on_read), wanted, max_concurrent_requests, prefetch_bytes, slow_start
+        )
     )
 
 
-def _read(store: RangeStore, request: FetchRequest) -> bytes:
-    span = request.byte_range
-    return store.get_range(request.key, span.start, span.stop, version=request.version)
+class _Timed(NamedTuple):
+    """A store, and who wants to know how long its reads take."""
+
+    store: RangeStore
+    on_read: Callable[[float], object]
+
+    def read(self, request: FetchRequest) -> bytes:
+        span = request.byte_range
+        began = time.perf_counter()
+        try:
+            return self.store.get_range(request.key, span.start, span.stop, version=request.version)
+        finally:
+            self.on_read(time.perf_counter() - began)
 
 
 def _results(
-    store: RangeStore,
+    store: _Timed,
     requests: Iterator[FetchRequest],
     max_concurrent_requests: int,
     prefetch_bytes: int,
@@ -131,12 +146,12 @@ def _results(
         first = next(requests, None)
         if first is None:
             return
-        yield Fetched(first, _read(store, first))
+        yield Fetched(first, store.read(first))
     cancellation = Cancellation()
 
     def read(request: FetchRequest) -> bytes:
         with cancellation.scope():
-            return _read(store, request)
+            return store.read(request)
 
     pool = ThreadPoolExecutor(max_concurrent_requests, thread_name_prefix="kts-fetch")
     source = _Source(requests)

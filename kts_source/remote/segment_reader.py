@@ -8,11 +8,12 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from kts_source.errors import CorruptSegmentError, TieredKafkaError
+from kts_source.errors import CorruptSegmentError, ObjectNotFoundError, TieredKafkaError
 from kts_source.remote.cache_store import CachedStore
 from kts_source.remote.coalesce import ByteRange
 from kts_source.remote.fetch import fetch_ranges
-from segment_format.errors import ChunkError, SegmentFormatError
+from kts_source.remote.stopwatch import Stopwatch
+from segment_format.errors import ChunkError, DecryptionError, SegmentFormatError
 from segment_format.manifest.segment_manifest import IndexRange
 from segment_format.manifest.transform import restore_chunk, restore_index
 
@@ -67,6 +68,30 @@ class SegmentSpan:
 S = TypeVar("S", bound=SegmentSpan)
 
 
+class VanishedSpanError(ObjectNotFoundError):
+    """The object of a span is not there any more.
+
+    Attributes:
+        span: The one whose bytes were wanted; those before it were read to their end.
+    """
+
+    span: SegmentSpan | None = None
+
+    @classmethod
+    def of(cls, span: SegmentSpan, error: ObjectNotFoundError) -> VanishedSpanError:
+        """The error that a store gave for a span, with its place."""
+        vanished = cls(
+            error.message,
+            topic=error.topic,
+            partition=error.partition,
+            offset=error.offset,
+            uri=error.uri,
+            attempts=error.attempts,
+        )
+        vanished.span = span
+        return vanished
+
+
 class SegmentReader:
     """Reads segments of one store.
 
@@ -81,6 +106,7 @@ class SegmentReader:
         self._data_keys: dict[
             WrappedDataKey, bytes
         ] = {}  # one RSA operation a segment, about a millisecond
+        self.stopwatch = Stopwatch()
 
     def index(self, objects: SegmentObjects, kind: IndexType) -> bytes | None:
         """The bytes of a side file as the broker wrote it; `None` when the segment has none.
@@ -129,8 +155,10 @@ class SegmentReader:
             The span and its next bytes, in order.
 
         Raises:
+            VanishedSpanError: A segment's object has gone.
             CorruptSegmentError: A chunk that is not what the manifest says, does not
                 authenticate, or has no key.
+            ObjectChangedError: A segment's object is not the version that was planned.
         """
         under_way: deque[tuple[S, tuple[Chunk, ...]]] = deque()
 
@@ -153,9 +181,14 @@ class SegmentReader:
             max_concurrent_requests=read_ahead.max_concurrent_requests,
             prefetch_bytes=read_ahead.prefetch_bytes,
             slow_start=read_ahead.slow_start,
+            on_read=self.stopwatch.fetched,
         ) as fetched:
             try:
-                for answer in fetched:
+                while True:
+                    with self.stopwatch.waiting():
+                        answer = next(fetched, None)
+                    if answer is None:
+                        return
                     span, group = under_way[0]
                     for window in self._original(span, group, memoryview(answer.data)):
                         yield span, window
@@ -163,6 +196,8 @@ class SegmentReader:
             except TieredKafkaError as error:
                 if under_way:
                     self._locate(error, under_way[0][0])
+                    if isinstance(error, ObjectNotFoundError):
+                        raise VanishedSpanError.of(under_way[0][0], error) from error
                 raise
 
     def _locate(self, error: TieredKafkaError, span: SegmentSpan) -> None:
@@ -195,11 +230,12 @@ class SegmentReader:
                     compression=objects.compression,
                     data_key=data_key,
                     aad=_aad(objects),
+                    times=self.stopwatch.restore,
                 )
             )
         except ChunkError as error:
             raise CorruptSegmentError(
-                f"chunk {chunk.id}: {error}{_key_hint(objects.encryption)}",
+                f"chunk {chunk.id}: {error}{_key_hint(error, objects.encryption)}",
                 uri=self.store.uri(objects.log.key),
                 position=chunk.transformed_position,
             ) from error
@@ -222,8 +258,17 @@ def _aad(objects: SegmentObjects) -> bytes | None:
     return None if objects.encryption is None else objects.encryption.aad
 
 
-def _key_hint(envelope: Envelope | None) -> str:
-    return "" if envelope is None else f" (encrypted with key id {envelope.wrapped_key.key_id!r})"
+def _key_hint(error: SegmentFormatError, envelope: Envelope | None) -> str:
+    if envelope is None:
+        return ""
+    key_id = envelope.wrapped_key.key_id
+    if isinstance(error, DecryptionError):
+        # Unwrapping proves the data key by its padding: what does not open is not what was stored.
+        return (
+            f" (the private key {key_id!r} opened the segment's data key, so the stored bytes were"
+            f" changed)"
+        )
+    return f" (encrypted with key id {key_id!r})"
 
 
 def request_groups(chunks: tuple[Chunk, ...], first_is_small: bool) -> Iterator[tuple[Chunk, ...]]:

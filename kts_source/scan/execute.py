@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 import logging
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from kts_source.errors import CorruptSegmentError, TieredKafkaError
-from kts_source.remote.segment_reader import ReadAhead, SegmentReader, SegmentSpan
+from kts_source.errors import (
+    CorruptSegmentError,
+    DataLossError,
+    ObjectNotFoundError,
+    TieredKafkaError,
+)
+from kts_source.remote.segment_reader import (
+    ReadAhead,
+    SegmentReader,
+    SegmentSpan,
+    VanishedSpanError,
+)
 from kts_source.scan.borders import Border, BorderCheck, borders, peek_stop
 from kts_source.scan.filtering import FilteringDecoder
 from kts_source.scan.predicate.bounds import TRUE, specialised
 from kts_source.table import PARTITION, PLACE_COLUMNS, SEGMENT_ID, TOPIC
 from segment_format.arrow import RecordDecoder
-from segment_format.errors import SegmentFormatError
+from segment_format.errors import SegmentFormatError, TruncatedBatchError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Generator, Iterator, Sequence
 
     from kts_source.options import ScanOptions
     from kts_source.scan.predicate.model import Predicate
+    from kts_source.scan.metrics import TaskMeter
     from kts_source.scan.task import ScanTask, SegmentSlice
 
 log = logging.getLogger(__name__)
@@ -40,6 +51,7 @@ class ReadSettings:
         columns: Columns of the table, in order.
         max_batch_bytes: Bound on one record batch, stored or decompressed.
         where: Rows for which it is not true are left out.
+        fail_on_data_loss: Whether an object that has gone since planning is an error.
     """
 
     columns: tuple[str, ...]
@@ -47,40 +59,120 @@ class ReadSettings:
     max_batch_bytes: int
     read_ahead: ReadAhead
     where: Predicate | None = None
+    fail_on_data_loss: bool = True
 
     @classmethod
     def of(cls, options: ScanOptions) -> ReadSettings:
         """The settings that the options of a `load()` ask for."""
         ahead = ReadAhead(options.max_concurrent_requests, options.prefetch_bytes, slow_start=True)
         return cls(
-            options.columns, options.check_crcs, options.max_batch_bytes, ahead, options.where
+            options.columns,
+            options.check_crcs,
+            options.max_batch_bytes,
+            ahead,
+            options.where,
+            options.fail_on_data_loss,
         )
 
 
 def read_task(
-    task: ScanTask, reader: SegmentReader, settings: ReadSettings
+    task: ScanTask,
+    reader: SegmentReader,
+    settings: ReadSettings,
+    *,
+    meter: TaskMeter | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a task, in the order of its slices; offsets ascend within a slice.
 
     Close the iterator to stop what is under way.
 
+    Args:
+        task: What to read.
+        reader: What reads it.
+        settings: How.
+        meter: Where to count.
+
     Raises:
+        DataLossError: An object has gone since the plan was made; unless the settings say to go on,
+            then what is left of its slice is left out, with a warning.
+        ObjectChangedError: An object is not the version that was planned.
         TieredKafkaError: Bytes that are not what was planned; names topic, partition, offset,
             object and position.
     """
+    if meter is not None:
+        reader.stopwatch = meter.stopwatch
+    slices = task.slices
+    while slices:
+        lost = yield from _read(slices, reader, settings, meter)
+        if lost is None:
+            return
+        slices = slices[next(at for at, part in enumerate(slices) if part is lost) + 1 :]
+
+
+def _read(
+    slices: tuple[SegmentSlice, ...],
+    reader: SegmentReader,
+    settings: ReadSettings,
+    meter: TaskMeter | None,
+) -> Generator[pa.RecordBatch, None, SegmentSlice | None]:
+    """The rows up to the first slice whose object has gone, which is returned."""
     decoding: _SliceDecoder | None = None
-    windows = reader.windows(_spans(task, reader), read_ahead=settings.read_ahead)
+    windows = reader.windows(_spans(slices, reader), read_ahead=settings.read_ahead)
     with closing(windows):
-        for span, window in windows:
-            if decoding is None or decoding.span is not span:
-                if decoding is not None:
-                    yield from decoding.finish()
-                decoding = _SliceDecoder(span, reader, settings)
-            yield from decoding.feed(window)
-            if decoding.done and span.part is task.slices[-1]:
-                break
+        try:
+            for span, window in windows:
+                if decoding is None or decoding.span is not span:
+                    if decoding is not None:
+                        yield from decoding.finish(meter)
+                    decoding = _SliceDecoder(span, reader, settings)
+                yield from decoding.feed(window)
+                if decoding.done and span.part is slices[-1]:
+                    break
+        except (VanishedSpanError, _VanishedSliceError) as error:
+            part = _part(error)
+            whole = decoding is None or decoding.span.part is not part
+            text = _lost(part, reader, started=not whole)
+            if settings.fail_on_data_loss:
+                raise DataLossError(
+                    f"{text}; failOnDataLoss=false leaves them out",
+                    topic=part.topic,
+                    partition=part.partition,
+                    offset=part.start_offset,
+                    uri=reader.store.uri(part.objects.log.key),
+                ) from error
+            log.warning("%s-%s: %s; not read", part.topic, part.partition, text)
+            if meter is not None:
+                meter.add_lost(f"{part.topic}-{part.partition} {text}")
+            if decoding is not None:
+                yield from decoding.finish(meter) if whole else decoding.give_up(meter)
+            return part
         if decoding is not None:
-            yield from decoding.finish()
+            yield from decoding.finish(meter)
+    return None
+
+
+class _VanishedSliceError(Exception):
+    """What tells where a slice begins has gone."""
+
+    def __init__(self, part: SegmentSlice) -> None:
+        super().__init__(part.segment_id)
+        self.part = part
+
+
+def _part(error: VanishedSpanError | _VanishedSliceError) -> SegmentSlice:
+    if isinstance(error, _VanishedSliceError):
+        return error.part
+    assert isinstance(error.span, _SliceSpan)
+    return error.span.part
+
+
+def _lost(part: SegmentSlice, reader: SegmentReader, *, started: bool) -> str:
+    what = "offsets" if part.is_whole else "a slice of offsets"
+    rest = ", of which the first may have been returned," if started else ""
+    return (
+        f"{what} [{part.start_offset}, {part.stop_offset}){rest} have gone since the plan was made:"
+        f" no object {reader.store.uri(part.objects.log.key)}"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +184,13 @@ class _SliceSpan(SegmentSpan):
     last: Border
 
 
-def _spans(task: ScanTask, reader: SegmentReader) -> Iterator[_SliceSpan]:
-    for part in task.slices:
-        with _located(part, reader):
-            first, last = borders(part, reader)
+def _spans(slices: Sequence[SegmentSlice], reader: SegmentReader) -> Iterator[_SliceSpan]:
+    for part in slices:
+        try:
+            with _located(part, reader):
+                first, last = borders(part, reader)
+        except ObjectNotFoundError as error:
+            raise _VanishedSliceError(part) from error
         if first.position < last.position:
             stop = peek_stop(last, part.objects.size_in_bytes)
             yield _SliceSpan(
@@ -134,17 +229,27 @@ class _SliceDecoder:
         if self.done:
             return
         with _located(self.span.part, self._reader):
-            for batch in self._decoder.feed(self._check.inside(window)):
+            decoded = self._decoder.feed(self._check.inside(window))
+            for batch in self._reader.stopwatch.decoding(decoded):
                 yield self._place.added_to(batch)
 
-    def finish(self) -> Iterator[pa.RecordBatch]:
+    def give_up(self, meter: TaskMeter | None) -> Iterator[pa.RecordBatch]:
+        """The rows still held back, where the rest of the bytes will never come."""
+        with suppress(TruncatedBatchError):
+            for batch in self._decoder.finish():
+                yield self._place.added_to(batch)
+        if meter is not None:
+            meter.add_decoded(self._decoder.counters)
+
+    def finish(self, meter: TaskMeter | None) -> Iterator[pa.RecordBatch]:
         """The rows still held back, once all bytes have been fed."""
         with _located(self.span.part, self._reader):
             if not self.done:
                 self._check.finish()
             for batch in self._decoder.finish():
                 yield self._place.added_to(batch)
-        log.debug("segment %s: %s", self.span.part.segment_id, self._decoder.counters)
+        if meter is not None:
+            meter.add_decoded(self._decoder.counters)
 
 
 def _decoder(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
-import time
+import uuid
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from kts_source.options import ScanOptions
+    from kts_source.scan.metrics import TaskPlace
     from kts_source.scan.task import ScanTask
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,8 @@ class TieredKafkaBatchReader(DataSourceReader):
 
     def __init__(self, options: ScanOptions) -> None:
         self._options = options
+        # Travels to all tasks: the reader is pickled before it plans.
+        self._scan = uuid.uuid4().hex
 
     def partitions(self) -> Sequence[InputPartition]:
         """The plan's tasks.
@@ -71,32 +74,21 @@ class TieredKafkaBatchReader(DataSourceReader):
         task = None if partition is None else partition.value
         if task is None:
             return
-        from kts_source.remote.segment_reader import SegmentReader
-        from kts_source.remote.tier import open_tier
-        from kts_source.scan.execute import ReadSettings, read_task
+        from kts_source.scan.measured import measured_task
 
         _keep_garbage_collector_short()
-        options = self._options
-        started = time.monotonic()
-        store = open_tier(options)
-        rows = 0
-        try:
-            reader = SegmentReader(store, options.key_ring)
-            settings = ReadSettings.of(options)
-            for batch in read_task(task, reader, settings):
-                rows += batch.num_rows
-                yield batch
-        finally:
-            work = store.counters
-            store.close()
-            log.info(
-                "task done: %d rows, %d requests, %d bytes, %d retries, %.3f s",
-                rows,
-                work.requests,
-                work.bytes,
-                work.retries,
-                time.monotonic() - started,
-            )
+        yield from measured_task(task, self._options, _place(self._scan))
+
+
+def _place(scan: str) -> TaskPlace:
+    from pyspark import TaskContext
+
+    from kts_source.scan.metrics import TaskPlace
+
+    context = TaskContext.get()
+    if context is None:
+        return TaskPlace(scan)
+    return TaskPlace(scan, context.stageId(), context.partitionId(), context.attemptNumber())
 
 
 def _keep_garbage_collector_short() -> None:

@@ -11,6 +11,8 @@ Source: `io.aiven.kafka.tieredstorage.transform` (the `…TransformChunkEnumerat
 from __future__ import annotations
 
 import threading
+import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from segment_format.errors import ChunkError, DecryptionError
@@ -26,6 +28,14 @@ _LEVEL = 3
 _local = threading.local()
 
 
+@dataclass(slots=True)
+class RestoreTimes:
+    """Seconds spent so far; whoever restores chunks one after the other may have them added up."""
+
+    decrypt: float = 0.0
+    decompress: float = 0.0
+
+
 def restore_chunk(
     stored: bytes | memoryview,
     chunk: Chunk,
@@ -33,6 +43,7 @@ def restore_chunk(
     compression: bool,
     data_key: bytes | None = None,
     aad: bytes | None = None,
+    times: RestoreTimes | None = None,
 ) -> bytes | memoryview:
     """The segment bytes of one stored chunk.
 
@@ -42,6 +53,7 @@ def restore_chunk(
         compression: The manifest's `compression`.
         data_key: The unwrapped data key, or None for a segment that is not encrypted.
         aad: The manifest's AAD; required with `data_key`.
+        times: Where the time is added.
 
     Returns:
         `chunk.original_size` bytes; `stored` itself when nothing had to be undone. Nothing larger
@@ -59,10 +71,16 @@ def restore_chunk(
             position=chunk.original_position,
         )
     data = stored
+    times = times or RestoreTimes()
     if data_key is not None:
+        began = time.perf_counter()
         data = _decrypt(data, data_key, aad, f"chunk {chunk.id}", chunk.original_position)
+        times.decrypt += time.perf_counter() - began
     if compression:
-        return _decompress(data, chunk)
+        began = time.perf_counter()
+        restored = _decompress(data, chunk)
+        times.decompress += time.perf_counter() - began
+        return restored
     if len(data) != chunk.original_size:
         raise ChunkError(
             f"chunk {chunk.id}: {len(data)} bytes where the manifest says {chunk.original_size}",

@@ -106,7 +106,7 @@ def test_object_that_vanishes_after_planning(tier: Path) -> None:
     plan = plan_scan(parse_options(options))
     log = objects(tier, "codecs", "log")[2]
     log.unlink()
-    with pytest.raises(StoreError) as error:
+    with pytest.raises(DataLossError) as error:
         run(plan, options)
     assert log.name in str(error.value)
     assert "topic codecs" in str(error.value)

@@ -1,0 +1,130 @@
+"""What scans cost, from the lines that their tasks left under option `metricsPath`.
+
+from kts_source import metrics
+found = metrics.summary("/tmp/metrics")
+print(found)
+found.plot()
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from kts_source.remote.storage_options import storage_options_from
+from kts_source.scan.measured import read_metrics
+from kts_source.scan.metrics import CLOSED, DONE, TaskMetrics
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Summary", "TaskMetrics", "summary"]
+
+_SUMMED: Final = tuple(
+    field.name
+    for field in dataclasses.fields(TaskMetrics)
+    if field.type in ("int", "float") and field.name != "attempt"
+)
+_TIMES: Final = ("wait", "decrypt", "decompress", "decode")
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Task attempts of one or more scans.
+
+    Attributes:
+        tasks: In order of scan, stage, partition and attempt.
+    """
+
+    tasks: tuple[TaskMetrics, ...]
+
+    @property
+    def total(self) -> Mapping[str, int | float]:
+        """Every number of `TaskMetrics`, added up over all attempts: what was paid for."""
+        return {name: sum(getattr(task, name) for task in self.tasks) for name in _SUMMED}
+
+    @property
+    def outcomes(self) -> Mapping[str, int]:
+        """How many attempts ended how."""
+        return dict(Counter(task.outcome for task in self.tasks))
+
+    @property
+    def lost(self) -> tuple[str, ...]:
+        """Ranges of offsets that were left out because their objects had gone."""
+        done = (task for task in self.tasks if task.outcome in (DONE, CLOSED))
+        return tuple(dict.fromkeys(text for task in done for text in task.lost))
+
+    def of_scan(self, scan: str) -> Summary:
+        """The part of one scan."""
+        return Summary(tuple(task for task in self.tasks if task.scan == scan))
+
+    def __str__(self) -> str:
+        total = self.total
+        ends = ", ".join(f"{count} {outcome}" for outcome, count in self.outcomes.items())
+        lines = [
+            f"{len(self.tasks)} task attempts ({ends or 'none'})",
+            f"rows             {total['rows']:>16,}",
+            f"requests         {total['requests']:>16,}",
+            f"stored bytes     {total['bytes']:>16,}",
+            f"retries          {total['retries']:>16,}",
+            f"asked twice      {total['hedges']:>16,}",
+            f"from the mirror  {total['mirrored']:>16,}",
+            f"from cache       {total['cache_hits']:>16,} of"
+            f" {total['cache_hits'] + total['cache_misses']:,} ranges",
+            f"record batches   {total['batches']:>16,}, left out:"
+            f" {total['batches_skipped_control']:,} control,"
+            f" {total['batches_skipped_aborted']:,} aborted,"
+            f" {total['batches_skipped_offset']:,} outside the offsets",
+            "task seconds     "
+            + ", ".join(f"{name} {total[f'{name}_seconds']:.2f}" for name in _TIMES)
+            + f"; all {total['seconds']:.2f}",
+        ]
+        lines += [f"lost             {text}" for text in self.lost]
+        return "\n".join(lines)
+
+    def plot(self, axes: Any = None) -> Any:  # noqa: ANN401  # matplotlib ships no types for this
+        """Where the time of each task went, as stacked bars.
+
+        Args:
+            axes: Where to draw; a new figure if none is given.
+
+        Returns:
+            The axes.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+        """
+        if axes is None:
+            from matplotlib import pyplot
+
+            _, axes = pyplot.subplots(figsize=(9, 4))
+        numbers = range(len(self.tasks))
+        bottom = [0.0] * len(self.tasks)
+        for name in (*_TIMES, "rest"):
+            heights = [_seconds(task, name) for task in self.tasks]
+            axes.bar(numbers, heights, bottom=bottom, label=name)
+            bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
+        axes.set_xlabel("task")
+        axes.set_ylabel("seconds")
+        axes.set_title(f"{len(self.tasks)} tasks, {self.total['bytes'] / 1e6:,.0f} MB stored")
+        axes.legend()
+        return axes
+
+
+def _seconds(task: TaskMetrics, name: str) -> float:
+    if name == "rest":
+        return max(0.0, task.seconds - sum(_seconds(task, known) for known in _TIMES))
+    return float(getattr(task, f"{name}_seconds"))
+
+
+def summary(path: str, options: Mapping[str, str] | None = None) -> Summary:
+    """What the tasks that left their lines at `path` did.
+
+    Args:
+        path: As given for option `metricsPath`.
+        options: Storage options (`s3.*`, `storageOptions`) where the path needs them.
+    """
+    storage = storage_options_from(options or {})
+    return Summary(tuple(read_metrics(path, storage.reveal())))
