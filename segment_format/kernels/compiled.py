@@ -6,11 +6,12 @@ the permissions of the day. Loading it means unpickling, so a folder that others
 hand them this process. The kernels therefore use one folder per user, mode 0700, whose owner and
 mode are checked; where none can be made, they are compiled anew in each process. One folder per CPU
 type below it keeps mixed clusters with a shared home from mistaking each other's code. Several
-processes may start at once: numba writes a new file and renames it.
+processes may start at once: the first compiles, and numba writes a new file and renames it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import stat
@@ -23,6 +24,11 @@ import llvmlite.binding as llvm
 import numba
 import numpy as np
 from numba.extending import intrinsic
+
+try:
+    import fcntl
+except ImportError:  # pragma: no cover - Windows
+    fcntl = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -50,8 +56,8 @@ def kernel(signature: object) -> Callable[[F], F]:
     """
 
     def compile_now(function: F) -> F:
-        with _LOCK:
-            folder = cache_folder()
+        folder = cache_folder()
+        with _LOCK, _first_come(folder):
             before = numba_config.CACHE_DIR
             if folder is not None:
                 numba_config.CACHE_DIR = str(folder)
@@ -77,6 +83,24 @@ def helper(function: F) -> F:
 def instruction(function: Callable[..., Codegen]) -> Callable[..., Value]:
     """A function that emits LLVM code where a kernel calls it."""
     return cast("Callable[..., Value]", intrinsic(function))
+
+
+@contextlib.contextmanager
+def _first_come(folder: Path | None) -> Iterator[None]:
+    """Let one process at a time compile: those that start with it then load what it has made."""
+    if folder is None or fcntl is None:
+        yield
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / "lock").open("w")
+    except OSError:
+        yield
+        return
+    with lock:
+        with contextlib.suppress(OSError):  # some network file systems have no locks
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def cache_folder() -> Path | None:

@@ -1,10 +1,10 @@
 """What Python and the kernels tell each other: one int64 array, the frame, with a named slot for
 everything.
 
-A kernel gets the window, the payload of the compressed batch under way (or an empty array) and the
-frame. It leaves its whole state in the frame and returns a status, so a later call goes on where it
-stopped: after the columns were handed out, in the middle of a batch, or with the next window.
-Column buffers appear as addresses with their room in elements; the owner keeps them alive,
+A kernel gets the window, the payload of a batch that Python decompressed (or an empty array) and
+the frame. It leaves its whole state in the frame and returns a status, so a later call goes on
+where it stopped: after the columns were handed out, in the middle of a batch, or with the next
+window. Column buffers appear as addresses with their room in elements; the owner keeps them alive,
 `COPY_SLACK` bytes longer than their room.
 
 Offsets, positions and sizes are bytes unless a name says rows. Slots are grouped by who writes
@@ -39,7 +39,7 @@ NEEDED: Final = 18  # with NEED_MORE: bytes from POSITION on that the next step 
 # --- The batch under way -------------------------------------------------------------------------
 RECORDS_LEFT: Final = 24
 IN_BATCH: Final = 25  # 1: records, or the check that nothing follows them, are still due
-IN_PAYLOAD: Final = 26  # 1: the records stand in the payload array, 0: in the window
+PLACE: Final = 26  # where the records stand, see PLACE_…
 RECORD_POSITION: Final = 27
 RECORDS_STOP: Final = 28
 BATCH_POSITION: Final = 29  # in the window
@@ -55,6 +55,10 @@ BASE_SEQUENCE: Final = 38
 TRANSACTIONAL: Final = 39
 CODEC: Final = 40
 BATCH_BASE_OFFSET: Final = 41  # what the column shows; records count from BASE_OFFSET
+
+SCRATCH: Final = 42  # address of a byte buffer, by the owner
+SCRATCH_ROOM: Final = 43
+SCRATCH_NEEDED: Final = 44  # with GROW_SCRATCH
 
 # --- Columns: addresses and room, by the owner ---------------------------------------------------
 OFFSETS: Final = 48  # int64 per row
@@ -147,14 +151,21 @@ WANT_PER_BATCH: Final = (
     | WANT_CODEC
 )
 
+# --- Values of PLACE -----------------------------------------------------------------------------
+PLACE_WINDOW: Final = 0
+PLACE_COMPRESSED: Final = 1  # in the window, to be decompressed
+PLACE_PAYLOAD: Final = 2  # in the payload array
+PLACE_SCRATCH: Final = 3  # in the scratch buffer
+
 # --- Statuses ------------------------------------------------------------------------------------
 NEED_MORE: Final = 0  # the window ends before, or inside, the next entry
 FULL: Final = 1  # hand out the columns, then call again
 GROW: Final = 2  # a single record needs more room than there is: see NEW_…
-COMPRESSED: Final = 3  # decompress BATCH_POSITION + 61 … and call again with the payload
+COMPRESSED: Final = 3  # decompress BATCH_POSITION + 61 …, set PLACE, call again with the payload
 LEGACY: Final = 4  # an entry of magic 0 or 1, BATCH_SIZE bytes at POSITION
 FINISHED: Final = 5  # an entry at or beyond STOP_OFFSET was met
-CONTINUE: Final = 6  # between the kernels themselves: go on
+GROW_SCRATCH: Final = 6  # decompression takes SCRATCH_NEEDED bytes of room
+CONTINUE: Final = 7  # between the kernels themselves: go on
 
 ERROR_LENGTH: Final = -1
 ERROR_MAGIC: Final = -2

@@ -19,6 +19,7 @@ from segment_format.kernels import contract as c
 from segment_format.kernels.compiled import helper, inlined, kernel
 from segment_format.kernels.crc32c import crc32c
 from segment_format.kernels.decode_records import decode_records
+from segment_format.kernels.lz4_frame import decompress_lz4, lz4_bound
 from segment_format.kernels.memory import (
     array_address,
     load_i16,
@@ -28,6 +29,7 @@ from segment_format.kernels.memory import (
     load_u8,
     load_u32,
 )
+from segment_format.kernels.snappy_stream import decompress_snappy, snappy_bound
 from segment_format.kernels.step_records import step_records
 
 if TYPE_CHECKING:
@@ -38,6 +40,8 @@ _LENGTH_PREFIX = 12
 _HEADER_SIZE = 61
 _CRC_START = 21
 _MAX_I64 = 2**63 - 1
+_SNAPPY = 2
+_LZ4 = 3
 
 
 @helper
@@ -192,12 +196,40 @@ def _next_batch(source: Address, window_size: Value, frame: Frame) -> Value:
     frame[c.TRANSACTIONAL] = (attributes >> 4) & 1
     frame[c.CODEC] = codec
     frame[c.IN_BATCH] = 1
-    frame[c.IN_PAYLOAD] = codec != 0
-    if codec != 0:
-        frame[c.RECORD_POSITION] = 0
+    frame[c.RECORD_POSITION] = 0
+    frame[c.PLACE] = c.PLACE_COMPRESSED
+    if codec == 0:
+        frame[c.PLACE] = c.PLACE_WINDOW
+        frame[c.RECORD_POSITION] = position + _HEADER_SIZE
+        frame[c.RECORDS_STOP] = position + size
+    return np.int64(c.CONTINUE)
+
+
+@helper
+def _decompress(window_at: Address, frame: Frame) -> Value:
+    """Bring the records of the batch under way into the scratch buffer, or ask for help."""
+    source = window_at + np.uint64(frame[c.BATCH_POSITION] + _HEADER_SIZE)
+    size = np.uint64(frame[c.BATCH_SIZE] - _HEADER_SIZE)
+    codec = frame[c.CODEC]
+    bound = np.int64(-1)
+    if codec == _LZ4:
+        bound = lz4_bound(source, size)
+    if codec == _SNAPPY:
+        bound = snappy_bound(source, size)
+    if bound < 0 or bound > frame[c.MAX_BATCH_BYTES]:
         return np.int64(c.COMPRESSED)
-    frame[c.RECORD_POSITION] = position + _HEADER_SIZE
-    frame[c.RECORDS_STOP] = position + size
+    if bound > frame[c.SCRATCH_ROOM]:
+        frame[c.SCRATCH_NEEDED] = bound
+        return np.int64(c.GROW_SCRATCH)
+    target = np.uint64(frame[c.SCRATCH])
+    if codec == _LZ4:
+        filled = decompress_lz4(source, target)
+    else:
+        filled = decompress_snappy(source, size, target)
+    if filled < 0:
+        return np.int64(c.COMPRESSED)
+    frame[c.PLACE] = c.PLACE_SCRATCH
+    frame[c.RECORDS_STOP] = filled
     return np.int64(c.CONTINUE)
 
 
@@ -211,7 +243,8 @@ def decode_window(window: Value, payload: Value, frame: Frame) -> Value:
 
     Args:
         window: uint8, read-only; bytes of a log from some entry border on.
-        payload: uint8, read-only; the decompressed records of the batch under way when IN_PAYLOAD.
+        payload: uint8, read-only; the decompressed records of the batch under way when
+            PLACE says so.
         frame: int64, `FRAME_SIZE` slots.
     """
     window_at = array_address(window)
@@ -220,21 +253,28 @@ def decode_window(window: Value, payload: Value, frame: Frame) -> Value:
     payload_stop = payload_at + np.uint64(payload.size)
     needs_body = frame[c.WANTED] & c.NEEDS_BODY != 0
     while True:
-        if frame[c.IN_BATCH]:
-            if frame[c.IN_PAYLOAD]:
-                frame[c.RECORDS_STOP] = payload.size
-                if needs_body:
-                    status = decode_records(payload_at, payload_stop, frame)
-                else:
-                    status = step_records(payload_at, frame)
-            elif needs_body:
-                status = decode_records(window_at, window_stop, frame)
-            else:
-                status = step_records(window_at, frame)
-            if status != c.CONTINUE:
-                return status
-            frame[c.IN_BATCH] = 0
-        else:
+        if frame[c.IN_BATCH] == 0:
             status = _next_batch(window_at, window.size, frame)
             if status != c.CONTINUE:
                 return status
+            continue
+        if frame[c.PLACE] == c.PLACE_COMPRESSED:
+            status = _decompress(window_at, frame)
+            if status != c.CONTINUE:
+                return status
+        source = window_at
+        readable_stop = window_stop
+        if frame[c.PLACE] == c.PLACE_PAYLOAD:
+            source = payload_at
+            readable_stop = payload_stop
+            frame[c.RECORDS_STOP] = payload.size
+        if frame[c.PLACE] == c.PLACE_SCRATCH:
+            source = np.uint64(frame[c.SCRATCH])
+            readable_stop = source + np.uint64(frame[c.SCRATCH_ROOM] + c.COPY_SLACK)
+        if needs_body:
+            status = decode_records(source, readable_stop, frame)
+        else:
+            status = step_records(source, frame)
+        if status != c.CONTINUE:
+            return status
+        frame[c.IN_BATCH] = 0

@@ -41,6 +41,7 @@ MIN_OFFSET: Final = -(2**63)
 _MAX_BATCH_BYTES: Final = 2**31 - 1
 _LIMIT_MAX_BYTES: Final = 1 << 30
 _LIMIT_MAX_ROWS: Final = 1 << 24
+_FIRST_SCRATCH: Final = 256 << 10
 _NO_BYTES: Final[Bytes] = np.frombuffer(b"", np.uint8)
 
 
@@ -157,6 +158,7 @@ class RecordDecoder:
         self._pool = borrow_pool(names, max_rows=max_rows, max_bytes=max_bytes)
         self._buffers = self._pool.acquire()
         self._buffers.attach(frame)
+        self._scratch = _NO_BYTES
         self._tail = bytearray()
         self._origin = position
         self._busy = False
@@ -274,6 +276,8 @@ class RecordDecoder:
                 payload = self._decompress(view)
             elif status == c.FULL:
                 yield self._hand_out()
+            elif status == c.GROW_SCRATCH:
+                self._grow_scratch()
             elif status == c.GROW:
                 self._buffers.grow(frame)
             elif status < 0:
@@ -292,7 +296,14 @@ class RecordDecoder:
             raise type(error)(
                 error.message, position=self._origin + start, offset=slots[c.BASE_OFFSET]
             ) from error
+        slots[c.PLACE] = c.PLACE_PAYLOAD
         return np.frombuffer(content, np.uint8)
+
+    def _grow_scratch(self) -> None:
+        room = max(self._slots[c.SCRATCH_NEEDED], min(_FIRST_SCRATCH, self._max_batch_bytes))
+        self._scratch = np.empty(room + c.COPY_SLACK, np.uint8)
+        self._slots[c.SCRATCH] = self._scratch.ctypes.data
+        self._slots[c.SCRATCH_ROOM] = room
 
     def _decode_legacy(self, window: Bytes) -> Iterator[pa.RecordBatch]:
         slots = self._slots

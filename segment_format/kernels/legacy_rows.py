@@ -24,7 +24,7 @@ def open_legacy_record(
     payload = np.frombuffer(_varint(len(body)) + body, np.uint8)
     frame[c.RECORDS_LEFT] = 1
     frame[c.IN_BATCH] = 1
-    frame[c.IN_PAYLOAD] = 1
+    frame[c.PLACE] = c.PLACE_PAYLOAD
     frame[c.RECORD_POSITION] = 0
     frame[c.BASE_OFFSET] = record.offset
     frame[c.BATCH_BASE_OFFSET] = entry.base_offset

@@ -72,6 +72,7 @@ load_i64 = instruction(_load(64, big_endian=True, signed=True))
 load_word = instruction(_load(64, big_endian=False, signed=False))
 """Eight bytes in the machine's order."""
 load_i64_native = instruction(_load(64, big_endian=False, signed=True))
+load_u16_native = instruction(_load(16, big_endian=False, signed=False))
 load_u32_native = instruction(_load(32, big_endian=False, signed=False))
 
 store_u8 = instruction(_store(8))
@@ -92,17 +93,24 @@ def copy_long(typing_context: Codegen, target: Codegen, source: Codegen, size: C
     return types.void(types.uint64, types.uint64, types.uint64), emit
 
 
-@instruction
-def copy_32(typing_context: Codegen, target: Codegen, source: Codegen) -> Codegen:
-    """Copy exactly 32 bytes with vector registers."""
+def _copy(size: int) -> Callable[..., Codegen]:
+    def copy(typing_context: Codegen, target: Codegen, source: Codegen) -> Codegen:
+        def emit(
+            context: Codegen, builder: Codegen, signature: Codegen, arguments: Codegen
+        ) -> Codegen:
+            vector = ir.VectorType(_U8, size)
+            value = builder.load(_pointer(builder, arguments[1], vector), align=1)
+            builder.store(value, _pointer(builder, arguments[0], vector), align=1)
+            return context.get_dummy_value()
 
-    def emit(context: Codegen, builder: Codegen, signature: Codegen, arguments: Codegen) -> Codegen:
-        vector = ir.VectorType(_U8, 32)
-        value = builder.load(_pointer(builder, arguments[1], vector), align=1)
-        builder.store(value, _pointer(builder, arguments[0], vector), align=1)
-        return context.get_dummy_value()
+        return types.void(types.uint64, types.uint64), emit
 
-    return types.void(types.uint64, types.uint64), emit
+    return copy
+
+
+copy_16 = instruction(_copy(16))
+copy_32 = instruction(_copy(32))
+"""Copy exactly that many bytes, from source to target, with vector registers."""
 
 
 @instruction

@@ -62,7 +62,9 @@ def hostile_logs() -> list[bytes]:
         )
         for size in (0, 1, 31, 32, 33, 63, 64, 500, 512, 513, 1000)
     ]
-    stored.append(write_batch(records, base_offset=5))
+    stored += [
+        write_batch(records, base_offset=5, codec=name) for name in ("none", "lz4", "snappy")
+    ]
     logs = list(stored)
     for data in stored:
         for at in range(len(data)):

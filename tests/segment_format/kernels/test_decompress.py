@@ -1,0 +1,138 @@
+"""The kernels' own decompressors: what they accept, the libraries accept, and with the same bytes.
+
+They may leave anything to the libraries; how much of the ordinary they take is tested as well.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import numba
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from segment_format.kernels.contract import COPY_SLACK
+from segment_format.kernels.lz4_frame import decompress_lz4, lz4_bound
+from segment_format.kernels.memory import array_address
+from segment_format.kernels.snappy_stream import decompress_snappy, snappy_bound
+from segment_format.record.compression import decompress
+from segment_format.testing import CODEC_NUMBERS, compress, strategies
+from tests.segment_format.kernels.test_memory_safety import GuardedPages
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MARK = 0x5A
+BOUND = 4 << 20
+UNHURRIED = settings(
+    deadline=None,
+    max_examples=300,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+
+
+@numba.njit
+def _bound(is_lz4: bool, data: Any) -> Any:  # noqa: ANN401
+    if is_lz4:
+        return lz4_bound(array_address(data), np.uint64(data.size))
+    return snappy_bound(array_address(data), np.uint64(data.size))
+
+
+@numba.njit
+def _fill(is_lz4: bool, data: Any, target: Any) -> Any:  # noqa: ANN401
+    if is_lz4:
+        return decompress_lz4(array_address(data), array_address(target))
+    return decompress_snappy(array_address(data), np.uint64(data.size), array_address(target))
+
+
+bound_of: Callable[..., int] = _bound
+fill: Callable[..., int] = _fill
+PAGES = GuardedPages(1 << 20)
+
+
+def in_kernel(codec: str, payload: bytes) -> bytes | None:
+    """What the kernel makes of a payload that no page follows; None if it leaves it to others."""
+    data = PAGES.ending_with(payload)
+    bound = bound_of(codec == "lz4", data)
+    if bound < 0 or bound > BOUND:
+        return None
+    target = np.full(bound + COPY_SLACK + 32, MARK, np.uint8)
+    size = fill(codec == "lz4", data, target)
+    if (target[bound + COPY_SLACK :] != MARK).any():
+        raise AssertionError("written behind the slack")
+    if size < 0:
+        return None
+    assert size <= bound
+    return target[:size].tobytes()
+
+
+def texts() -> list[bytes]:
+    chance = random.Random(1)
+    words = [b"order", b"status", b"customer", b'{"id":', b"pending", b","]
+    prose = b" ".join(chance.choice(words) for _ in range(20_000))
+    noise = chance.randbytes(100_000)
+    texts = [b"", b"a", b"ab" * 7, bytes(1 << 20), prose, noise, noise[:50] * 3000]
+    texts += [bytes(range(period)) * 500 for period in range(1, 34)]
+    texts += [prose[:size] for size in (15, 16, 17, 4095, 65535, 65536, 65537, 140_000)]
+    return texts + [noise[:size] + prose[:5000] for size in (3, 60, 61, 255, 256, 257, 70_000)]
+
+
+@pytest.mark.parametrize("codec", ["lz4", "snappy"])
+def test_what_producers_write_is_taken(codec: str) -> None:
+    for text in texts():
+        stored = compress(codec, text)
+        if text or codec == "lz4":
+            assert in_kernel(codec, stored) == text
+
+
+@pytest.mark.parametrize("codec", ["lz4", "snappy"])
+def test_every_cut_and_many_changes(codec: str) -> None:
+    text = texts()[4][:3000] + bytes(100) + random.Random(2).randbytes(300)
+    stored = compress(codec, text)
+    taken = 0
+    for at in range(len(stored)):
+        cut = in_kernel(codec, stored[:at])
+        assert cut is None or cut == reference(codec, stored[:at])
+        for value in (0, 1, 0x0F, 0x7F, 0xF0, 0xFF, stored[at] ^ 4):
+            changed = stored[:at] + bytes([value]) + stored[at + 1 :]
+            content = in_kernel(codec, changed)
+            taken += content is not None
+            assert content is None or content == reference(codec, changed)
+    assert taken > 1000
+
+
+@UNHURRIED
+@given(
+    st.sampled_from(["lz4", "snappy"]),
+    st.lists(strategies.payloads(), max_size=5).map(b"".join),
+    st.data(),
+)
+def test_spoiled_payloads(codec: str, text: bytes, data: st.DataObject) -> None:
+    stored = data.draw(strategies.mutations(compress(codec, text)))
+    content = in_kernel(codec, stored)
+    assert content is None or content == reference(codec, stored)
+
+
+@UNHURRIED
+@given(st.binary(min_size=1, max_size=60), st.integers(0, 200))
+def test_any_snappy_elements(elements: bytes, size: int) -> None:
+    prefix = bytes([size]) if size < 128 else bytes([size & 0x7F | 0x80, size >> 7])
+    block = prefix + elements
+    stored = compress("snappy", b"x")[:16] + len(block).to_bytes(4, "big") + block
+    content = in_kernel("snappy", stored)
+    assert content is None or content == reference("snappy", stored)
+
+
+@UNHURRIED
+@given(st.binary(min_size=1, max_size=60))
+def test_any_lz4_sequences(sequences: bytes) -> None:
+    stored = compress("lz4", b"")[:7] + len(sequences).to_bytes(4, "little") + sequences + bytes(4)
+    content = in_kernel("lz4", stored)
+    assert content is None or content == reference("lz4", stored)
+
+
+def reference(codec: str, stored: bytes) -> bytes:
+    return bytes(decompress(CODEC_NUMBERS[codec], stored, max_output_bytes=BOUND))
