@@ -136,3 +136,27 @@ def _partition_values(name: str, text: str, *, example: str) -> PartitionValues:
             numbers[partition] = value
         values[topic] = numbers
     return values
+
+
+@dataclass(frozen=True, slots=True)
+class TimestampRange:
+    """Rows dated in [start_ms, stop_ms); `None` leaves a side open."""
+
+    start_ms: int | None
+    stop_ms: int | None
+
+
+def parse_timestamp_range(name: str, text: str) -> TimestampRange:
+    """`start,stop` in milliseconds since the epoch, of which one may be empty.
+
+    Raises:
+        InvalidOptionError: Anything else, or a range that ends before it begins.
+    """
+    start_text, comma, stop_text = (part.strip() for part in text.partition(","))
+    if not comma or not (start_text or stop_text):
+        raise InvalidOptionError(f"option {name!r} must be like 1700000000000,1700003600000")
+    start = parse_int(name, start_text) if start_text else None
+    stop = parse_int(name, stop_text) if stop_text else None
+    if start is not None and stop is not None and start > stop:
+        raise InvalidOptionError(f"option {name!r} ends before it begins: {text!r}")
+    return TimestampRange(start, stop)

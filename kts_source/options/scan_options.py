@@ -38,8 +38,9 @@ from kts_source.remote.storage_options import S3_OPTIONS, storage_options_from
 from kts_source.table import ALL_COLUMNS, DEFAULT_COLUMNS, HEADERS, LINEAGE_COLUMNS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
+    from kts_source.options.bounds import TimestampRange
     from kts_source.scan.predicate.model import Predicate
     from kts_source.secret import Secret
 
@@ -89,6 +90,8 @@ class ScanOptions:
         storage: What opens the store's door.
         fetch: Time-outs, attempts, the mirror and where metrics go.
         cache: What is kept on local disk.
+        max_timestamp_ahead_ms: No record is dated later after its upload; `None` = nothing is
+            assumed.
         key_ring: What opens encrypted segments.
         ignored: Options accepted without effect, in lower case, sorted.
         where: Rows for which it is not true are left out.
@@ -119,9 +122,10 @@ class ScanOptions:
     storage: Secret[Mapping[str, Any]]
     key_ring: KeyRing
     ignored: tuple[str, ...] = field(default=())
-    where: Predicate | None = None
     fetch: FetchOptions = field(default_factory=FetchOptions)
     cache: CacheSettings = NO_CACHE
+    max_timestamp_ahead_ms: int | None = None
+    where: Predicate | None = None
 
     @property
     def read_committed(self) -> bool:
@@ -177,9 +181,10 @@ def parse_options(given: Mapping[str, str]) -> ScanOptions:
         storage=storage_options_from(storage_texts),
         key_ring=KeyRing.from_options(key_texts),
         ignored=ignored,
-        where=_where(values),
         fetch=fetch,
         cache=cache_settings(values, patience_seconds=fetch.retry_policy.read_timeout_seconds),
+        max_timestamp_ahead_ms=values["maxTimestampAheadMs"],
+        where=_where(values),
     )
 
 
@@ -300,12 +305,29 @@ def _bound(values: Mapping[str, Any], side: str, default: Bound) -> Bound:
 
 
 def _where(values: Mapping[str, Any]) -> Predicate | None:
-    if values["where"] is None:
-        return None
-    # Not at import time: sqlglot takes a quarter of a second.
-    from kts_source.scan.predicate.parse import parse_predicate
+    terms: list[Predicate] = []
+    if values["where"] is not None:
+        # Not at import time: sqlglot takes a quarter of a second.
+        from kts_source.scan.predicate.parse import parse_predicate
 
-    return parse_predicate(values["where"], values["timeZone"])
+        terms.append(parse_predicate(values["where"], values["timeZone"]))
+    if values["timestampRange"] is not None:
+        terms.extend(_dated(values["timestampRange"]))
+    if len(terms) < 2:
+        return terms[0] if terms else None
+    from kts_source.scan.predicate.model import And
+
+    return And(tuple(terms))
+
+
+def _dated(wanted: TimestampRange) -> Iterator[Predicate]:
+    from kts_source.scan.predicate.model import Column, Compare, Op
+
+    # Timestamps of the table are in microseconds.
+    if wanted.start_ms is not None:
+        yield Compare(Op.GE, Column("timestamp"), wanted.start_ms * 1000)
+    if wanted.stop_ms is not None:
+        yield Compare(Op.LT, Column("timestamp"), wanted.stop_ms * 1000)
 
 
 def _columns(values: Mapping[str, Any]) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from kts_source.options.bounds import (
     parse_offsets,
     parse_partition_timestamps,
     parse_timestamp,
+    parse_timestamp_range,
 )
 from kts_source.options.cache_options import CACHE_OPTIONS
 from kts_source.options.fetch_options import FETCH_OPTIONS
@@ -22,6 +23,7 @@ from kts_source.options.parsing import (
     parse_bool,
     parse_byte_size,
     parse_choice,
+    parse_int,
     parse_names,
     parse_positive_int,
     parse_text,
@@ -131,6 +133,14 @@ OPTIONS: Final[tuple[Option, ...]] = (
         "error",
         "When no offset has the starting timestamp: `error`, or `latest` (an empty range).",
     ),
+    Option(
+        "maxTimestampAheadMs",
+        parse_int,
+        None,
+        "Asserts that no record is dated more than this many ms after its segment was uploaded."
+        " Timestamp bounds then need only the manifests of objects modified since; exact by"
+        " default, which needs all.",
+    ),
     Option("includeHeaders", parse_bool, "false", "Adds column `headers`."),
     Option(
         "includeLineage",
@@ -152,6 +162,13 @@ OPTIONS: Final[tuple[Option, ...]] = (
         "Only rows for which this Spark SQL condition is true, decided where the bytes are:"
         " `key = 'k'`, `IN`, `BETWEEN`, `LIKE`, `startswith`, `endswith`, `contains`, `IS NULL`,"
         " `AND`, `OR`, `NOT` over the columns and `header('name')`, also those not in `columns`.",
+    ),
+    Option(
+        "timestampRange",
+        parse_timestamp_range,
+        None,
+        "Only rows dated in `start,stop` (ms since the epoch, the stop exclusive; either may be"
+        " left out): a row filter, wherever the rows stand, that moves no offset bound.",
     ),
     Option(
         "timeZone",

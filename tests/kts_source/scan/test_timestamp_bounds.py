@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import kts_source
-from kts_source.errors import OffsetOutOfRangeError
+from kts_source.errors import InvalidOptionError, OffsetOutOfRangeError
 from tests.golden_data import expected_records, expected_table, tier_options
 from tests.kts_source.scan.scanning import scan
 
@@ -91,3 +91,27 @@ def test_a_timestamp_for_each_partition() -> None:
     )
     first, second = kts_source.plan(options).partitions
     assert (first.start, second.start) == (0, second.stop)
+
+
+@pytest.mark.parametrize("side", ["both", "start", "stop"])
+def test_a_timestamp_range_filters_rows_wherever_they_stand(side: str) -> None:
+    expected = expected_table("timeline", "read_committed")
+    stamps = expected["timestamp"].cast(pa.int64()).to_pylist()  # microseconds
+    ordered = sorted(stamp // 1000 for stamp in stamps)
+    low, high = ordered[len(ordered) // 3], ordered[2 * len(ordered) // 3]
+    text = {"both": f"{low},{high}", "start": f"{low},", "stop": f",{high}"}[side]
+    lowest = low if side != "stop" else min(ordered)
+    highest = high if side != "start" else max(ordered) + 1
+    table = scan(tier_options("timeline", timestampRange=text))
+    wanted = expected.filter(pa.array([lowest <= stamp // 1000 < highest for stamp in stamps]))
+    assert table["offset"].to_pylist() == wanted["offset"].to_pylist()
+    # Both the range and the other condition must hold.
+    last = wanted["offset"].to_pylist()[-1]
+    table = scan(tier_options("timeline", timestampRange=text, where=f"offset < {last}"))
+    assert table["offset"].to_pylist() == wanted["offset"].to_pylist()[:-1]
+
+
+@pytest.mark.parametrize("text", ["", ",", "5", "7,5", "a,b"])
+def test_a_timestamp_range_that_is_none(text: str) -> None:
+    with pytest.raises(InvalidOptionError, match="timestampRange"):
+        kts_source.plan(tier_options("timeline", timestampRange=text))
