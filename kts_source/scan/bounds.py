@@ -8,9 +8,9 @@ record is dated at or after it, as a broker's ListOffsets answers.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from kts_source.errors import DataLossError, InvalidOptionError, OffsetOutOfRangeError
 from kts_source.options.bounds import (
@@ -23,6 +23,9 @@ from kts_source.options.bounds import (
     TimestampBound,
 )
 from kts_source.scan.lineage import PartitionLog
+
+if TYPE_CHECKING:
+    from segment_format.isolation import OpenTransaction
 
 log = logging.getLogger(__name__)
 
@@ -157,6 +160,32 @@ def check_decided(
     )
 
 
+def check_outcomes(
+    place: Place,
+    partition: PartitionLog,
+    lost: Sequence[OpenTransaction],
+    *,
+    fail_on_data_loss: bool,
+) -> None:
+    """Raises `DataLossError` when transactions may have ended in a hole, or warns where loss is
+    allowed: whether their records are visible is lost with it.
+    """
+    if not lost:
+        return
+    producers = ", ".join(f"{txn.producer_id} since offset {txn.first_offset}" for txn in lost)
+    oldest = min(txn.first_offset for txn in lost)
+    holes = "; ".join(
+        f"[{hole.start}, {hole.stop})" for hole in partition.holes if hole.start > oldest
+    )
+    text = (
+        f"{place}: no segment in the tier holds offsets {holes}, where transactions of these"
+        f" producers may have ended: {producers}"
+    )
+    if fail_on_data_loss:
+        raise DataLossError(f"{text}; failOnDataLoss=false leaves their records out")
+    log.warning("%s; their records are left out", text)
+
+
 def check_no_holes(
     place: Place, partition: PartitionLog, start: int, stop: int, *, fail_on_data_loss: bool
 ) -> None:
@@ -164,6 +193,8 @@ def check_no_holes(
 
     Gaps that need not be holes are only noted.
     """
+    if start >= stop:
+        return
     for gap in partition.unverifiable:
         if gap.start < stop and gap.stop > start:
             log.info(

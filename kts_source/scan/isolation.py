@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from segment_format.index.transaction_index import AbortedTxn
-from segment_format.isolation import AbortedIntervals, OpenTransaction
+from segment_format.isolation import NO_ABORTED, AbortedIntervals, OpenTransaction
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -77,8 +77,10 @@ def decide(partition: PartitionLog, start: int, stop: int, state: TransactionSta
 
     Reads one snapshot in the usual case, and the transaction indexes of the segments that have one.
     """
-    first = next(n for n, span in enumerate(partition.ranges) if span.stop > start)
-    last = max(n for n, span in enumerate(partition.ranges) if span.start < stop)
+    read = [n for n, span in enumerate(partition.ranges) if span.start < stop and span.stop > start]
+    if not read:  # all of it lies in a hole
+        return Decisions(NO_ABORTED, stop, ())
+    first, last = read[0], read[-1]
     ends = _EndStates(partition, state)
     horizon = last
     while True:
@@ -87,7 +89,11 @@ def decide(partition: PartitionLog, start: int, stop: int, state: TransactionSta
             break
         horizon += 1
     aborted = [txn for n in range(first, horizon + 1) for txn in ends.aborted(n)]
-    lost = _lost_in_holes(partition, first, horizon, ends, aborted)
+    lost = [
+        (txn, hole_stop)
+        for txn, hole_stop in _lost_in_holes(partition, first, horizon, ends, aborted)
+        if txn.first_offset < stop
+    ]
     aborted.extend(
         AbortedTxn(txn.producer_id, txn.first_offset, hole_stop, hole_stop)
         for txn, hole_stop in lost

@@ -21,6 +21,7 @@ from kts_source.scan.bounds import (
     check_decided,
     check_no_holes,
     check_order,
+    check_outcomes,
     named_partitions,
     resolve_start,
     resolve_stop,
@@ -162,6 +163,7 @@ def _plan_partition(
     check_order(place, start, stop)
     check_no_holes(place, surviving, start, stop, fail_on_data_loss=loss)
     decisions = _decisions(options, surviving, start, stop, side_files)
+    check_outcomes(place, surviving, decisions.lost, fail_on_data_loss=loss)
     plan = PartitionPlan(
         part.topic,
         part.topic_id,
@@ -189,12 +191,5 @@ def _decisions(
             len(decisions.aborted),
             start,
             stop,
-        )
-    for txn in decisions.lost:
-        log.warning(
-            "records of producer %d from offset %d on are left out: the end of their transaction"
-            " is in a hole",
-            txn.producer_id,
-            txn.first_offset,
         )
     return decisions

@@ -1,0 +1,60 @@
+"""A tier in a dict: as fast as planning and reading can be."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kts_source.errors import ObjectNotFoundError, ObjectTooLargeError, TruncatedObjectError
+from kts_source.remote.store import ObjectInfo, StoreCounters
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+
+class MemoryStore:
+    """`RangeStore` over a mapping of keys to bytes that may change between calls."""
+
+    def __init__(self, objects: Mapping[str, bytes]) -> None:
+        self._objects = objects
+
+    @property
+    def counters(self) -> StoreCounters:
+        return StoreCounters()
+
+    def uri(self, key: str) -> str:
+        return f"mem:///{key}"
+
+    def list_folders(self, prefix: str) -> list[str]:
+        return sorted(
+            {
+                key[: key.index("/", len(prefix)) + 1]
+                for key in self._objects
+                if key.startswith(prefix) and "/" in key[len(prefix) :]
+            }
+        )
+
+    def list_objects(self, prefix: str) -> Iterator[ObjectInfo]:
+        for key in sorted(self._objects):
+            if key.startswith(prefix):
+                yield self.head(key)
+
+    def get_range(self, key: str, start: int, stop: int, *, version: str | None = None) -> bytes:
+        self.head(key)
+        data = self._objects[key][start:stop]
+        if len(data) != stop - start:
+            raise TruncatedObjectError(f"{len(data)} bytes of [{start}, {stop})", uri=self.uri(key))
+        return data
+
+    def get_object(self, key: str, *, max_bytes: int, version: str | None = None) -> bytes:
+        size = self.head(key).size
+        if size > max_bytes:
+            raise ObjectTooLargeError(f"{size} bytes", uri=self.uri(key))
+        return self._objects[key]
+
+    def head(self, key: str) -> ObjectInfo:
+        if key not in self._objects:
+            raise ObjectNotFoundError("no such object", uri=self.uri(key))
+        return ObjectInfo(key, len(self._objects[key]), version="1")
+
+    def close(self) -> None:
+        """Nothing is held open."""
