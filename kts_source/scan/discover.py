@@ -1,5 +1,4 @@
-"""Which topics, incarnations, partitions and segments the tier has: listings first, then what
-describes each segment.
+"""Which topics, incarnations, partitions and segments the tier has, by its listings.
 
 The listing is never cached and alone decides what exists. A topic that was deleted and created
 again stands under two topic ids; one of them is chosen once per topic, before any partition is
@@ -13,24 +12,18 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kts_source.errors import (
-    CorruptSegmentError,
-    InvalidOptionError,
-    ObjectNotFoundError,
-    TierNotFoundError,
-    TopicNotFoundError,
-)
+from kts_source.errors import InvalidOptionError, TierNotFoundError, TopicNotFoundError
 from kts_source.options.selection import Assign, SubscribePattern
-from segment_format.errors import SegmentFormatError
+from kts_source.scan.listed import ListedSegments
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from concurrent.futures import Executor
 
     from kts_source.options import ScanOptions
-    from kts_source.remote.layout import Layout, Orphan, PartitionListing, SegmentEntry, TopicFolder
-    from kts_source.remote.segment import RemoteSegment
+    from kts_source.remote.layout import Layout, Orphan, PartitionListing, TopicFolder
     from kts_source.remote.store import RangeStore
+    from kts_source.scan.listed import Describer
 
 log = logging.getLogger(__name__)
 
@@ -40,14 +33,14 @@ class DiscoveredPartition:
     """One partition of the chosen incarnation.
 
     Attributes:
-        segments: Described segments in order of (start offset, segment id).
+        listed: Its segments, at least one.
         orphans: Objects that belong to no segment.
     """
 
     topic: str
     topic_id: str
     partition: int
-    segments: tuple[RemoteSegment, ...]
+    listed: ListedSegments
     orphans: tuple[Orphan, ...]
 
 
@@ -71,9 +64,20 @@ class DiscoveredTopic:
 
 
 def discover(
-    options: ScanOptions, store: RangeStore, layout: Layout, pool: Executor
+    options: ScanOptions,
+    store: RangeStore,
+    layout: Layout,
+    pool: Executor,
+    describer: Describer,
 ) -> tuple[DiscoveredTopic, ...]:
-    """Lists and describes every segment of the selected topics.
+    """Lists every segment of the selected topics.
+
+    Args:
+        options: What to read.
+        store: Where to look.
+        layout: What to look for.
+        pool: Lists partitions side by side.
+        describer: Of their segments, where topic ids have to be compared.
 
     Raises:
         TierNotFoundError: Nothing of the layout's under the path.
@@ -84,7 +88,7 @@ def discover(
     """
     incarnations = _incarnations(options, store, layout)
     return tuple(
-        _discover_topic(options, topic, folders, store, layout, pool)
+        _discover_topic(options, topic, folders, store, layout, pool, describer)
         for topic, folders in sorted(incarnations.items())
     )
 
@@ -163,6 +167,7 @@ def _discover_topic(
     store: RangeStore,
     layout: Layout,
     pool: Executor,
+    describer: Describer,
 ) -> DiscoveredTopic:
     pairs = [
         (folder, partition) for folder in folders for partition in layout.partitions(store, folder)
@@ -170,7 +175,13 @@ def _discover_topic(
     listings = dict(
         zip(pairs, pool.map(lambda pair: layout.list_partition(store, *pair), pairs), strict=True)
     )
-    chosen = _choose(options, topic, folders, listings, store, layout, pool)
+    listed = {
+        (folder, partition): ListedSegments(
+            listing.segments, describer, describer.pack(folder, partition)
+        )
+        for (folder, partition), listing in listings.items()
+    }
+    chosen = _choose(options, topic, folders, listed)
     others = tuple(folder.topic_id for folder in folders if folder != chosen)
     if others:
         log.warning(
@@ -183,7 +194,7 @@ def _discover_topic(
     }
     wanted = _wanted_partitions(options, topic, present, listings)
     partitions = tuple(
-        _describe_partition(options, chosen, partition, present[partition], store, layout, pool)
+        _discovered(chosen, partition, listed[chosen, partition], present[partition].orphans)
         for partition in wanted
         if partition in present
     )
@@ -214,10 +225,7 @@ def _choose(
     options: ScanOptions,
     topic: str,
     folders: tuple[TopicFolder, ...],
-    listings: Mapping[tuple[TopicFolder, int], PartitionListing],
-    store: RangeStore,
-    layout: Layout,
-    pool: Executor,
+    listed: Mapping[tuple[TopicFolder, int], ListedSegments],
 ) -> TopicFolder:
     ids = ", ".join(folder.topic_id for folder in folders)
     wanted = options.topic_ids.get(topic, options.topic_ids.get(""))
@@ -232,14 +240,12 @@ def _choose(
         return folders[0]
     newest: dict[TopicFolder, int] = {}
     for folder in folders:
-        entries = [
-            entry
-            for (of, _), listing in listings.items()
+        stamps = [
+            segment.event_timestamp_ms
+            for (of, _), segments in listed.items()
             if of == folder
-            for entry in listing.segments
+            for segment in segments.all()
         ]
-        described = _describe(options, entries, store, layout, pool)
-        stamps = [segment.event_timestamp_ms for segment in described]
         if any(stamp is None for stamp in stamps):
             raise InvalidOptionError(
                 f"topic {topic!r} has several topic ids ({ids}) and layout {options.layout!r}"
@@ -258,48 +264,9 @@ def _choose(
     return winners[0]
 
 
-def _describe_partition(
-    options: ScanOptions,
-    folder: TopicFolder,
-    partition: int,
-    listing: PartitionListing,
-    store: RangeStore,
-    layout: Layout,
-    pool: Executor,
+def _discovered(
+    folder: TopicFolder, partition: int, listed: ListedSegments, orphans: tuple[Orphan, ...]
 ) -> DiscoveredPartition:
-    segments = _describe(options, listing.segments, store, layout, pool)
-    for orphan in listing.orphans:
+    for orphan in orphans:
         log.info("%s-%s: not read: %s (%s)", folder.topic, partition, orphan.keys, orphan.reason)
-    return DiscoveredPartition(
-        folder.topic, folder.topic_id, partition, tuple(segments), listing.orphans
-    )
-
-
-def _describe(
-    options: ScanOptions,
-    entries: Sequence[SegmentEntry],
-    store: RangeStore,
-    layout: Layout,
-    pool: Executor,
-) -> list[RemoteSegment]:
-    def describe(entry: SegmentEntry) -> RemoteSegment | None:
-        uri = store.uri(entry.described_by)
-        try:
-            return layout.describe(store, entry)
-        except ObjectNotFoundError:
-            log.warning("%s has gone since it was listed: a delete under way; not read", uri)
-            return None
-        except SegmentFormatError as error:
-            failure = CorruptSegmentError(
-                str(error),
-                topic=entry.topic,
-                partition=entry.partition,
-                offset=entry.base_offset,
-                uri=uri,
-            )
-            if options.fail_on_data_loss:
-                raise failure from error
-            log.warning("%s; not read", failure)
-            return None
-
-    return [segment for segment in pool.map(describe, entries) if segment is not None]
+    return DiscoveredPartition(folder.topic, folder.topic_id, partition, listed, orphans)

@@ -84,6 +84,9 @@ def decide(partition: PartitionLog, start: int, stop: int, state: TransactionSta
     ends = _EndStates(partition, state)
     horizon = last
     while True:
+        if ends.goes_on_elsewhere(horizon):
+            horizon += 1
+            continue
         undecided = ends.undecided(horizon, below=stop)
         if not undecided or horizon + 1 == len(partition.ranges):
             break
@@ -118,6 +121,15 @@ class _EndStates:
         self._state = state
         self._open: dict[int, Mapping[int, int]] = {}
         self._snapshots: dict[int, tuple[ProducerStateEntry, ...] | None] = {}
+
+    def goes_on_elsewhere(self, number: int) -> bool:
+        """Whether range `number` ends inside its segment and the next one begins right there: that
+        one's snapshot tells, its own is of another place.
+        """
+        span = self._ranges[number]
+        following = self._ranges[number + 1] if number + 1 < len(self._ranges) else None
+        cut = span.stop < span.segment.stop_offset
+        return cut and following is not None and following.start == span.stop
 
     def undecided(self, number: int, *, below: int) -> tuple[OpenTransaction, ...]:
         """Transactions begun below an offset and still open at the end of range `number`, oldest

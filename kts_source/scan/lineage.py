@@ -4,13 +4,15 @@ Segments overlap after leader changes and retried uploads, and belong to dead br
 unclean elections. The leader-epoch checkpoint of the newest segment is the lineage: it says which
 epoch owns which offsets, and its first entry carries the log start that retention and
 DeleteRecords moved (`LeaderEpochFileCache.truncateFromStart`). Within one epoch there is one
-leader, so two segments that fit the lineage hold the same batches where they overlap. Source:
+leader, so two segments that fit the lineage hold the same batches where they overlap; of those
+that hold an offset the one that begins last serves it. Source:
 KIP-405, `RemoteLogMetadataCache`, `RemoteLogManager.isRemoteSegmentWithinLeaderEpochs`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -101,10 +103,7 @@ def partition_log(segments: Sequence[RemoteSegment], lineage: Sequence[EpochEntr
         lineage: Entries of the newest segment's leader-epoch checkpoint, ascending.
     """
     usable = {id(segment): usable_range(segment, lineage) for segment in segments}
-    candidates = sorted(
-        (span for span in usable.values() if span is not None),
-        key=lambda span: (span.start, span.segment.segment_id),
-    )
+    candidates = [span for span in usable.values() if span is not None]
     checkpoint_start = lineage[0].start_offset if lineage else 0
     if not candidates:
         skipped = tuple(
@@ -116,9 +115,9 @@ def partition_log(segments: Sequence[RemoteSegment], lineage: Sequence[EpochEntr
     # Stragglers below the log start count: the tier did reach back that far, so what is missing
     # between the log start and the first segment above it is a hole.
     stragglers = (s.start_offset for s in segments if s.stop_offset <= checkpoint_start)
-    first_tiered = min([candidates[0].start, *stragglers])
+    first_tiered = min([*(span.start for span in candidates), *stragglers])
     log_start = min(max(first_tiered, checkpoint_start), stop)
-    ranges, missing = _cover(candidates, log_start, stop)
+    ranges, missing = cover(candidates, log_start, stop)
     loose = {span.stop for span in ranges if _may_end_later(span)}
     used = {id(chosen.segment) for chosen in ranges}
     skipped = tuple(
@@ -191,29 +190,42 @@ def _owned(epoch: int, lineage: Sequence[EpochEntry]) -> tuple[int, int] | None:
     return None
 
 
-def _cover(
-    candidates: Sequence[SegmentRange], log_start: int, stop: int
+def cover(
+    candidates: Iterable[SegmentRange], log_start: int, stop: int
 ) -> tuple[tuple[SegmentRange, ...], tuple[Hole, ...]]:
-    """Walks from the log start to the end; the candidate that reaches furthest wins."""
+    """Chooses the candidate for every offset of [log_start, stop): of those that hold it, the one
+    that begins last, as a broker's floor lookup does.
+
+    So which segment serves an offset depends only on segments that begin at or below it, down to
+    the first that holds it: a plan of a few offsets needs to know no others.
+    """
+    rest = sorted(candidates, key=_precedence, reverse=True)  # the next to begin is at the end
+    holding: list[tuple[tuple[int, ...], int, SegmentRange]] = []  # a heap, last to begin first
     ranges: list[SegmentRange] = []
     holes: list[Hole] = []
     position = log_start
-    following = 0
-    best: SegmentRange | None = None
     while position < stop:
-        while following < len(candidates) and candidates[following].start <= position:
-            if best is None or candidates[following].stop > best.stop:
-                best = candidates[following]
-            following += 1
-        if best is not None and best.stop > position:
-            ranges.append(SegmentRange(best.segment, position, best.stop))
-            position = best.stop
+        while rest and rest[-1].start <= position:
+            chosen = rest.pop()
+            order = tuple(-number for number in _precedence(chosen)[:3])
+            heappush(holding, (order, -len(rest), chosen))
+        while holding and holding[0][2].stop <= position:
+            heappop(holding)
+        following = min(rest[-1].start, stop) if rest else stop
+        if not holding:
+            before = ranges[-1].segment if ranges else None
+            holes.append(Hole(position, following, before, rest[-1].segment))
+            position = following
             continue
-        after = candidates[following]
-        before = ranges[-1].segment if ranges else None
-        holes.append(Hole(position, after.start, before, after.segment))
-        position = after.start
+        best = holding[0][2]
+        end = min(best.stop, following) if following < stop else best.stop
+        ranges.append(SegmentRange(best.segment, position, end))
+        position = end
     return tuple(ranges), tuple(holes)
+
+
+def _precedence(span: SegmentRange) -> tuple[int, int, int, str]:
+    return span.start, span.segment.start_offset, span.stop, span.segment.segment_id
 
 
 def _reason(segment: RemoteSegment, usable: SegmentRange | None, log_start: int) -> str:

@@ -27,13 +27,14 @@ from kts_source.scan.bounds import (
     resolve_stop,
 )
 from kts_source.scan.discover import DiscoveredPartition, DiscoveredTopic, discover
-from kts_source.scan.isolation import Decisions, decide
-from kts_source.scan.lineage import PartitionLog, newest_segment, partition_log
+from kts_source.scan.garbage import paused_collector
+from kts_source.scan.isolation import Decisions
+from kts_source.scan.listed import Describer
 from kts_source.scan.plan import PartitionPlan, ScanPlan
 from kts_source.scan.plan_checks import check_plan, replayed
 from kts_source.scan.side_files import SideFiles
 from kts_source.scan.slicing import cut, pack, spans, target_bytes
-from kts_source.scan.timestamps import first_offset_at_or_after
+from kts_source.scan.window import PartitionView, needs_a_part
 from segment_format.isolation import NO_ABORTED
 
 if TYPE_CHECKING:
@@ -41,11 +42,13 @@ if TYPE_CHECKING:
 
     from kts_source.options import ScanOptions
     from kts_source.remote.store import RangeStore
+    from kts_source.scan.lineage import PartitionLog
     from kts_source.scan.task import SegmentSlice
 
 log = logging.getLogger(__name__)
 
-PLANNING_THREADS = 16
+PLANNING_THREADS = 64
+"""Partitions planned at a time, and as many manifests read: they wait for answers, mostly."""
 _INDEX_ENTRY_BYTES = 8
 
 
@@ -88,8 +91,16 @@ def plan_scan(options: ScanOptions, store: RangeStore | None = None) -> ScanPlan
 def _planned(options: ScanOptions, store: RangeStore) -> ScanPlan:
     reader = SegmentReader(store, options.key_ring.loaded())
     side_files = SideFiles(reader, max_batch_bytes=options.max_batch_bytes)
-    with ThreadPoolExecutor(PLANNING_THREADS, thread_name_prefix="kts-plan") as pool:
-        topics = discover(options, store, find_layout(options.layout), pool)
+    layout = find_layout(options.layout)
+    with (
+        paused_collector(),
+        ThreadPoolExecutor(PLANNING_THREADS, thread_name_prefix="kts-plan") as pool,
+        ThreadPoolExecutor(PLANNING_THREADS, thread_name_prefix="kts-describe") as describing,
+    ):
+        describer = Describer(
+            store, layout, describing, fail_on_data_loss=options.fail_on_data_loss
+        )
+        topics = discover(options, store, layout, pool, describer)
         _check_named(options, topics)
         planned = tuple(_plan_partitions(options, topics, side_files, pool))
     wanted = [span for _, partition_spans in planned for span in partition_spans]
@@ -127,28 +138,33 @@ def _plan_partitions(
     side_files: SideFiles,
     pool: Executor,
 ) -> Iterator[tuple[PartitionPlan, list[SegmentSlice]]]:
-    found = [part for topic in topics for part in topic.partitions if part.segments]
+    found = [part for topic in topics for part in topic.partitions]
 
-    def plan(part: DiscoveredPartition) -> tuple[PartitionPlan, list[SegmentSlice]]:
+    def plan(part: DiscoveredPartition) -> tuple[PartitionPlan, list[SegmentSlice]] | None:
         try:
             return _plan_partition(options, part, side_files)
         except TieredKafkaError as error:
             raise error.located(topic=part.topic, partition=part.partition) from error.__cause__
 
-    yield from pool.map(plan, found)
+    yield from (planned for planned in pool.map(plan, found) if planned is not None)
 
 
 def _plan_partition(
     options: ScanOptions, part: DiscoveredPartition, side_files: SideFiles
-) -> tuple[PartitionPlan, list[SegmentSlice]]:
-    newest = newest_segment(part.segments)
-    surviving = partition_log(part.segments, side_files.leader_epochs(newest).entries)
+) -> tuple[PartitionPlan, list[SegmentSlice]] | None:
     place = Place(part.topic, part.partition)
-    for skipped in surviving.skipped:
-        log.info("%s: segment %s not read: %s", place, skipped.segment.segment_id, skipped.reason)
+    view = PartitionView(
+        part.listed,
+        side_files,
+        in_part=needs_a_part(options, part.topic, part.partition),
+        max_ahead_ms=options.max_timestamp_ahead_ms,
+    )
+    if view.is_empty:
+        return None
+    surviving = view.log
 
-    def lookup(of: PartitionLog, timestamp_ms: int) -> int | None:
-        return first_offset_at_or_after(of, timestamp_ms, side_files)
+    def lookup(_log: PartitionLog, timestamp_ms: int) -> int | None:
+        return view.first_offset_at_or_after(timestamp_ms)
 
     loss = options.fail_on_data_loss
     start = resolve_start(
@@ -161,8 +177,12 @@ def _plan_partition(
     )
     stop = resolve_stop(options.ending, place, surviving, lookup=lookup, fail_on_data_loss=loss)
     check_order(place, start, stop)
+    surviving = view.covering(start, stop)
     check_no_holes(place, surviving, start, stop, fail_on_data_loss=loss)
-    decisions = _decisions(options, surviving, start, stop, side_files)
+    surviving, decisions = _decisions(options, view, start, stop)
+    part.listed.save()
+    for skipped in surviving.skipped:
+        log.info("%s: segment %s not read: %s", place, skipped.segment.segment_id, skipped.reason)
     check_outcomes(place, surviving, decisions.lost, fail_on_data_loss=loss)
     plan = PartitionPlan(
         part.topic,
@@ -180,11 +200,11 @@ def _plan_partition(
 
 
 def _decisions(
-    options: ScanOptions, surviving: PartitionLog, start: int, stop: int, side_files: SideFiles
-) -> Decisions:
+    options: ScanOptions, view: PartitionView, start: int, stop: int
+) -> tuple[PartitionLog, Decisions]:
     if start >= stop or not options.read_committed:
-        return Decisions(NO_ABORTED, max(start, stop), ())
-    decisions = decide(surviving, start, stop, side_files)
+        return view.covering(start, stop), Decisions(NO_ABORTED, max(start, stop), ())
+    surviving, decisions = view.decided(start, stop)
     if len(decisions.aborted):
         log.info(
             "%d aborted transactions are left out of offsets [%d, %d)",
@@ -192,4 +212,4 @@ def _decisions(
             start,
             stop,
         )
-    return decisions
+    return surviving, decisions

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,6 +17,9 @@ from kts_source.scan.lineage import (
     usable_range,
 )
 from tests.kts_source.scan.segments import lineage, segment
+
+if TYPE_CHECKING:
+    from kts_source.remote.segment import RemoteSegment
 
 SEVEN = lineage(e0=0, e1=10, e2=20, e3=30, e4=40, e5=50, e7=70)
 
@@ -78,8 +83,43 @@ def test_a_retried_upload_is_read_once() -> None:
     log = partition_log(
         [segment(0, 9, name="a"), segment(0, 9, name="b"), segment(5, 14, name="c")], lineage(e0=0)
     )
-    assert [(span.start, span.stop) for span in log.ranges] == [(0, 10), (10, 15)]
+    assert [(span.start, span.stop, span.segment.segment_id) for span in log.ranges] == [
+        (0, 5, "a"),
+        (5, 15, "c"),
+    ]
     assert [skipped.reason for skipped in log.skipped] == [COVERED]
+
+
+def test_the_segment_that_begins_last_serves() -> None:
+    log = partition_log(
+        [segment(0, 99, name="long"), segment(20, 29, name="in it"), segment(25, 39, name="on")],
+        lineage(e0=0),
+    )
+    assert [(span.start, span.stop, span.segment.segment_id) for span in log.ranges] == [
+        (0, 20, "long"),
+        (20, 25, "in it"),
+        (25, 40, "on"),
+        (40, 100, "long"),
+    ]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), min_size=1, max_size=12),
+    st.integers(0, 80),
+)
+def test_who_serves_an_offset_depends_on_no_later_segment(
+    shapes: list[tuple[int, int]], offset: int
+) -> None:
+    segments = [
+        segment(start, start + length, name=f"{number}")
+        for number, (start, length) in enumerate(shapes)
+    ]
+
+    def server(of: list[RemoteSegment]) -> list[str]:
+        ranges = partition_log(of, lineage(e0=0)).ranges if of else ()
+        return [s.segment.segment_id for s in ranges if s.start <= offset < s.stop]
+
+    assert server([one for one in segments if one.start_offset <= offset]) == server(segments)
 
 
 def test_a_dead_branch_is_not_read() -> None:

@@ -1,0 +1,185 @@
+"""The facts of all described segments of one partition as one entry of the index cache, so that
+planning a topic of 100,000 segments a second time reads hundreds of files.
+
+A line for each segment, ended by LF, its three parts separated by tabs:
+
+    segment id
+    base offset, then suffix, size and version of every listed object of the segment
+    facts, as a JSON list (see `_facts`)
+
+A line serves only a segment whose listed objects are exactly the same, so the listing alone decides
+what exists, and a line is parsed only when its segment is asked for. Segments whose objects have no
+version are not kept. Wrapped data keys are kept as manifests hold them; no key that opens anything.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+from kts_source.remote.segment import (
+    Envelope,
+    IndexType,
+    ObjectRef,
+    RemoteSegment,
+    SegmentObjects,
+    StoredIndex,
+)
+from segment_format.errors import SegmentFormatError
+from segment_format.index.leader_epoch_checkpoint import EpochEntry
+from segment_format.manifest.chunk_index import FixedChunkIndex, VariableChunkIndex
+from segment_format.manifest.encryption import WrappedDataKey
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kts_source.remote.cache import DiskCache
+    from kts_source.remote.layout import SegmentEntry
+    from segment_format.manifest.chunk_index import ChunkIndex
+
+log = logging.getLogger(__name__)
+
+_KINDS: Final = {kind.value: kind for kind in IndexType}
+
+
+class SegmentPack:
+    """What is known of the segments of one partition. Used by one thread at a time.
+
+    Args:
+        cache: Where packs are; `None` keeps nothing.
+        name: Of the pack.
+    """
+
+    def __init__(self, cache: DiskCache | None, name: str) -> None:
+        self._cache = cache
+        self._name = name
+        self._lines: dict[str, str] | None = None
+        self._changed = False
+
+    def find(self, entry: SegmentEntry) -> RemoteSegment | None:
+        """The segment as it was described before, if its objects are still the same."""
+        if self._cache is None:
+            return None
+        if self._lines is None:
+            self._lines = self._loaded(self._cache)
+        line = self._lines.get(entry.segment_id)
+        identity = _identity(entry) if line is not None else None
+        if line is None or identity is None or not line.startswith(identity):
+            return None
+        try:
+            return _segment(entry, json.loads(line[len(identity) :]))
+        except (ValueError, TypeError, LookupError, SegmentFormatError):
+            log.warning("%s: a line that cannot be read; describing it anew", self._name)
+            return None
+
+    def add(self, entry: SegmentEntry, segment: RemoteSegment) -> None:
+        """Keeps what was described just now."""
+        identity, facts = _identity(entry), _facts(entry, segment)
+        if self._cache is None or identity is None or facts is None:
+            return
+        if self._lines is None:
+            self._lines = self._loaded(self._cache)
+        self._lines[entry.segment_id] = identity + json.dumps(facts, separators=(",", ":"))
+        self._changed = True
+
+    def save(self, entries: Sequence[SegmentEntry]) -> None:
+        """Writes the pack if it grew, without segments that are no longer listed."""
+        if self._cache is None or self._lines is None or not self._changed:
+            return
+        self._changed = False
+        listed = (entry.segment_id for entry in entries)
+        lines = [f"{name}\t{self._lines[name]}\n" for name in listed if name in self._lines]
+        self._cache.put(self._name, "".join(lines).encode())
+
+    def _loaded(self, cache: DiskCache) -> dict[str, str]:
+        data = cache.get(self._name)
+        if data is None:
+            return {}
+        pairs = (line.split("\t", 1) for line in data.decode().splitlines())
+        return {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
+
+
+def _identity(entry: SegmentEntry) -> str | None:
+    """The listed objects as text that ends in a tab; `None` when a version is missing."""
+    parts = [f"{entry.base_offset}"]
+    for suffix, info in entry.objects:
+        if info.version is None:
+            return None
+        parts.append(f"{suffix} {info.size} {info.version}")
+    identity = "|".join(parts)
+    return f"{identity}\t" if identity.isprintable() and entry.segment_id.isprintable() else None
+
+
+def _facts(entry: SegmentEntry, segment: RemoteSegment) -> list[Any] | None:
+    """The description in JSON's types; `None` when it names an object that was not listed."""
+    suffixes = {info.key: suffix for suffix, info in entry.objects}
+    objects = segment.objects
+    chunks = _chunk_facts(objects.chunk_index)
+    sources = [objects.log, *(index.source for index in objects.indexes.values())]
+    if chunks is None or any(source.key not in suffixes for source in sources):
+        return None
+    envelope = objects.encryption
+    return [
+        segment.start_offset,
+        segment.end_offset,
+        segment.max_timestamp_ms,
+        segment.event_timestamp_ms,
+        segment.end_is_exact,
+        [[epoch.epoch, epoch.start_offset] for epoch in segment.leader_epochs],
+        suffixes[objects.log.key],
+        objects.compression,
+        chunks,
+        None
+        if envelope is None
+        else [envelope.wrapped_key.to_text(), base64.b64encode(envelope.aad).decode()],
+        [
+            [kind.value, suffixes[index.source.key], index.start, index.stop]
+            for kind, index in objects.indexes.items()
+        ],
+    ]
+
+
+def _chunk_facts(index: ChunkIndex) -> list[Any] | None:
+    shape = [index.original_chunk_size, index.original_file_size]
+    if isinstance(index, FixedChunkIndex):
+        return [*shape, index.transformed_chunk_size, index.final_transformed_chunk_size]
+    if isinstance(index, VariableChunkIndex):
+        return [*shape, index.transformed_chunks, index.transformed_size]
+    return None
+
+
+def _segment(entry: SegmentEntry, facts: list[Any]) -> RemoteSegment:
+    start, end, max_timestamp, event, exact, epochs, log_suffix, compression, chunks = facts[:9]
+    envelope, indexes = facts[9:]
+    refs = {
+        suffix: ObjectRef(info.key, info.size, info.version, info.storage_class)
+        for suffix, info in entry.objects
+    }
+    return RemoteSegment(
+        entry.topic,
+        entry.topic_id,
+        entry.partition,
+        entry.segment_id,
+        start,
+        end,
+        max_timestamp,
+        event,
+        tuple([EpochEntry(epoch, first) for epoch, first in epochs]),
+        SegmentObjects(
+            refs[log_suffix],
+            VariableChunkIndex.deferred(*chunks)
+            if isinstance(chunks[2], str)
+            else FixedChunkIndex(*chunks),
+            compression,
+            None
+            if envelope is None
+            else Envelope(WrappedDataKey.from_text(envelope[0]), base64.b64decode(envelope[1])),
+            {
+                _KINDS[kind]: StoredIndex(refs[suffix], low, high)
+                for kind, suffix, low, high in indexes
+            },
+        ),
+        exact,
+    )
