@@ -94,5 +94,5 @@ def _write_partition(
             payload=shape.payload,
             seed=number,
         )
-        writer.write_segment(uniform_segment(batches))
+        writer.write_segment(uniform_segment(batches, log_start=0))
         offset = batches.next_offset

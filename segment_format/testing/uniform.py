@@ -160,6 +160,7 @@ def uniform_segment(
     batches: UniformBatches,
     *,
     leader_epoch: int = 0,
+    log_start: int | None = None,
     index_interval_bytes: int = DEFAULT_INDEX_INTERVAL_BYTES,
 ) -> SegmentFiles:
     """The files of a segment that holds these batches and nothing else.
@@ -167,6 +168,8 @@ def uniform_segment(
     Args:
         batches: As written by `write_uniform_batches`.
         leader_epoch: The same as there.
+        log_start: Where the epoch began; None for these batches' first offset, which tells readers
+            that the log has nothing before them.
         index_interval_bytes: Kafka's `index.interval.bytes`.
     """
     count = len(batches.sizes)
@@ -187,7 +190,9 @@ def uniform_segment(
         timeindex=timeindex,
         txnindex=None,
         snapshot=write_producer_snapshot([]),
-        leader_epoch_checkpoint=write_leader_epoch_checkpoint(epochs),
+        leader_epoch_checkpoint=write_leader_epoch_checkpoint(
+            ((leader_epoch, base_offset if log_start is None else log_start),)
+        ),
         max_timestamp_ms=batches.max_timestamp,
         epochs=epochs,
     )

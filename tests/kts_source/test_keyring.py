@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import pickle
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
+
+from kts_source.errors import CorruptSegmentError, InvalidOptionError
+from kts_source.keyring import KeyRing
+from segment_format.testing.tiers import AivenTierWriter, EncryptionKey
+from segment_format.testing.uniform import uniform_segment, write_uniform_batches
+from tests.golden_data import (
+    KEY_PREFIX,
+    KEYS,
+    TIER,
+    assert_same_rows,
+    expected_table,
+    tier_options,
+)
+from tests.kts_source.scan.scanning import scan
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+OPTION = "encryption.key.pairs.{}.private.key.{}"
+PEMS = {path.name.removesuffix(".private.pem"): path for path in KEYS.glob("*.private.pem")}
+
+
+def options_without_keys() -> dict[str, str]:
+    given = tier_options("encrypted")
+    return {name: text for name, text in given.items() if not name.startswith("encryption")}
+
+
+def from_secret_scope(key_id: str) -> str:
+    """What a user's callback does."""
+    return PEMS[key_id].read_text()
+
+
+def failing(key_id: str) -> str:
+    raise RuntimeError("PEM-TEXT-IN-AN-ERROR")
+
+
+def nothing(key_id: str) -> None:
+    return None
+
+
+def test_keys_come_from_environment_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = options_without_keys()
+    for number, (key_id, path) in enumerate(PEMS.items()):
+        monkeypatch.setenv(f"KTS_TEST_KEY_{number}", path.read_text())
+        given[OPTION.format(key_id, "env")] = f"KTS_TEST_KEY_{number}"
+    assert_same_rows(scan(given), expected_table("encrypted", "read_committed"))
+
+
+def test_keys_come_from_a_callback() -> None:
+    given = options_without_keys()
+    for key_id in PEMS:
+        given[OPTION.format(key_id, "callback")] = f"{__name__}:from_secret_scope"
+    assert_same_rows(scan(given), expected_table("encrypted", "read_committed"))
+
+
+def test_what_was_read_on_the_driver_travels_and_is_not_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    key_id, path = next(iter(PEMS.items()))
+    monkeypatch.setenv("KTS_TEST_KEY", path.read_text())
+    ring = KeyRing.from_options({OPTION.format(key_id, "env"): "KTS_TEST_KEY"}).loaded()
+    monkeypatch.delenv("KTS_TEST_KEY")
+    copy = pickle.loads(pickle.dumps(ring))
+    assert copy.pems.reveal() == {key_id: path.read_bytes()}
+    assert "PRIVATE KEY" not in repr(copy)
+
+
+def test_a_variable_that_is_not_set_is_named() -> None:
+    given = options_without_keys()
+    for key_id in PEMS:
+        given[OPTION.format(key_id, "env")] = "KTS_NO_SUCH_VARIABLE"
+    with pytest.raises(CorruptSegmentError, match=r"environment variable named by option"):
+        scan(given)
+
+
+@pytest.mark.parametrize("name", ["failing", "nothing"])
+def test_a_callback_that_fails_is_named_without_its_text(name: str) -> None:
+    ring = KeyRing.from_options({OPTION.format("k", "callback"): f"{__name__}:{name}"})
+    with pytest.raises(Exception, match=name) as caught:
+        ring.loaded()
+    assert "PEM-TEXT" not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+def test_mistakes_in_the_options_are_told() -> None:
+    with pytest.raises(InvalidOptionError, match="module:function"):
+        KeyRing.from_options({OPTION.format("k", "callback"): "no colon"})
+    with pytest.raises(InvalidOptionError, match="as file and as env"):
+        KeyRing.from_options({OPTION.format("k", "file"): "f", OPTION.format("K", "env"): "E"})
+
+
+def private_key() -> rsa.RSAPrivateKey:
+    return rsa.generate_private_key(public_exponent=65537, key_size=2048)
+
+
+def private_pem(key: rsa.RSAPrivateKey) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def public_pem(key: rsa.RSAPrivateKey) -> bytes:
+    return key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+def test_a_wrong_key_and_changed_bytes_are_told_apart(tmp_path: Path) -> None:
+    tier = shutil.copytree(TIER, tmp_path / "tier")
+    log = sorted((tier / KEY_PREFIX).glob("encrypted-*/*/*.log"))[0]
+    data = bytearray(log.read_bytes())
+    data[1000] ^= 1
+    log.write_bytes(data)
+    with pytest.raises(CorruptSegmentError) as changed:
+        scan({**tier_options("encrypted"), "path": str(tier)})
+    assert "stored bytes were changed" in str(changed.value)
+
+    wrong = tmp_path / "wrong.pem"
+    wrong.write_bytes(private_pem(private_key()))
+    with pytest.raises(CorruptSegmentError) as mistaken:
+        scan({**tier_options("encrypted"), **{OPTION.format(k, "file"): str(wrong) for k in PEMS}})
+    assert "does not open with the private key" in str(mistaken.value)
+    assert "changed" not in str(mistaken.value)
+
+
+def test_a_rotated_key_ring_opens_old_and_new_segments(tmp_path: Path) -> None:
+    keys = {"old": private_key(), "new": private_key()}
+    offset = 0
+    for key_id, key in keys.items():
+        writer = AivenTierWriter(
+            tmp_path / "tier",
+            topic="t",
+            topic_id="AAAAAAAAAAAAAAAAAAAAAQ",
+            encryption=EncryptionKey(key_id, public_pem(key)),
+        )
+        batches = write_uniform_batches(
+            batch_count=3, records_per_batch=5, value_size=10, base_offset=offset
+        )
+        writer.write_segment(uniform_segment(batches, log_start=0))
+        offset = batches.next_offset
+        (tmp_path / f"{key_id}.pem").write_bytes(private_pem(key))
+    given = {"path": str(tmp_path / "tier"), "subscribe": "t"}
+    both = {OPTION.format(key_id, "file"): str(tmp_path / f"{key_id}.pem") for key_id in keys}
+    assert sorted(scan({**given, **both})["offset"].to_pylist()) == list(range(30))
+    only_old = {OPTION.format("old", "file"): str(tmp_path / "old.pem")}
+    with pytest.raises(CorruptSegmentError, match=r"key id 'new'.*the key ring has old"):
+        scan({**given, **only_old})
