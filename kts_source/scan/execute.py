@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
 
     from kts_source.options import ScanOptions
-    from kts_source.scan.predicate.model import Predicate
     from kts_source.scan.metrics import TaskMeter
+    from kts_source.scan.predicate.model import Predicate
     from kts_source.scan.task import ScanTask, SegmentSlice
 
 log = logging.getLogger(__name__)
