@@ -21,7 +21,7 @@ from kts_source.export.errors import CommitConflictError, ExportError
 from kts_source.export.fingerprint import check_fingerprint, number
 from kts_source.export.ranges import OffsetRange, PartitionKey, advanced
 from kts_source.export.table import Commit, TableState, WritePlace
-from kts_source.export.target_store import open_target
+from kts_source.export.target_store import both_listed, open_target
 from kts_source.remote.local_store import local_root
 from kts_source.remote.storage_options import secret_values
 from kts_source.remote.store import S3_SCHEMES, split_scheme
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from kts_source.export.settings import ExportSettings
     from kts_source.export.target_store import TargetObject
 
-RULES: Final = ("isolationLevel", "columns", "transform", "partitionBy")
+RULES: Final = ("isolationLevel", "columns", "transform", "partitionBy", "where", "compact")
 _COMMIT_ATTEMPTS: Final = 20
 
 
@@ -96,6 +96,8 @@ class DeltaExportTable:
                 return  # no table and no columns to make one with: the offsets hold no row
             state = TableState({}, {}) if table is None else self._state(table)
             check_fingerprint(state.fingerprint, commit.fingerprint)
+            if commit.replace and not state.fingerprint and table is not None:
+                _refuse_strangers(table, self._uri)
             moved = advanced(state.committed, commit.advances)
             if self._try_commit(table, commit, moved):
                 return
@@ -112,7 +114,7 @@ class DeltaExportTable:
         """
         table = self._open()
         known = set() if table is None else set(_paths(table))
-        for found in self._target.list_objects(self._prefix):
+        for found in both_listed(self._target, self._prefix):
             if found.key not in known and found.modified_ms < older_than_ms:
                 yield found
 
@@ -178,7 +180,11 @@ class DeltaExportTable:
                 if commit.schema is not None:
                     self._check_schema(table, commit.schema)
                 table.create_write_transaction(
-                    actions, "append", schema, columns, commit_properties=properties
+                    actions,
+                    "overwrite" if commit.replace else "append",
+                    schema,
+                    columns,
+                    commit_properties=properties,
                 )
         except CommitFailedError:
             return False
@@ -271,6 +277,11 @@ class DeltaExportTable:
         return ExportError(
             f"{text}: {scrub(f'{type(error).__name__}: {error}', hidden)}", uri=self._uri
         )
+
+
+def _refuse_strangers(table: DeltaTable, uri: str) -> None:
+    if next(_paths(table), None) is not None:
+        raise ExportError("the table holds rows that a rebuild would remove", uri=uri)
 
 
 def _paths(table: DeltaTable) -> Iterator[str]:

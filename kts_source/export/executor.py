@@ -8,19 +8,18 @@ import os
 from typing import TYPE_CHECKING, Protocol
 
 from kts_source.export.errors import ExportError
-from kts_source.export.task import run_export_task
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from kts_source.export.files import TaskReport
-    from kts_source.export.task import ExportJob, ExportTask
+    from kts_source.export.task import ExportJob, RunnableTask
 
 
 class ExportExecutor(Protocol):
     """Whatever runs tasks somewhere."""
 
-    def run(self, tasks: Sequence[ExportTask], job: ExportJob) -> Iterator[TaskReport]:
+    def run(self, tasks: Sequence[RunnableTask], job: ExportJob) -> Iterator[TaskReport]:
         """One report per task, in any order, as they become known.
 
         Close the iterator to stop what is under way.
@@ -41,17 +40,17 @@ class LocalExecutor:
     def __init__(self, workers: int | None = None) -> None:
         self._workers = workers or os.cpu_count() or 1
 
-    def run(self, tasks: Sequence[ExportTask], job: ExportJob) -> Iterator[TaskReport]:
+    def run(self, tasks: Sequence[RunnableTask], job: ExportJob) -> Iterator[TaskReport]:
         """See `ExportExecutor.run`."""
         workers = min(self._workers, len(tasks))
         if workers <= 1:
-            yield from (run_export_task(task, job) for task in tasks)
+            yield from (task.run(job) for task in tasks)
             return
         # Spawned: neither the event loops of the stores nor their connections survive a fork.
         context = multiprocessing.get_context("spawn")
         pool = concurrent.futures.ProcessPoolExecutor(workers, mp_context=context)
         try:
-            futures = [pool.submit(run_export_task, task, job) for task in tasks]
+            futures = [pool.submit(task.run, job) for task in tasks]
             for future in concurrent.futures.as_completed(futures):
                 yield future.result()
         except concurrent.futures.process.BrokenProcessPool as error:

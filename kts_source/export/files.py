@@ -97,6 +97,14 @@ class DeadLetterFile:
 
 
 @dataclass(frozen=True, slots=True)
+class SpillFile:
+    """Records of one bucket on their way through a compaction."""
+
+    bucket: int
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
 class TaskReport:
     """What one successful attempt of a task did.
 
@@ -112,6 +120,8 @@ class TaskReport:
         retries: Attempts made again.
         seconds: Wall time.
         seconds_writing: Part of it spent in transforms and in encoding, compressing and storing.
+        spills: Of a compaction's first round.
+        newest_ms: Topic id, partition and newest timestamp seen there.
     """
 
     number: int
@@ -126,6 +136,8 @@ class TaskReport:
     retries: int
     seconds: float
     seconds_writing: float
+    spills: tuple[SpillFile, ...] = ()
+    newest_ms: tuple[tuple[str, int, int], ...] = ()
 
     def to_text(self) -> str:
         """One line of JSON, which is how it travels through Spark."""
@@ -140,6 +152,8 @@ class TaskReport:
         return cls(
             files=files,
             dead_letters=None if letters is None else DeadLetterFile(**letters),
+            spills=tuple(SpillFile(**spill) for spill in value.pop("spills")),
+            newest_ms=tuple(tuple(entry) for entry in value.pop("newest_ms")),
             **value,
         )
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from kts_source.export.errors import FingerprintError
 
 if TYPE_CHECKING:
-    from kts_source.export.settings import ExportSettings, Transform
+    from kts_source.export.settings import Compaction, ExportSettings, Transform
     from kts_source.options import ScanOptions
 
 Fingerprint: TypeAlias = Mapping[str, str]
@@ -24,7 +24,14 @@ def fingerprint(options: ScanOptions, settings: ExportSettings) -> Fingerprint:
         "columns": ",".join(options.columns),
         "transform": describe_transform(settings.transform),
         "partitionBy": ",".join(str(field) for field in settings.partition_by),
+        "where": "" if options.where is None else repr(options.where),
+        "compact": "" if settings.compaction is None else _compaction(options, settings.compaction),
     }
+
+
+def _compaction(options: ScanOptions, compaction: Compaction) -> str:
+    # A rebuild replaces the whole table, so it must cover what the table was built from.
+    return f"{compaction.tombstones},{compaction.delete_retention_ms},{options.selection!r}"
 
 
 def describe_transform(transform: Transform | None) -> str:

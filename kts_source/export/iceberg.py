@@ -18,7 +18,7 @@ from kts_source.export.errors import CommitConflictError, ExportError
 from kts_source.export.fingerprint import check_fingerprint
 from kts_source.export.ranges import OffsetRange, PartitionKey, advanced
 from kts_source.export.table import Commit, TableState, WritePlace
-from kts_source.export.target_store import open_target
+from kts_source.export.target_store import both_listed, open_target
 from kts_source.secret import scrub
 
 if TYPE_CHECKING:
@@ -79,6 +79,10 @@ class IcebergExportTable:
                 table = self._create(commit.schema)
             state = self._state(table)
             check_fingerprint(state.fingerprint, commit.fingerprint)
+            if commit.replace and not state.fingerprint and table.current_snapshot() is not None:
+                raise ExportError(
+                    "the table holds rows that a rebuild would remove", uri=self._settings.target
+                )
             moved = advanced(state.committed, commit.advances)
             if commit.schema is not None:
                 _check_schema(table, commit.schema)
@@ -99,7 +103,7 @@ class IcebergExportTable:
             return
         known = set(table.inspect.all_data_files()["file_path"].to_pylist())
         location = table.location().rstrip("/")
-        for found in self._open_target().list_objects(self._prefix):
+        for found in both_listed(self._open_target(), self._prefix):
             if f"{location}/{found.key}" not in known and found.modified_ms < older_than_ms:
                 yield found
 
@@ -223,6 +227,7 @@ class IcebergExportTable:
     ) -> None:
         """Raises PyIceberg's CommitFailedException when another writer came before."""
         from pyiceberg.exceptions import CommitFailedException
+        from pyiceberg.expressions import AlwaysTrue
 
         own = f"kts.{self._settings.export_id}."
         properties = {f"{own}rules.{name}": text for name, text in commit.fingerprint.items()}
@@ -234,6 +239,8 @@ class IcebergExportTable:
         try:
             with _quiet_statistics(), table.transaction() as transaction:
                 transaction.set_properties(properties)
+                if commit.replace and table.current_snapshot() is not None:
+                    transaction.delete(AlwaysTrue())
                 transaction.add_files(
                     [f"{location}/{file.key}" for file in commit.files],
                     snapshot_properties={"kts.run": commit.run_id},

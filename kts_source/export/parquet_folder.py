@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from kts_source.export.errors import ExportError
+from kts_source.export.errors import ExportError, UnsupportedTargetError
 from kts_source.export.files import WrittenFile
 from kts_source.export.fingerprint import check_fingerprint
 from kts_source.export.ranges import OffsetRange, PartitionKey, advanced
@@ -93,6 +93,12 @@ class ParquetFolder:
             log = self._recovered()
             state = self._state(log)
             check_fingerprint(state.fingerprint, commit.fingerprint)
+            if commit.replace and state.fingerprint:
+                raise UnsupportedTargetError(
+                    "a folder of Parquet files cannot be replaced in one step: compact into a new"
+                    " folder, or into a Delta or Iceberg table",
+                    uri=self._settings.target,
+                )
             document = self._document(log, commit, advanced(state.committed, commit.advances))
             number = log.last + 1
             data = json.dumps(document, ensure_ascii=False, indent=1).encode()

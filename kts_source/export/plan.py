@@ -100,6 +100,47 @@ def plan_export(
     return ExportPlan(plan, tuple(_waves(plan, expected, commit_bytes)), tuple(skipped))
 
 
+def plan_rebuild(
+    options: ScanOptions, committed: CommittedRanges, store: RangeStore | None = None
+) -> ExportPlan:
+    """Plans a table built anew from all that was asked for; no wave when nothing is new.
+
+    Raises:
+        RangeGapError: The tier no longer holds all that the table was built from.
+        RangeOverlapError: The tier ends before the table does.
+    """
+    plan = plan_scan(options, store)
+    held = {_key(part): committed.get(_key(part)) for part in plan.partitions}
+    for part in plan.partitions:
+        before = held[_key(part)]
+        if before is None:
+            continue
+        place = f"{part.topic}-{part.partition}"
+        where = f"the table was built from [{before.start}, {before.stop})"
+        if part.start > before.start:
+            raise RangeGapError(
+                f"offsets [{before.start}, {part.start}) of {place} are no longer in the tier, and"
+                f" {where}: a rebuild could lose keys",
+                topic=part.topic,
+                partition=part.partition,
+                offset=before.start,
+            )
+        if part.stop < before.stop:
+            raise RangeOverlapError(
+                f"{place} ends at {part.stop} now, and {where}",
+                topic=part.topic,
+                partition=part.partition,
+                offset=part.stop,
+            )
+    skipped = tuple(gap for part in plan.partitions for gap in _left_out(part))
+    is_new = any(
+        part.stop > (before.stop if (before := held[_key(part)]) else part.start)
+        for part in plan.partitions
+    )
+    waves = tuple(_waves(plan, held, 1 << 62)) if is_new else ()
+    return ExportPlan(plan, waves, skipped)
+
+
 def _key(part: PartitionPlan) -> PartitionKey:
     return PartitionKey(part.topic_id, part.partition)
 

@@ -6,15 +6,16 @@ import logging
 import time
 import uuid
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kts_source.export.dead_letters import publish_dead_letters
 from kts_source.export.errors import ExportError, TransformError
 from kts_source.export.fingerprint import check_fingerprint, fingerprint
-from kts_source.export.plan import plan_export
+from kts_source.export.plan import plan_export, plan_rebuild
 from kts_source.export.progress import NO_PROGRESS
 from kts_source.export.report import BackfillReport, written_ranges
 from kts_source.export.table import Commit, open_table
+from kts_source.export.target_store import open_target
 from kts_source.export.task import ExportJob
 from kts_source.options import parse_options
 from kts_source.scan.estimate import estimate
@@ -28,11 +29,15 @@ if TYPE_CHECKING:
     from kts_source.export.files import TaskReport
     from kts_source.export.plan import ExportPlan, Wave
     from kts_source.export.progress import Progress
-    from kts_source.export.settings import ExportSettings
-    from kts_source.export.table import ExportTable
+    from kts_source.export.settings import Compaction, ExportSettings
+    from kts_source.export.table import ExportTable, TableState
+    from kts_source.export.target_store import TargetObject
+    from kts_source.export.task import RunnableTask
     from kts_source.options import ScanOptions
 
 log = logging.getLogger(__name__)
+
+DEFAULT_CLEAN_HOURS: Final = 7 * 24.0
 
 
 def export(
@@ -70,6 +75,32 @@ def export(
             opened.close()
 
 
+def clean(
+    settings: ExportSettings,
+    *,
+    older_than_hours: float = DEFAULT_CLEAN_HOURS,
+    remove: bool = False,
+    table: ExportTable | None = None,
+) -> tuple[TargetObject, ...]:
+    """Lists what attempts that died left in a target, and removes it where asked to.
+
+    Args:
+        settings: The target.
+        older_than_hours: Younger files may belong to a run under way.
+        remove: Whether to delete them.
+        table: The target; opened from the settings when not given.
+    """
+    opened = table or open_table(settings)
+    try:
+        found = tuple(opened.orphans(round((time.time() - older_than_hours * 3600) * 1000)))
+        if remove:
+            opened.remove(found)
+        return found
+    finally:
+        if table is None:
+            opened.close()
+
+
 class _Run:
     """One run and what it has done so far."""
 
@@ -96,12 +127,7 @@ class _Run:
         started = time.monotonic()
         state = self._table.load()
         check_fingerprint(state.fingerprint, self._fingerprint)
-        plan = plan_export(
-            self._options,
-            state.committed,
-            resume=self._settings.resume,
-            commit_bytes=self._settings.commit_bytes,
-        )
+        plan = self._plan(state)
         self._seconds["planning"] = time.monotonic() - started
         predicted = estimate(plan.scan.tasks)
         self._progress.begin(len(plan.scan.tasks), plan.scan.nominal_bytes)
@@ -111,30 +137,71 @@ class _Run:
                     self._options, self._settings, self._table.place(self._run_id), self._run_id
                 )
                 for wave in plan.waves:
-                    self._run_wave(wave, job)
+                    if self._settings.compaction is None:
+                        self._run_wave(wave, job)
+                    else:
+                        self._run_compaction(wave, job, self._settings.compaction)
         finally:
             self._progress.end()
         return self._report(plan, predicted.cost())
 
+    def _plan(self, state: TableState) -> ExportPlan:
+        if self._settings.compaction is not None:
+            return plan_rebuild(self._options, state.committed)
+        return plan_export(
+            self._options,
+            state.committed,
+            resume=self._settings.resume,
+            commit_bytes=self._settings.commit_bytes,
+        )
+
     def _run_wave(self, wave: Wave, job: ExportJob) -> None:
         started = time.monotonic()
+        ordered = self._run_tasks(wave.tasks, job)
+        self._seconds["running"] += time.monotonic() - started
+        self._commit(wave, ordered, replace=False)
+
+    def _run_compaction(self, wave: Wave, job: ExportJob, compaction: Compaction) -> None:
+        from kts_source.export.compact import SpreadTask, bucket_count, bucket_tasks, spill_folder
+
+        started = time.monotonic()
+        buckets = bucket_count(sum(task.scan.nominal_bytes for task in wave.tasks))
+        spread = [
+            SpreadTask(task.number, task.scan, task.topic_ids, buckets) for task in wave.tasks
+        ]
+        topic_ids = {place: name for task in wave.tasks for place, name in task.topic_ids.items()}
+        reports = self._run_tasks(spread, job)
+        merging = bucket_tasks(reports, len(spread), topic_ids, buckets, compaction)
+        reports += self._run_tasks(merging, job)
+        self._seconds["running"] += time.monotonic() - started
+        self._commit(wave, reports, replace=True)
+        target = open_target(job.place.path, job.place.storage)
+        for found in list(target.list_objects(spill_folder(job))):
+            target.delete(found.key)
+        target.close()
+
+    def _run_tasks(self, tasks: Sequence[RunnableTask], job: ExportJob) -> list[TaskReport]:
+        """The reports of all tasks, in their order."""
         reports: dict[int, TaskReport] = {}
-        if wave.tasks:
-            for report in self._executor.run(wave.tasks, job):
+        if tasks:
+            for report in self._executor.run(tasks, job):
                 if report.number in reports:
                     raise ExportError(f"task {report.number} reported twice")
                 reports[report.number] = report
                 self._progress.task_done(report)
-        if missing := {task.number for task in wave.tasks} - reports.keys():
+        if missing := {task.number for task in tasks} - reports.keys():
             raise ExportError(f"tasks {sorted(missing)[:5]} did not report; nothing was committed")
-        running = time.monotonic()
-        ordered = [reports[number] for number in sorted(reports)]
+        return [reports[number] for number in sorted(reports)]
+
+    def _commit(self, wave: Wave, ordered: Sequence[TaskReport], *, replace: bool) -> None:
+        started = time.monotonic()
         commit = Commit(
             wave.advances,
             tuple(file for report in ordered for file in report.files),
             self._fingerprint,
             _common_schema(ordered),
             self._run_id,
+            replace,
         )
         publish_dead_letters(
             self._settings,
@@ -143,8 +210,7 @@ class _Run:
         self._table.commit(commit)
         self._reports.extend(ordered)
         self._commits.append(commit)
-        self._seconds["running"] += running - started
-        self._seconds["committing"] += time.monotonic() - running
+        self._seconds["committing"] += time.monotonic() - started
 
     def _report(self, plan: ExportPlan, cost: float) -> BackfillReport:
         reports = self._reports

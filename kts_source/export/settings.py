@@ -34,6 +34,28 @@ Transform: TypeAlias = "Callable[[pa.RecordBatch], pa.RecordBatch | None] | RowT
 """Rows in, rows out, within a task; `None` drops them all. Must be picklable and deterministic."""
 
 
+KEEP: Final = "keep"
+REMOVE: Final = "remove"
+REMOVE_OLD: Final = "remove-old"
+TOMBSTONES: Final = (KEEP, REMOVE, REMOVE_OLD)
+
+DEFAULT_DELETE_RETENTION_MS: Final = 86_400_000
+"""Kafka's `delete.retention.ms`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compaction:
+    """How to compact.
+
+    Attributes:
+        tombstones: `keep`, `remove`, or `remove-old`: those older than `delete_retention_ms`
+            before the newest record of their partition.
+    """
+
+    tombstones: str
+    delete_retention_ms: int
+
+
 @dataclass(frozen=True, slots=True)
 class ExportSettings:
     """One target and how it is written.
@@ -47,6 +69,7 @@ class ExportSettings:
             killed run has to do again.
         dead_letters: Folder of the files with rows that a transform rejects; `None` = a rejected
             row is an error.
+        compaction: How to keep the latest record of every key only; `None` keeps all records.
     """
 
     target: str
@@ -61,6 +84,7 @@ class ExportSettings:
     export_id: str
     commit_bytes: int
     dead_letters: str | None
+    compaction: Compaction | None
     storage: Secret[Mapping[str, str]]
     catalog: Secret[Mapping[str, str]]
 
@@ -81,6 +105,9 @@ def export_settings(
     target_options: Mapping[str, str] | None = None,
     catalog: Mapping[str, Any] | None = None,
     dead_letters: str | None = None,
+    compact: bool = False,
+    tombstones: str = KEEP,
+    delete_retention_ms: int = DEFAULT_DELETE_RETENTION_MS,
     source: Mapping[str, str] | None = None,
 ) -> ExportSettings:
     """Checks the arguments of an export.
@@ -101,6 +128,10 @@ def export_settings(
         target_options: `s3.*` options of the target; default: those of the source.
         catalog: Properties for PyIceberg's `load_catalog`; only for Iceberg.
         dead_letters: Folder for the rows that a transform rejects; without one they are an error.
+        compact: Keep the latest record of every (topic, partition, key) only.
+        tombstones: What becomes of the latest record where its value is null: `keep`, `remove`, or
+            `remove-old`: only those older than `delete_retention_ms`.
+        delete_retention_ms: Milliseconds before the newest record of a partition.
         source: The source's options.
 
     Raises:
@@ -131,6 +162,12 @@ def export_settings(
     for name, columns in (("partition_by", partition_by), ("sort_within_files", sort_within_files)):
         if isinstance(columns, str):
             raise InvalidOptionError(f"{name} is a list of columns, not {columns!r}")
+    if tombstones not in TOMBSTONES:
+        raise InvalidOptionError(
+            f"tombstones must be one of {', '.join(TOMBSTONES)}, not {tombstones!r}"
+        )
+    if compact and (transform is not None or sort_within_files):
+        raise InvalidOptionError("compact=True goes with neither transform nor sort_within_files")
     given = _target_options(target_options, catalog, source)
     return ExportSettings(
         target=target,
@@ -145,6 +182,7 @@ def export_settings(
         export_id=export_id,
         commit_bytes=commit_bytes,
         dead_letters=dead_letters,
+        compaction=Compaction(tombstones, delete_retention_ms) if compact else None,
         storage=storage_options_from(given),
         catalog=Secret({name: str(value) for name, value in (catalog or {}).items()}),
     )

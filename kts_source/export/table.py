@@ -62,6 +62,7 @@ class Commit:
     Attributes:
         schema: Of the rows written, partition columns included; `None` when no row was written.
         run_id: Of the run that wrote the files.
+        replace: Whether the files are all that the table shall hold.
     """
 
     advances: tuple[RangeAdvance, ...]
@@ -69,6 +70,7 @@ class Commit:
     fingerprint: Fingerprint
     schema: pa.Schema | None
     run_id: str
+    replace: bool = False
 
 
 class ExportTable(Protocol):

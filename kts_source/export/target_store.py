@@ -128,6 +128,12 @@ def open_target(path: str, storage: Secret[Mapping[str, str]]) -> TargetStore:
     )
 
 
+def both_listed(target: TargetStore, prefix: str) -> Iterator[TargetObject]:
+    """The data files of an export into a table, and what compactions spilled."""
+    yield from target.list_objects(prefix)
+    yield from target.list_objects("_kts/")
+
+
 class LocalTarget:
     """A folder of this machine, or of a file system that all machines share."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from kts_source.export.dead_letters import DeadLetters
 from kts_source.export.files import TaskReport, encode_schema
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kts_source.scan.task import ScanTask
     from kts_source.secret import Secret
 
+TOPIC_ID: Final = "topicId"
 NEEDED: Final = (TOPIC, PARTITION, OFFSET)
 
 
@@ -42,6 +43,23 @@ class ExportTask:
     number: int
     scan: ScanTask
     topic_ids: Mapping[tuple[str, int], str]
+
+    def run(self, job: ExportJob) -> TaskReport:
+        """See `run_export_task`."""
+        return run_export_task(self, job)
+
+
+class RunnableTask(Protocol):
+    """Anything an executor runs: picklable, and free of credentials and keys."""
+
+    @property
+    def number(self) -> int:
+        """Within the run."""
+        ...
+
+    def run(self, job: ExportJob) -> TaskReport:
+        """Does the work."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +82,7 @@ class ExportJob:
     row_group_rows: int
     compression: str
     dead_letters: str | None
+    extra_columns: tuple[str, ...]
 
     @property
     def target_storage(self) -> Secret[Mapping[str, str]]:
@@ -87,6 +106,7 @@ class ExportJob:
             settings.row_group_rows,
             settings.compression,
             settings.dead_letters,
+            (TOPIC_ID,) if settings.compaction else (),
         )
 
 

@@ -19,6 +19,7 @@ from kts_source.export.transforms import RowTransform
 from kts_source.table import PARTITION, TOPIC
 
 if TYPE_CHECKING:
+    from kts_source.export.compact import BucketTask
     from kts_source.export.dead_letters import DeadLetters
     from kts_source.export.partitioning import PartitionValue
     from kts_source.export.target_store import TargetStore
@@ -51,7 +52,11 @@ class TaskWriter:
     """Spreads batches over files. Batches come in offset order within a partition."""
 
     def __init__(
-        self, task: ExportTask, job: ExportJob, target: TargetStore, letters: DeadLetters
+        self,
+        task: ExportTask | BucketTask,
+        job: ExportJob,
+        target: TargetStore,
+        letters: DeadLetters,
     ) -> None:
         self._letters = letters
         self._task = task
@@ -106,7 +111,7 @@ class TaskWriter:
         self, batch: pa.RecordBatch, owner: tuple[str, int], start: int, stop: int
     ) -> pa.RecordBatch | None:
         transform = self._job.transform
-        selected = batch.select(list(self._job.options.columns))
+        selected = batch.select([*self._job.options.columns, *self._job.extra_columns])
         if transform is None:
             return selected
         try:

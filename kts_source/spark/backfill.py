@@ -11,8 +11,10 @@ from kts_source.export.progress import NO_PROGRESS, TextProgress
 from kts_source.export.run import export
 from kts_source.export.settings import (
     DEFAULT_COMMIT_BYTES,
+    DEFAULT_DELETE_RETENTION_MS,
     DEFAULT_ROW_GROUP_ROWS,
     DEFAULT_TARGET_FILE_BYTES,
+    KEEP,
     PARQUET,
     export_settings,
 )
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
     from kts_source.export.report import BackfillReport
     from kts_source.export.settings import Transform
-    from kts_source.export.task import ExportJob, ExportTask
+    from kts_source.export.task import ExportJob, RunnableTask
 
 
 def backfill(
@@ -45,6 +47,9 @@ def backfill(
     target_options: Mapping[str, str] | None = None,
     catalog: Mapping[str, Any] | None = None,
     dead_letters: str | None = None,
+    compact: bool = False,
+    tombstones: str = KEEP,
+    delete_retention_ms: int = DEFAULT_DELETE_RETENTION_MS,
     progress: bool = True,
 ) -> BackfillReport:
     """Writes what `target` lacks of a source into it: the first run all, later runs what is new.
@@ -72,6 +77,12 @@ def backfill(
         catalog: Properties for PyIceberg's `load_catalog`; only for Iceberg.
         dead_letters: Folder for Parquet files with the rows that a ready transform rejects, and
             why; without it such a row is an error.
+        compact: Keep the latest record of every (topic, partition, key) only, as Kafka's cleaner
+            does; a column `topicId` is added. Every run with something new builds the table anew
+            and replaces it in one step, which plain Parquet cannot: there it needs a new folder.
+        tombstones: What becomes of latest records whose value is null: `keep`, `remove`, or
+            `remove-old`: only those older than `delete_retention_ms` before the newest record.
+        delete_retention_ms: See `tombstones`.
         progress: Whether to show how it goes, on stderr.
 
     Raises:
@@ -95,6 +106,9 @@ def backfill(
         target_options=target_options,
         catalog=catalog,
         dead_letters=dead_letters,
+        compact=compact,
+        tombstones=tombstones,
+        delete_retention_ms=delete_retention_ms,
         source=source,
     )
     return export(
@@ -112,7 +126,7 @@ class SparkExecutor:
         self._spark = spark
         self._tag = f"tiered-kafka-export-{uuid.uuid4().hex}"
 
-    def run(self, tasks: Sequence[ExportTask], job: ExportJob) -> Iterator[TaskReport]:
+    def run(self, tasks: Sequence[RunnableTask], job: ExportJob) -> Iterator[TaskReport]:
         """See `ExportExecutor.run`. Reports come when all tasks are done."""
         # Here, so that a backfill without Spark needs none.
         from kts_source.spark.export_source import export_data_source

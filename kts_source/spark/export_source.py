@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from kts_source.export.task import ExportJob, ExportTask
+    from kts_source.export.task import ExportJob, RunnableTask
 
 SCHEMA = StructType([StructField("task", IntegerType()), StructField("report", StringType())])
 
@@ -25,7 +25,7 @@ SCHEMA = StructType([StructField("task", IntegerType()), StructField("report", S
 class ExportInputPartition(InputPartition):
     """One export task, free of credentials and keys."""
 
-    def __init__(self, task: ExportTask) -> None:
+    def __init__(self, task: RunnableTask) -> None:
         super().__init__(task)
 
 
@@ -35,7 +35,7 @@ class ExportReader(DataSourceReader):
     It travels with every task, so a pickled one carries the job only.
     """
 
-    def __init__(self, tasks: Sequence[ExportTask], job: ExportJob | None) -> None:
+    def __init__(self, tasks: Sequence[RunnableTask], job: ExportJob | None) -> None:
         self._tasks = tuple(tasks)
         self._job = job
 
@@ -57,9 +57,7 @@ class ExportReader(DataSourceReader):
             return
         import pyarrow as pa
 
-        from kts_source.export.task import run_export_task
-
-        report = run_export_task(task, self._job)
+        report = task.run(self._job)
         yield pa.RecordBatch.from_arrays(
             [pa.array([task.number], pa.int32()), pa.array([report.to_text()], pa.string())],
             names=["task", "report"],
@@ -67,7 +65,7 @@ class ExportReader(DataSourceReader):
 
 
 def export_data_source(
-    name: str, tasks: Sequence[ExportTask], job: ExportJob | None
+    name: str, tasks: Sequence[RunnableTask], job: ExportJob | None
 ) -> type[DataSource]:
     """A data source class that carries its tasks.
 

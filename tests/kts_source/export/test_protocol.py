@@ -24,6 +24,7 @@ from kts_source.export.errors import (
 from kts_source.export.executor import LocalExecutor
 from kts_source.export.iceberg import IcebergExportTable
 from kts_source.export.parquet_folder import ParquetFolder
+from kts_source.export.run import clean
 from kts_source.export.target_store import LocalTarget, open_target
 from tests.golden_data import expected_table
 from tests.kts_source.export.exporting import (
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
     from kts_source.export.files import TaskReport
     from kts_source.export.table import Commit
-    from kts_source.export.task import ExportJob, ExportTask
+    from kts_source.export.task import ExportJob, RunnableTask
 
 
 @pytest.fixture(params=FORMATS)
@@ -112,7 +113,7 @@ class Interposed(LocalExecutor):
         super().__init__(1)
         self._between = between
 
-    def run(self, tasks: Sequence[ExportTask], job: ExportJob) -> Iterator[TaskReport]:
+    def run(self, tasks: Sequence[RunnableTask], job: ExportJob) -> Iterator[TaskReport]:
         yield from super().run(tasks, job)
         between, self._between = self._between, None
         if between is not None:
@@ -278,16 +279,14 @@ def test_orphans_are_listed_and_removable(lake: Lake) -> None:
     table: Any = DiesAtCommit(lake.table(), 1, after=False)
     with pytest.raises(Killed):
         lake.export(source(), table=table)
-    cleaner = lake.table()
-    future = time.time_ns() // 1_000_000 + 60_000
-    assert list(cleaner.orphans(0)) == []
-    orphans = list(cleaner.orphans(future))
+    settings = lake.settings()
+    assert clean(settings, remove=True) == (), "a run under way keeps its files"
+    orphans = clean(settings, older_than_hours=-1)
     assert orphans
     before = sorted(places(lake.read()))
-    cleaner.remove(orphans)
-    assert list(cleaner.orphans(future)) == []
+    assert clean(settings, older_than_hours=-1, remove=True) == orphans
+    assert clean(settings, older_than_hours=-1) == ()
     assert sorted(places(lake.read())) == before
-    cleaner.close()
     lake.export(source())
     assert_holds(lake.read(), ["txn"])
 
