@@ -46,14 +46,15 @@ class ExportReader(DataSourceReader):
         """One partition per task."""
         return [ExportInputPartition(task) for task in self._tasks]
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         """Writes the files of one task, then yields its report.
 
         Raises:
             TieredKafkaError: See `run_export_task`.
         """
-        task = partition.value
-        if task is None or self._job is None:  # Spark makes one such out of an empty list
+        # Spark makes one partition of nothing out of an empty list; 4.0 hands over None itself.
+        task = None if partition is None else partition.value
+        if task is None or self._job is None:
             return
         import pyarrow as pa
 
