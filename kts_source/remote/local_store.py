@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, unquote, urlsplit
 
 from kts_source.errors import (
@@ -24,6 +24,11 @@ from kts_source.remote.store import ObjectInfo, check_key, check_range
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+# Non-blocking: opening a named pipe must fail, not wait for a writer.
+_OPEN_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+_MAX_KNOWN_FOLDERS: Final = 10_000
 
 
 def local_root(path: str) -> Path:
@@ -55,7 +60,10 @@ class LocalStore:
 
     def __init__(self, root: Path) -> None:
         self._root = root
+        self._base = f"{root.as_uri().removesuffix('/')}/"
         self._tally = Tally()
+        # Folder of a key to where it really is: looking that up costs more than a small read.
+        self._folders: dict[str, str] = {}
 
     def __repr__(self) -> str:
         return f"LocalStore({str(self._root)!r})"
@@ -70,7 +78,7 @@ class LocalStore:
 
     def uri(self, key: str) -> str:
         """The file's URL, percent-escaped."""
-        return f"{self._root.as_uri().removesuffix('/')}/{quote(os.fsencode(key))}"
+        return f"{self._base}{quote(os.fsencode(key))}"
 
     def close(self) -> None:
         """Nothing is held open."""
@@ -183,12 +191,22 @@ class LocalStore:
 
     def _open(self, key: str) -> int:
         self._tally.add(requests=1)
+        check_key(key, self._base)
+        folder, _, name = key.rpartition("/")
+        known = self._folders.get(folder)
+        if known is not None and name:
+            try:
+                return os.open(f"{known}/{name}", _OPEN_FLAGS | os.O_NOFOLLOW)
+            except OSError:
+                del self._folders[folder]  # a link, or the folder is another one by now
         path = self._resolve(key)
         try:
-            # Non-blocking: opening a named pipe must fail below, not wait for a writer.
-            return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            descriptor = os.open(path, _OPEN_FLAGS)
         except OSError as error:
             raise self._translated(error, key) from None
+        if path.name == name and len(self._folders) < _MAX_KNOWN_FOLDERS:
+            self._folders[folder] = str(path.parent)
+        return descriptor
 
     def _read(self, descriptor: int, key: str, start: int, stop: int, version: str | None) -> bytes:
         before = os.fstat(descriptor)

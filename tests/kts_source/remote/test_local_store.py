@@ -14,6 +14,7 @@ from kts_source.errors import (
     ObjectChangedError,
     StoreError,
 )
+from kts_source.remote.local_store import LocalStore
 from kts_source.remote.store import RangeStore, open_store
 from kts_source.secret import Secret
 from tests.kts_source.remote.range_store_suite import DATA, RangeStoreSuite
@@ -223,3 +224,31 @@ def test_the_version_is_size_and_time(tmp_path: Path) -> None:
     os.utime(path, ns=(5, 1_700_000_000_123_456_790))
     with pytest.raises(ObjectChangedError, match="3-1700000000123456789"):
         store_of(tmp_path).get_range("x", 0, 1, version=info.version)
+
+
+def test_links_are_refused_in_folders_that_were_read_before(tmp_path: Path) -> None:
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    (root / "a").mkdir(parents=True)
+    outside.mkdir()
+    (outside / "x").write_bytes(b"secret")
+    (root / "a" / "x").write_bytes(b"inside")
+    store = LocalStore(root)
+    assert store.get_range("a/x", 0, 6) == b"inside"
+    (root / "a" / "link").symlink_to(outside / "x")
+    with pytest.raises(InvalidKeyError):
+        store.get_range("a/link", 0, 6)
+    assert store.get_range("a/x", 0, 6) == b"inside"
+    (root / "a" / "same").symlink_to(root / "a" / "x")
+    assert store.get_range("a/same", 0, 6) == b"inside"
+
+
+def test_a_folder_that_moved_is_looked_up_again(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "x").write_bytes(b"one")
+    (tmp_path / "folder").symlink_to(tmp_path / "one")
+    store = LocalStore(tmp_path)
+    assert store.get_range("folder/x", 0, 3) == b"one"
+    (tmp_path / "one").rename(tmp_path / "two")
+    (tmp_path / "folder").unlink()
+    (tmp_path / "folder").symlink_to(tmp_path / "two")
+    assert store.get_range("folder/x", 0, 3) == b"one"
