@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import http.client
 import http.server
 import socket
@@ -95,9 +96,19 @@ Fault = Callable[[Answer], object] | IgnoreRange | Stall
 
 @dataclass
 class FaultyProxy:
-    """A running proxy. Append to `faults`; None lets a request pass; later requests pass, too."""
+    """A running proxy. Append to `faults`; None lets a request pass; later requests pass, too.
+
+    Attributes:
+        choose: Decides instead of `faults`, by method and path.
+        silence_seconds: How long a stall lasts if the client stays.
+        remembered: Answers by what was asked, for servers whose objects do not change; None asks
+            the server every time.
+    """
 
     endpoint: str
+    choose: Callable[[str, str], Fault | None] | None = None
+    silence_seconds: float = 30.0
+    remembered: dict[tuple[str, ...], Answer] | None = None
     faults: deque[Fault | None] = field(default_factory=deque)
     # Method and path of every request that came.
     seen: list[tuple[str, str]] = field(default_factory=list)
@@ -116,6 +127,15 @@ def faulty_proxy(upstream: str) -> Iterator[FaultyProxy]:
             pass
 
         def forwarded(self, headers: dict[str, str], body: bytes) -> Answer:
+            asked = (self.command, self.path, *map(str, map(headers.get, ("Range", "If-Match"))))
+            if proxy.remembered is None:
+                return self.asked_of_server(headers, body)
+            if asked not in proxy.remembered:
+                proxy.remembered[asked] = self.asked_of_server(headers, body)
+            known = proxy.remembered[asked]
+            return dataclasses.replace(known, headers=dict(known.headers))
+
+        def asked_of_server(self, headers: dict[str, str], body: bytes) -> Answer:
             with contextlib.closing(http.client.HTTPConnection(target, timeout=30)) as connection:
                 connection.request(self.command, self.path, body=body or None, headers=headers)
                 response = connection.getresponse()
@@ -132,12 +152,15 @@ def faulty_proxy(upstream: str) -> Iterator[FaultyProxy]:
         def handle_one(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             proxy.seen.append((self.command, self.path))
-            fault = proxy.faults.popleft() if proxy.faults else None
+            if proxy.choose is not None:
+                fault = proxy.choose(self.command, self.path)
+            else:
+                fault = proxy.faults.popleft() if proxy.faults else None
             headers = dict(self.headers.items())
             if isinstance(fault, IgnoreRange):
                 headers = {n: value for n, value in headers.items() if n.lower() != "range"}
             if isinstance(fault, Stall):
-                ended.wait(30)
+                ended.wait(proxy.silence_seconds)
                 self.reset()
                 return
             answer = self.forwarded(headers, body)
@@ -158,7 +181,7 @@ def faulty_proxy(upstream: str) -> Iterator[FaultyProxy]:
             if answer.cut_at is not None:
                 self.wfile.flush()
                 if answer.silent:
-                    ended.wait(30)
+                    ended.wait(proxy.silence_seconds)
                 self.reset()
 
         def reset(self) -> None:

@@ -1,0 +1,89 @@
+"""Thousands of scans through stores that fail: the right rows or an error, never anything else.
+
+`KTS_FAULT_SCANS` and `KTS_FAULT_SECONDS` say how many and for how long at most, `KTS_FAULT_SEED`
+repeats a run.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kts_source.remote.fsspec_store import FsspecStore
+from kts_source.remote.s3_store import S3Store
+from kts_source.remote.storage_options import storage_options_from
+from kts_source.secret import Secret
+from tests.faults.faulty_filesystem import KINDS, ROOT, FaultyFileSystem, empty, fill
+from tests.faults.faulty_http import HTTP_KINDS, Chooser
+from tests.faults.trials import QUICK, Injector, Tally, run_trials, seed
+from tests.faulty_proxy import faulty_proxy
+from tests.golden_data import TIER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kts_source.remote.store import RangeStore
+    from tests.s3 import S3Server
+
+SCANS = int(os.environ.get("KTS_FAULT_SCANS", "2000"))
+SECONDS = float(os.environ.get("KTS_FAULT_SECONDS", "480"))
+
+
+def report(name: str, first_seed: int, tally: Tally, capsys: pytest.CaptureFixture[str]) -> None:
+    with capsys.disabled():
+        print(f"\n{name}: KTS_FAULT_SEED={first_seed}\n{tally.table()}")  # noqa: T201
+    assert tally.outcomes["right rows"] > 0
+    assert sum(tally.outcomes.values()) > tally.outcomes["right rows"], "nothing ever failed"
+
+
+@pytest.fixture
+def faulty_memory() -> Iterator[str]:
+    fill()
+    yield f"faulty:/{ROOT}"
+    empty()
+
+
+@pytest.mark.timeout(3600)
+def test_file_system_that_fails_at_random(
+    faulty_memory: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def open_faulty(injector: Injector) -> tuple[str, RangeStore]:
+        FaultyFileSystem.injector = injector
+        return faulty_memory, FsspecStore(faulty_memory, Secret({}), retry_policy=QUICK)
+
+    first_seed = seed()
+    tally = run_trials(SCANS * 3 // 4, SECONDS / 2, KINDS, open_faulty, first_seed)
+    report("file system in memory", first_seed, tally, capsys)
+
+
+@pytest.mark.s3
+@pytest.mark.timeout(3600)
+def test_s3_server_that_fails_at_random(
+    s3_server: S3Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bucket = s3_server.upload(TIER)
+    with faulty_proxy(s3_server.endpoint) as proxy:
+        proxy.remembered = {}
+        proxy.silence_seconds = 0.3
+        chooser = Chooser(bucket)
+        proxy.choose = chooser.choose
+        storage = storage_options_from({**s3_server.options, "s3.endpoint": proxy.endpoint})
+
+        def open_faulty(injector: Injector) -> tuple[str, RangeStore]:
+            chooser.injector = injector
+            return f"s3://{bucket}", store
+
+        store = _KeptOpen(bucket, "", storage, retry_policy=QUICK)
+        first_seed = seed()
+        tally = run_trials(SCANS // 4, SECONDS / 2, HTTP_KINDS, open_faulty, first_seed)
+        S3Store.close(store)
+    report("S3 server behind a proxy", first_seed, tally, capsys)
+
+
+class _KeptOpen(S3Store):
+    """One client for all trials: making one takes longer than a trial."""
+
+    def close(self) -> None:
+        pass
