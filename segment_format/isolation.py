@@ -86,6 +86,11 @@ class AbortedIntervals:
 
     __hash__ = None  # type: ignore[assignment]  # arrays inside
 
+    def __reduce__(self) -> tuple[object, ...]:
+        if not len(self):  # most slices of a plan
+            return _no_aborted, ()
+        return AbortedIntervals, (self.producer_ids, self.first_offsets, self.last_offsets)
+
     def is_aborted(self, producer_id: int, base_offset: int) -> bool:
         """Whether a transactional batch of a producer that begins at an offset was aborted."""
         low = int(np.searchsorted(self.producer_ids, producer_id, side="left"))
@@ -97,7 +102,11 @@ class AbortedIntervals:
 
     def clip(self, start_offset: int, stop_offset: int) -> AbortedIntervals:
         """The intervals, not cut, that can matter for offsets `[start_offset, stop_offset)`."""
+        if not len(self):
+            return self
         keep = (self.last_offsets >= start_offset) & (self.first_offsets < stop_offset)
+        if not keep.any():
+            return NO_ABORTED
         return AbortedIntervals(
             self.producer_ids[keep], self.first_offsets[keep], self.last_offsets[keep]
         )
@@ -105,6 +114,10 @@ class AbortedIntervals:
 
 NO_ABORTED = AbortedIntervals.from_txns((), start_offset=0, stop_offset=0)
 """No aborted transaction: also what `read_uncommitted` uses."""
+
+
+def _no_aborted() -> AbortedIntervals:
+    return NO_ABORTED
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,8 +65,7 @@ class SegmentPack:
         if self._lines is None:
             self._lines = self._loaded(self._cache)
         line = self._lines.get(entry.segment_id)
-        identity = _identity(entry) if line is not None else None
-        if line is None or identity is None or not line.startswith(identity):
+        if line is None or not line.startswith(identity := _identity(entry)):
             return None
         try:
             return _segment(entry, json.loads(line[len(identity) :]))
@@ -76,12 +75,12 @@ class SegmentPack:
 
     def add(self, entry: SegmentEntry, segment: RemoteSegment) -> None:
         """Keeps what was described just now."""
-        identity, facts = _identity(entry), _facts(entry, segment)
-        if self._cache is None or identity is None or facts is None:
+        facts = _facts(entry, segment) if _is_certain(entry) else None
+        if self._cache is None or facts is None:
             return
         if self._lines is None:
             self._lines = self._loaded(self._cache)
-        self._lines[entry.segment_id] = identity + json.dumps(facts, separators=(",", ":"))
+        self._lines[entry.segment_id] = _identity(entry) + json.dumps(facts, separators=(",", ":"))
         self._changed = True
 
     def save(self, entries: Sequence[SegmentEntry]) -> None:
@@ -101,15 +100,17 @@ class SegmentPack:
         return {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
 
 
-def _identity(entry: SegmentEntry) -> str | None:
-    """The listed objects as text that ends in a tab; `None` when a version is missing."""
-    parts = [f"{entry.base_offset}"]
-    for suffix, info in entry.objects:
-        if info.version is None:
-            return None
-        parts.append(f"{suffix} {info.size} {info.version}")
-    identity = "|".join(parts)
-    return f"{identity}\t" if identity.isprintable() and entry.segment_id.isprintable() else None
+def _identity(entry: SegmentEntry) -> str:
+    """The listed objects as text that ends in a tab."""
+    parts = [f"{suffix} {info.size} {info.version}" for suffix, info in entry.objects]
+    return f"{entry.base_offset}|{'|'.join(parts)}\t"
+
+
+def _is_certain(entry: SegmentEntry) -> bool:
+    """Whether every object has a version, and the texts keep the form of a line."""
+    versions = [info.version for _, info in entry.objects]
+    texts = [entry.segment_id, *(version for version in versions if version is not None)]
+    return len(texts) == len(versions) + 1 and all(text.isprintable() for text in texts)
 
 
 def _facts(entry: SegmentEntry, segment: RemoteSegment) -> list[Any] | None:

@@ -23,6 +23,9 @@ class IndexType(Enum):
     LEADER_EPOCH = "leaderEpoch"
     TRANSACTION = "transaction"
 
+    # The default hashes the name, in Python; members are single.
+    __hash__ = object.__hash__
+
 
 @dataclass(frozen=True, slots=True)
 class ObjectRef:

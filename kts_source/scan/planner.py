@@ -80,8 +80,9 @@ def plan_scan(options: ScanOptions, store: RangeStore | None = None) -> ScanPlan
         log.info("options without effect on this source: %s", ", ".join(options.ignored))
     opened = store or open_tier(options)
     try:
-        plan = replayed(options, opened) if options.plan_file else _planned(options, opened)
-        check_plan(plan, options, opened)
+        with paused_collector():
+            plan = replayed(options, opened) if options.plan_file else _planned(options, opened)
+            check_plan(plan, options, opened)
     finally:
         if store is None:
             opened.close()
@@ -93,7 +94,6 @@ def _planned(options: ScanOptions, store: RangeStore) -> ScanPlan:
     side_files = SideFiles(reader, max_batch_bytes=options.max_batch_bytes)
     layout = find_layout(options.layout)
     with (
-        paused_collector(),
         ThreadPoolExecutor(PLANNING_THREADS, thread_name_prefix="kts-plan") as pool,
         ThreadPoolExecutor(PLANNING_THREADS, thread_name_prefix="kts-describe") as describing,
     ):

@@ -5,6 +5,7 @@ not.
 from __future__ import annotations
 
 import logging
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from kts_source.errors import CorruptSegmentError
@@ -97,16 +98,17 @@ class SideFiles:
         """
         pending = b""
         at = position
-        try:
-            rest = SegmentSpan(
-                segment.topic,
-                segment.partition,
-                segment.start_offset,
-                segment.objects,
-                position,
-                segment.objects.size_in_bytes,
+        # One chunk first: what is looked for is nearly always there.
+        chunk = segment.objects.chunk_index.original_chunk_size
+        borders = (position, position // chunk * chunk + chunk, segment.objects.size_in_bytes)
+        spans = (
+            SegmentSpan(
+                segment.topic, segment.partition, segment.start_offset, segment.objects, low, high
             )
-            for _, window in self._reader.windows([rest]):
+            for low, high in pairwise(borders)
+        )
+        try:
+            for _, window in self._reader.windows(spans):
                 pending += window
                 whole = whole_batches(pending)
                 yield from iter_batches(pending[:whole], max_batch_bytes=self._max_batch_bytes)

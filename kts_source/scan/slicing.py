@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from kts_source.remote.segment import IndexType
+from kts_source.remote.segment import IndexType, SegmentObjects
 from kts_source.scan.pruning import Pruner
 from kts_source.scan.task import ScanTask, SegmentSlice
 from segment_format.index.leader_epoch_checkpoint import EpochEntry
@@ -72,7 +72,13 @@ def _slice(
         partition=segment.partition,
         segment_id=segment.segment_id,
         segment_start=segment.start_offset,
-        objects=replace(objects, indexes={IndexType.OFFSET: objects.indexes[IndexType.OFFSET]}),
+        objects=SegmentObjects(
+            objects.log,
+            objects.chunk_index,
+            objects.compression,
+            objects.encryption,
+            {IndexType.OFFSET: objects.indexes[IndexType.OFFSET]},
+        ),
         cut_start=cut_start,
         cut_stop=cut_stop,
         start_offset=start,
@@ -107,6 +113,9 @@ def cut(part: SegmentSlice, target: int) -> Iterator[SegmentSlice]:
     """
     entries = part.objects.indexes[IndexType.OFFSET].size // _INDEX_ENTRY_BYTES
     count = max(1, min(math.ceil(part.work / target), entries + 1))
+    if count == 1:
+        yield part
+        return
     cuts = _cut_positions(part, count)
     for cut_start, cut_stop in pairwise(cuts):
         yield replace(part, cut_start=cut_start, cut_stop=cut_stop)
