@@ -193,5 +193,8 @@ def assert_same_rows(actual: pa.Table, expected: pa.Table) -> None:
         f"{len(extra)} too many, first {extra[:3]}; {twice} repeated"
     )
     for found_row, wanted_row in zip(rows(actual), rows(expected), strict=True):
-        assert found_row == wanted_row
+        for name, value, wanted_value in zip(
+            actual.column_names, found_row, wanted_row, strict=True
+        ):
+            assert value == wanted_value, f"{name} of {wanted_row}: {value!r}"
     raise AssertionError("the tables differ in a way their rows do not show")
