@@ -51,11 +51,14 @@ class ScanPlan:
     Attributes:
         tasks: In order of topic, partition and offset.
         columns: Columns of the table, in order.
+        where: The predicate that the tasks were narrowed for, as text that tells it from others;
+            `None` = they hold every row.
     """
 
     partitions: tuple[PartitionPlan, ...]
     tasks: tuple[ScanTask, ...]
     columns: tuple[str, ...]
+    where: str | None = None
 
     def explain(self) -> str:
         """What is read, what is left out and why, and what it will cost, in words."""

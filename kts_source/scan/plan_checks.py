@@ -6,9 +6,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from kts_source.errors import ArchivedObjectError, ObjectChangedError, PlanTooLargeError
+from kts_source.errors import (
+    ArchivedObjectError,
+    InvalidOptionError,
+    ObjectChangedError,
+    PlanTooLargeError,
+)
 from kts_source.scan.estimate import ARCHIVE_CLASSES, estimate
 from kts_source.scan.plan_json import plan_from_json
+from kts_source.scan.pruning import fingerprint
 
 if TYPE_CHECKING:
     from kts_source.options import ScanOptions
@@ -51,7 +57,7 @@ def replayed(options: ScanOptions, store: RangeStore) -> ScanPlan:
     """The plan in `planFile`, once its objects are known to be what they were.
 
     Raises:
-        InvalidOptionError: The file holds no plan.
+        InvalidOptionError: The file holds no plan, or one made for another `where`.
         ObjectNotFoundError: An object has gone.
         ObjectChangedError: An object is not what it was.
     """
@@ -60,6 +66,11 @@ def replayed(options: ScanOptions, store: RangeStore) -> ScanPlan:
     assert options.plan_file is not None
     with fsspec.open(options.plan_file, "rt", encoding="utf-8") as file:
         plan = plan_from_json(file.read())
+    if plan.where is not None and plan.where != fingerprint(options.where):
+        raise InvalidOptionError(
+            f"the plan in {options.plan_file} leaves out what its own 'where' cannot match, and"
+            f" the option is another: plan again, or give the same (the plan's: {plan.where})"
+        )
 
     def check(ref: ObjectRef) -> None:
         info = store.head(ref.key)

@@ -58,6 +58,7 @@ def plan_to_json(plan: ScanPlan) -> str:
     document = {
         "version": VERSION,
         "columns": plan.columns,
+        "where": plan.where,
         "partitions": partitions,
         "tasks": [[_slice_to(part, ids) for part in task.slices] for task in plan.tasks],
         "segments": [_segment_to(segment) for segment in segments],
@@ -85,6 +86,7 @@ def plan_from_json(text: str) -> ScanPlan:
                 for task in document["tasks"]
             ),
             tuple(document["columns"]),
+            document.get("where"),
         )
     except (
         KeyError,

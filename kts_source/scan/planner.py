@@ -32,6 +32,7 @@ from kts_source.scan.isolation import Decisions
 from kts_source.scan.listed import Describer
 from kts_source.scan.plan import PartitionPlan, ScanPlan
 from kts_source.scan.plan_checks import check_plan, replayed
+from kts_source.scan.pruning import fingerprint
 from kts_source.scan.side_files import SideFiles
 from kts_source.scan.slicing import cut, pack, spans, target_bytes
 from kts_source.scan.window import PartitionView, needs_a_part
@@ -107,7 +108,10 @@ def _planned(options: ScanOptions, store: RangeStore) -> ScanPlan:
     target = target_bytes(wanted, options)
     slices = (part for span in wanted for part in cut(span, target))
     return ScanPlan(
-        tuple(plan for plan, _ in planned), tuple(pack(slices, target, options)), options.columns
+        tuple(plan for plan, _ in planned),
+        tuple(pack(slices, target, options)),
+        options.columns,
+        fingerprint(options.where),
     )
 
 

@@ -68,3 +68,8 @@ def region_of(where: Predicate | None, topic: str, partition: int) -> Region:
 def first_millisecond(box: Region) -> int:
     """The earliest timestamp that matches, in Kafka's milliseconds."""
     return -(-box.first_timestamp // 1000)
+
+
+def fingerprint(where: Predicate | None) -> str | None:
+    """A text that is the same for equal predicates only."""
+    return None if where is None else repr(where)

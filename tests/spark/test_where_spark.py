@@ -1,0 +1,304 @@
+"""Option `where` gives the rows that Spark's own `.where()` gives, for hundreds of predicates."""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pytest
+
+from kts_source import TieredKafkaDataSource
+from kts_source.options import parse_options
+from kts_source.scan.planner import plan_scan
+from kts_source.scan.predicate.parse import parse_predicate
+from tests.golden_data import assert_same_rows, expected_table, tier_options
+from tests.kts_source.scan.scanning import run
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+
+TOPICS: Final = ("codecs", "txn", "evolved")
+PREDICATES: Final = 240
+SAMPLED: Final = 400
+"""Rows of each topic that the predicates draw their values from."""
+PLACE: Final = ("topic", "partition", "offset")
+AT_ONCE: Final = 40
+
+_HEADER = re.compile(r"header\(('(?:[^'\\]|\\.)*')\)")
+_OFFSET = re.compile(r"(?<![`\w])offset(?![`\w])")
+
+
+def for_spark(condition: str) -> str:
+    """The same condition over the columns of the table, without `header`.
+
+    `offset` is quoted: where it follows WHERE some versions take it for the clause.
+    """
+    last = r"try_element_at(filter(headers, h -> h.key = \1), -1).value"
+    return _OFFSET.sub("`offset`", _HEADER.sub(last, condition))
+
+
+class Conditions:
+    """Random conditions over the values that a table holds."""
+
+    def __init__(self, table: pa.Table, seed: int) -> None:
+        self._chance = random.Random(seed)
+        self._rows = table.to_pylist()
+
+    def condition(self, depth: int = 0) -> str:
+        kind = self._chance.random()
+        if depth < 3 and kind < 0.35:
+            word = self._chance.choice([" AND ", " OR "])
+            terms = [self.condition(depth + 1) for _ in range(self._chance.randint(2, 3))]
+            return "(" + word.join(terms) + ")"
+        if depth < 3 and kind < 0.5:
+            word = self._chance.choice(["NOT ", "! "])
+            return f"{word}({self.condition(depth + 1)})"
+        if depth and kind > 0.98:
+            return self._chance.choice(["NULL", "true", "false"])
+        return self._leaf()
+
+    def _leaf(self) -> str:
+        leaves = [self._bytes, self._bytes, self._bytes, self._number, self._timestamp]
+        return self._chance.choice(leaves)()
+
+    def _value(self, column: str) -> Any:  # noqa: ANN401 - of any column
+        row = self._chance.choice(self._rows)
+        if column.startswith("header"):
+            pairs = row["headers"]
+            return self._chance.choice(pairs)["value"] if pairs else None
+        value = row[column]
+        return value.encode() if isinstance(value, str) else value
+
+    def _bytes(self) -> str:
+        column = self._chance.choice(
+            ["key", "key", "value", "topic", "header('source')", "header('trace')", "header('x')"]
+        )
+        op = self._chance.choice(["=", "<>", "<", "<=", ">", ">=", "<=>", "=="])
+        wrapped = self._chance.choice([column, column, f"CAST({column} AS STRING)"])
+        choices = [
+            lambda: f"{wrapped} {op} {self._literal(column)}",
+            lambda: f"{self._literal(column)} {op} {wrapped}",
+            lambda: f"{column} {self._not()}IN ({self._literals(column)})",
+            lambda: (
+                f"{wrapped} {self._not()}BETWEEN {self._literal(column)}"
+                f" AND {self._literal(column)}"
+            ),
+            lambda: f"{column} IS {self._not()}NULL",
+            lambda: f"isnull({column})",
+            lambda: f"{wrapped} {self._not()}LIKE {self._pattern(column)}",
+            lambda: f"{self._part()}({column}, {self._piece(column)})",
+            lambda: f"{column} IS {self._not()}DISTINCT FROM {self._literal(column)}",
+            lambda: f"key {op} value",
+        ]
+        return self._chance.choice(choices)()
+
+    def _not(self) -> str:
+        return self._chance.choice(["", "NOT "])
+
+    def _part(self) -> str:
+        return self._chance.choice(["startswith", "endswith", "contains"])
+
+    def _literal(self, column: str, data: bytes | None = None) -> str:
+        """A value of the column or a little beside it, as text where that is possible."""
+        value = self._value(column) if data is None else data
+        if value is None:
+            return "NULL" if self._chance.random() < 0.3 else "''"
+        value = value[:40]
+        if data is None and self._chance.random() < 0.2:
+            value = value[:-1] + b"\xff" if self._chance.random() < 0.5 else value + b"0"
+        try:
+            text = value.decode()
+        except UnicodeDecodeError:
+            return f"X'{value.hex()}'"
+        if column == "topic" or not text.isprintable() or self._chance.random() < 0.7:
+            return quoted(text)
+        return f"X'{value.hex()}'"
+
+    def _literals(self, column: str) -> str:
+        literals = [self._literal(column) for _ in range(self._chance.randint(1, 4))]
+        return ", ".join([*literals, *(["NULL"] if self._chance.random() < 0.2 else [])])
+
+    def _piece(self, column: str) -> str:
+        value = self._value(column) or b""
+        start = self._chance.randint(0, max(0, len(value) - 1))
+        size = self._chance.randint(0, 3)
+        part = value[:size] if self._chance.random() < 0.5 else value[start : start + size]
+        return self._literal(column, part)
+
+    def _pattern(self, column: str) -> str:
+        value = (self._value(column) or b"")[:6].decode(errors="ignore")
+        text = "".join(character for character in value if character.isprintable())
+        pieces = []
+        for character in text or "a":
+            pieces.append("\\" + character if character in "%_\\" else character)
+            if self._chance.random() < 0.35:
+                pieces[-1] = self._chance.choice(["%", "_", "%_", pieces[-1] + "%"])
+        if self._chance.random() < 0.5:
+            pieces.append("%")
+        return quoted("".join(pieces))
+
+    def _number(self) -> str:
+        column = self._chance.choice(["offset", "offset", "partition", "timestampType"])
+        value, other = self._value(column), self._value(column)
+        op = self._chance.choice(["=", "<>", "<", "<=", ">", ">=", "<=>"])
+        return self._chance.choice(
+            [
+                f"{column} {op} {value}",
+                f"{value} {op} {column}",
+                f"{column} {op} {value}L",
+                f"{column} > -{value + 1}",
+                f"{column} {self._not()}IN ({value}, {other}, NULL)",
+                f"{column} {self._not()}IN ({value}, {other})",
+                f"{column} {self._not()}BETWEEN {min(value, other)} AND {max(value, other)}",
+                f"partition {op} offset",
+                f"{column} < 99999999999999999999",
+            ]
+        )
+
+    def _timestamp(self) -> str:
+        stamps = sorted(self._value("timestamp") for _ in range(2))
+        zoned = [stamp.strftime("%Y-%m-%d %H:%M:%S.%f") + "Z" for stamp in stamps]
+        op = self._chance.choice(["=", "<>", "<", "<=", ">", ">=", "<=>"])
+        # Without a zone: option timeZone here, the session's zone in Spark, both UTC.
+        plain = stamps[0].strftime("%Y-%m-%dT%H:%M:%S")
+        return self._chance.choice(
+            [
+                f"timestamp {op} '{zoned[0]}'",
+                f"timestamp {op} TIMESTAMP '{zoned[0]}'",
+                f"timestamp {op} '{plain}'",
+                f"timestamp {op} DATE '{plain[:10]}'",
+                f"timestamp {self._not()}BETWEEN '{zoned[0]}' AND '{zoned[1]}'",
+                f"timestamp {op} timestamp_millis({int(stamps[0].timestamp() * 1000)})",
+                f"timestamp {self._not()}IN ('{zoned[0]}', '{zoned[1]}')",
+            ]
+        )
+
+
+def quoted(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def sample(topic: str) -> pa.Table:
+    table = expected_table(topic, "read_committed")
+    step = max(1, table.num_rows // SAMPLED)
+    return table.take(pa.array(range(0, table.num_rows, step)))
+
+
+def conditions_of(topic: str, count: int) -> list[str]:
+    made = Conditions(sample(topic), seed=len(topic))
+    return list(dict.fromkeys(made.condition() for _ in range(count)))
+
+
+def where_of_spark(frame: DataFrame, conditions: Sequence[str]) -> pa.Table:
+    """Place columns, and one column for each condition that says where it is true."""
+    from pyspark.sql import functions as f
+
+    truths = [
+        f.coalesce(f.expr(f"({for_spark(condition)})"), f.lit(False)).alias(f"c{number}")
+        for number, condition in enumerate(conditions)
+    ]
+    return frame.select(*(f.col(name) for name in PLACE), *truths).toArrow()
+
+
+@pytest.fixture(scope="module")
+def registered(spark: SparkSession) -> SparkSession:
+    spark.dataSource.register(TieredKafkaDataSource)
+    return spark
+
+
+def load(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
+    return spark.read.format("tiered-kafka").options(**options).load()
+
+
+@pytest.mark.timeout(900)  # two scans for each of many predicates
+@pytest.mark.parametrize("topic", TOPICS)
+def test_generated_predicates(registered: SparkSession, topic: str) -> None:
+    conditions = conditions_of(topic, PREDICATES // len(TOPICS))
+    assert len(conditions) >= 0.9 * PREDICATES / len(TOPICS)
+    expected = expected_table(topic, "read_committed")
+    schema = ", ".join(
+        f"`{name}` {kind}"
+        for name, kind in load(registered, tier_options(topic, includeHeaders="true")).dtypes
+    )
+    # Spark judges the rows a broker gave, not those this source reads.
+    frame = registered.createDataFrame(expected, schema).cache()
+    some = 0
+    for first in range(0, len(conditions), AT_ONCE):
+        chunk = conditions[first : first + AT_ONCE]
+        answers = where_of_spark(frame, chunk)
+        for number, condition in enumerate(chunk):
+            wanted = answers.filter(answers[f"c{number}"]).select(PLACE)
+            options = tier_options(topic, where=condition, timeZone="UTC")
+            found = run(plan_scan(parse_options(options)), options)
+            assert found.num_rows == wanted.num_rows, condition
+            if wanted.num_rows:
+                assert_same_rows(found.select(PLACE), wanted)
+            some += 0 < wanted.num_rows < expected.num_rows
+    frame.unpersist()
+    assert some > len(conditions) // 4, "the predicates say too little"
+
+
+HAND_MADE: Final = [
+    "key = 'k997' OR key = X'6b31'",
+    "value > X'ff' AND value <= X'fffe'",
+    "value LIKE '_%' AND partition = 0",
+    r"value LIKE '%\\%%' OR value LIKE '%\_%'",
+    "value LIKE '%a_b%'",
+    "header('source') = 'web' AND header('nope') IS NULL",
+    "key NOT IN ('k1', NULL)",
+    "! key = 'k997' AND offset < 50",
+    "offset BETWEEN 10 AND 5",
+    "timestamp < DATE '2026-02-25' OR offset = 7",
+]
+
+
+@pytest.mark.parametrize("condition", HAND_MADE)
+def test_where_in_the_option_is_where_in_spark(registered: SparkSession, condition: str) -> None:
+    options = tier_options("codecs", includeHeaders="true")
+    wanted = load(registered, options).where(for_spark(condition)).toArrow()
+    found = load(registered, {**options, "where": condition, "timeZone": "UTC"}).toArrow()
+    assert found.num_rows == wanted.num_rows
+    if wanted.num_rows:
+        assert_same_rows(found, wanted)
+
+
+MALFORMED: Final = [
+    b"",
+    b"a",
+    b"\xff",
+    b"a\xffb",
+    b"\xed\xa0\x80",
+    b"\xed\xa0",
+    b"\xe1\x80",
+    b"\xe1\x80a",
+    b"\xf0\x90\x80",
+    b"\xf0\x80\x80\x80",
+    b"\xc0\x80",
+    b"\xf5\x80",
+    b"\xe2\xc3\xa9",
+    "é".encode(),
+    "😀".encode(),
+    b"a\nb",
+]
+PATTERNS: Final = ["_", "__", "___", "a_b", "%_", "_a", "%é", "_é", "a%b", "%a%b%", "%", "", "_%_"]
+
+
+def test_like_on_malformed_text(registered: SparkSession) -> None:
+    """Spark decodes in Java; both must see as many characters."""
+    from kts_source.scan.predicate.evaluate import evaluate
+
+    frame = registered.createDataFrame(
+        [(number, bytearray(data)) for number, data in enumerate(MALFORMED)],
+        "number int, value binary",
+    ).cache()
+    batch = pa.record_batch({"value": pa.array(MALFORMED, pa.binary())})
+    for pattern in PATTERNS:
+        condition = f"value LIKE '{pattern}'"
+        wanted = {row.number for row in frame.where(condition).collect()}
+        found = evaluate(parse_predicate(condition), batch).to_pylist()
+        assert {number for number, one in enumerate(found) if one} == wanted, pattern
+    frame.unpersist()
