@@ -26,7 +26,7 @@ from kts_source.remote.segment import (
 from segment_format.errors import InvalidManifestError
 from segment_format.kafka_uuid import uuid_to_text
 from segment_format.manifest.object_key import parse_segment_file_name, parse_topic_directory
-from segment_format.manifest.segment_manifest import SegmentManifest
+from segment_format.manifest.segment_manifest import MANIFEST_VERSION, SegmentManifest
 
 if TYPE_CHECKING:
     from kts_source.remote.store import ObjectInfo, RangeStore
@@ -47,6 +47,7 @@ class AivenLayout:
 
     name = "aiven"
     folder_pattern = "<topic>-<topic id>/"
+    format_versions: tuple[str, ...] = (MANIFEST_VERSION,)
 
     def topic_folders(
         self, store: RangeStore, key_prefix: str, topic: str | None

@@ -11,6 +11,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Final, Protocol
 
 from kts_source.errors import InvalidOptionError
+from segment_format.errors import InvalidManifestError
 
 if TYPE_CHECKING:
     from kts_source.remote.segment import RemoteSegment
@@ -77,10 +78,12 @@ class Layout(Protocol):
     Attributes:
         name: Value of option `layout`.
         folder_pattern: Shape of the folders below the key prefix, for error texts.
+        format_versions: Versions of the stored form that it can read.
     """
 
     name: str
     folder_pattern: str
+    format_versions: tuple[str, ...]
 
     def topic_folders(
         self, store: RangeStore, key_prefix: str, topic: str | None
@@ -102,6 +105,20 @@ class Layout(Protocol):
             SegmentFormatError: What describes the segment is not valid.
             ObjectNotFoundError: It has gone since the listing.
         """
+
+
+def require_format_version(layout: Layout, version: str) -> None:
+    """Refuses a stored form that a layout does not know.
+
+    Raises:
+        InvalidManifestError: Names the versions that it does.
+    """
+    if version not in layout.format_versions:
+        supported = ", ".join(layout.format_versions)
+        raise InvalidManifestError(
+            f"format version {version[:40]!r} of layout {layout.name!r} is not supported;"
+            f" supported: {supported}"
+        )
 
 
 def find_layout(name: str) -> Layout:

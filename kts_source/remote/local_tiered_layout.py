@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from kts_source.remote.layout import Orphan, PartitionListing, SegmentEntry, TopicFolder
@@ -26,10 +25,11 @@ from kts_source.remote.segment import (
     RemoteSegment,
     SegmentObjects,
     StoredIndex,
+    epochs_between,
 )
 from kts_source.remote.tail import last_offset
 from segment_format.errors import CorruptIndexError, SegmentFormatError
-from segment_format.index.leader_epoch_checkpoint import EpochEntry, LeaderEpochCheckpoint
+from segment_format.index.leader_epoch_checkpoint import LeaderEpochCheckpoint
 from segment_format.index.offset_index import OffsetIndex
 from segment_format.index.time_index import TimeIndex
 from segment_format.kafka_uuid import uuid_to_text
@@ -72,6 +72,7 @@ class LocalTieredLayout:
 
     name = "local-tiered-storage"
     folder_pattern = f"[{ROOT_DIRECTORY}/]<topic>-<partition>-<topic id>/"
+    format_versions: tuple[str, ...] = ("1",)  # its files are the broker's own and carry none
 
     def topic_folders(
         self, store: RangeStore, key_prefix: str, topic: str | None
@@ -156,7 +157,7 @@ class LocalTieredLayout:
             end_offset=end,
             max_timestamp_ms=_max_timestamp(store, files["timeindex"], base),
             event_timestamp_ms=None,
-            leader_epochs=tuple(_epochs_between(checkpoint.entries, base, end)),
+            leader_epochs=epochs_between(checkpoint.entries, base, end),
             objects=SegmentObjects(
                 log=_ref(files[_LOG]),
                 chunk_index=_plain_chunks(size),
@@ -228,13 +229,3 @@ def _max_timestamp(store: RangeStore, info: ObjectInfo, base_offset: int) -> int
         log.warning("%s is not usable: %s", store.uri(info.key), error)
         return _NO_TIMESTAMP
     return int(index.timestamps[-1]) if len(index) else _NO_TIMESTAMP
-
-
-def _epochs_between(
-    lineage: tuple[EpochEntry, ...], start_offset: int, end_offset: int
-) -> Iterator[EpochEntry]:
-    """The epochs that own offsets start … end (inclusive), each with its first offset there."""
-    for number, entry in enumerate(lineage):
-        is_over = number + 1 < len(lineage) and lineage[number + 1].start_offset <= start_offset
-        if entry.start_offset <= end_offset and not is_over:
-            yield replace(entry, start_offset=max(entry.start_offset, start_offset))

@@ -152,7 +152,7 @@ class S3Store:
         token = None
         while True:
             page = self._request(
-                "list_objects_v2", prefix, lambda _response: _no_body(), arguments, listing=True
+                "list_objects_v2", prefix, _require_listing, arguments, listing=True
             )
             yield page
             if not page.get("IsTruncated"):
@@ -352,6 +352,12 @@ def _is_transient(error: BaseException) -> bool:
 
 async def _no_body() -> None:
     return None
+
+
+async def _require_listing(response: dict[str, Any]) -> None:
+    # An error document with status 200 has no member of a listing, and would read as an empty one.
+    if "IsTruncated" not in response:
+        raise TransientError("the answer is no listing")
 
 
 async def _body(response: dict[str, Any], size: int) -> bytes:

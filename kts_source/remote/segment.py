@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from segment_format.index.leader_epoch_checkpoint import EpochEntry
     from segment_format.manifest.chunk_index import ChunkIndex
@@ -121,3 +122,21 @@ class RemoteSegment:
     def stop_offset(self) -> int:
         """One past the last offset."""
         return self.end_offset + 1
+
+
+def epochs_between(
+    lineage: Sequence[EpochEntry], start_offset: int, end_offset: int
+) -> tuple[EpochEntry, ...]:
+    """The epochs that own some of the offsets, each with its first offset among them.
+
+    Args:
+        lineage: Entries of a leader-epoch checkpoint.
+        start_offset: First offset, inclusive.
+        end_offset: Last offset, inclusive.
+    """
+    stops = [entry.start_offset for entry in lineage[1:]]
+    return tuple(
+        replace(entry, start_offset=max(entry.start_offset, start_offset))
+        for entry, stop in zip_longest(lineage, stops)
+        if entry.start_offset <= end_offset and (stop is None or stop > start_offset)
+    )
