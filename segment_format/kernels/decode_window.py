@@ -205,6 +205,12 @@ def _next_batch(source: Address, window_size: Value, frame: Frame) -> Value:
     return np.int64(c.CONTINUE)
 
 
+@inlined
+def _ask_for_payload(frame: Frame) -> Value:
+    frame[c.PLACE] = c.PLACE_PAYLOAD
+    return np.int64(c.COMPRESSED)
+
+
 @helper
 def _decompress(window_at: Address, frame: Frame) -> Value:
     """Bring the records of the batch under way into the scratch buffer, or ask for help."""
@@ -217,7 +223,7 @@ def _decompress(window_at: Address, frame: Frame) -> Value:
     if codec == _SNAPPY:
         bound = snappy_bound(source, size)
     if bound < 0 or bound > frame[c.MAX_BATCH_BYTES]:
-        return np.int64(c.COMPRESSED)
+        return _ask_for_payload(frame)
     if bound > frame[c.SCRATCH_ROOM]:
         frame[c.SCRATCH_NEEDED] = bound
         return np.int64(c.GROW_SCRATCH)
@@ -227,7 +233,7 @@ def _decompress(window_at: Address, frame: Frame) -> Value:
     else:
         filled = decompress_snappy(source, size, target)
     if filled < 0:
-        return np.int64(c.COMPRESSED)
+        return _ask_for_payload(frame)
     frame[c.PLACE] = c.PLACE_SCRATCH
     frame[c.RECORDS_STOP] = filled
     return np.int64(c.CONTINUE)

@@ -296,7 +296,6 @@ class RecordDecoder:
             raise type(error)(
                 error.message, position=self._origin + start, offset=slots[c.BASE_OFFSET]
             ) from error
-        slots[c.PLACE] = c.PLACE_PAYLOAD
         return np.frombuffer(content, np.uint8)
 
     def _grow_scratch(self) -> None:
