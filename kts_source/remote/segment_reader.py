@@ -265,8 +265,8 @@ def _key_hint(error: SegmentFormatError, envelope: Envelope | None) -> str:
     if isinstance(error, DecryptionError):
         # Unwrapping proves the data key by its padding: what does not open is not what was stored.
         return (
-            f" (the private key of key id {key_id!r} opened the segment's data key, so the stored bytes"
-            f" were changed)"
+            f" (the private key of key id {key_id!r} opened the segment's data key, so the stored"
+            f" bytes were changed)"
         )
     return f" (encrypted with key id {key_id!r})"
 
