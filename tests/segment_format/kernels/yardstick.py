@@ -20,6 +20,7 @@ from segment_format.record.records import iter_batches
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from segment_format._cursor import BytesLike
     from segment_format.isolation import AbortedIntervals
     from segment_format.record.decoded import DecodedBatch, Record
 
@@ -49,25 +50,27 @@ def expected(
     stop_offset: int = STOP,
     aborted: AbortedIntervals = NO_ABORTED,
     check_crcs: bool = True,
+    max_batch_bytes: int = LARGEST_ENTRY,
 ) -> Outcome:
     """Rows of `ALL_COLUMNS`, timestamps in microseconds, by the rules the decoder documents."""
     try:
-        return list(_rows(data, start_offset, stop_offset, aborted, check_crcs))
+        rows = _rows(data, start_offset, stop_offset, aborted, check_crcs, max_batch_bytes)
+        return list(rows)
     except SegmentFormatError as error:
         return type(error).__name__
 
 
 def _rows(
-    data: bytes, start: int, stop: int, aborted: AbortedIntervals, check_crcs: bool
+    data: bytes, start: int, stop: int, aborted: AbortedIntervals, check_crcs: bool, limit: int
 ) -> Iterator[Row]:
     position = 0
     while position < len(data):
         length = int.from_bytes(data[position + 8 : position + 12], "big", signed=True)
-        if len(data) - position >= 17 and data[position + 16] < 3 and length > LARGEST_ENTRY - 12:
-            raise CorruptRecordError("too large")
         beyond = int.from_bytes(data[position : position + 8], "big", signed=True) >= stop
         if len(data) - position >= 17 and data[position + 16] == 2 and length >= 49 and beyond:
             return
+        if len(data) - position >= 17 and data[position + 16] < 3 and length > limit - 12:
+            raise CorruptRecordError("too large")
         entry = next(iter_entries(data, position=position))
         stored = data[entry.position : entry.stop]
         position = entry.stop
@@ -85,7 +88,7 @@ def _rows(
                 and aborted.is_aborted(header.producer_id, header.base_offset)
             ):
                 continue
-        (batch,) = iter_batches(stored, check_crcs=check_crcs)
+        (batch,) = iter_batches(stored, check_crcs=check_crcs, max_batch_bytes=limit)
         if batch.base_offset >= stop:
             return
         for record in batch.records:
@@ -118,7 +121,7 @@ def _row(batch: DecodedBatch, record: Record) -> Row:
     )
 
 
-def pieces(data: bytes, sizes: Iterable[int]) -> Iterator[bytes]:
+def pieces(data: bytes | memoryview, sizes: Iterable[int]) -> Iterator[bytes]:
     """`data` cut into pieces of these sizes, in turn."""
     stream = io.BytesIO(data)
     for size in itertools.cycle(sizes):
@@ -128,7 +131,7 @@ def pieces(data: bytes, sizes: Iterable[int]) -> Iterator[bytes]:
         yield piece
 
 
-def decode_pieces(decoder: RecordDecoder, windows: Iterable[bytes]) -> list[pa.RecordBatch]:
+def decode_pieces(decoder: RecordDecoder, windows: Iterable[BytesLike]) -> list[pa.RecordBatch]:
     """Every batch of a decoder that is fed some windows and finished."""
     batches = [batch for window in windows for batch in decoder.feed(window)]
     return batches + list(decoder.finish())
@@ -152,7 +155,7 @@ def rows_of(batches: Sequence[pa.RecordBatch]) -> list[Row]:
     return rows
 
 
-def actual(data: bytes, *, cut: Sequence[int] = (), **options: Any) -> Outcome:  # noqa: ANN401
+def actual(data: bytes | memoryview, *, cut: Sequence[int] = (), **options: Any) -> Outcome:  # noqa: ANN401
     """What the kernels give for the same bytes, fed whole or in pieces of the sizes in `cut`."""
     arguments = {"start_offset": START, "columns": ALL_COLUMNS, **options}
     try:

@@ -1,0 +1,227 @@
+"""One target in a process of its own: inputs until the time is up, or until one fails.
+
+    python -m tests.fuzz.worker TARGET --engine mutation --seconds 10 --seed 7 --folder FOLDER
+
+The input under way lies in a file that outlives the process, so that a crash can be told from it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import json
+import mmap
+import os
+import random
+import resource
+import struct
+import sys
+import time
+import traceback
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.fuzz.targets import Target
+
+CURRENT: Final = "current"
+COUNTS: Final = "counts.json"
+FAILURE: Final = "failure"
+CURRENT_BYTES: Final = 1 << 20
+HEADER: Final = struct.Struct("<QQ")  # inputs begun, bytes of the one under way
+MAX_SECONDS: Final = 5.0
+"""CPU time of one input; what is bounded takes milliseconds."""
+MAX_GROWTH: Final = 192 << 20
+"""Memory that one input may add to the process: zstd windows of 128 MiB are allowed for."""
+ADDRESS_SPACE: Final = 2 << 30
+_REPORT_EVERY: Final = 0.5
+
+
+class Worker:
+    """Runs inputs and keeps account of them.
+
+    Args:
+        target: What they are given to.
+        folder: Where counts, the input under way and a failing one go.
+    """
+
+    def __init__(self, target: Target, folder: Path) -> None:
+        from tests.fuzz.mutate import without_numbers
+
+        folder.mkdir(parents=True, exist_ok=True)
+        self._target = target
+        self._folder = folder
+        self._without_numbers = without_numbers
+        with (folder / CURRENT).open("w+b") as file:
+            file.truncate(CURRENT_BYTES)
+            self._current = mmap.mmap(file.fileno(), CURRENT_BYTES)
+        self._counts: Counter[str] = Counter()
+        self._inputs = 0
+        self._slowest = 0.0
+        self._growth = 0
+        self._peak = _peak_memory()
+        self._reported = time.monotonic()
+
+    def run(self, data: bytes) -> str:
+        """Gives one input to the target.
+
+        Returns:
+            The outcome, without what differs from input to input.
+
+        Raises:
+            AssertionError: It took too long, or too much memory.
+            Exception: Whatever the target failed with.
+        """
+        self._inputs += 1
+        HEADER.pack_into(self._current, 0, self._inputs, len(data))
+        self._current[HEADER.size : HEADER.size + len(data)] = data
+        began = time.thread_time()
+        outcome = self._target.run(data)
+        taken = time.thread_time() - began
+        self._slowest = max(self._slowest, taken)
+        if taken > MAX_SECONDS:
+            raise AssertionError(f"{taken:.1f} s of CPU time for one input")
+        peak = _peak_memory()
+        if peak != self._peak:
+            self._growth = max(self._growth, peak - self._peak)
+            if peak - self._peak > MAX_GROWTH:
+                raise AssertionError(f"{(peak - self._peak) >> 20} MiB for one input")
+            self._peak = peak
+        word, colon, text = outcome.partition(":")
+        self._counts[word] += 1
+        if time.monotonic() - self._reported > _REPORT_EVERY:
+            self.report()
+        return word + self._without_numbers(text) if colon else word
+
+    def report(self) -> None:
+        """Writes the counts so far."""
+        self._reported = time.monotonic()
+        facts = {
+            "inputs": self._inputs,
+            "outcomes": dict(self._counts),
+            "slowest_seconds": round(self._slowest, 4),
+            "largest_growth_bytes": self._growth,
+        }
+        (self._folder / f"{COUNTS}.new").write_text(json.dumps(facts))
+        (self._folder / f"{COUNTS}.new").replace(self._folder / COUNTS)
+
+    def save_failure(self, data: bytes, text: str) -> None:
+        """Keeps a failing input and what it failed with."""
+        (self._folder / FAILURE).write_bytes(data)
+        (self._folder / f"{FAILURE}.txt").write_text(text)
+        self.report()
+
+
+def _peak_memory() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+
+def limit_memory() -> None:
+    """No input may ask for more address space than the process has now and `ADDRESS_SPACE`."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
+    resource.setrlimit(resource.RLIMIT_AS, (used + ADDRESS_SPACE, resource.RLIM_INFINITY))
+
+
+def by_mutation(worker: Worker, seeds: list[bytes], seconds: float, seed: int) -> None:
+    """Seeds as they are, then mutations of them until the time is up."""
+    from tests.fuzz.mutate import Mutator
+
+    deadline = time.monotonic() + seconds
+    mutator = Mutator(seeds, random.Random(seed))
+
+    def give(data: bytes) -> None:
+        try:
+            mutator.learn(data, worker.run(data))
+        except BaseException:
+            worker.save_failure(data, traceback.format_exc())
+            raise
+
+    for data in seeds:
+        give(data)
+    while time.monotonic() < deadline:
+        for _ in range(16):
+            give(mutator.mutated())
+    worker.report()
+
+
+def by_coverage(worker: Worker, seeds: list[bytes], seconds: float, seed: int) -> NoReturn:
+    """libFuzzer through atheris, with the coverage of the readable code as its guide."""
+    import atheris
+
+    corpus = worker._folder / "corpus"
+    corpus.mkdir(exist_ok=True)
+    for number, data in enumerate(seeds):
+        (corpus / f"seed-{number:04d}").write_bytes(data)
+
+    def give(data: bytes) -> None:
+        try:
+            worker.run(data)
+        except BaseException:
+            worker.save_failure(data, traceback.format_exc())
+            raise
+
+    arguments = [
+        sys.argv[0],
+        str(corpus),
+        f"-max_total_time={max(1, int(seconds))}",
+        f"-seed={seed % (1 << 31) or 1}",
+        "-max_len=6000",
+        "-rss_limit_mb=4096",
+        "-timeout=60",
+        f"-artifact_prefix={worker._folder}/libfuzzer-",
+        "-verbosity=0",
+    ]
+    atheris.Setup(arguments, give)
+    atheris.Fuzz()
+    raise SystemExit(0)
+
+
+def main() -> None:
+    """What the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("target")
+    parser.add_argument("--engine", choices=("mutation", "coverage"), default="mutation")
+    parser.add_argument("--seconds", type=float, default=10)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", type=Path, required=True)
+    given = parser.parse_args()
+    faulthandler.enable()
+    engine: Callable[[Worker, list[bytes], float, int], None] = by_mutation
+    if given.engine == "coverage":
+        import atheris
+
+        engine = by_coverage
+        # Instrumenting the kernels' source would change what is compiled of it.
+        with atheris.instrument_imports(
+            include=["segment_format"],
+            exclude=["segment_format.kernels"],
+            enable_loader_override=False,
+        ):
+            target = _load(given.target)
+    else:
+        target = _load(given.target)
+    from tests.fuzz.seeds import seeds
+
+    inputs = seeds(given.target)
+    target.run(inputs[0])  # compiles the kernels, which takes memory and time of its own
+    worker = Worker(target, given.folder)
+    limit_memory()
+    try:
+        engine(worker, inputs, given.seconds, given.seed)
+    except Exception:  # noqa: BLE001  # saved and printed; the exit code says that there was one
+        traceback.print_exc()
+        sys.stdout.flush()
+        os._exit(1)
+
+
+def _load(name: str) -> Target:
+    from tests.fuzz.targets import target_named
+
+    return target_named(name)
+
+
+if __name__ == "__main__":
+    main()
