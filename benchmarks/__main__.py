@@ -10,7 +10,7 @@ from typing import Final
 
 from benchmarks.report import Row, print_table, write_json
 
-NAMES: Final = ("decode", "plan", "scan", "export")
+NAMES: Final = ("decode", "fetch", "plan", "scan", "export")
 
 
 def main(arguments: list[str] | None = None) -> int:

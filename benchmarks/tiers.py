@@ -23,6 +23,7 @@ class TierShape:
         log_bytes: Original bytes of all partitions together.
         batch_bytes: About so many bytes of records in a batch; 0 = one record a batch.
         compression: Whether chunks are zstd frames.
+        segment_bytes: About so many original bytes in a segment.
     """
 
     value_bytes: int
@@ -32,6 +33,7 @@ class TierShape:
     codec: str = "none"
     payload: str = "random"
     compression: bool = False
+    segment_bytes: int = _SEGMENT_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +62,8 @@ def make_tier(shape: TierShape) -> Tier:
     path = Path(gettempdir()) / "tiered-kafka-benchmarks" / name
     record_bytes = shape.value_bytes + 20  # key, lengths, deltas
     per_batch = max(1, shape.batch_bytes // record_bytes)
-    per_segment = max(1, _SEGMENT_BYTES // (per_batch * record_bytes + 61))
-    segments = max(1, shape.log_bytes // shape.partitions // _SEGMENT_BYTES)
+    per_segment = max(1, shape.segment_bytes // (per_batch * record_bytes + 61))
+    segments = max(1, shape.log_bytes // shape.partitions // shape.segment_bytes)
     done = path / "done"
     if not done.exists():
         shutil.rmtree(path, ignore_errors=True)

@@ -235,14 +235,15 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option(
         "maxConcurrentRequests",
         parse_positive_int,
-        "8",
+        "16",
         "Requests that a task has under way at a time.",
     ),
     Option(
         "prefetchBytes",
         parse_byte_size,
-        "64m",
-        "Stored bytes that a task may read ahead.",
+        "128m",
+        "Stored bytes that a task may read ahead; its memory is bounded by this, and some 32 MB for"
+        " what is being decoded.",
     ),
     *FETCH_OPTIONS,
     *CACHE_OPTIONS,

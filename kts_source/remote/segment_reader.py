@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     from segment_format.manifest.chunk_index import Chunk
     from segment_format.manifest.encryption import WrappedDataKey
 
-MAX_REQUEST_BYTES = 8 << 20  # object stores serve ranges of 8-16 MB at full speed
+# Object stores serve ranges of 8-16 MB at full speed: a request ends with the chunk that makes it
+# long enough, which is less than as much again.
+ENOUGH_REQUEST_BYTES = 8 << 20
+MAX_REQUEST_BYTES = 16 << 20
 FIRST_REQUEST_BYTES = 1 << 20  # of a task: a LIMIT may need no more
 MAX_INDEX_BYTES = 64 << 20  # far above segment.index.bytes (10 MiB); a bound, not an expectation
 
@@ -272,11 +275,18 @@ def _key_hint(error: SegmentFormatError, envelope: Envelope | None) -> str:
 
 
 def request_groups(chunks: tuple[Chunk, ...], first_is_small: bool) -> Iterator[tuple[Chunk, ...]]:
-    """Runs of neighbouring chunks of at most `MAX_REQUEST_BYTES`, or one chunk that is more."""
+    """Runs of neighbouring chunks, each a request.
+
+    A run ends when it has `ENOUGH_REQUEST_BYTES`, and before it would have more than
+    `MAX_REQUEST_BYTES`, unless one chunk alone has. The first may be small: at most
+    `FIRST_REQUEST_BYTES`, or one chunk.
+    """
     limit = FIRST_REQUEST_BYTES if first_is_small else MAX_REQUEST_BYTES
     group: list[Chunk] = []
     for chunk in chunks:
-        if group and chunk.transformed_stop - group[0].transformed_position > limit:
+        start = group[0].transformed_position if group else chunk.transformed_position
+        enough = chunk.transformed_position - start >= ENOUGH_REQUEST_BYTES
+        if group and (enough or chunk.transformed_stop - start > limit):
             yield tuple(group)
             group, limit = [], MAX_REQUEST_BYTES
         group.append(chunk)

@@ -1,0 +1,177 @@
+"""Reading from a slow store: latency hidden, few requests, no byte twice, bounded memory; AES."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from benchmarks.report import Row, at_least, at_most, best_seconds
+from benchmarks.tiers import Tier, TierShape, make_tier
+from kts_source.options import parse_options
+from kts_source.remote.cancel import pause
+from kts_source.remote.local_store import LocalStore
+from kts_source.remote.segment_reader import ENOUGH_REQUEST_BYTES, SegmentReader
+from kts_source.scan.execute import ReadSettings, read_task
+from kts_source.scan.metrics import TaskMeter, TaskPlace
+from kts_source.scan.planner import plan_scan
+from segment_format.manifest.chunk_index import Chunk
+from segment_format.manifest.encryption import encrypt
+from segment_format.manifest.transform import restore_chunk
+
+if TYPE_CHECKING:
+    from kts_source.remote.store import RangeStore
+    from kts_source.scan.plan import ScanPlan
+
+FIRST_BYTE_SECONDS: Final = 0.06
+BYTES_PER_SECOND: Final = 90e6
+_LIMIT_BATCHES: Final = 2  # what Spark takes of a slow source before it closes it
+
+
+class PacedStore(LocalStore):
+    """Local files with the first byte and the bandwidth of one connection to an object store."""
+
+    def get_range(self, key: str, start: int, stop: int, *, version: str | None = None) -> bytes:
+        """As a folder's, later."""
+        began = time.monotonic()
+        data = super().get_range(key, start, stop, version=version)
+        takes = FIRST_BYTE_SECONDS + (stop - start) / BYTES_PER_SECOND
+        pause(max(0.0, takes - (time.monotonic() - began)))
+        return data
+
+
+def run(*, quick: bool) -> list[Row]:
+    """All of them; `quick` reads 256 MiB instead of 1 GiB."""
+    log_bytes = (256 << 20) if quick else (1 << 30)
+    tier = make_tier(TierShape(100, log_bytes, partitions=1))
+    return [
+        *_latency(tier, repeats=2 if quick else 4),
+        *_economy(tier),
+        _limit(tier),
+        *_memory(log_bytes),
+        _aes(),
+    ]
+
+
+def _plan(tier: Tier) -> ScanPlan:
+    options = parse_options({**tier.options, "targetPartitionBytes": "4g"})
+    return plan_scan(options)
+
+
+def _read(plan: ScanPlan, store: RangeStore, tier: Tier, *, batches: int | None = None) -> int:
+    """Rows read, of so many batches of each task."""
+    options = parse_options(tier.options)
+    rows = 0
+    for task in plan.tasks:
+        meter = TaskMeter(task, store, TaskPlace())
+        reader = SegmentReader(store, options.key_ring)
+        found = read_task(task, reader, ReadSettings.of(options), meter=meter)
+        for number, batch in enumerate(found, 1):
+            rows += batch.num_rows
+            if number == batches:
+                break
+        found.close()  # type: ignore[attr-defined]  # a generator
+    return rows
+
+
+def _latency(tier: Tier, repeats: int) -> list[Row]:
+    plan = _plan(tier)
+    seconds: dict[str, list[float]] = {"local": [], "paced": []}
+    for number in range(repeats + 1):
+        for name, store in (("local", LocalStore(tier.path)), ("paced", PacedStore(tier.path))):
+            began = time.perf_counter()
+            rows = _read(plan, store, tier)
+            assert rows == tier.records
+            if number:  # the first round warms up
+                seconds[name].append(time.perf_counter() - began)
+    ratio = statistics.median(
+        local / paced for local, paced in zip(seconds["local"], seconds["paced"], strict=True)
+    )
+    speed = tier.stored_bytes / statistics.median(seconds["paced"]) / 1e6
+    return [
+        Row("fetch, 60 ms first byte, 90 MB/s a connection", speed, "MB/s"),
+        at_least("fetch, share of the speed of local files", ratio, "×", 0.85),
+    ]
+
+
+def _economy(tier: Tier) -> list[Row]:
+    plan = _plan(tier)
+    store = LocalStore(tier.path)
+    _read(plan, store, tier)
+    segments = sum(len(task.slices) for task in plan.tasks)
+    allowed = tier.stored_bytes / ENOUGH_REQUEST_BYTES + 3 * segments
+    work = store.counters
+    return [
+        at_most("full scan, requests", work.requests, f"of {allowed:.0f}", allowed),
+        at_most("full scan, bytes fetched", work.bytes / tier.stored_bytes, "× stored", 1.01),
+    ]
+
+
+def _limit(tier: Tier) -> Row:
+    store = PacedStore(tier.path)
+    plan = _plan(tier)
+    _read(plan, store, tier, batches=_LIMIT_BATCHES)
+    return at_most("limit(10), bytes touched", store.counters.bytes / (1 << 20), "MiB", 16)
+
+
+def _memory(log_bytes: int) -> list[Row]:
+    """In a process of its own, whose peak nothing else has raised."""
+    grown = subprocess.run(
+        [sys.executable, "-m", "benchmarks.fetch", str(log_bytes)],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    found = json.loads(grown.stdout.splitlines()[-1])
+    name = f"peak memory above a small read, one segment of {log_bytes >> 20} MiB"
+    return [at_most(name, found["growth"] / (1 << 20), "MiB", 256)]
+
+
+def _peak() -> int:
+    """Bytes; the kernel's own count can be reset, `ru_maxrss` cannot."""
+    with Path("/proc/self/status").open(encoding="ascii") as status:
+        return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmHWM"))
+
+
+def _measure_memory(log_bytes: int) -> None:
+    shape = TierShape(1000, log_bytes, partitions=1, segment_bytes=log_bytes)
+    if os.fork() == 0:  # writing it takes memory that must not count
+        make_tier(shape)
+        os._exit(0)
+    os.wait()
+    tier = make_tier(shape)
+    plan = _plan(tier)
+    _read(plan, LocalStore(tier.path), tier, batches=1)
+    before = _peak()
+    rows = _read(plan, PacedStore(tier.path), tier)
+    assert rows == tier.records
+    print(json.dumps({"growth": _peak() - before}))
+
+
+def _aes() -> Row:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    size = 4 << 20
+    key, aad = os.urandom(32), os.urandom(32)
+    message = encrypt(os.urandom(size), data_key=key, aad=aad)
+    chunk = Chunk(0, 0, size, 0, len(message))
+    cipher = AESGCM(key)
+
+    def alone() -> None:
+        cipher.decrypt(message[:12], message[12:], aad)
+
+    def ours() -> None:
+        restore_chunk(message, chunk, compression=False, data_key=key, aad=aad)
+
+    library, product = best_seconds(alone, ours, repeats=40)
+    return at_least("AES-GCM of a chunk, share of the library alone", library / product, "×", 0.9)
+
+
+if __name__ == "__main__":
+    _measure_memory(int(sys.argv[1]))
