@@ -35,6 +35,8 @@ _LOG: Final = "log"
 _INDEXES: Final = "indexes"
 _MANIFEST: Final = "rsm-manifest"
 _SUFFIXES: Final = (_LOG, _INDEXES, _MANIFEST)
+_ENDINGS: Final = tuple(f".{suffix}" for suffix in _SUFFIXES)
+_STEM_LENGTH: Final = 43
 _USUAL_NAME: Final = re.compile(
     r"([0-9]{20})-([A-Za-z0-9_-]{21}[AQgw])\.(log|indexes|rsm-manifest)"
 )
@@ -74,15 +76,22 @@ class AivenLayout:
         prefix = f"{folder.folder}{partition}/"
         found: dict[tuple[int, str], dict[str, ObjectInfo]] = defaultdict(dict)
         orphans = []
+        stem = ""
+        objects: dict[str, ObjectInfo] = {}
         for info in store.list_objects(prefix):
-            parsed = _parsed_name(info.key[len(prefix) :])
+            name = info.key[len(prefix) :]
+            if name[:_STEM_LENGTH] == stem and name[_STEM_LENGTH:] in _ENDINGS:
+                objects[name[_STEM_LENGTH + 1 :]] = info  # as nearly all are in a large tier
+                continue
+            parsed = _parsed_name(name)
             if parsed is None:
                 orphans.append(Orphan((info.key,), "not the name of a segment object"))
                 continue
-            base_offset, segment_id, suffix = parsed
-            found[base_offset, segment_id][suffix] = info
+            stem, objects = name[:_STEM_LENGTH], found[parsed[:2]]
+            objects[parsed[2]] = info
         segments = []
-        for (base, id_text), objects in sorted(found.items()):
+        for base, id_text in sorted(found):
+            objects = found[base, id_text]
             if len(objects) < len(_SUFFIXES):
                 missing = [suffix for suffix in _SUFFIXES if suffix not in objects]
                 orphans.append(
@@ -119,9 +128,7 @@ class AivenLayout:
 
 
 def _parsed_name(name: str) -> tuple[int, str, str] | None:
-    """Base offset, segment id and suffix; a short way for names as nearly all are, 300,000 in a
-    large tier.
-    """
+    """Base offset, segment id and suffix; a short way for names as nearly all are."""
     usual = _USUAL_NAME.fullmatch(name)
     if usual is not None and usual[1] <= _MAX_OFFSET_DIGITS:
         return int(usual[1]), usual[2], usual[3]

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_DECODER: Final = json.JSONDecoder()
 _KINDS: Final = {kind.value: kind for kind in IndexType}
 
 
@@ -68,7 +69,7 @@ class SegmentPack:
         if line is None or not line.startswith(identity := _identity(entry)):
             return None
         try:
-            return _segment(entry, json.loads(line[len(identity) :]))
+            return _segment(entry, _DECODER.raw_decode(line, len(identity))[0])
         except (ValueError, TypeError, LookupError, SegmentFormatError):
             log.warning("%s: a line that cannot be read; describing it anew", self._name)
             return None

@@ -1,15 +1,15 @@
 """The surviving log of a partition as far as a query needs it: all of it, or the segments around
 the offsets that are wanted.
 
-A window needs the manifests of few segments: the first (where the log begins), the newest by offset
-and by upload (whose checkpoint is the lineage, and where the tier ends), those that begin in the
-window, and earlier ones until its start is covered. That is exact because a segment serves the
-offsets that no later one holds (`lineage.cover`). Whatever does not look like the plain case (no
-upload times, a manifest that cannot be read, an epoch or an end above the newest's, a hole) makes
-it look at all of them.
+A window needs the manifests of few segments: the first (where the log begins), the last by offset
+and some of the newest uploads (one of them has the lineage, and where the tier ends), those that
+begin in the window, and earlier ones until its start is covered. That is exact because a segment
+serves the offsets that no later one holds (`lineage.cover`). Whatever does not look like the plain
+case (no upload times, a manifest that cannot be read, an epoch or an end above the newest's, a
+hole) makes it look at all of them.
 
-Which upload is newest is taken from the times in the listing. Where a tool copied the bucket and
-set them anew, the newest by offset still counts, and so does every epoch that is met.
+Which uploads are newest is taken from the times in the listing. Where a tool copied the bucket and
+set them anew, the last by offset still counts, and so does every epoch that is met.
 """
 
 from __future__ import annotations
@@ -49,8 +49,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_MANY_NEWEST: Final = 16
-"""Uploads of the same newest time; more of them say that the times are not of uploads."""
+NEWEST_UPLOADS: Final = 4
+"""So many of the newest uploads are looked at: a leader of the past may finish its copy last."""
+_MANY_UPLOADS: Final = 16
+"""At the same time; more of them say that the times are not of uploads."""
 
 
 def needs_a_part(options: ScanOptions, topic: str, partition: int) -> bool:
@@ -189,11 +191,11 @@ class PartitionView:
         """Finds where the log begins and ends from few segments; False where that is not safe."""
         entries = self._listed.entries
         uploads = [_uploaded_ms(entry) for entry in entries]
-        newest_upload = max(uploads)
+        threshold = sorted(uploads)[-NEWEST_UPLOADS:][0]
         first = range(bisect_right(self._bases, self._bases[0]))
         numbers = {*first, *range(self._group_start(len(entries) - 1), len(entries))}
-        latest = {number for number, upload in enumerate(uploads) if upload == newest_upload}
-        if min(uploads) < 0 or len(latest) > _MANY_NEWEST or len(numbers | latest) == len(entries):
+        latest = {number for number, upload in enumerate(uploads) if upload >= threshold}
+        if min(uploads) < 0 or len(latest) > _MANY_UPLOADS or len(numbers | latest) == len(entries):
             return False
         wanted = sorted(numbers | latest)
         segments = self._listed.described(wanted)
@@ -251,6 +253,10 @@ class PartitionView:
 
 def _uploaded_ms(entry: SegmentEntry) -> int:
     """When the last object of a segment was written; −1 when the store does not tell."""
-    times = [info.last_modified_ms for _, info in entry.objects]
-    known = [time for time in times if time is not None]
-    return max(known) if len(known) == len(times) else -1
+    latest = -1
+    for _, info in entry.objects:
+        written = info.last_modified_ms
+        if written is None:
+            return -1
+        latest = max(latest, written)
+    return latest
