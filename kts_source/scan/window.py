@@ -112,7 +112,7 @@ class PartitionView:
         return self._complete
 
     def covering(self, start: int, stop: int) -> PartitionLog:
-        """The log with all ranges of offsets [start, stop), and perhaps more."""
+        """The log with all ranges of offsets [start, stop), and perhaps all others."""
         if self._complete or start >= stop:
             return self.log
         first = self._group_start(bisect_right(self._bases, start) - 1)
@@ -123,7 +123,8 @@ class PartitionView:
             if end >= stop:
                 ranges, holes = cover(spans, start, end)
                 if not holes:
-                    return replace(self.log, ranges=ranges)
+                    near = tuple(span for span in ranges if span.start < stop)
+                    return replace(self.log, ranges=near)
             if first == 0:
                 break
             first = self._group_start(max(first - step, 0))
