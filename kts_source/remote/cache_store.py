@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 from kts_source.remote.cache import CacheCounters, CacheLimits, DiskCache
 from kts_source.remote.storage_options import READ_TIMEOUT_SECONDS
+from kts_source.remote.store import pinning
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -92,6 +93,11 @@ class CachedStore:
     def counters(self) -> StoreCounters:
         """Work of the store behind; what came from the caches costs it nothing."""
         return self._store.counters
+
+    @property
+    def pinning(self) -> str:
+        """How reads are held to one version; the version is part of an entry's name."""
+        return pinning(self._store)
 
     @property
     def cache_counters(self) -> CacheCounters:

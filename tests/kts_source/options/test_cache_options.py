@@ -1,0 +1,63 @@
+"""Options of the caches: the broker's defaults, −1 for no bound, one switch for all."""
+
+from __future__ import annotations
+
+import pytest
+
+from kts_source.errors import InvalidOptionError
+from kts_source.options import parse_options
+from kts_source.remote.cache import CacheLimits
+from kts_source.remote.cache_store import NO_CACHE, CachedStore, CacheSettings
+from kts_source.remote.local_store import LocalStore
+from kts_source.remote.tier import open_tier
+
+
+def settings(**given: str) -> CacheSettings:
+    return parse_options({"path": "s3://b", "subscribe": "t", **given}).cache
+
+
+def test_indexes_are_kept_as_a_broker_keeps_them_and_chunks_are_not() -> None:
+    assert settings() == CacheSettings(index=CacheLimits(1 << 30, 900), chunks=None)
+
+
+def test_bounds() -> None:
+    assert settings(indexCacheBytes="10m", indexCacheTtlMs="1500").index == CacheLimits(
+        10 << 20, 1.5
+    )
+    assert settings(indexCacheBytes="-1", indexCacheTtlMs="-1").index == CacheLimits(None, None)
+    assert settings(chunkCacheBytes="50g").chunks == CacheLimits(50 << 30, 600)
+    assert settings(chunkCacheBytes="-1", chunkCacheTtlMs="-1").chunks == CacheLimits(None, None)
+    assert settings(cacheDir="/some/where").folder == "/some/where"
+
+
+def test_a_waiter_is_as_patient_as_a_read() -> None:
+    assert settings(fetchReadTimeoutMs="700").patience_seconds == 0.7
+
+
+def test_one_switch_for_all() -> None:
+    assert settings(cache="false", chunkCacheBytes="1g", cacheDir="/x") == NO_CACHE
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("indexCacheBytes", "0"),
+        ("indexCacheBytes", "-2"),
+        ("indexCacheTtlMs", "0"),
+        ("indexCacheTtlMs", "-2"),
+        ("chunkCacheBytes", "much"),
+        ("chunkCacheTtlMs", "soon"),
+        ("cache", "maybe"),
+        ("cacheDir", " "),
+    ],
+)
+def test_what_makes_no_sense_is_refused(name: str, text: str) -> None:
+    with pytest.raises(InvalidOptionError, match=name):
+        settings(**{name: text})
+
+
+def test_the_tier_is_opened_behind_the_caches(tmp_path: object) -> None:
+    given = {"path": f"file://{tmp_path}", "subscribe": "t"}
+    assert isinstance(open_tier(parse_options(given)), LocalStore)
+    cached = parse_options({**given, "cacheDir": f"{tmp_path}/cache"})
+    assert isinstance(open_tier(cached), CachedStore)
