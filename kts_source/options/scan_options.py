@@ -34,6 +34,7 @@ from kts_source.options.selection import (
     SubscribePattern,
 )
 from kts_source.remote.cache_store import NO_CACHE, CacheSettings
+from kts_source.remote.presigned_store import hide_query
 from kts_source.remote.storage_options import S3_OPTIONS, storage_options_from
 from kts_source.table import ALL_COLUMNS, DEFAULT_COLUMNS, HEADERS, LINEAGE_COLUMNS
 
@@ -155,8 +156,9 @@ def parse_options(given: Mapping[str, str]) -> ScanOptions:
     values = _parse_known(texts)
     selection = _one_selection(values)
     fetch = fetch_options(values, storage_texts, fallback_texts)
+    path, storage = hide_query(_path(values, texts), storage_options_from(storage_texts))
     return ScanOptions(
-        path=_path(values, texts),
+        path=path,
         key_prefix=values["keyPrefix"],
         layout=values["layout"],
         selection=selection,
@@ -178,7 +180,7 @@ def parse_options(given: Mapping[str, str]) -> ScanOptions:
         max_batch_bytes=values["maxBatchBytes"],
         max_concurrent_requests=values["maxConcurrentRequests"],
         prefetch_bytes=values["prefetchBytes"],
-        storage=storage_options_from(storage_texts),
+        storage=storage,
         key_ring=KeyRing.from_options(key_texts),
         ignored=ignored,
         fetch=fetch,

@@ -46,7 +46,9 @@ OPTIONS: Final[tuple[Option, ...]] = (
         "path",
         parse_text,
         None,
-        "Root of the tier: `s3://bucket`, `file:///…`, a folder, or any fsspec URL. Required.",
+        "Root of the tier: `s3://bucket`, `file:///…`, a folder, any fsspec URL, or a list of"
+        " presigned URLs (`https://…/list.json`, `presigned+file:///…/list.txt`; query strings are"
+        " kept secret). Required.",
     ),
     Option(
         "keyPrefix",

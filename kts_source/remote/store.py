@@ -181,8 +181,8 @@ def open_store(
     """The store that a path names. Nothing is asked of it yet.
 
     Args:
-        path: A local folder (plain or `file:///…`), `s3://bucket[/prefix]`, or any other URL that
-            fsspec knows.
+        path: A local folder (plain or `file:///…`), `s3://bucket[/prefix]`, a list of presigned
+            URLs (see `presigned_store`), or any other URL that fsspec knows.
         storage: What `storage_options.storage_options_from` made of the data source's options.
         retry_policy: How failures that may pass are retried.
 
@@ -192,6 +192,11 @@ def open_store(
     if not path.strip():
         raise InvalidOptionError("the path is empty: give a folder, s3://bucket or another URL")
     scheme, _ = split_scheme(path)
+    if (scheme or "").startswith(("http", "presigned+")):
+        from kts_source.remote.presigned_store import is_presigned, open_presigned
+
+        if is_presigned(path):
+            return open_presigned(path, storage, retry_policy=retry_policy)
     if scheme is None or scheme == "file":
         from kts_source.remote.local_store import LocalStore, local_root
 

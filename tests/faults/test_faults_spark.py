@@ -98,7 +98,7 @@ def test_twenty_queries_over_a_store_that_fails(
                 outcomes.append("right rows")
                 assert_same_rows(table, expected_table(topic, "read_committed"))
     with capsys.disabled():
-        print(
+        print(  # noqa: T201
             f"\nSpark: KTS_FAULT_SEED={first_seed} {outcomes.count('right rows')} of"
             f" {QUERIES} queries gave the right rows, the others an error"
         )
