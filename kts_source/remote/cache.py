@@ -114,6 +114,7 @@ class DiskCache:
     def __init__(self, folder: Path, limits: CacheLimits) -> None:
         make_private_folder(folder)
         self._folder = folder
+        self._prefix = os.path.join(folder, "")  # noqa: PTH118  # the folder with its slash
         self._limits = limits
         self._lock = threading.Lock()
         self._counters = CacheCounters()
@@ -161,13 +162,13 @@ class DiskCache:
             return
         checksum = google_crc32c.extend(google_crc32c.value(name_bytes), bytes(data))
         header = _HEADER.pack(_MAGIC, checksum, len(name_bytes), len(data))
-        temporary = self._folder / f"{uuid.uuid4().hex}{_TEMPORARY_SUFFIX}"
+        temporary = f"{self._prefix}{uuid.uuid4().hex}{_TEMPORARY_SUFFIX}"
         try:
             _write(temporary, [header, name_bytes, data])
-            temporary.replace(self._path(name))
+            os.replace(temporary, self._path(name))  # noqa: PTH105  # texts, see _stem
         except OSError as error:
             with contextlib.suppress(OSError):
-                temporary.unlink()
+                os.unlink(temporary)  # noqa: PTH108
             self._complain(error)
             return
         self._count(stored=1, bytes_stored=len(data))
@@ -183,7 +184,7 @@ class DiskCache:
         Raises:
             CancelledFetchError: The caller's scope was cancelled while waiting.
         """
-        paths = sorted({self._path(name).with_suffix(LOCK_SUFFIX) for name in names})
+        paths = sorted({f"{self._stem(name)}{LOCK_SUFFIX}" for name in names})
         with locked(paths, patience_seconds):
             yield
 
@@ -192,7 +193,7 @@ class DiskCache:
         it.
         """
         try:
-            with locked([self._folder / f"{_SWEEP}{LOCK_SUFFIX}"], 0.0) as held:
+            with locked([f"{self._prefix}{_SWEEP}{LOCK_SUFFIX}"], 0.0) as held:
                 if held:
                     self._sweep()
         except OSError as error:
@@ -200,11 +201,15 @@ class DiskCache:
 
     # -- inside
 
-    def _path(self, name: str) -> Path:
-        digest = hashlib.blake2b(name.encode(), digest_size=20).hexdigest()
-        return self._folder / f"{digest}{_ENTRY_SUFFIX}"
+    def _path(self, name: str) -> str:
+        return f"{self._stem(name)}{_ENTRY_SUFFIX}"
 
-    def _read(self, descriptor: int, path: Path, name: bytes) -> bytes | None:
+    def _stem(self, name: str) -> str:
+        # Texts, not paths: a plan of a large topic comes here tens of thousands of times.
+        digest = hashlib.blake2b(name.encode(), digest_size=20).hexdigest()
+        return f"{self._prefix}{digest}"
+
+    def _read(self, descriptor: int, path: str, name: bytes) -> bytes | None:
         status = os.fstat(descriptor)
         age = time.time() - status.st_mtime
         if self._expired(age):
@@ -223,9 +228,9 @@ class DiskCache:
         ttl = self._limits.ttl_seconds
         return ttl is not None and age_seconds > ttl
 
-    def _drop(self, path: Path | str) -> None:
+    def _drop(self, path: str) -> None:
         with contextlib.suppress(OSError):
-            os.unlink(path)  # noqa: PTH108  # a string from scandir, thousands of times
+            os.unlink(path)  # noqa: PTH108
             self._count(evictions=1)
 
     def _sweep_after(self, written: int) -> None:
@@ -278,7 +283,7 @@ class DiskCache:
         if entry.name.endswith(_TEMPORARY_SUFFIX):
             Path(entry.path).unlink()
         elif entry.name.endswith(LOCK_SUFFIX):
-            drop_stale_lock(Path(entry.path))
+            drop_stale_lock(entry.path)
 
     def _count(
         self,
@@ -317,7 +322,7 @@ def make_private_folder(folder: Path) -> None:
         folder.chmod(0o700)
 
 
-def _write(path: Path, parts: list[bytes | memoryview]) -> None:
+def _write(path: str, parts: list[bytes | memoryview]) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     with open(os.open(path, flags, 0o600), "wb", buffering=0) as file:  # noqa: PTH123  # a descriptor
         for part in parts:

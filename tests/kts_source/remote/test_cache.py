@@ -198,31 +198,31 @@ def test_one_holder_at_a_time_among_threads(tmp_path: Path) -> None:
 
 
 def test_who_waits_too_long_goes_on(tmp_path: Path) -> None:
-    with locked([tmp_path / "a.lock"], 1) as first:
+    with locked([f"{tmp_path}/a.lock"], 1) as first:
         assert first
-        with locked([tmp_path / "a.lock"], 0.01) as second:
+        with locked([f"{tmp_path}/a.lock"], 0.01) as second:
             assert not second
-        with locked([tmp_path / "b.lock"], 0) as other:
+        with locked([f"{tmp_path}/b.lock"], 0) as other:
             assert other
-    with locked([tmp_path / "a.lock"], 0) as again:
+    with locked([f"{tmp_path}/a.lock"], 0) as again:
         assert again
 
 
 def test_waiting_ends_when_nobody_wants_the_answer(tmp_path: Path) -> None:
     cancellation = Cancellation()
-    with locked([tmp_path / "a.lock"], 1):
+    with locked([f"{tmp_path}/a.lock"], 1):
         timer = threading.Timer(0.05, cancellation.cancel)
         timer.start()
         with (
             cancellation.scope(),
             pytest.raises(CancelledFetchError),
-            locked([tmp_path / "a.lock"], 60),
+            locked([f"{tmp_path}/a.lock"], 60),
         ):
             raise AssertionError("held twice")
         timer.join()
 
 
-def _hold_for_ever(path: Path, held: multiprocessing.synchronize.Event) -> None:
+def _hold_for_ever(path: str, held: multiprocessing.synchronize.Event) -> None:
     with locked([path], 10):
         held.set()
         time.sleep(600)
@@ -231,14 +231,14 @@ def _hold_for_ever(path: Path, held: multiprocessing.synchronize.Event) -> None:
 def test_a_killed_holder_lets_go(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     held = context.Event()
-    holder = context.Process(target=_hold_for_ever, args=(tmp_path / "a.lock", held))
+    holder = context.Process(target=_hold_for_ever, args=(f"{tmp_path}/a.lock", held))
     holder.start()
     assert held.wait(60)
-    with locked([tmp_path / "a.lock"], 0.01) as early:
+    with locked([f"{tmp_path}/a.lock"], 0.01) as early:
         assert not early
     holder.kill()
     holder.join()
     assert (tmp_path / "a.lock").exists()
-    with locked([tmp_path / "a.lock"], 30) as now:
+    with locked([f"{tmp_path}/a.lock"], 30) as now:
         assert now
     assert not (tmp_path / "a.lock").exists()
