@@ -9,8 +9,10 @@ STAMP := $(VENV)/.installed
 # What `make test` leaves to the slower suites of .ci/run.
 UNIT := not (integration or slow or notebook or faults or kills or fuzz)
 PYTEST_ARGS ?=
+# How long `make soak` goes on.
+MINUTES ?= 10
 
-.PHONY: help venv demo test lint format docs lock clean
+.PHONY: help venv demo test soak lint format docs lock clean
 
 help:  ## what there is to run
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -31,6 +33,9 @@ demo: $(STAMP)  ## read the sample tier with Spark and print real rows
 
 test: $(STAMP)  ## the tests (no network beyond the package registries, no broker)
 	@tools/with_java.sh $(PY) -m pytest -n 2 --dist loadgroup -m "$(UNIT)" $(PYTEST_ARGS)
+
+soak: $(STAMP)  ## bad inputs and random histories for MINUTES; the result goes to benchmarks/SOAK.md
+	@$(PY) -m tools.soak --minutes $(MINUTES)
 
 lint: $(STAMP)  ## ruff and mypy --strict, tests too
 	@status=0; \

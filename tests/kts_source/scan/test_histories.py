@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from collections import Counter
 
 import pytest
@@ -24,7 +25,7 @@ from tests.kts_source.scan.history import (
     random_history,
     shortened,
 )
-from tests.kts_source.scan.truth import check_history, truth_of
+from tests.kts_source.scan.truth import check_history, truth_of, without_threads
 
 SIXTEEN = st.integers(0, 15)
 OFTEN = [kind for kind, weight in WEIGHTS.items() for _ in range(math.ceil(weight))]
@@ -52,8 +53,9 @@ def test_any_history(history: History, seed: int) -> None:
 def test_histories_of_every_outcome() -> None:
     # Drawn with the weights that make histories rich, which hypothesis does not know of.
     outcomes: Counter[str] = Counter()
-    for seed in range(100):
-        check_history(random_history(random.Random(seed)), seed, outcomes)
+    with without_threads():
+        for seed in range(100):
+            check_history(random_history(random.Random(seed)), seed, outcomes)
     for outcome in ("read_committed", "read_uncommitted", "DataLossError"):
         assert outcomes[outcome] > 50, outcomes
     assert outcomes["rows"] > 1000, outcomes
@@ -62,9 +64,17 @@ def test_histories_of_every_outcome() -> None:
 @pytest.mark.fuzz
 def test_histories_never_seen_before() -> None:
     seed = random.SystemRandom().randrange(1 << 32)
-    print(f"seed {seed}")  # noqa: T201  # what a failure needs to be seen again
-    for number in range(2000):
-        check_history(random_history(random.Random(f"{seed}-{number}")), number)
+    stop = time.monotonic() + 40
+    number = 0
+    with without_threads():
+        while time.monotonic() < stop:
+            history = random_history(random.Random(f"{seed}-{number}"))
+            try:
+                check_history(history, number)
+            except Exception as error:
+                raise AssertionError(f"seed {seed}, history {number}: {history}") from error
+            number += 1
+    assert number > 100
 
 
 def test_a_range_that_lies_in_a_hole_is_empty_when_loss_is_allowed() -> None:

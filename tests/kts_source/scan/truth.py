@@ -9,15 +9,21 @@ lies below; whatever is not held above it is lost.
 from __future__ import annotations
 
 import json
+import random
 from collections import Counter
+from concurrent.futures import Executor, Future
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from unittest import mock
 
 import pyarrow as pa
 
 from kts_source.errors import DataLossError, OffsetOutOfRangeError
 from kts_source.options import parse_options
+from kts_source.remote import fetch
 from kts_source.remote.segment_reader import SegmentReader
+from kts_source.scan import planner
 from kts_source.scan.execute import ReadSettings, read_task
 from kts_source.scan.planner import plan_scan
 from tests.kts_source.scan.cluster import build, divergence
@@ -25,8 +31,7 @@ from tests.kts_source.scan.history import TOPIC, History, World
 from tests.kts_source.scan.memory_store import MemoryStore
 
 if TYPE_CHECKING:
-    import random
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from kts_source.scan.plan import ScanPlan
     from segment_format.testing import BuiltLog
@@ -36,6 +41,8 @@ if TYPE_CHECKING:
 ISOLATION_LEVELS = ("read_uncommitted", "read_committed")
 Row = tuple[int, int, bytes | None, bytes | None, int]
 Range = tuple[int, int]
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,14 +286,38 @@ def _difference(given: Mapping[str, str], rows: list[Row], expected: list[Row]) 
     return f"{given}: {len(lacking)} rows lacking {lacking[:4]}, {len(extra)} extra {extra[:4]}"
 
 
+class InTurn(Executor):
+    """Does the work where it is handed in: many times as fast as threads with little to do."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        super().__init__()
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """A future that is done."""
+        future: Future[T] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except BaseException as error:  # noqa: BLE001  # the future's to raise
+            future.set_exception(error)
+        return future
+
+
+@contextmanager
+def without_threads() -> Iterator[None]:
+    """Plans and reads in this thread alone."""
+    with (
+        mock.patch.object(planner, "ThreadPoolExecutor", InTurn),
+        mock.patch.object(fetch, "ThreadPoolExecutor", InTurn),
+    ):
+        yield
+
+
 def check_history(history: History, seed: int, outcomes: Counter[str] | None = None) -> World:
     """Reads the tier of a history; `seed` decides the ranges and the size of tasks.
 
     Raises:
         AssertionError: Wrong rows, or a wrong error.
     """
-    import random
-
     world = World(history)
     Reading(world, random.Random(seed), Counter() if outcomes is None else outcomes).check()
     return world
