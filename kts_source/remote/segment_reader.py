@@ -41,7 +41,8 @@ class ReadAhead:
     Attributes:
         max_concurrent_requests: Requests at a time.
         prefetch_bytes: Stored bytes under way or waiting; 0 reads only what is asked for.
-        slow_start: Whether the first request is small and nothing is read ahead of the second.
+        slow_start: Whether nothing is read ahead before the second request is asked for. The first
+            request is small in any case where there is read-ahead, so that its bytes come soon.
     """
 
     max_concurrent_requests: int
@@ -166,7 +167,7 @@ class SegmentReader:
         under_way: deque[tuple[S, tuple[Chunk, ...]]] = deque()
 
         def requests() -> Iterator[tuple[str, str | None, ByteRange]]:
-            first = read_ahead.slow_start
+            first = read_ahead.prefetch_bytes > 0
             for span in spans:
                 objects = span.objects
                 if isinstance(self.store, CachedStore):
