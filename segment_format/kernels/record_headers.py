@@ -30,7 +30,8 @@ def measure_headers(address: Address, stop: Address, count: Value) -> Value:
         size, at = read_varint(at, stop)
         if at == _NOWHERE or size < 0 or size > np.int64(stop - at):
             return _NOWHERE, key_bytes, value_bytes
-        key_bytes += np.int64(utf8_size(at, np.uint64(size)))
+        key_size, _ = utf8_size(at, np.uint64(size))
+        key_bytes += key_size
         at += np.uint64(size)
         size, at = read_varint(at, stop)
         if at == _NOWHERE or size > np.int64(stop - at):
@@ -51,8 +52,8 @@ def gather_headers(address: Address, stop: Address, count: Value, frame: Frame) 
     for _ in range(count):
         size, at = read_varint(at, stop)
         target = np.uint64(frame[c.HEADER_KEY_BYTES] + key_size)
-        after = np.int64(utf8_size(at, np.uint64(size)))
-        if after == size:  # a malformed byte would have become three or more
+        after, malformed = utf8_size(at, np.uint64(size))
+        if malformed == 0:
             copy_long(target, at, np.uint64(size))
         else:
             copy_utf8(target, at, np.uint64(size))

@@ -60,12 +60,16 @@ def _step(at: Address, stop: Address) -> Value:
 
 @helper
 def utf8_size(address: Address, size: Value) -> Value:
-    """Bytes of the text after replacement; `size` for valid text."""
+    """(bytes of the text after replacement, malformed stretches in it).
+
+    The size alone does not tell valid text: three malformed bytes may become one U+FFFD.
+    """
     at = address
     stop = address + size
     while stop - at >= np.uint64(8) and load_word(at) & _HIGH_BITS == np.uint64(0):
         at += np.uint64(8)
     result = at - address
+    malformed = np.int64(0)
     while at < stop:
         step = _step(at, stop)
         if step > 0:
@@ -74,7 +78,8 @@ def utf8_size(address: Address, size: Value) -> Value:
         else:
             result += np.uint64(3)
             at += np.uint64(-step)
-    return result
+            malformed += 1
+    return np.int64(result), malformed
 
 
 @helper

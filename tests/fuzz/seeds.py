@@ -1,10 +1,13 @@
-"""Inputs to begin with: what a broker, the plugin and this project's own writer wrote."""
+"""Inputs to begin with: what a broker, the plugin and this project's own writer wrote, and what
+once failed.
+"""
 
 from __future__ import annotations
 
 import base64
 import functools
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from segment_format.manifest.transform import transform_chunk
@@ -16,10 +19,11 @@ from tests.segment_format.record.vectors import CODEC_NUMBERS, kafka_vectors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 MAX_SEED: Final = 3000
 """Bytes: short inputs are tried more often, and mutations hit more of what matters."""
+INPUTS: Final = Path(__file__).parent / "inputs"
+"""What once failed, by target."""
 _CODECS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
 
 
@@ -53,7 +57,8 @@ def seeds(target: str) -> list[bytes]:
         ],
         "kernel-payloads": _payload_inputs,
     }[target]()
-    return sorted({data for data in found if len(data) <= MAX_SEED + 4})
+    kept = [path.read_bytes() for path in sorted((INPUTS / target).glob("*"))]
+    return sorted({data for data in found if len(data) <= MAX_SEED + 4}.union(kept))
 
 
 def _with_modes(inputs: object, *modes: int) -> list[bytes]:
