@@ -9,6 +9,8 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
+from tests.golden_data import tier_options
+
 ROOT = Path(__file__).resolve().parents[1]
 UV = Path(sys.executable).parent / "uv"
 
@@ -74,12 +76,10 @@ def test_every_module_imports_elsewhere_without_spark(python: Path, tmp_path: Pa
         for name in tracked("segment_format", "kts_source")
         if name.endswith(".py") and not name.endswith("__main__.py")
     )
-    # What needs more than the core dependencies: Spark, and hypothesis for the shipped strategies.
-    modules = [
-        name
-        for name in modules
-        if not name.startswith("kts_source.spark") and name != "segment_format.testing.strategies"
-    ]
+    # What needs more than the core dependencies: Spark, the commands' libraries, and hypothesis for
+    # the shipped strategies.
+    more = ("kts_source.spark", "kts_source.cli.", "segment_format.testing.strategies")
+    modules = [name for name in modules if not name.startswith(more)]
     assert len(modules) > 10
     program = "\n".join(
         [
@@ -90,6 +90,32 @@ def test_every_module_imports_elsewhere_without_spark(python: Path, tmp_path: Pa
     )
     where = run(python, "-I", "-c", program, cwd=tmp_path)
     assert all("site-packages" in place for place in where.split())
+
+
+def test_the_command_says_what_it_lacks(python: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [str(python.parent / "kts"), "topics", "."],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert "pip install 'tiered-kafka[cli]'" in done.stderr
+
+
+def test_the_command_runs_with_its_extra(wheel: Path, tmp_path: Path) -> None:
+    run(UV, "venv", "--quiet", "--python", sys.executable, tmp_path / "venv", cwd=tmp_path)
+    bin_folder = tmp_path / "venv" / "bin"
+    locked = ROOT / "requirements.lock"
+    run(
+        UV, "pip", "install", "--quiet", "--python", bin_folder / "python",
+        "--constraints", locked, f"{wheel}[cli]", cwd=tmp_path,
+    )  # fmt: skip
+    options = tier_options("codecs")
+    flags = [text for name in options for text in (f"--{name}", options[name]) if "." not in name]
+    assert "codecs" in run(bin_folder / "kts", "topics", *flags, cwd=tmp_path)
 
 
 def test_auto_registration_is_silent_without_spark(python: Path, tmp_path: Path) -> None:

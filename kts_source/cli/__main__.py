@@ -2,6 +2,6 @@
 
 import sys
 
-from kts_source.cli.app import main
+from kts_source.cli import main
 
 sys.exit(main())

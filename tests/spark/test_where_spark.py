@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pytest
 
-from kts_source import TieredKafkaDataSource
+from kts_source import register
 from kts_source.options import parse_options
 from kts_source.scan.planner import plan_scan
 from kts_source.scan.predicate.parse import parse_predicate
@@ -206,7 +206,7 @@ def where_of_spark(frame: DataFrame, conditions: Sequence[str]) -> pa.Table:
 
 @pytest.fixture(scope="module")
 def registered(spark: SparkSession) -> SparkSession:
-    spark.dataSource.register(TieredKafkaDataSource)
+    register(spark)
     return spark
 
 
