@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import zipfile
@@ -115,7 +116,12 @@ def test_the_command_runs_with_its_extra(wheel: Path, tmp_path: Path) -> None:
     )  # fmt: skip
     options = tier_options("codecs")
     flags = [text for name in options for text in (f"--{name}", options[name]) if "." not in name]
-    assert "codecs" in run(bin_folder / "kts", "topics", *flags, cwd=tmp_path)
+    kts = bin_folder / "kts"
+    assert "codecs" in run(kts, "topics", *flags, cwd=tmp_path)
+    printed = run(kts, "cat", *flags, "--limit", "2", cwd=tmp_path)
+    assert [json.loads(line)["offset"] for line in printed.splitlines()] == [0, 1]
+    assert "23,962 rows" in run(kts, "export", "lake", *flags, cwd=tmp_path)
+    assert list(tmp_path.glob("lake/*.parquet"))
 
 
 def test_auto_registration_is_silent_without_spark(python: Path, tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """`kts`: look at a tier, plan, read and export it, without Spark.
 
-Options of the data source keep their names (`--keyPrefix`, `--subscribe`, …); those with a dot in
-their name are given as `-o name=value`. `--json` prints one JSON document instead of a table.
+PATH and TOPIC stand for `--path` and `--subscribe`. Options of the data source keep their names
+(`--keyPrefix`, `--subscribe`, …); those with a dot in their name are given as `-o name=value`.
+`--json` prints one JSON document instead of a table.
 
 Exit codes: 0 done; 1 the tier or its data (corrupt, missing, unreachable); 2 a mistake in the
 command or an option; 3 offsets that the tier should hold and does not; 130 interrupted.
@@ -9,7 +10,6 @@ command or an option; 3 offsets that the tier should hold and does not; 130 inte
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -29,6 +29,19 @@ EXIT_INTERRUPTED: Final = 130
 _SELECTIONS: Final = ("subscribe", "subscribePattern", "assign")
 
 
+def places(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Adds the arguments PATH and TOPIC, or those of them that are named."""
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        for name in reversed(names):
+            command = click.argument(f"given_{name}", metavar=f"[{name.upper()}]", required=False)(
+                command
+            )
+        return command
+
+    return add
+
+
 def scan_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds every option of the data source to a command, and `-o` for those with a dot."""
     for option in reversed(OPTIONS):
@@ -45,13 +58,25 @@ def scan_options(command: Callable[..., Any]) -> Callable[..., Any]:
     )(command)
 
 
-def given_options(dotted: tuple[str, ...], **named: str | None) -> dict[str, str]:
-    """The options of the data source that were given.
+def given_options(
+    dotted: tuple[str, ...],
+    *,
+    given_path: str | None = None,
+    given_topic: str | None = None,
+    **named: str | None,
+) -> dict[str, str]:
+    """The options of the data source that were given, as arguments or by name.
 
     Raises:
-        InvalidOptionError: A `-o` without `=`.
+        InvalidOptionError: A `-o` without `=`, or the same twice.
     """
     options = {name: text for name, text in named.items() if text is not None}
+    for option, text in (("path", given_path), ("subscribe", given_topic)):
+        if text is None:
+            continue
+        if option in options:
+            raise InvalidOptionError(f"{text!r} and --{option} are the same: give one")
+        options[option] = text
     for pair in dotted:
         name, equals, text = pair.partition("=")
         if not equals:
@@ -75,6 +100,7 @@ def kts() -> None:
 
 @kts.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@places("path")
 @scan_options
 def topics(as_json: bool, dotted: tuple[str, ...], **named: str | None) -> None:
     """Topics and partitions of the tier with their watermarks."""
@@ -83,6 +109,7 @@ def topics(as_json: bool, dotted: tuple[str, ...], **named: str | None) -> None:
 
 @kts.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@places("path", "topic")
 @scan_options
 def segments(as_json: bool, dotted: tuple[str, ...], **named: str | None) -> None:
     """Segments of the selected topics: which offsets each serves, and which are not read."""
@@ -91,6 +118,7 @@ def segments(as_json: bool, dotted: tuple[str, ...], **named: str | None) -> Non
 
 @kts.command()
 @click.option("--json", "as_json", is_flag=True, help="The plan for option planFile.")
+@places("path", "topic")
 @scan_options
 def plan(as_json: bool, dotted: tuple[str, ...], **named: str | None) -> None:
     """What a read would fetch, leave out and cost, before it runs."""
@@ -105,7 +133,9 @@ def plan(as_json: bool, dotted: tuple[str, ...], **named: str | None) -> None:
     default="json",
     help="json: one object a record; raw: values only, each with a line feed.",
 )
+@click.option("--json", "form", flag_value="json", help="As --format json.")
 @click.option("--limit", type=click.IntRange(min=0), help="At most so many records.")
+@places("path", "topic")
 @scan_options
 def cat(form: str, limit: int | None, dotted: tuple[str, ...], **named: str | None) -> None:
     """Prints records."""
@@ -114,6 +144,7 @@ def cat(form: str, limit: int | None, dotted: tuple[str, ...], **named: str | No
 
 @kts.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@places("path", "topic")
 @scan_options
 def verify(as_json: bool, dotted: tuple[str, ...], **named: str | None) -> None:
     """Reads every byte of the selected topics and checks every checksum."""
@@ -121,7 +152,7 @@ def verify(as_json: bool, dotted: tuple[str, ...], **named: str | None) -> None:
 
 
 @kts.command()
-@click.argument("target")
+@click.argument("given", nargs=-1, required=True, metavar="[PATH [TOPIC]] TARGET")
 @click.option("--table-format", default="parquet", help="parquet, delta or iceberg.")
 @click.option("--partition-by", multiple=True, help="A column, or date(timestamp). Repeatable.")
 @click.option("--sort-within-files", multiple=True, help="A column. Repeatable.")
@@ -137,7 +168,7 @@ def verify(as_json: bool, dotted: tuple[str, ...], **named: str | None) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 @scan_options
 def export(
-    target: str,
+    given: tuple[str, ...],
     with_spark: bool,
     clean: bool,
     as_json: bool,
@@ -146,6 +177,10 @@ def export(
     **named: Any,  # noqa: ANN401 - texts, flags and numbers
 ) -> None:
     """Writes the selected topics to TARGET, each offset once; run again to go on."""
+    if len(given) > 3:
+        raise click.UsageError(f"at most PATH, TOPIC and TARGET, not {len(given)} arguments")
+    *tier, target = given
+    given_path, given_topic = (*tier, None, None)[:2]
     settings = {
         name: named.pop(name)
         for name in (
@@ -163,7 +198,7 @@ def export(
     from kts_source.cli.export_command import export as run_export
 
     run_export(
-        given_options(dotted, **named),
+        given_options(dotted, given_path=given_path, given_topic=given_topic, **named),
         target,
         settings,
         workers=workers,
@@ -174,18 +209,23 @@ def export(
 
 
 @kts.command()
+@places("path")
 @click.option("--path", help="Another tier than the sample of the checkout.")
-def demo(path: str | None) -> None:
-    """Reads the sample tier of a checkout with Spark."""
+@click.option("--keyPrefix", "key_prefix", default="", help="Its key.prefix.")
+def demo(given_path: str | None, path: str | None, key_prefix: str) -> None:
+    """Reads the sample tier of a checkout, or PATH; with Spark where it is installed."""
     from kts_source.cli.demo import main as run_demo
 
-    sys.exit(run_demo(["--path", path] if path else []))
+    other = given_path or path
+    code = run_demo(["--path", other, "--key-prefix", key_prefix] if other else [])
+    if code:
+        raise click.exceptions.Exit(code)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs one command and gives its exit code."""
     try:
-        kts.main(args=arguments, prog_name="kts", standalone_mode=False)
+        code = kts.main(args=arguments, prog_name="kts", standalone_mode=False)
     except click.exceptions.Abort:
         click.echo("interrupted", err=True)
         return EXIT_INTERRUPTED
@@ -201,4 +241,4 @@ def main(arguments: list[str] | None = None) -> int:
     except TieredKafkaError as error:
         click.echo(f"kts: {error}", err=True)
         return EXIT_TIER
-    return 0
+    return code if isinstance(code, int) else 0

@@ -16,10 +16,10 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 
 from kts_source.cli.tables import format_bytes
+from kts_source.cli.topics import topic_rows
 from kts_source.options import parse_options
 from kts_source.remote.segment_reader import SegmentReader
 from kts_source.remote.store import open_store
-from kts_source.scan.describe import describe
 from kts_source.scan.execute import ReadSettings, read_task
 from kts_source.scan.planner import plan_scan
 
@@ -37,9 +37,9 @@ _WIDEST: Final = 10_000
 
 def topics(options: Mapping[str, str], *, as_json: bool) -> None:
     """One row a partition: offsets, watermark, segments, bytes."""
-    table = describe(options).to_arrow()
+    rows = topic_rows(options)
     if as_json:
-        print_json(table.to_pylist())
+        print_json(rows)
         return
     header = ("topic", "partition", "log start", "tier end", "last stable", "segments", "bytes", "")
     _print_table(
@@ -48,16 +48,20 @@ def topics(options: Mapping[str, str], *, as_json: bool) -> None:
             (
                 row["topic"],
                 row["partition"],
-                row["log_start"],
-                row["tier_end"],
-                row["last_stable_offset"],
+                _known(row["log_start"]),
+                _known(row["tier_end"]),
+                _known(row["last_stable_offset"]),
                 row["segments"],
                 format_bytes(row["stored_bytes"]),
                 f"{len(row['holes'])} holes" if row["holes"] else row["reason"],
             )
-            for row in table.to_pylist()
+            for row in rows
         ],
     )
+
+
+def _known(offset: int | None) -> int | str:
+    return "?" if offset is None else offset
 
 
 def segments(options: Mapping[str, str], *, as_json: bool) -> None:
@@ -201,7 +205,7 @@ def print_json(value: object) -> None:
 def _print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     table = Table(box=None, header_style="bold")
     for number, name in enumerate(header):
-        numeric = bool(rows) and all(isinstance(row[number], int) for row in rows)
+        numeric = any(isinstance(row[number], int) for row in rows)
         table.add_column(name, no_wrap=True, justify="right" if numeric else "left")
     for row in rows:
         table.add_row(*(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row))

@@ -6,12 +6,13 @@ The sample is part of the checkout, not of the wheel; `--path` shows another tie
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import logging
 import os
 import sys
 import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from kts_source.scan.execute import ReadSettings, read_task
 from kts_source.scan.planner import plan_scan
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pyspark.sql import SparkSession
 
@@ -47,18 +48,18 @@ def main(arguments: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 1
-    try:
-        import pyspark  # noqa: F401 - only to say what is missing
-    except ImportError:
-        print("The demo needs Spark: pip install 'tiered-kafka[spark]'.", file=sys.stderr)
-        return 1
     options = _options(given)
     # What planning remarks on, among the rest of the output.
     logging.basicConfig(format="note: %(message)s", level=logging.WARNING, stream=sys.stdout)
     try:
         topics = _show_tier(options)
+        topic = given.topic if given.topic in topics else topics[0]
+        if importlib.util.find_spec("pyspark") is None:
+            _show_rows_without_spark(options, topic)
+            print("\nWith Spark it shows more: pip install 'tiered-kafka[spark]'.")
+            return 0
         with _spark() as spark:
-            _show_rows(spark, options, given.topic if given.topic in topics else topics[0])
+            _show_rows(spark, options, topic)
             _show_counts(spark, options)
     except TieredKafkaError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
@@ -219,6 +220,26 @@ def _show_rows(spark: SparkSession, options: Mapping[str, str], topic: str) -> N
     )
     found = frame.orderBy("partition", "offset").limit(SHOWN_ROWS).collect()
     seconds = time.perf_counter() - started
+    print(f"The first rows of {topic} as Spark reads them ({seconds:.1f} s, cold):\n")
+    _print_rows([row.asDict() for row in found])
+
+
+def _show_rows_without_spark(options: Mapping[str, str], topic: str) -> None:
+    chosen = {name: value for name, value in options.items() if name != "subscribePattern"}
+    parsed = parse_options({**chosen, "subscribe": topic, "includeHeaders": "true"})
+    found: list[dict[str, Any]] = []
+    with closing(open_tier(parsed)) as store:
+        reader = SegmentReader(store, parsed.key_ring.loaded())
+        for task in plan_scan(parsed, store).tasks[:1]:
+            for batch in read_task(task, reader, ReadSettings.of(parsed)):
+                found += batch.slice(0, SHOWN_ROWS - len(found)).to_pylist()
+                if len(found) >= SHOWN_ROWS:
+                    break
+    print(f"The first rows of {topic}, read without Spark:\n")
+    _print_rows(found)
+
+
+def _print_rows(found: Sequence[Mapping[str, Any]]) -> None:
     rows = [
         (
             row["partition"],
@@ -226,11 +247,12 @@ def _show_rows(spark: SparkSession, options: Mapping[str, str], topic: str) -> N
             format_time(row["timestamp"]),
             preview_bytes(row["key"], 12),
             preview_bytes(row["value"], 40),
-            ", ".join(f"{name}={preview_bytes(value, 10)}" for name, value in row["headers"]),
+            ", ".join(
+                f"{header['key']}={preview_bytes(header['value'], 10)}" for header in row["headers"]
+            ),
         )
         for row in found
     ]
-    print(f"The first rows of {topic} as Spark reads them ({seconds:.1f} s, cold):\n")
     print(format_table(("partition", "offset", "timestamp", "key", "value", "headers"), rows))
 
 

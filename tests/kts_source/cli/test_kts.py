@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow.dataset as ds
 import pytest
@@ -161,15 +162,77 @@ def test_every_option_of_the_source_is_an_option_of_the_command(
         assert f"--{option.name}" in out
 
 
-def test_no_command_but_those_of_spark_needs_pyspark() -> None:
+def test_path_and_topic_are_arguments_too(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    more = WHERE[2:]
+    for command in ("segments", "plan", "cat", "verify"):
+        assert main([command, *WHERE, "--subscribe", "epochs", "--json"]) == 0
+        named = capsys.readouterr().out
+        assert main([command, str(TIER), "epochs", *more, "--json"]) == 0
+        given = capsys.readouterr().out
+        if command == "verify":  # it tells its seconds
+            named, given = (json.loads(text)["records"] for text in (named, given))
+        assert given == named
+    assert main(["topics", str(TIER), *more, "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 17
+    target = tmp_path / "lake"
+    export = ["export", str(TIER), "epochs", str(target), *more, "--workers", "1", "--json"]
+    assert main(export) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == 865
+    assert main(["plan", str(TIER), "--path", str(TIER)]) == 2
+    assert "give one" in capsys.readouterr().err
+    assert main(["export", "a", "b", "c", "d"]) == 2
+
+
+def test_topics_without_a_key_are_listed_and_say_which(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def rows(*more: str) -> dict[tuple[str, int], dict[str, Any]]:
+        assert main(["topics", str(TIER), "--keyPrefix", "tiered/", "--json", *more]) == 0
+        listed = json.loads(capsys.readouterr().out)
+        return {(row["topic"], row["partition"]): row for row in listed}
+
+    locked, opened = rows(), rows("-o", KEY)
+    assert locked.keys() == opened.keys()
+    without = {place[0] for place, row in locked.items() if row["keys_needed"]}
+    assert "encrypted" in without
+    assert "codecs" not in without
+    for place, row in locked.items():
+        if row["keys_needed"]:
+            assert row["keys_needed"] == ["key1"]
+            assert row["tier_end"] is None
+            folder = TIER / f"tiered/{place[0]}-{row['topic_id']}/{place[1]}"
+            files = [path.with_suffix(".log") for path in folder.glob("*.rsm-manifest")]
+            assert row["segments"] == len(files)
+            assert row["stored_bytes"] == sum(file.stat().st_size for file in files)
+        else:
+            assert row == opened[place]
+    assert main(["topics", str(TIER), "--keyPrefix", "tiered/"]) == 0
+    table = capsys.readouterr().out
+    assert re.search(r"^ encrypted +0 +\? +\? +\? +7 .*key key1 needed", table, re.MULTILINE)
+
+
+def test_no_command_needs_pyspark(tmp_path: Path) -> None:
+    topic = [str(TIER), "epochs", *WHERE[2:]]
+    commands = [
+        ["topics", *WHERE, "--json"],
+        ["segments", *topic],
+        ["plan", *topic],
+        ["cat", *topic, "--limit", "1"],
+        ["verify", *topic],
+        ["export", *topic[:2], str(tmp_path / "lake"), *topic[2:], "--workers", "1"],
+        ["demo"],
+    ]
     program = f"""
 import sys
 sys.modules["pyspark"] = None
 from kts_source.cli.app import main
-sys.exit(main(["topics", *{WHERE!r}, "--json"]))
+sys.exit(max(main(command) for command in {commands!r}))
 """
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert len(json.loads(done.stdout)) == 17
+    assert "865 records" in done.stdout
+    assert "read without Spark" in done.stdout

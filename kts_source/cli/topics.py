@@ -1,0 +1,142 @@
+"""What `kts topics` says of every partition, also of those whose private key is not given."""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from kts_source.errors import TieredKafkaError
+from kts_source.options import parse_options
+from kts_source.options.selection import Assign
+from kts_source.remote.layout import find_layout
+from kts_source.remote.tier import open_tier
+from kts_source.scan.describe import describe
+from kts_source.scan.discover import DiscoveredPartition, discover
+from kts_source.scan.listed import Describer
+from segment_format.errors import UnknownKeyError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from kts_source.options import ScanOptions
+
+_THREADS: Final = 16
+
+
+def topic_rows(options: Mapping[str, str]) -> list[dict[str, Any]]:
+    """One row a partition, as `TierDescription.to_arrow` names the columns, and `keys_needed`.
+
+    A partition that cannot be described for want of a private key has the facts of its manifests
+    only: offsets are null, and `keys_needed` names the key ids.
+
+    Raises:
+        TieredKafkaError: As `describe`, missing keys aside.
+    """
+    parsed = replace(parse_options(options), fail_on_data_loss=False)
+    try:
+        return _described(parsed)
+    except TieredKafkaError as error:
+        if not _lacks_a_key(error):
+            raise
+    with _no_remark_twice():
+        found = _partitions(parsed)
+        open_ones = [part for part, keys in found if not keys]
+        rows = _described(_only(parsed, open_ones)) if open_ones else []
+        for part, keys in found:
+            if keys:
+                rows += _of_locked(parsed, part, keys)
+    return sorted(rows, key=lambda row: (row["topic"], row["partition"]))
+
+
+def _described(options: ScanOptions) -> list[dict[str, Any]]:
+    return [{**row, "keys_needed": []} for row in describe(options).to_arrow().to_pylist()]
+
+
+def _partitions(options: ScanOptions) -> list[tuple[DiscoveredPartition, tuple[str, ...]]]:
+    """Every partition, and the ids of keys that some of its segments want and the ring lacks."""
+    layout = find_layout(options.layout)
+    held = set(options.key_ring.key_ids)
+    with (
+        closing(open_tier(options)) as store,
+        ThreadPoolExecutor(_THREADS) as pool,
+        ThreadPoolExecutor(_THREADS) as describing,
+    ):
+        describer = Describer(store, layout, describing, fail_on_data_loss=False)
+        topics = discover(options, store, layout, pool, describer)
+        parts = [part for topic in topics for part in topic.partitions]
+        return [(part, _keys_lacking(part, held)) for part in parts]
+
+
+def _keys_lacking(part: DiscoveredPartition, held: set[str]) -> tuple[str, ...]:
+    envelopes = (segment.objects.encryption for segment in part.listed.all())
+    wanted = {envelope.wrapped_key.key_id for envelope in envelopes if envelope is not None}
+    return tuple(sorted(key_id for key_id in wanted if key_id.lower() not in held))
+
+
+def _only(options: ScanOptions, parts: list[DiscoveredPartition]) -> ScanOptions:
+    numbers: dict[str, tuple[int, ...]] = {}
+    for part in parts:
+        numbers[part.topic] = (*numbers.get(part.topic, ()), part.partition)
+    return replace(options, selection=Assign(numbers))
+
+
+def _of_locked(
+    options: ScanOptions, part: DiscoveredPartition, keys: tuple[str, ...]
+) -> list[dict[str, Any]]:
+    try:
+        # Old segments may be encrypted where nothing that describing needs is.
+        return _described(_only(options, [part]))
+    except TieredKafkaError as error:
+        if not _lacks_a_key(error):
+            raise
+    segments = part.listed.all()
+    empty = dict.fromkeys(
+        (
+            "log_start",
+            "tier_end",
+            "tier_end_timestamp_ms",
+            "last_stable_offset",
+            "holes",
+            "unverifiable",
+            "skipped",
+        )
+    )
+    return [
+        {
+            "topic": part.topic,
+            "topic_id": part.topic_id,
+            "partition": part.partition,
+            **empty,
+            "reason": f"key {', '.join(keys)} needed",
+            "segments": len(segments),
+            "stored_bytes": sum(segment.objects.log.size for segment in segments),
+            "original_bytes": sum(segment.objects.size_in_bytes for segment in segments),
+            "orphans": [f"{', '.join(o.keys)}: {o.reason}" for o in part.orphans],
+            "keys_needed": list(keys),
+        }
+    ]
+
+
+def _lacks_a_key(error: BaseException) -> bool:
+    """Whether a private key that is not given is what the error is about."""
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, UnknownKeyError):
+            return True
+        found = found.__cause__
+    return False
+
+
+@contextmanager
+def _no_remark_twice() -> Iterator[None]:
+    """The first attempt has said already what there is to say."""
+    logger = logging.getLogger("kts_source.scan")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
