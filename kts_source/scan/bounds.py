@@ -57,6 +57,7 @@ def resolve_start(
 
     Raises:
         OffsetOutOfRangeError: Outside what the tier holds, or no offset has the timestamp.
+        DataLossError: The first offset that has the timestamp may be one of those missing.
     """
     wanted = _wanted(bound, place)
     if wanted is None or wanted == EARLIEST_OFFSET:
@@ -64,6 +65,14 @@ def resolve_start(
     if isinstance(bound, OffsetsBound):
         return _checked("startingOffsets", wanted, place, partition, fail_on_data_loss)
     offset = lookup(partition, wanted)
+    check_no_holes(
+        place,
+        partition,
+        partition.log_start,
+        partition.stop if offset is None else offset,
+        fail_on_data_loss=fail_on_data_loss,
+        note=f", where records dated at or after {wanted} ms may have been",
+    )
     if offset is not None:
         return offset
     if unmatched_is_latest:
@@ -187,11 +196,25 @@ def check_outcomes(
 
 
 def check_no_holes(
-    place: Place, partition: PartitionLog, start: int, stop: int, *, fail_on_data_loss: bool
+    place: Place,
+    partition: PartitionLog,
+    start: int,
+    stop: int,
+    *,
+    fail_on_data_loss: bool,
+    note: str = "",
 ) -> None:
     """Raises `DataLossError` when a hole lies in [start, stop), or warns where loss is allowed.
 
     Gaps that need not be holes are only noted.
+
+    Args:
+        place: For the text, as is `note`, its end.
+        partition: Whose holes.
+        start: First offset that matters.
+        stop: One past the last.
+        fail_on_data_loss: Whether to raise.
+        note: Why the holes matter.
     """
     if start >= stop:
         return
@@ -214,7 +237,7 @@ def check_no_holes(
             f"[{max(hole.start, start)}, {min(hole.stop, stop)}) between {before} and"
             f" {hole.after.objects.log.key}"
         )
-    text = f"{place}: no segment in the tier holds offsets {'; '.join(parts)}"
+    text = f"{place}: no segment in the tier holds offsets {'; '.join(parts)}{note}"
     if fail_on_data_loss:
         raise DataLossError(f"{text}; failOnDataLoss=false skips them")
     log.warning("%s; skipped", text)

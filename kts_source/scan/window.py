@@ -1,12 +1,13 @@
 """The surviving log of a partition as far as a query needs it: all of it, or the segments around
 the offsets that are wanted.
 
-A window needs the manifests of few segments: the first (where the log begins), the last by offset
-and some of the newest uploads (one of them has the lineage, and where the tier ends), those that
-begin in the window, and earlier ones until its start is covered. That is exact because a segment
-serves the offsets that no later one holds (`lineage.cover`). Whatever does not look like the plain
-case (no upload times, a manifest that cannot be read, an epoch or an end above the newest's, a
-hole) makes it look at all of them.
+A window needs the manifests of few segments: the first (where the log begins), the last by offset,
+some of the newest uploads (one of them has the lineage, and where the tier ends) and those that a
+later upload began at or below (by a leader of another branch, perhaps), those that begin in the
+window, and earlier ones until its start is covered. That is exact because a segment serves the
+offsets that no later one holds (`lineage.cover`). Whatever does not look like the plain case (no
+upload times, a manifest that cannot be read, an epoch or an end above the newest's, a hole) makes
+it look at all of them.
 
 Which uploads are newest is taken from the times in the listing. Where a tool copied the bucket and
 set them anew, the last by offset still counts, and so does every epoch that is met.
@@ -28,6 +29,7 @@ from kts_source.options.bounds import (
 )
 from kts_source.scan.isolation import Decisions, decide
 from kts_source.scan.lineage import (
+    MAX_OFFSET,
     PartitionLog,
     SegmentRange,
     cover,
@@ -38,7 +40,7 @@ from kts_source.scan.lineage import (
 from kts_source.scan.timestamps import first_offset_at_or_after
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from kts_source.options import ScanOptions
     from kts_source.remote.layout import SegmentEntry
@@ -196,6 +198,7 @@ class PartitionView:
         first = range(bisect_right(self._bases, self._bases[0]))
         numbers = {*first, *range(self._group_start(len(entries) - 1), len(entries))}
         latest = {number for number, upload in enumerate(uploads) if upload >= threshold}
+        latest |= _overtaken(self._bases, uploads)
         if min(uploads) < 0 or len(latest) > _MANY_UPLOADS or len(numbers | latest) == len(entries):
             return False
         wanted = sorted(numbers | latest)
@@ -250,6 +253,19 @@ class PartitionView:
             for number, entry in enumerate(self._listed.entries)
             if _uploaded_ms(entry) >= bound
         ]
+
+
+def _overtaken(bases: Sequence[int], uploads: Sequence[int]) -> set[int]:
+    """Entries after which something was uploaded that begins no later: by a leader of another
+    branch, who may not know of a higher epoch that is on theirs, or by one who tried again.
+    """
+    found = set()
+    lowest = MAX_OFFSET
+    for number in sorted(range(len(bases)), key=lambda one: (uploads[one], one), reverse=True):
+        if bases[number] >= lowest:
+            found.add(number)
+        lowest = min(lowest, bases[number])
+    return found
 
 
 def _uploaded_ms(entry: SegmentEntry) -> int:

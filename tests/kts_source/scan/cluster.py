@@ -43,10 +43,10 @@ class Entry:
         """Writes it at the end of a log."""
         if self.kind in ("commit", "abort"):
             end = builder.commit if self.kind == "commit" else builder.abort
-            end(self.producer_id, timestamp=self._timestamp)
+            end(self.producer_id, timestamp=self.date(self.base))
             return
         records = [
-            SimpleRecord(b"%d/%d" % (self.serial, offset), timestamp=self._timestamp - offset % 3)
+            SimpleRecord(b"%d/%d" % (self.serial, offset), timestamp=self.date(offset))
             for offset in range(self.base, self.stop)
         ]
         builder.append(
@@ -56,9 +56,10 @@ class Entry:
             transactional=self.kind == "send",
         )
 
-    @property
-    def _timestamp(self) -> int:
-        return FIRST_TIMESTAMP_MS + self.serial * 1000
+    def date(self, offset: int) -> int:
+        """Timestamp of one of its records, in no order within the log."""
+        late = 5000 if self.serial % 5 == 0 else 0
+        return FIRST_TIMESTAMP_MS + self.serial * 1000 - offset % 3 - late
 
 
 def build(entries: Sequence[Entry], index_interval: int) -> LogBuilder:
@@ -99,6 +100,7 @@ class Replica:
     rolls: list[int] = field(default_factory=list)
     log_start: int = 0
     in_sync: bool = True
+    is_copying: bool = False
     _builder: LogBuilder | None = None
     _written: int = 0
     _segments: list[SegmentFiles] = field(default_factory=list)
@@ -263,6 +265,7 @@ class PartitionLife:
         """Another leader; a lagging one takes its shorter log with it, and the others then lag."""
         chosen = self.replicas[number % REPLICAS]
         self.epoch += 1 + gap % 2
+        self.leader.is_copying = chosen is not self.leader
         if not chosen.in_sync:
             for replica in self.replicas:
                 replica.in_sync = replica is chosen
@@ -278,32 +281,34 @@ class PartitionLife:
             chosen.truncate(chosen.entries[-min(lost, len(chosen.entries))].base)
         self.elect(number, lost)
 
-    def upload(self, number: int, position: int, fate: int) -> None:
-        """A broker copies a segment: usually the leader, and the next one.
+    def upload(self, number: int, forgetful: bool, fate: int) -> None:
+        """A broker copies the next segment.
 
         Args:
-            number: Beyond the replicas' numbers it is the leader; a lagging replica is a leader of
-                the past whose copy is still under way.
-            position: Below 6 the next one to copy, else one that may have been copied before.
+            number: Of a leader of the past, which may finish one copy that it has under way; any
+                other number is the leader.
+            forgetful: Whether it has not heard of the last copy that was finished.
             fate: 6 and 7 crash before the manifest, 5 after it, before the cluster is told.
         """
         broker = self.replicas[number] if number < REPLICAS else self.leader
+        if broker is not self.leader:
+            if not broker.is_copying:
+                return
+            broker.is_copying = False
+        finished = [copy for copy in self.uploads if copy.finished]
         resume = max(
             (
                 min(copy.stop, divergence(copy.log, broker.entries))
-                for copy in self.uploads
-                if copy.finished
+                for copy in finished[: -1 if forgetful else None]
             ),
             default=0,
         )
         limit = broker.last_stable_offset if self._only_stable else broker.end
         closed = [files for files in broker.segments() if broker.log_start < files.next_offset]
-        closed = [files for files in closed if files.next_offset <= limit]
-        if position < 6:
-            closed = [files for files in closed if files.next_offset > resume][:1]
+        closed = [files for files in closed if resume < files.next_offset <= limit]
         if not closed:
             return
-        files = closed[position % len(closed)]
+        files = closed[0]
         stop = files.next_offset
         visible = max(files.base_offset, broker.log_start)
         log = tuple(entry for entry in broker.entries if entry.stop <= stop)

@@ -36,7 +36,7 @@ WEIGHTS: Final = {
     "delete_records": 0.7,
     "retain": 2,
     "clean_up": 1,
-    "lose": 0.6,
+    "lose": 1.5,
     "recreate": 0.3,
 }
 KINDS: Final = tuple(WEIGHTS)
@@ -111,7 +111,7 @@ class History:
 
 
 def random_history(source: random.Random) -> History:
-    """One history of 15 to 100 steps."""
+    """One history of 15 to 100 steps, some of which lose objects at the end."""
     shape = Shape(
         partitions=source.choice((1, 1, 1, 2)),
         chunk_size=source.choice((40, 200, 1 << 20)),
@@ -131,6 +131,10 @@ def random_history(source: random.Random) -> History:
         for kinds in motif or ((*source.choices(KINDS, weights),),):
             a, b, c = (source.randrange(16) for _ in range(3))
             steps.append(Step(source.choice(kinds), a, b, c, partition))
+    # What is lost early lies below the log start in the end, mostly.
+    for _ in range(source.choice((0, 0, 0, 1, 2))):
+        a, b, c = (source.randrange(16) for _ in range(3))
+        steps.append(Step("lose", a, b, c, source.randrange(2)))
     return History(shape, tuple(steps))
 
 
@@ -203,7 +207,7 @@ def _apply(step: Step, life: PartitionLife, shape: Shape) -> None:
         case "roll":
             life.roll(a)
         case "upload":
-            life.upload(a, b if b % 2 else 0, c % 8)
+            life.upload(a, b > 12, c % 8)
         case "lag":
             life.lag(a)
         case "catch_up":

@@ -12,10 +12,18 @@ if TYPE_CHECKING:
 
 
 class MemoryStore:
-    """`RangeStore` over a mapping of keys to bytes that may change between calls."""
+    """`RangeStore` over a mapping of keys to bytes that may change between calls.
 
-    def __init__(self, objects: Mapping[str, bytes]) -> None:
+    Args:
+        objects: Key to bytes.
+        modified: Key to when it was written, in ms; none is told for other keys.
+    """
+
+    def __init__(
+        self, objects: Mapping[str, bytes], modified: Mapping[str, int] | None = None
+    ) -> None:
         self._objects = objects
+        self._modified = modified or {}
 
     @property
     def counters(self) -> StoreCounters:
@@ -54,7 +62,8 @@ class MemoryStore:
     def head(self, key: str) -> ObjectInfo:
         if key not in self._objects:
             raise ObjectNotFoundError("no such object", uri=self.uri(key))
-        return ObjectInfo(key, len(self._objects[key]), version="1")
+        size = len(self._objects[key])
+        return ObjectInfo(key, size, version="1", last_modified_ms=self._modified.get(key))
 
     def close(self) -> None:
         """Nothing is held open."""

@@ -25,7 +25,8 @@ from tests.kts_source.scan.history import (
     random_history,
     shortened,
 )
-from tests.kts_source.scan.truth import check_history, truth_of, without_threads
+from tests.kts_source.scan.reading import check_history, without_threads
+from tests.kts_source.scan.truth import truth_of
 
 SIXTEEN = st.integers(0, 15)
 OFTEN = [kind for kind, weight in WEIGHTS.items() for _ in range(math.ceil(weight))]
@@ -54,7 +55,7 @@ def test_histories_of_every_outcome() -> None:
     # Drawn with the weights that make histories rich, which hypothesis does not know of.
     outcomes: Counter[str] = Counter()
     with without_threads():
-        for seed in range(100):
+        for seed in range(200):
             check_history(random_history(random.Random(seed)), seed, outcomes)
     for outcome in ("read_committed", "read_uncommitted", "DataLossError"):
         assert outcomes[outcome] > 50, outcomes
