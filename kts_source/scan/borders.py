@@ -38,11 +38,12 @@ class Border:
     last_offset: int | None
     after_offset: int
 
-    def check(self, data: bytes) -> None:
+    def check(self, data: bytes, next_offset: int) -> None:
         """Compares the bytes at the border with what the index says of them.
 
         Args:
             data: The `PEEK_BYTES` bytes at the border.
+            next_offset: Least offset that the batch there may begin with.
 
         Raises:
             CorruptSegmentError: They are not the start of the batch that the index describes.
@@ -56,12 +57,13 @@ class Border:
             and data[16] <= 2
             and size >= _MIN_BATCH_SIZE
             and self.after_offset < offset <= self.last_offset
+            and next_offset <= offset
         )
         if not fits:
+            least = max(self.after_offset + 1, next_offset)
             raise CorruptSegmentError(
-                f"the offset index does not fit the log: its entry says that offsets"
-                f" ({self.after_offset},"
-                f" {self.last_offset}] begin here",
+                "the offset index does not fit the log: a batch of offsets in"
+                f" [{least}, {self.last_offset}] should begin here",
                 offset=self.last_offset,
                 position=self.position,
             )
@@ -113,19 +115,22 @@ class BorderCheck:
         if len(self._head) < PEEK_BYTES:
             self._head += bytes(window[: PEEK_BYTES - len(self._head)])
             if len(self._head) == PEEK_BYTES:
-                self._start.check(self._head)
+                self._start.check(self._head, self._start.after_offset + 1)
         size = max(0, min(len(window), self._stop.position - self._position))
         self._tail += bytes(window[size:])
         self._position += len(window)
         return window[:size]
 
-    def finish(self) -> None:
+    def finish(self, next_offset: int) -> None:
         """To be called when all bytes have passed.
+
+        Args:
+            next_offset: One past the last offset of the batches inside.
 
         Raises:
             CorruptSegmentError: See `Border.check`.
         """
-        self._stop.check(self._tail)
+        self._stop.check(self._tail, next_offset)
 
 
 def peek_stop(stop: Border, size: int) -> int:

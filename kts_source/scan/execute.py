@@ -245,7 +245,7 @@ class _SliceDecoder:
         """The rows still held back, once all bytes have been fed."""
         with _located(self.span.part, self._reader):
             if not self.done:
-                self._check.finish()
+                self._check.finish(self._decoder.next_offset)
             for batch in self._decoder.finish():
                 yield self._place.added_to(batch)
         if meter is not None:
@@ -266,6 +266,10 @@ def _decoder(
         max_rows=MAX_ROWS,
         max_batch_bytes=settings.max_batch_bytes,
         lineage=part.lineage or None,
+        offset_bounds=(
+            span.first.after_offset + 1,
+            part.segment_stop if span.last.last_offset is None else span.last.last_offset,
+        ),
     )
     where = settings.where
     rest = TRUE if where is None else specialised(where, part.topic, part.partition)

@@ -92,6 +92,11 @@ class FilteringDecoder:
         return self._decoder.done
 
     @property
+    def next_offset(self) -> int:
+        """One past the last offset of the entries met."""
+        return self._decoder.next_offset
+
+    @property
     def counters(self) -> DecodeCounters:
         """Of the first pass, since the last change of the way; rows before they are left out."""
         return self._decoder.counters

@@ -186,6 +186,7 @@ def _slice_from(entry: dict[str, Any], segments: Sequence[RemoteSegment]) -> Seg
         partition=segment.partition,
         segment_id=segment.segment_id,
         segment_start=segment.start_offset,
+        segment_stop=segment.stop_offset,
         objects=replace(segment.objects, indexes=kept),
         cut_start=cut_start,
         cut_stop=cut_stop,

@@ -72,6 +72,7 @@ def _slice(
         partition=segment.partition,
         segment_id=segment.segment_id,
         segment_start=segment.start_offset,
+        segment_stop=segment.stop_offset,
         objects=SegmentObjects(
             objects.log,
             objects.chunk_index,

@@ -31,6 +31,7 @@ class SegmentSlice:
 
     Attributes:
         segment_start: First offset of the segment, the base of its index entries.
+        segment_stop: One past its last offset.
         cut_start: Nominal first byte, in positions of the original segment, inclusive.
         cut_stop: Nominal last byte, exclusive.
         start_offset: Rows below are left out.
@@ -44,6 +45,7 @@ class SegmentSlice:
     partition: int
     segment_id: str
     segment_start: int
+    segment_stop: int
     objects: SegmentObjects
     cut_start: int
     cut_stop: int

@@ -30,11 +30,15 @@ ABORTED_LAST_OFFSETS: Final = 10
 LINEAGE_COUNT: Final = 11
 LINEAGE_EPOCHS: Final = 12  # addresses of int64 arrays
 LINEAGE_START_OFFSETS: Final = 13
+OFFSETS_STOP: Final = 14  # no entry holds an offset from here on, with ORDERED
+ORDERED: Final = 15  # 1: entries ascend and stay between NEXT_OFFSET and OFFSETS_STOP
 
 # --- Where the walk stands in the window ---------------------------------------------------------
 POSITION: Final = 16  # of the next entry
 DONE: Final = 17  # 1: an entry at or beyond STOP_OFFSET was met
 NEEDED: Final = 18  # with NEED_MORE: bytes from POSITION on that the next step takes, 0 unknown
+NEXT_OFFSET: Final = 19  # least offset that the next entry may begin with, with ORDERED
+STOPPING: Final = 20  # with NEED_MORE: 1 if the entry at POSITION ends the decoding all the same
 
 # --- The batch under way -------------------------------------------------------------------------
 RECORDS_LEFT: Final = 24
@@ -174,6 +178,7 @@ ERROR_HEADER: Final = -4
 ERROR_CRC: Final = -5
 ERROR_CODEC: Final = -6
 ERROR_EPOCH: Final = -7
+ERROR_ORDER: Final = -8
 ERROR_RECORD: Final = -9
 ERROR_RECORD_LENGTH: Final = -10
 ERROR_KEY: Final = -11

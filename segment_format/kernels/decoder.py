@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from segment_format._cursor import byte_view
-from segment_format.errors import SegmentFormatError, TruncatedBatchError
+from segment_format.errors import CorruptRecordError, SegmentFormatError, TruncatedBatchError
 from segment_format.isolation import NO_ABORTED, AbortedIntervals
 from segment_format.kernels import contract as c
 from segment_format.kernels.buffers import borrow_pool, give_back
 from segment_format.kernels.columns import COLUMNS, column_names
-from segment_format.kernels.errors import error_for
+from segment_format.kernels.errors import error_for, order_message
 from segment_format.kernels.legacy_rows import open_legacy_record
 from segment_format.record.batch_header import HEADER_SIZE
 from segment_format.record.compression import DEFAULT_MAX_BATCH_BYTES, decompress
@@ -96,6 +96,9 @@ class RecordDecoder:
         lineage: Epochs by start offset, strictly increasing. If given, a batch of magic 2 whose
             leader epoch is not the one that owns its base offset is an error. The first entry also
             owns a batch that straddles its start.
+        offset_bounds: If given, entries that do not ascend, or hold offsets outside of [first,
+            second), are an error: no checksum covers a batch's base offset. A segment's own bounds,
+            or narrower ones.
         position: Log position of the first byte that will be fed; errors name log positions.
 
     Raises:
@@ -114,6 +117,7 @@ class RecordDecoder:
         max_bytes: int = DEFAULT_MAX_BYTES,
         max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES,
         lineage: Sequence[EpochEntry] | None = None,
+        offset_bounds: tuple[int, int] | None = None,
         position: int = 0,
     ) -> None:
         _check_range("max_rows", max_rows, 1, _LIMIT_MAX_ROWS)
@@ -146,6 +150,9 @@ class RecordDecoder:
         frame[c.MAX_BATCH_BYTES] = max_batch_bytes
         frame[c.ABORTED_COUNT] = len(aborted)
         frame[c.LINEAGE_COUNT] = len(epochs)
+        if offset_bounds is not None:
+            frame[c.ORDERED] = 1
+            frame[c.NEXT_OFFSET], frame[c.OFFSETS_STOP] = offset_bounds
         addresses = (
             c.ABORTED_PRODUCER_IDS,
             c.ABORTED_FIRST_OFFSETS,
@@ -172,6 +179,11 @@ class RecordDecoder:
     def counters(self) -> DecodeCounters:
         """Counts up to now, also while a window is being decoded."""
         return DecodeCounters(*self._slots[c.BATCHES : c.RECORDS_SKIPPED_OFFSET + 1].tolist())
+
+    @property
+    def next_offset(self) -> int:
+        """One past the last offset of the entries met, with `offset_bounds`; else 0."""
+        return self._slots[c.NEXT_OFFSET]
 
     def feed(self, window: BytesLike) -> Iterator[pa.RecordBatch]:
         """Decode the next bytes of the log; the iterator must be used up before the next call.
@@ -240,7 +252,7 @@ class RecordDecoder:
     def _finish(self) -> Iterator[pa.RecordBatch]:
         if self._slots[c.ROWS]:
             yield self._hand_out()
-        if self._tail and not self.done:
+        if self._tail and not self.done and not self._slots[c.STOPPING]:
             raise TruncatedBatchError(
                 f"the log ends inside an entry: {len(self._tail)} bytes of at least"
                 f" {self._slots[c.NEEDED]}",
@@ -309,6 +321,14 @@ class RecordDecoder:
         position = slots[c.POSITION]
         view = byte_view(window)
         entry = read_entry(view, position)
+        if slots[c.ORDERED]:
+            if not slots[c.NEXT_OFFSET] <= entry.offset < slots[c.OFFSETS_STOP]:
+                raise CorruptRecordError(
+                    order_message(entry.offset, entry.offset, slots),
+                    position=self._origin + position,
+                    offset=entry.offset,
+                )
+            slots[c.NEXT_OFFSET] = entry.offset + 1
         if 0 <= entry.offset < slots[c.START_OFFSET]:
             slots[c.BATCHES_SKIPPED_OFFSET] += 1
         else:

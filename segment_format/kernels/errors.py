@@ -29,6 +29,15 @@ _RECORD_ERRORS = {
 }
 
 
+def order_message(first: int, last: int, frame: Sequence[int]) -> str:
+    """Why an entry with these first and last offsets cannot stand where it stands."""
+    least, stop = frame[c.NEXT_OFFSET], frame[c.OFFSETS_STOP]
+    return (
+        f"an entry of offsets {first} to {last}, where they must lie in [{least}, {stop}) and below"
+        " those of the next entry"
+    )
+
+
 def error_for(status: int, frame: Sequence[int], origin: int) -> SegmentFormatError:
     """The error that a negative status stands for.
 
@@ -62,6 +71,8 @@ def error_for(status: int, frame: Sequence[int], origin: int) -> SegmentFormatEr
         error, message = UnsupportedCompressionError, f"unknown codec number {found}"
     elif status == c.ERROR_EPOCH:
         message = f"a batch of leader epoch {found}, where the lineage has epoch {expected}"
+    elif status == c.ERROR_ORDER:
+        message = order_message(found, expected, frame)
     elif status == c.ERROR_BATCH_REST:
         message = f"{found} bytes left after the last record of a batch"
     else:  # pragma: no cover - a status without a text is a mistake in the kernels

@@ -1,0 +1,100 @@
+"""Base offsets, which no checksum covers, against the order that a log has."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from segment_format.arrow import RecordDecoder
+from segment_format.errors import CorruptRecordError, SegmentFormatError
+from segment_format.record.framing import iter_entries
+from segment_format.testing import SimpleRecord, write_batch
+from segment_format.testing.legacy import write_message_set
+from tests.segment_format.kernels.yardstick import decode_pieces, pieces
+
+FIRST, STOP = 1000, 1060
+
+
+def a_log(codec: str = "none") -> bytes:
+    """Twelve batches of five records, no offset missing."""
+    return b"".join(
+        write_batch([SimpleRecord(b"v")] * 5, base_offset=base, codec=codec)
+        for base in range(FIRST, STOP, 5)
+    )
+
+
+def offsets_of(
+    data: bytes, start: int, stop: int, cut: int, bounds: tuple[int, int] = (FIRST, STOP)
+) -> list[int]:
+    decoder = RecordDecoder(
+        columns=("offset",), start_offset=start, stop_offset=stop, offset_bounds=bounds
+    )
+    batches = decode_pieces(decoder, pieces(data, [cut]))
+    return [offset for batch in batches for offset in batch.column("offset").to_pylist()]
+
+
+@pytest.mark.parametrize("cut", [1, 50, 100, 1 << 20])
+@pytest.mark.parametrize(("start", "stop"), [(FIRST, STOP), (1017, 1033), (1020, 1035)])
+def test_no_bit_of_a_base_offset_changes_the_rows_of_a_log_without_gaps(
+    start: int, stop: int, cut: int
+) -> None:
+    data = a_log()
+    wanted = list(range(start, stop))
+    assert offsets_of(data, start, stop, cut) == wanted
+    refused: list[tuple[int, int | None]] = []
+    entries = list(iter_entries(data))
+    for number, entry in enumerate(entries):
+        for bit in range(64):
+            changed = bytearray(data)
+            changed[entry.position + bit // 8] ^= 1 << bit % 8
+            try:
+                assert offsets_of(bytes(changed), start, stop, cut) == wanted
+            except SegmentFormatError as error:
+                refused.append((number, error.position))
+    # The entry itself is named, or the one behind it.
+    assert all(
+        position in [entry.position for entry in entries[number : number + 2]]
+        for number, position in refused
+    )
+    needed = [entry for entry in entries if entry.offset < stop]
+    assert len(refused) >= 64 * len(needed)
+
+
+def test_entries_twice_or_in_another_order_are_refused() -> None:
+    batches = [a_log()[entry.position : entry.stop] for entry in iter_entries(a_log())]
+    for order in ([0, 0], [1, 0], [0, 2, 1]):
+        with pytest.raises(CorruptRecordError, match="an entry of offsets"):
+            offsets_of(b"".join(batches[number] for number in order), FIRST, STOP, 1 << 20)
+
+
+def test_gaps_are_no_error() -> None:
+    source = random.Random(5)
+    batches = [a_log()[entry.position : entry.stop] for entry in iter_entries(a_log())]
+    for _ in range(50):
+        kept = sorted(source.sample(range(12), source.randint(0, 12)))
+        start = source.randint(FIRST, STOP)
+        stop = source.randint(start, STOP)
+        there = {FIRST + 5 * number + record for number in kept for record in range(5)}
+        data = b"".join(batches[number] for number in kept)
+        for cut in (7, 83, 1 << 20):
+            assert offsets_of(data, start, stop, cut) == sorted(there & set(range(start, stop)))
+
+
+@pytest.mark.parametrize("bounds", [(FIRST + 1, STOP), (FIRST, STOP - 1)])
+def test_entries_outside_of_the_bounds_are_refused(bounds: tuple[int, int]) -> None:
+    with pytest.raises(CorruptRecordError, match=rf"\[{bounds[0]}, |, {bounds[1]}\)"):
+        offsets_of(a_log(), 0, 2**40, 1 << 20, bounds)
+
+
+def test_messages_of_old_magic_are_held_to_the_order_too() -> None:
+    data = b"".join(
+        write_message_set([SimpleRecord(b"v")], base_offset=offset, magic=1) for offset in (3, 4, 9)
+    )
+    assert offsets_of(data, 0, 100, 1 << 20, (3, 10)) == [3, 4, 9]
+    for bounds in ((4, 10), (3, 9)):
+        with pytest.raises(CorruptRecordError, match="an entry of offsets"):
+            offsets_of(data, 0, 100, 1 << 20, bounds)
+    again = write_message_set([SimpleRecord(b"v")], base_offset=9, magic=1)
+    with pytest.raises(CorruptRecordError, match="an entry of offsets 9 to 9"):
+        offsets_of(data + again, 0, 100, 1 << 20, (3, 10))
