@@ -165,6 +165,7 @@ def verify(as_json: bool, dotted: tuple[str, ...], **named: str | None) -> None:
 @click.option("--workers", type=click.IntRange(min=1), help="Processes; default: one a core.")
 @click.option("--spark", "with_spark", is_flag=True, help="Run the tasks in a Spark session.")
 @click.option("--clean", is_flag=True, help="Only remove what dead attempts left in the target.")
+@click.option("--png", metavar="FILE", help="The report as a picture; needs matplotlib.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 @scan_options
 def export(
@@ -172,6 +173,7 @@ def export(
     with_spark: bool,
     clean: bool,
     as_json: bool,
+    png: str | None,
     workers: int | None,
     dotted: tuple[str, ...],
     **named: Any,  # noqa: ANN401 - texts, flags and numbers
@@ -205,6 +207,7 @@ def export(
         with_spark=with_spark,
         clean=clean,
         as_json=as_json,
+        png=png,
     )
 
 

@@ -10,7 +10,7 @@ import click
 
 from kts_source.cli.commands import print_json
 from kts_source.export.executor import LocalExecutor
-from kts_source.export.progress import TextProgress
+from kts_source.export.progress import default_progress
 from kts_source.export.run import export as run_export
 from kts_source.export.settings import export_settings
 from kts_source.export.table import open_table
@@ -32,6 +32,7 @@ def export(
     with_spark: bool,
     clean: bool,
     as_json: bool,
+    png: str | None,
 ) -> None:
     """Runs an export on this machine, or through Spark, and prints its report."""
     named = {name: value for name, value in settings.items() if value not in (None, ())}
@@ -50,7 +51,9 @@ def export(
         if clean:
             _clean(checked)
             return
-        report = run_export(options, checked, LocalExecutor(workers), progress=TextProgress())
+        report = run_export(options, checked, LocalExecutor(workers), progress=default_progress())
+    if png is not None:
+        report.save_png(png)
     if as_json:
         print_json(report.to_dict())
     else:

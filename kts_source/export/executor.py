@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import multiprocessing
 import os
+import signal
 from typing import TYPE_CHECKING, Protocol
 
 from kts_source.export.errors import ExportError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from multiprocessing.queues import SimpleQueue
 
     from kts_source.export.files import TaskReport
     from kts_source.export.task import ExportJob, RunnableTask
@@ -48,14 +51,64 @@ class LocalExecutor:
             return
         # Spawned: neither the event loops of the stores nor their connections survive a fork.
         context = multiprocessing.get_context("spawn")
-        pool = concurrent.futures.ProcessPoolExecutor(workers, mp_context=context)
+        started = context.SimpleQueue()
+        pool = concurrent.futures.ProcessPoolExecutor(
+            workers, context, initializer=_begin_worker, initargs=(started,)
+        )
         try:
-            futures = [pool.submit(task.run, job) for task in tasks]
+            # A Ctrl-C while they start would end them with tracebacks: they unblock it themselves.
+            with _interrupts_held_back():
+                futures = [pool.submit(_run_task, task, job) for task in tasks]
             for future in concurrent.futures.as_completed(futures):
                 yield future.result()
         except concurrent.futures.process.BrokenProcessPool as error:
             raise ExportError(
                 "a worker process died; nothing of this wave was committed, run again to resume"
             ) from error
+        except BaseException:
+            while not started.empty():
+                os.kill(started.get(), signal.SIGINT)
+            raise
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+            started.close()
+
+
+@contextlib.contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """SIGINT waits for the end of the block, and what is started in it begins with it blocked."""
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+
+
+class _Worker:
+    """What a SIGINT does in a worker: ends its task and lets it begin no other, without a trace."""
+
+    interrupted = False
+    at_work = False
+
+    @classmethod
+    def on_interrupt(cls, _number: int, _frame: object) -> None:
+        if not cls.interrupted:  # the clean-up behind the first is not disturbed again
+            cls.interrupted = True
+            if cls.at_work:
+                raise KeyboardInterrupt
+
+
+def _begin_worker(started: SimpleQueue[int]) -> None:
+    signal.signal(signal.SIGINT, _Worker.on_interrupt)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    started.put(os.getpid())
+
+
+def _run_task(task: RunnableTask, job: ExportJob) -> TaskReport:
+    _Worker.at_work = True
+    try:
+        if _Worker.interrupted:
+            raise KeyboardInterrupt
+        return task.run(job)
+    finally:
+        _Worker.at_work = False

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from kts_source.export.plan import Skipped
     from kts_source.export.ranges import RangeAdvance
@@ -69,6 +70,16 @@ class BackfillReport:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
         return {**asdict(self), "ratio": self.ratio}
+
+    def save_png(self, path: str | Path) -> None:
+        """The same as a picture.
+
+        Raises:
+            ImportError: matplotlib is not installed (extra `plot`).
+        """
+        from kts_source.export.report_plot import draw_report
+
+        draw_report(self).savefig(path, format="png", dpi=120)
 
     def __str__(self) -> str:
         seconds = ", ".join(f"{name} {value:.1f}" for name, value in self.seconds.items())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kts_source.export.executor import LocalExecutor
 from kts_source.export.files import TaskReport
-from kts_source.export.progress import NO_PROGRESS, TextProgress
+from kts_source.export.progress import NO_PROGRESS, default_progress
 from kts_source.export.run import export
 from kts_source.export.settings import (
     DEFAULT_COMMIT_BYTES,
@@ -18,12 +18,14 @@ from kts_source.export.settings import (
     PARQUET,
     export_settings,
 )
+from kts_source.spark.counting import counted_tasks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from pyspark.sql import SparkSession
 
+    from kts_source.export.progress import Progress
     from kts_source.export.report import BackfillReport
     from kts_source.export.settings import Transform
     from kts_source.export.task import ExportJob, RunnableTask
@@ -111,19 +113,23 @@ def backfill(
         delete_retention_ms=delete_retention_ms,
         source=source,
     )
-    return export(
-        source,
-        settings,
-        LocalExecutor() if spark is None else SparkExecutor(spark),
-        progress=TextProgress() if progress else NO_PROGRESS,
-    )
+    shown = default_progress() if progress else NO_PROGRESS
+    executor = LocalExecutor() if spark is None else SparkExecutor(spark, shown)
+    return export(source, settings, executor, progress=shown)
 
 
 class SparkExecutor:
-    """Runs export tasks as Spark jobs, one per wave."""
+    """Runs export tasks as Spark jobs, one per wave.
 
-    def __init__(self, spark: SparkSession) -> None:
+    Args:
+        spark: The session.
+        progress: Told of tasks that are done before they report, where Spark counts them (not
+            through Spark Connect).
+    """
+
+    def __init__(self, spark: SparkSession, progress: Progress = NO_PROGRESS) -> None:
         self._spark = spark
+        self._progress = progress
         self._tag = f"tiered-kafka-export-{uuid.uuid4().hex}"
 
     def run(self, tasks: Sequence[RunnableTask], job: ExportJob) -> Iterator[TaskReport]:
@@ -135,7 +141,8 @@ class SparkExecutor:
         spark.dataSource.register(export_data_source(self._tag, tasks, job))
         tagged = _tagging(spark, self._tag)
         try:
-            rows = spark.read.format(self._tag).load().collect()
+            with counted_tasks(spark, self._tag, self._progress):
+                rows = spark.read.format(self._tag).load().collect()
         except KeyboardInterrupt:
             if tagged:
                 spark.interruptTag(self._tag)

@@ -1,0 +1,124 @@
+"""What people see while an export runs, when they interrupt it, and when it is done."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from rich.console import Console
+
+from kts_source.export.executor import LocalExecutor
+from kts_source.export.progress import LineProgress, RichProgress
+from kts_source.export.run import export
+from tests.golden_data import expected_table
+from tests.kts_source.export.exporting import Lake, assert_holds, source
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from kts_source.export.progress import Progress
+    from kts_source.export.report import BackfillReport
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def shown(lake: Lake, progress: Progress) -> BackfillReport:
+    return export(source(), lake.settings(), LocalExecutor(1), progress=progress)
+
+
+def test_lines_where_there_is_no_terminal(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    report = shown(Lake(tmp_path, "parquet"), LineProgress(stream))
+    lines = stream.getvalue().splitlines()
+    assert lines[0].startswith("  0%  0/")
+    assert lines[-1].startswith("100%  ")
+    assert f"{report.rows_read:,} rows, {report.requests:,} requests" in lines[-1]
+    assert "\r" not in stream.getvalue()
+
+
+def test_a_bar_on_a_terminal(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, width=160)
+    report = shown(Lake(tmp_path, "parquet"), RichProgress(console))
+    assert f"{report.rows_read:,} rows, {report.requests:,} requests" in stream.getvalue()
+    assert "━" in stream.getvalue()
+
+
+def test_tasks_that_have_not_reported_count(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    progress = LineProgress(stream)
+    progress.begin(4, 4 << 20)
+    progress.ahead(1)
+    progress.end()
+    assert " 25%  1/4 tasks, 0 rows, 0 requests, 1 of 4 MiB" in stream.getvalue()
+
+
+def test_the_report_as_a_picture(tmp_path: Path) -> None:
+    from kts_source.export.report_plot import draw_report
+
+    report = Lake(tmp_path, "parquet").export(source())
+    report.save_png(tmp_path / "report.png")
+    assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG\r\n")
+    bars, facts = draw_report(report).axes
+    assert [label.get_text() for label in bars.get_yticklabels()] == list(report.seconds)
+    text = "\n".join(part.get_text() for part in facts.texts)
+    rows = expected_table("txn", "read_committed").num_rows
+    for fact in (f"rows        {rows:,}", f"GETs        {report.requests:,}", "cost "):
+        assert fact in text
+    assert "txn-0 [3675, 3963): open transaction" in text
+
+
+def slow(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Tells that it is at work, and takes its time."""
+    folder = Path(os.environ["KTS_TEST_AT_WORK"])
+    (folder / str(os.getpid())).touch()
+    time.sleep(0.2 if len(list(folder.iterdir())) < 2 else 60)
+    return batch
+
+
+def interrupted(lake: Lake) -> None:
+    """What the process of the next test does: two workers, a wave of several tasks."""
+    lake.export(source(), executor=LocalExecutor(2), transform=slow, commit_bytes=1 << 40)
+
+
+@pytest.mark.kills
+@pytest.mark.parametrize("whom", ["everybody", "the driver"])
+def test_ctrl_c_ends_all_workers_at_once_and_says_how_to_go_on(tmp_path: Path, whom: str) -> None:
+    lake = Lake(tmp_path / "lake", "parquet")
+    at_work = tmp_path / "at work"
+    at_work.mkdir()
+    program = (
+        "from pathlib import Path\n"
+        "from tests.kts_source.export.exporting import Lake\n"
+        "from tests.kts_source.export.test_progress import interrupted\n"
+        f"interrupted(Lake(Path({str(lake.folder)!r}), 'parquet'))\n"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env={**os.environ, "KTS_TEST_AT_WORK": str(at_work)},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 100
+    while len(list(at_work.iterdir())) < 2 and child.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    (os.killpg if whom == "everybody" else os.kill)(child.pid, signal.SIGINT)
+    _, said = child.communicate(timeout=50)
+    assert child.returncode in (1, -signal.SIGINT, 130)
+    assert "interrupted: what is committed stays; the same call goes on behind it" in said
+    assert said.count("Process SpawnProcess") == 0
+    for name in at_work.iterdir():
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(name.name), 0)
+    lake.export(source())
+    assert_holds(lake.read(), ["txn"])
