@@ -12,7 +12,7 @@ PYTEST_ARGS ?=
 # How long `make soak` goes on.
 MINUTES ?= 10
 
-.PHONY: help venv demo test soak lint format docs lock clean
+.PHONY: help venv demo test soak bench bench-quick lint format docs lock clean
 
 help:  ## what there is to run
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -36,6 +36,14 @@ test: $(STAMP)  ## the tests (no network beyond the package registries, no broke
 
 soak: $(STAMP)  ## bad inputs and random histories for MINUTES; the result goes to benchmarks/SOAK.md
 	@$(PY) -m tools.soak --minutes $(MINUTES)
+
+bench: $(STAMP)  ## everything measured, with peers, in one run; renews benchmarks/RESULTS.md
+	@if command -v mvn >/dev/null; then .ci/oldest_spark_env; fi
+	@tools/with_java.sh $(PY) -m benchmarks --results
+
+bench-quick: $(STAMP)  ## the same with small inputs, a few minutes; figures go to build/bench
+	@if command -v mvn >/dev/null; then .ci/oldest_spark_env; fi
+	@tools/with_java.sh $(PY) -m benchmarks --quick
 
 lint: $(STAMP)  ## ruff and mypy --strict, tests too
 	@status=0; \

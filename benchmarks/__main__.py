@@ -1,35 +1,95 @@
-"""`python -m benchmarks decode [--quick] [--json FILE]`."""
+"""`python -m benchmarks [PART...] [--quick] [--json FILE]`: all parts, or those that are named.
+
+A full run leaves build/bench/results.json and results.png; `--results` also renews
+benchmarks/RESULTS.md and its figure from them.
+"""
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import sys
+import time
 from pathlib import Path
 from typing import Final
 
-from benchmarks.report import Row, print_table, write_json
+from benchmarks.bench import Bench, SkippedError
+from benchmarks.plot import draw
+from benchmarks.report import machine, print_table, read_json, write_json
+from benchmarks.results import write_results
 
-NAMES: Final = ("decode", "fetch", "plan", "scan", "export")
+PARTS: Final = (
+    "peers",
+    "export_peers",
+    "where",
+    "scan",
+    "fixed",
+    "decode",
+    "fetch",
+    "plan",
+    "export",
+)
+FOLDER: Final = Path("build/bench")
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run benchmarks by name; exit status 1 if a goal is not met and `--strict` is given."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="+", choices=NAMES)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}")
     parser.add_argument("--quick", action="store_true", help="small inputs, few repeats")
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--json", type=Path, help="the figures; default build/bench/….json")
+    parser.add_argument("--results", action="store_true", help="renew benchmarks/RESULTS.md")
+    parser.add_argument(
+        "--from-json", type=Path, help="measure nothing: RESULTS.md and figure from this file"
+    )
     parser.add_argument("--strict", action="store_true", help="fail if a goal is not met")
     options = parser.parse_args(arguments)
-    rows: list[Row] = []
-    for name in options.names:
-        measured = importlib.import_module(f"benchmarks.{name}").run(quick=options.quick)
-        print(f"\n{name}")
-        print_table(measured)
-        rows += measured
-    if options.json:
-        write_json(rows, options.json)
-    return 1 if options.strict and any(row.met is False for row in rows) else 0
+    unknown = set(options.parts) - set(PARTS)
+    if unknown:
+        parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    if options.from_json:
+        write_results(*read_json(options.from_json))
+        return 0
+    bench = Bench(options.quick)
+    about = machine()
+    try:
+        for part in PARTS:
+            if part in (options.parts or PARTS):
+                _run(part, bench)
+    finally:
+        bench.close()
+    report = bench.report
+    path = options.json or FOLDER / ("quick.json" if options.quick else "results.json")
+    write_json(report, about, path, quick=options.quick)
+    draw(report, path.with_suffix(".png"))
+    if options.results:
+        write_results(report, about, options.quick)
+    for what, reason in report.skipped.items():
+        print(f"skipped: {what}: {reason}")
+    rows = [row for found in report.rows.values() for row in found]
+    goals = [row for row in rows if row.met is not None]
+    print(
+        f"{len(rows)} figures, {len(goals) - len(report.missed)} of {len(goals)} goals met, in"
+        f" {sum(report.seconds.values()) / 60:.1f} min; {path}, {path.with_suffix('.png')}"
+    )
+    return 1 if options.strict and report.missed else 0
+
+
+def _run(part: str, bench: Bench) -> None:
+    """Runs one part and prints what it gave; what cannot be run is noted, not an error."""
+    measure = importlib.import_module(f"benchmarks.{part}").run
+    started = time.perf_counter()
+    try:
+        takes_bench = "bench" in inspect.signature(measure).parameters
+        rows = measure(bench) if takes_bench else measure(quick=bench.quick)
+    except SkippedError as skipped:
+        bench.report.skipped[part] = str(skipped)
+        print(f"{part}: skipped, {skipped}", flush=True)
+        return
+    bench.report.seconds[part] = time.perf_counter() - started
+    bench.report.rows[part] = rows
+    print_table(f"{part}, {bench.report.seconds[part]:.0f} s", rows)
 
 
 if __name__ == "__main__":

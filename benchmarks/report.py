@@ -1,18 +1,37 @@
-"""One measured figure, and a table or JSON of many."""
+"""One measured figure, a table of many for a terminal, and the JSON that RESULTS.md is made of."""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import json
 import os
 import platform
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from rich.console import Console
+from rich.table import Table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Mapping, Sequence
+
+_VERSIONS: Final = (
+    "tiered-kafka",
+    "pyspark",
+    "pyarrow",
+    "numpy",
+    "numba",
+    "zstandard",
+    "lz4",
+    "cramjam",
+    "google-crc32c",
+    "cryptography",
+    "aiokafka",
+    "confluent-kafka",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +44,7 @@ class Row:
         unit: Such as "M records/s" or "×".
         goal: What it should reach, as text; None where it only gives scale.
         met: Whether it does; None without a goal.
+        note: What bounds it, or how it was taken; empty where the name says all.
     """
 
     name: str
@@ -32,6 +52,33 @@ class Row:
     unit: str
     goal: str | None = None
     met: bool | None = None
+    note: str = ""
+
+    def noted(self, note: str) -> Row:
+        """The same with a note."""
+        return dataclasses.replace(self, note=note)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a run gave.
+
+    Attributes:
+        rows: Figures by the part that measured them.
+        budgets: For each workload, nanoseconds a record of each stage.
+        skipped: Part or peer to the reason.
+        seconds: How long each part took.
+    """
+
+    rows: dict[str, list[Row]] = dataclasses.field(default_factory=dict)
+    budgets: dict[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
+    skipped: dict[str, str] = dataclasses.field(default_factory=dict)
+    seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    @property
+    def missed(self) -> list[Row]:
+        """Figures that do not reach their goal."""
+        return [row for rows in self.rows.values() for row in rows if row.met is False]
 
 
 def at_least(name: str, value: float, unit: str, least: float) -> Row:
@@ -59,22 +106,64 @@ def best_seconds(*actions: Callable[[], object], repeats: int) -> list[float]:
     return best
 
 
-def print_table(rows: Sequence[Row]) -> None:
-    """The rows as aligned text."""
-    width = max((len(row.name) for row in rows), default=0)
+def verdict(met: bool | None) -> str:
+    """A goal in a word."""
+    return {None: "", True: "met", False: "not met"}[met]
+
+
+def print_table(title: str, rows: Sequence[Row]) -> None:
+    """The rows as a table on the terminal."""
+    table = Table(title=title, title_justify="left")
+    for name in ("what", "figure", "unit", "goal", ""):
+        table.add_column(name, justify="right" if name == "figure" else "left")
     for row in rows:
-        verdict = "" if row.met is None else ("  met" if row.met else "  NOT MET")
-        goal = "" if row.goal is None else f"  goal {row.goal}"
-        print(f"{row.name:<{width}}  {row.value:>9.3g} {row.unit:<12}{goal}{verdict}")
+        style = None if row.met is None else ("green" if row.met else "red")
+        table.add_row(
+            row.name, f"{row.value:.3g}", row.unit, row.goal or "", verdict(row.met), style=style
+        )
+    Console(width=None if os.isatty(1) else 150).print(table)
 
 
-def write_json(rows: Sequence[Row], path: Path) -> None:
-    """The rows and the machine they were measured on."""
-    machine = {
-        "processor": platform.processor() or platform.machine(),
+def machine() -> dict[str, Any]:
+    """What the figures were measured on, and when."""
+    installed = {}
+    for name in _VERSIONS:
+        try:
+            installed[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {
+        "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        "processor": _processor(),
         "cpus": os.cpu_count(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)),
+        "system": platform.platform(),
         "python": platform.python_version(),
-        "load": os.getloadavg()[0],
+        "load_before": round(os.getloadavg()[0], 2),
+        "versions": installed,
     }
-    document = {"machine": machine, "rows": [dataclasses.asdict(row) for row in rows]}
+
+
+def _processor() -> str:
+    """The model as Linux tells it, else what the platform module knows."""
+    path = Path("/proc/cpuinfo")
+    if path.exists():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def write_json(report: Report, about: Mapping[str, Any], path: Path, *, quick: bool) -> None:
+    """All that was measured and the machine it was measured on."""
+    document = {"quick": quick, "machine": about, **dataclasses.asdict(report)}
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def read_json(path: Path) -> tuple[Report, dict[str, Any], bool]:
+    """What `write_json` wrote: the report, the machine, whether it was a quick run."""
+    document = json.loads(path.read_text(encoding="utf-8"))
+    rows = {part: [Row(**row) for row in found] for part, found in document["rows"].items()}
+    report = Report(rows, document["budgets"], document["skipped"], document["seconds"])
+    return report, document["machine"], bool(document["quick"])

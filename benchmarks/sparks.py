@@ -4,6 +4,7 @@ goes.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -15,26 +16,37 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from kts_source.spark.schema import columns_of, spark_schema
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pyspark.sql.types import StructType
 
 BATCH_ROWS = 4096
 
 
-def start_spark(*, cores: int = 2, unix_sockets: bool = False) -> SparkSession:
-    """A quiet session in local mode."""
+def start_spark(
+    *, cores: int = 2, unix_sockets: bool = False, settings: Mapping[str, str] | None = None
+) -> SparkSession:
+    """A quiet session in local mode.
+
+    Args:
+        cores: How many tasks run at a time.
+        unix_sockets: Whether workers talk to the JVM through Unix domain sockets (Spark 4.1+).
+        settings: More Spark settings.
+    """
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    session = (
+    builder = (
         SparkSession.builder.master(f"local[{cores}]")
         .appName("tiered-kafka benchmarks")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.driver.memory", "4g")
         .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
         .config("spark.python.unix.domain.socket.enabled", str(unix_sockets).lower())
-        .getOrCreate()
     )
+    for name, text in (settings or {}).items():
+        builder = builder.config(name, text)
+    session = builder.getOrCreate()
     session.sparkContext.setLogLevel("OFF")
     return session
 
@@ -60,7 +72,7 @@ class CeilingReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """One prebuilt batch of each size, repeated."""
-        batch = _prebuilt(self._columns, int(self._options["valuebytes"]))
+        batch = _prebuilt(tuple(self._columns), int(self._options["valuebytes"]))
         left = partition.value
         while left:
             rows = min(left, BATCH_ROWS)
@@ -68,7 +80,8 @@ class CeilingReader(DataSourceReader):
             left -= rows
 
 
-def _prebuilt(columns: Sequence[str], value_bytes: int) -> pa.RecordBatch:
+@functools.cache
+def _prebuilt(columns: tuple[str, ...], value_bytes: int) -> pa.RecordBatch:
     offsets = pa.array(range(BATCH_ROWS), pa.int64())
     arrays = {
         "key": pa.array([number.to_bytes(8, "big") for number in range(BATCH_ROWS)], pa.binary()),
@@ -97,3 +110,35 @@ class CeilingSource(DataSource):
     def reader(self, schema: StructType) -> CeilingReader:
         """A reader of prebuilt batches."""
         return CeilingReader(schema, {name.lower(): text for name, text in self.options.items()})
+
+
+class EmptyReader(DataSourceReader):
+    """As many tasks as asked for, none of which does anything."""
+
+    def __init__(self, tasks: int) -> None:
+        self._tasks = tasks
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """The tasks."""
+        return [InputPartition(number) for number in range(self._tasks)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Nothing."""
+        return iter(())
+
+
+class EmptySource(DataSource):
+    """What a Python task costs that has nothing to do."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return "empty-tasks"
+
+    def schema(self) -> StructType:
+        """One column."""
+        return spark_schema(("offset",))
+
+    def reader(self, schema: StructType) -> EmptyReader:
+        """A reader of nothing."""
+        return EmptyReader(int(self.options["tasks"]))

@@ -1,18 +1,25 @@
-"""Generated tiers that several benchmarks read, kept in a scratch folder between runs."""
+"""Generated tiers that several benchmarks read, kept in a scratch folder between runs.
+
+The folder is named after the code that writes them: tiers of other code are removed, not read.
+"""
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import os
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import gettempdir
 
-from segment_format.testing.tiers import AivenTierWriter
+import segment_format.testing
+from segment_format.testing.tiers import AivenTierWriter, EncryptionKey
 from segment_format.testing.uniform import uniform_segment, write_uniform_batches
 
 TOPIC = "bench"
 _SEGMENT_BYTES = 64 << 20
+_KEY_ID = "bench"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +31,7 @@ class TierShape:
         batch_bytes: About so many bytes of records in a batch; 0 = one record a batch.
         compression: Whether chunks are zstd frames.
         segment_bytes: About so many original bytes in a segment.
+        encryption: Whether chunks and indexes are encrypted.
     """
 
     value_bytes: int
@@ -34,6 +42,7 @@ class TierShape:
     payload: str = "random"
     compression: bool = False
     segment_bytes: int = _SEGMENT_BYTES
+    encryption: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +62,34 @@ class Tier:
     @property
     def options(self) -> dict[str, str]:
         """Options of the data source that read all of it."""
-        return {"path": str(self.path), "subscribe": TOPIC}
+        options = {"path": str(self.path), "subscribe": TOPIC}
+        if self.shape.encryption:
+            name = f"encryption.key.pairs.{_KEY_ID}.private.key.file"
+            options[name] = str(self.path / "private.pem")
+        return options
+
+
+@functools.cache
+def cache_folder() -> Path:
+    """Where tiers are kept, without those of other code."""
+    digest = hashlib.sha256()
+    code = Path(segment_format.testing.__file__).parent.glob("*.py")
+    for path in (*sorted(code), Path(__file__)):
+        digest.update(path.read_bytes())
+    home = os.environ.get("KTS_BENCH_CACHE") or Path(gettempdir()) / "tiered-kafka-benchmarks"
+    folder = Path(home) / digest.hexdigest()[:16]
+    if folder.parent.is_dir():
+        for stale in folder.parent.iterdir():
+            if stale != folder:
+                shutil.rmtree(stale, ignore_errors=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def make_tier(shape: TierShape) -> Tier:
     """The tier of this shape, generated unless it is there already."""
     name = hashlib.sha256(repr(sorted(asdict(shape).items())).encode()).hexdigest()[:16]
-    path = Path(gettempdir()) / "tiered-kafka-benchmarks" / name
+    path = cache_folder() / name
     record_bytes = shape.value_bytes + 20  # key, lengths, deltas
     per_batch = max(1, shape.batch_bytes // record_bytes)
     per_segment = max(1, shape.segment_bytes // (per_batch * record_bytes + 61))
@@ -67,15 +97,41 @@ def make_tier(shape: TierShape) -> Tier:
     done = path / "done"
     if not done.exists():
         shutil.rmtree(path, ignore_errors=True)
+        path.mkdir()
+        key = _new_key(path) if shape.encryption else None
         for partition in range(shape.partitions):
-            _write_partition(path, shape, partition, segments, per_segment, per_batch)
+            _write_partition(path, shape, partition, segments, per_segment, per_batch, key)
         done.touch()
     stored = sum(file.stat().st_size for file in path.glob("*/*/*.log"))
     return Tier(path, segments * per_segment * per_batch, stored, shape)
 
 
+def _new_key(path: Path) -> EncryptionKey:
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import rsa
+
+    private = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    (path / "private.pem").write_bytes(
+        private.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    public = private.public_key().public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    return EncryptionKey(_KEY_ID, public)
+
+
 def _write_partition(
-    path: Path, shape: TierShape, partition: int, segments: int, per_segment: int, per_batch: int
+    path: Path,
+    shape: TierShape,
+    partition: int,
+    segments: int,
+    per_segment: int,
+    per_batch: int,
+    key: EncryptionKey | None,
 ) -> None:
     writer = AivenTierWriter(
         path,
@@ -83,6 +139,7 @@ def _write_partition(
         topic_id="AAAAAAAAAAAAAAAAAAAAAQ",
         partition=partition,
         compression=shape.compression,
+        encryption=key,
     )
     offset = 0
     for number in range(segments):

@@ -1,0 +1,172 @@
+"""What the parts of one run share: Spark sessions, a broker, and the taking of turns."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import statistics
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from benchmarks.report import Report
+from benchmarks.session import NEWEST, OLDEST, Query, Run, Session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from benchmarks.brokers import FilledBroker
+
+SPARK_4_0: Final = "Spark 4.0"
+NEWEST_SPARK: Final = "newest Spark"
+
+
+class SkippedError(Exception):
+    """A part or a peer that this machine cannot run; the text is the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """One query in one session.
+
+    Attributes:
+        session: Name of a session of `Bench`.
+        query: What it runs.
+        with_broker: Whether the broker's processor time counts.
+    """
+
+    session: str
+    query: Query
+    with_broker: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Runs of one contestant, one a round."""
+
+    runs: tuple[Run, ...]
+
+    @property
+    def seconds(self) -> float:
+        """Median wall time."""
+        return statistics.median(run.seconds for run in self.runs)
+
+    @property
+    def processor(self) -> float:
+        """Median processor time."""
+        return statistics.median(run.processor for run in self.runs)
+
+    def median(self, get: Callable[[Run], float]) -> float:
+        """Median of anything."""
+        return statistics.median(get(run) for run in self.runs)
+
+    def times_faster_than(self, other: Timings) -> float:
+        """Median over rounds of how often this one would run while the other runs once."""
+        pairs = zip(self.runs, other.runs, strict=True)
+        return statistics.median(theirs.seconds / ours.seconds for ours, theirs in pairs)
+
+    def processor_share_of(self, other: Timings) -> float:
+        """Median over rounds of this one's processor time by the other's."""
+        pairs = zip(self.runs, other.runs, strict=True)
+        return statistics.median(ours.processor / theirs.processor for ours, theirs in pairs)
+
+
+@dataclass(slots=True)
+class Bench:
+    """One run.
+
+    Attributes:
+        quick: Small inputs, few repeats.
+        report: Where parts leave their budgets and what they skip.
+    """
+
+    quick: bool
+    report: Report = field(default_factory=Report)
+    _resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    _sessions: dict[str, Session] = field(default_factory=dict)
+    _broker: FilledBroker | None = None
+
+    @property
+    def repeats(self) -> int:
+        """Rounds that count, after one that warms up."""
+        return 2 if self.quick else 5
+
+    def session(self, name: str) -> Session:
+        """The session of that name, started at its first use.
+
+        Raises:
+            SkippedError: There is no environment for it.
+        """
+        if name not in self._sessions:
+            newest = name == NEWEST_SPARK
+            session = Session(NEWEST, unix_sockets=True) if newest else self._oldest()
+            self._resources.callback(session.close)
+            self._sessions[name] = session
+        return self._sessions[name]
+
+    def broker(self) -> FilledBroker:
+        """A broker with topics, started at its first use.
+
+        Raises:
+            SkippedError: Java or Maven is not there.
+        """
+        if self._broker is None:
+            from benchmarks.brokers import filled_broker
+
+            self._need("java", "mvn")
+            folder = self.folder()
+            self._broker = self._resources.enter_context(filled_broker(folder, quick=self.quick))
+        return self._broker
+
+    def folder(self) -> Path:
+        """A fresh scratch folder that goes with the run."""
+        path = tempfile.mkdtemp(prefix="kts-bench-")
+        self._resources.callback(shutil.rmtree, path, ignore_errors=True)
+        return Path(path)
+
+    def run(self, contestant: Contestant) -> Run:
+        """Runs it once."""
+        pid = self.broker().pid if contestant.with_broker else None
+        return self.session(contestant.session).run(contestant.query, other_pid=pid)
+
+    def in_turns(
+        self, contestants: Mapping[str, Contestant], *, repeats: int | None = None
+    ) -> dict[str, Timings]:
+        """Every contestant once a round; the first round warms up and does not count."""
+        runs: dict[str, list[Run]] = {name: [] for name in contestants}
+        for number in range((repeats or self.repeats) + 1):
+            for name, contestant in contestants.items():
+                run = self.run(contestant)
+                if number:
+                    runs[name].append(run)
+        return {name: Timings(tuple(found)) for name, found in runs.items()}
+
+    def close(self) -> None:
+        """Ends sessions and broker, removes scratch folders."""
+        self._resources.close()
+
+    def _oldest(self) -> Session:
+        self._need("java", "mvn")
+        if not OLDEST.exists():
+            raise SkippedError(f"no {OLDEST.parents[1].name}: run .ci/oldest_spark_env first")
+        from tests.integration.kafka_jars import spark_kafka_jars
+
+        return Session(OLDEST, jars=spark_kafka_jars())
+
+    @staticmethod
+    def _need(*tools: str) -> None:
+        missing = [tool for tool in tools if shutil.which(tool) is None]
+        if missing:
+            raise SkippedError(f"not on PATH: {', '.join(missing)}")
+
+
+def ceiling(columns: Sequence[str], *, rows: int, tasks: int, value_bytes: int) -> Query:
+    """Prebuilt batches of the same schema and sizes, from as many tasks."""
+    shape = {
+        "columns": ",".join(columns),
+        "rows": str(rows),
+        "tasks": str(tasks),
+        "valueBytes": str(value_bytes),
+    }
+    return Query("transport-ceiling", shape)

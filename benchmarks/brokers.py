@@ -1,0 +1,218 @@
+"""A real broker on loopback with the topics that peers and we read: the same bytes for all.
+
+`small` and `large` have their closed segments in the tier only (`LocalTieredStorage`, which our
+source reads from its folder); `small-hot` and `large-hot` hold the same records on the broker's
+disk and in the page cache. Records are dated over 30 days. `aborts` has 5 % of its records in
+aborted transactions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import psutil
+from confluent_kafka import Producer
+
+from benchmarks.session import Query
+from tests.integration.broker import Broker, running_broker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+PARTITIONS: Final = 2
+FIRST_MS: Final = 1_750_000_000_000
+SPAN_MS: Final = 30 * 86_400_000
+KEY_BYTES: Final = 8
+_TXN_RECORDS: Final = 2000
+_SETTINGS: Final[Mapping[str, str]] = {
+    "internal_segment_bytes": str(64 << 20),
+    "index_interval_bytes": "4096",
+    "segment_ms": str(10 * SPAN_MS),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A filled topic.
+
+    Attributes:
+        value_bytes: Of every record.
+        stops: Partition to the exclusive end that all readers are given: the tier's.
+        first_ms: Date of each partition's first record.
+        step_ms: Between records of a partition.
+    """
+
+    name: str
+    value_bytes: int
+    stops: Mapping[int, int]
+    step_ms: float
+
+    @property
+    def records(self) -> int:
+        """Offsets below the stops."""
+        return sum(self.stops.values())
+
+    @property
+    def ends(self) -> str:
+        """Option `endingOffsets`."""
+        return json.dumps({self.name: {str(number): stop for number, stop in self.stops.items()}})
+
+    def date_ms(self, share: float) -> int:
+        """The date so far into every partition's offsets, 0 to 1."""
+        return FIRST_MS + int(share * min(self.stops.values()) * self.step_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class FilledBroker:
+    """A running broker with its topics.
+
+    Attributes:
+        pid: Of its process.
+        topics: By name.
+    """
+
+    broker: Broker
+    pid: int
+    topics: Mapping[str, Topic]
+
+    def through_broker(self, topic: str, **changes: object) -> Query:
+        """What Spark's own Kafka source reads; `changes` to the query, `options` are added."""
+        options = {
+            "kafka.bootstrap.servers": self.broker.bootstrap,
+            "subscribe": topic,
+            "startingOffsets": "earliest",
+            "endingOffsets": self.topics[topic].ends,
+        }
+        return _query("kafka", options, changes)
+
+    def from_tier(self, topic: str, **changes: object) -> Query:
+        """The same rows as our source reads them."""
+        options = {
+            "path": str(self.broker.tier),
+            "layout": "local-tiered-storage",
+            "subscribe": topic,
+        }
+        return _query("tiered-kafka", options, changes)
+
+
+def _query(source: str, options: dict[str, str], changes: dict[str, object]) -> Query:
+    more = changes.pop("options", {})
+    assert isinstance(more, dict)
+    return Query(source, {**options, **more}, **changes)  # type: ignore[arg-type]
+
+
+@contextlib.contextmanager
+def filled_broker(folder: Path, *, quick: bool) -> Iterator[FilledBroker]:
+    """Starts a broker, fills it, waits until the tier has what it is to have."""
+    counts = {100: 1_000_000, 1000: 200_000} if quick else {100: 8_000_000, 1000: 1_500_000}
+    names = {100: "small", 1000: "large"}
+    segment = str((16 if quick else 64) << 20)
+    settings = {**_SETTINGS, "internal_segment_bytes": segment}
+    with running_broker(folder / "broker") as broker:
+        (pid,) = (
+            child.pid
+            for child in psutil.Process().children()
+            if str(folder / "broker" / "server.properties") in child.cmdline()
+        )
+        broker.create_topics(dict.fromkeys((*names.values(), "aborts"), PARTITIONS), **settings)
+        local = {**settings, "remote_storage_enable": "false", "local_retention_bytes": "-2"}
+        broker.create_topics({f"{name}-hot": PARTITIONS for name in names.values()}, **local)
+        for value_bytes, name in names.items():
+            for topic in (name, f"{name}-hot"):
+                _fill(broker.bootstrap, topic, counts[value_bytes], value_bytes)
+        _fill_with_aborts(broker.bootstrap, counts[100] // 4)
+        tiered = [(name, n) for name in (*names.values(), "aborts") for n in range(PARTITIONS)]
+        broker.wait_until_tiered(tiered)
+        ends = broker.offsets("latest-tiered")
+        topics = {}
+        for name, value_bytes in (("small", 100), ("large", 1000), ("aborts", 100)):
+            stops = {number: ends[name, number] + 1 for number in range(PARTITIONS)}
+            step = SPAN_MS / (counts[value_bytes] / PARTITIONS)
+            topics[name] = Topic(name, value_bytes, stops, step)
+            if name != "aborts":
+                topics[f"{name}-hot"] = Topic(f"{name}-hot", value_bytes, stops, step)
+        yield FilledBroker(broker, pid, topics)
+
+
+class _Values:
+    """Random values cut from a pool, which is faster than making each."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._random = random.Random(size)
+        self._pool = self._random.randbytes(8 << 20)
+
+    def next(self) -> bytes:
+        """One value."""
+        at = int(self._random.random() * (len(self._pool) - self._size))
+        return self._pool[at : at + self._size]
+
+
+def _producer(bootstrap: str, **settings: str) -> Producer:
+    return Producer(
+        {
+            "bootstrap.servers": bootstrap,
+            "log_level": 0,
+            "linger.ms": 50,
+            "batch.size": 16 << 10,  # the size of the Java client
+            "queue.buffering.max.messages": 400_000,
+            "queue.buffering.max.kbytes": 400_000,
+            **settings,
+        }
+    )
+
+
+def _send(
+    producer: Producer, topic: str, partition: int, number: int, value: bytes, ms: int
+) -> None:
+    key = number.to_bytes(KEY_BYTES, "big")
+    while True:
+        try:
+            producer.produce(topic, value, key, partition, timestamp=ms)
+        except BufferError:
+            producer.poll(0.05)
+        else:
+            return
+
+
+def _fill(bootstrap: str, topic: str, count: int, value_bytes: int) -> None:
+    producer = _producer(bootstrap)
+    values = _Values(value_bytes)
+    each = count // PARTITIONS
+    step = SPAN_MS / each
+    for number in range(each):
+        ms = FIRST_MS + int(number * step)
+        for partition in range(PARTITIONS):
+            _send(producer, topic, partition, number, values.next(), ms)
+        if number % 1000 == 0:
+            producer.poll(0)
+    if producer.flush(120):
+        raise TimeoutError(f"the broker did not take all of {topic}")
+
+
+def _fill_with_aborts(bootstrap: str, count: int) -> None:
+    producer = _producer(bootstrap, **{"transactional.id": f"bench-{os.getpid()}-{time.time_ns()}"})
+    producer.init_transactions(30)
+    values = _Values(100)
+    for start in range(0, count, _TXN_RECORDS):
+        producer.begin_transaction()
+        for number in range(start, start + _TXN_RECORDS):
+            ms = FIRST_MS + number
+            _send(producer, "aborts", number % PARTITIONS, number, values.next(), ms)
+        if start // _TXN_RECORDS % 20 == 7:
+            producer.flush(60)  # so that there is something to abort
+            producer.abort_transaction(60)
+        else:
+            producer.commit_transaction(60)
+
+
+def some_key(topic: Topic) -> bytes:
+    """A key that each partition of the topic holds once."""
+    return (min(topic.stops.values()) // 2).to_bytes(KEY_BYTES, "big")

@@ -1,0 +1,302 @@
+"""Against what users have today: Spark's own Kafka source and a consumer, on the same records."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Final
+
+from benchmarks.bench import NEWEST_SPARK, SPARK_4_0, Bench, Contestant, Timings, ceiling
+from benchmarks.report import Row, at_least, at_most
+from benchmarks.session import Query
+from kts_source.options import parse_options
+from kts_source.scan.planner import plan_scan
+from kts_source.table import DEFAULT_COLUMNS
+
+if TYPE_CHECKING:
+    from benchmarks.brokers import FilledBroker, Topic
+
+_SMALL: Final = "small"
+_HOUR_MS: Final = 3_600_000
+# First measured on a quiet machine, where the Kafka source's processor time counts the broker's.
+_PROCESSOR_SHARE: Final = {"small": 0.55, "large": 0.6}
+
+
+def run(bench: Bench) -> list[Row]:
+    """Full scans, one column, an hour of thirty days, ten rows."""
+    broker = bench.broker()
+    rows: list[Row] = []
+    for name in ("small", "large"):
+        topic = broker.topics[name]
+        _same_rows(bench, broker, topic)
+        rows += _full_scans(bench, broker, topic)
+        rows += _one_column(bench, broker, topic)
+    rows += _window(bench, broker, broker.topics[_SMALL])
+    rows += _limit(bench, broker)
+    rows += _consumer(bench, broker)
+    return rows
+
+
+def _words(topic: Topic) -> str:
+    return f"{topic.value_bytes} B"
+
+
+def _tasks(query: Query) -> int:
+    return len(plan_scan(parse_options(query.options)).tasks)
+
+
+def _same_rows(bench: Bench, broker: FilledBroker, topic: Topic) -> None:
+    """That everyone reads all of it, or the comparison is void."""
+    ours = broker.from_tier(topic.name, sink="count")
+    contestants = {
+        "kafka": Contestant(SPARK_4_0, broker.through_broker(topic.name, sink="count")),
+        "hot": Contestant(SPARK_4_0, broker.through_broker(f"{topic.name}-hot", sink="count")),
+        "ours": Contestant(SPARK_4_0, ours),
+        "ours, newest": Contestant(NEWEST_SPARK, ours),
+    }
+    for name, contestant in contestants.items():
+        found = bench.run(contestant).rows
+        if found != topic.records:
+            raise AssertionError(f"{name}: {found} rows of {topic.records} in {topic.name}")
+
+
+def _full_scans(bench: Bench, broker: FilledBroker, topic: Topic) -> list[Row]:
+    ours = broker.from_tier(topic.name)
+    bound = ceiling(
+        DEFAULT_COLUMNS, rows=topic.records, tasks=_tasks(ours), value_bytes=topic.value_bytes
+    )
+    parquet = bench.folder() / topic.name
+    bench.run(
+        Contestant(NEWEST_SPARK, broker.from_tier(topic.name, sink="parquet", target=str(parquet)))
+    )
+    found = bench.in_turns(
+        {
+            "tier": Contestant(SPARK_4_0, broker.through_broker(topic.name), with_broker=True),
+            "hot": Contestant(
+                SPARK_4_0, broker.through_broker(f"{topic.name}-hot"), with_broker=True
+            ),
+            "ours": Contestant(SPARK_4_0, ours),
+            "ceiling": Contestant(SPARK_4_0, bound),
+            "ours, newest": Contestant(NEWEST_SPARK, ours),
+            "ceiling, newest": Contestant(NEWEST_SPARK, bound),
+            "parquet, newest": Contestant(NEWEST_SPARK, Query("parquet", {"path": str(parquet)})),
+        }
+    )
+    what = f"{_words(topic)}, all columns → noop"
+    names = {
+        "tier": "Spark's Kafka source, data in the tier",
+        "hot": "Spark's Kafka source, data hot on the broker",
+        "ours": "ours, Spark 4.0",
+        "ceiling": "transport ceiling, Spark 4.0",
+        "ours, newest": "ours, newest Spark, Unix sockets",
+        "ceiling, newest": "transport ceiling, newest Spark, Unix sockets",
+        "parquet, newest": "Spark's Parquet reader, newest Spark",
+    }
+    rows = []
+    for key, name in names.items():
+        rows += _speeds(f"{name}, {what}", topic.records, found[key])
+    mine, newest, tier = found["ours"], found["ours, newest"], found["tier"]
+    hot = mine.times_faster_than(found["hot"])
+    against_hot = f"against Spark's Kafka source, data hot, {what}, same pyspark"
+    rows += [
+        at_least(
+            f"against Spark's Kafka source, data in the tier, {what}, same pyspark",
+            mine.times_faster_than(tier),
+            "×",
+            2.7,
+        ),
+        at_least(
+            f"against Spark's Kafka source, data in the tier, {what}, newest pyspark",
+            newest.times_faster_than(tier),
+            "×",
+            3,
+        ),
+        at_least(against_hot, hot, "×", 2.5)
+        if topic.name == _SMALL
+        else Row(against_hot, hot, "×"),
+        at_most(
+            f"processor time of the transport ceiling's, {what}, same pyspark",
+            mine.processor_share_of(found["ceiling"]),
+            "×",
+            1.15,
+        ),
+        at_most(
+            f"processor time of Spark's Kafka source's and its broker's, {what}",
+            mine.processor_share_of(tier),
+            "×",
+            _PROCESSOR_SHARE[topic.name],
+        ),
+        Row(
+            f"of Spark's Parquet reader, {what}, newest pyspark",
+            newest.times_faster_than(found["parquet, newest"]),
+            "×",
+        ),
+    ]
+    for suffix, key in (("Spark 4.0", ""), ("newest Spark", ", newest")):
+        share = found[f"ours{key}"].times_faster_than(found[f"ceiling{key}"])
+        rows.append(
+            at_least(
+                f"share of the transport ceiling, {what}, {suffix}, codec none", share, "×", 0.9
+            )
+        )
+    return rows
+
+
+def _speeds(name: str, records: int, timings: Timings) -> list[Row]:
+    return [
+        Row(name, records / timings.seconds / 1e6, "M records/s"),
+        Row(f"{name}: processor", timings.processor / records * 1e6, "s/M records"),
+    ]
+
+
+def _one_column(bench: Bench, broker: FilledBroker, topic: Topic) -> list[Row]:
+    ours = broker.from_tier(topic.name, options={"columns": "value"})
+    bound = ceiling(
+        ("value",), rows=topic.records, tasks=_tasks(ours), value_bytes=topic.value_bytes
+    )
+    found = bench.in_turns(
+        {
+            "tier": Contestant(SPARK_4_0, broker.through_broker(topic.name, select=("value",))),
+            "ours": Contestant(SPARK_4_0, ours),
+            "ceiling": Contestant(SPARK_4_0, bound),
+        },
+        repeats=2 if bench.quick else 3,
+    )
+    what = f"{_words(topic)}, select value"
+    return [
+        Row(f"ours, {what}", topic.records / found["ours"].seconds / 1e6, "M records/s"),
+        at_least(
+            f"share of the value-only ceiling, {what}",
+            found["ours"].times_faster_than(found["ceiling"]),
+            "×",
+            0.9,
+        ),
+        at_least(
+            f"against Spark's Kafka source, data in the tier, {what}",
+            found["ours"].times_faster_than(found["tier"]),
+            "×",
+            4,
+        ),
+    ]
+
+
+def _window(bench: Bench, broker: FilledBroker, topic: Topic) -> list[Row]:
+    """The hour in the middle of the days that are tiered."""
+    start = topic.date_ms(0.5)
+    stop = start + _HOUR_MS
+    bounds = {"startingTimestamp": str(start), "endingTimestamp": str(stop)}
+    where = f"timestamp >= timestamp_millis({start}) and timestamp < timestamp_millis({stop})"
+    asked = broker.through_broker(topic.name, sink="count", options=bounds)
+    # Its own end takes the place of the timestamps' otherwise.
+    asked = Query(
+        asked.source,
+        {name: text for name, text in asked.options.items() if name != "endingOffsets"},
+        sink="count",
+    )
+    contestants = {
+        "filter": Contestant(
+            SPARK_4_0, broker.through_broker(topic.name, where=where, sink="count")
+        ),
+        "bounds": Contestant(SPARK_4_0, asked),
+        "ours": Contestant(SPARK_4_0, broker.from_tier(topic.name, sink="count", options=bounds)),
+    }
+    found = bench.in_turns(contestants, repeats=2 if bench.quick else 3)
+    counts = {name: timings.runs[0].rows for name, timings in found.items()}
+    if len(set(counts.values())) != 1 or not counts["ours"]:
+        raise AssertionError(f"rows of the hour: {counts}")
+    what = "one hour of 30 days, count(*)"
+    options = "Spark's Kafka source with its timestamp options"
+    return [
+        Row(f"ours, {what}", found["ours"].seconds, "s"),
+        Row(
+            f"Spark's Kafka source with its timestamp options, {what}", found["bounds"].seconds, "s"
+        ),
+        at_least(
+            f"against Spark's Kafka source with WHERE timestamp, {what}",
+            found["ours"].times_faster_than(found["filter"]),
+            "×",
+            20,
+        ).noted(
+            f"the filter reads all {topic.records / 1e6:g} M records; ours is all fixed cost of a"
+            " Spark job"
+        ),
+        at_least(
+            f"against {options}, {what}",
+            found["ours"].times_faster_than(found["bounds"]),
+            "×",
+            3,
+        ),
+    ]
+
+
+def _limit(bench: Bench, broker: FilledBroker) -> list[Row]:
+    found = bench.in_turns(
+        {
+            "tier": Contestant(SPARK_4_0, broker.through_broker(_SMALL, sink="limit")),
+            "ours": Contestant(SPARK_4_0, broker.from_tier(_SMALL, sink="limit")),
+            "ours, newest": Contestant(NEWEST_SPARK, broker.from_tier(_SMALL, sink="limit")),
+        }
+    )
+    ratio = found["ours"].times_faster_than(found["tier"])
+    return [
+        Row("ours, limit 10, Spark 4.0", found["ours"].seconds, "s"),
+        Row("ours, limit 10, newest Spark", found["ours, newest"].seconds, "s"),
+        Row("Spark's Kafka source, limit 10", found["tier"].seconds, "s"),
+        Row("against Spark's Kafka source, limit 10", ratio, "×"),
+    ]
+
+
+_CONSUMER = """
+import json, sys, time
+import pyarrow as pa
+from confluent_kafka import Consumer, TopicPartition
+bootstrap, topic, stops, most = sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), int(sys.argv[4])
+consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "bench", "log_level": 0,
+                     "enable.auto.commit": False, "auto.offset.reset": "earliest",
+                     "queued.min.messages": 1000000})
+consumer.assign([TopicPartition(topic, int(number), 0) for number in stops])
+schema = pa.schema([("key", pa.binary()), ("value", pa.binary()), ("topic", pa.string()),
+                    ("partition", pa.int32()), ("offset", pa.int64()), ("timestamp", pa.int64()),
+                    ("timestampType", pa.int32())])
+wall = processor = None
+rows = 0
+while rows < most:
+    found = [m for m in consumer.consume(10_000, 30) if m.error() is None]
+    if not found:
+        raise SystemExit("nothing came")
+    if wall is None:  # connections and the first fetch are not what is measured
+        wall, processor = time.perf_counter(), time.process_time()
+        continue
+    columns = [[m.key() for m in found], [m.value() for m in found], [m.topic() for m in found],
+               [m.partition() for m in found], [m.offset() for m in found],
+               [m.timestamp()[1] * 1000 for m in found], [m.timestamp()[0] - 1 for m in found]]
+    batch = pa.record_batch([pa.array(c, f.type) for c, f in zip(columns, schema)], schema=schema)
+    rows += batch.num_rows
+print(rows / (time.perf_counter() - wall), (time.process_time() - processor) / rows)
+consumer.close()
+"""
+
+
+def _consumer(bench: Bench, broker: FilledBroker) -> list[Row]:
+    """The C client, its messages put into Arrow, in one process; all data hot on the broker."""
+    rows = []
+    for name in ("small", "large"):
+        topic = broker.topics[f"{name}-hot"]
+        stops = json.dumps({str(number): stop for number, stop in topic.stops.items()})
+        most = min(topic.records // 2, 100_000 if bench.quick else 500_000)
+        arguments = [broker.broker.bootstrap, topic.name, stops, str(most)]
+        output = subprocess.run(
+            [sys.executable, "-c", _CONSUMER, *arguments],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        ).stdout
+        speed, processor = (float(word) for word in output.split())
+        what = f"confluent-kafka → Arrow, one process, {_words(topic)}, data hot"
+        rows += [
+            Row(what, speed / 1e6, "M records/s"),
+            Row(f"{what}: processor", processor * 1e6, "s/M records"),
+        ]
+    return rows

@@ -1,0 +1,46 @@
+"""Processor time of process trees: a Spark driver with its JVM and its Python workers, a broker."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+
+import psutil
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorTime:
+    """Seconds so far, user and system.
+
+    Attributes:
+        jvm: Of the Java processes of the tree.
+        python: Of all others, those that have ended included.
+    """
+
+    jvm: float
+    python: float
+
+    @property
+    def total(self) -> float:
+        """Both."""
+        return self.jvm + self.python
+
+    def __sub__(self, earlier: ProcessorTime) -> ProcessorTime:
+        return ProcessorTime(self.jvm - earlier.jvm, self.python - earlier.python)
+
+
+def processor_time(pid: int) -> ProcessorTime:
+    """Of a process and all below it; what has ended counts once its parent has been told."""
+    jvm = python = 0.0
+    root = psutil.Process(pid)
+    for process in (root, *root.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            own = times.user + times.system
+            # The children of the JVM are Python's daemon and planning processes.
+            python += times.children_user + times.children_system
+            if process.name() == "java":
+                jvm += own
+            else:
+                python += own
+    return ProcessorTime(jvm, python)

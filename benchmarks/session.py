@@ -1,0 +1,234 @@
+"""A Spark in a process of its own that runs one query after another, told through pipes.
+
+The environment decides which Spark it is; two of them can then take turns. The child reads a line
+of JSON (`Query`) and answers with one (`{"seconds", "rows"}` or `{"error"}`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+NEWEST: Final = Path(sys.executable)
+OLDEST: Final = ROOT / ".venv-spark40" / "bin" / "python"
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What one run reads, and what becomes of the rows.
+
+    Attributes:
+        source: Short name of the data source.
+        options: Of the data source.
+        select: Columns that Spark selects; empty for all.
+        where: Spark's own filter; empty for none.
+        sink: `noop`, `count`, `sum` (of the offsets), `limit` (10 rows), `rows` (how many, and
+            they are fetched), `parquet` (zstd, to `target`) or `backfill` (our export, there too).
+        target: Folder of the last two.
+    """
+
+    source: str
+    options: Mapping[str, str] = field(default_factory=dict)
+    select: tuple[str, ...] = ()
+    where: str = ""
+    sink: str = "noop"
+    target: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One query that ran.
+
+    Attributes:
+        seconds: Wall time, planning included.
+        rows: What `count` and the sinks that fetch rows gave, else 0.
+        jvm: Processor seconds of the JVM.
+        python: Of Python processes.
+        other: Of another process that worked for the query, such as a broker.
+    """
+
+    seconds: float
+    rows: int
+    jvm: float
+    python: float
+    other: float = 0.0
+
+    @property
+    def processor(self) -> float:
+        """Processor seconds in all."""
+        return self.jvm + self.python + self.other
+
+
+class Session:
+    """A running child.
+
+    Args:
+        python: Interpreter of an environment with pyspark.
+        cores: Of local mode.
+        unix_sockets: Whether workers talk to the JVM through Unix domain sockets.
+        jars: For `spark.jars`.
+        settings: More Spark settings.
+    """
+
+    def __init__(
+        self,
+        python: Path = NEWEST,
+        *,
+        cores: int = 2,
+        unix_sockets: bool = False,
+        jars: Sequence[Path] = (),
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        environment = {
+            name: text for name, text in os.environ.items() if not name.startswith("PYTHON")
+        }
+        environment.pop("SPARK_HOME", None)
+        environment |= {
+            "PYTHONPATH": str(ROOT),
+            "PYSPARK_PYTHON": str(python),
+            "PYSPARK_DRIVER_PYTHON": str(python),
+        }
+        spec = {
+            "cores": cores,
+            "unix_sockets": unix_sockets,
+            "settings": {
+                **(settings or {}),
+                **({"spark.jars": ",".join(map(str, jars))} if jars else {}),
+            },
+        }
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the session
+        self._process = subprocess.Popen(
+            [str(python), "-m", "benchmarks.session", json.dumps(spec)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env=environment,
+            cwd=ROOT,
+        )
+        self.spark_version = str(self._answer()["spark"])
+
+    def run(self, query: Query, *, other_pid: int | None = None) -> Run:
+        """Runs one query to its end.
+
+        Args:
+            query: What to run.
+            other_pid: A process whose processor time counts as well.
+
+        Raises:
+            RuntimeError: What Spark said.
+        """
+        from benchmarks.processes import processor_time
+
+        assert self._process.stdin is not None
+        before = processor_time(self._process.pid)
+        other = processor_time(other_pid).total if other_pid else 0.0
+        self._process.stdin.write(json.dumps(dataclasses.asdict(query)) + "\n")
+        self._process.stdin.flush()
+        answer = self._answer()
+        used = processor_time(self._process.pid) - before
+        if other_pid:
+            other = processor_time(other_pid).total - other
+        if "error" in answer:
+            raise RuntimeError(f"{query.source}: {answer['error']}")
+        return Run(answer["seconds"], answer["rows"], used.jvm, used.python, other)
+
+    def close(self) -> None:
+        """Ends the child."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+        self._errors.close()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("{"):  # anything else is chatter of Spark's launcher
+                answer: dict[str, Any] = json.loads(line)
+                return answer
+        code = self._process.wait(30)
+        self._errors.seek(0)
+        tail = self._errors.read()[-4000:]
+        raise RuntimeError(f"the Spark session ended with code {code}:\n{tail}")
+
+
+def _serve(spec: dict[str, Any]) -> None:
+    from benchmarks.sparks import CeilingSource, EmptySource, start_spark
+    from kts_source import register
+
+    spark = start_spark(
+        cores=spec["cores"], unix_sockets=spec["unix_sockets"], settings=spec["settings"]
+    )
+    register(spark)
+    spark.dataSource.register(CeilingSource)
+    spark.dataSource.register(EmptySource)
+    print(json.dumps({"spark": spark.version}), flush=True)
+    for line in sys.stdin:
+        query = Query(**json.loads(line))
+        started = time.perf_counter()
+        try:
+            rows = _run(spark, query)
+            answer: dict[str, Any] = {"seconds": time.perf_counter() - started, "rows": rows}
+        except Exception as error:  # noqa: BLE001 - the parent raises it
+            answer = {"error": f"{type(error).__name__}: {error}"[:4000]}
+        print(json.dumps(answer), flush=True)
+    spark.stop()
+
+
+def _run(spark: SparkSession, query: Query) -> int:
+    if query.sink == "backfill":
+        from kts_source.spark.backfill import backfill
+
+        backfill(spark, source=dict(query.options), target=query.target, progress=False)
+        return 0
+    frame = spark.read.format(query.source).options(**query.options).load()
+    if query.where:
+        frame = frame.where(query.where)
+    if query.select:
+        frame = frame.select(*query.select)
+    return _sink(frame, query)
+
+
+def _sink(frame: DataFrame, query: Query) -> int:
+    match query.sink:
+        case "noop":
+            frame.write.format("noop").mode("overwrite").save()
+        case "count":
+            return int(frame.count())
+        case "sum":
+            frame.selectExpr("sum(`offset`)").collect()
+        case "limit":
+            return len(frame.limit(10).collect())
+        case "rows":
+            return len(frame.collect())
+        case "parquet":
+            writer = frame.write.mode("overwrite").option("compression", "zstd")
+            # The level of our export, which is that of Arrow.
+            writer.option("parquet.compression.codec.zstd.level", "1").parquet(query.target)
+        case _:
+            raise ValueError(query.sink)
+    return 0
+
+
+if __name__ == "__main__":
+    _serve(json.loads(sys.argv[1]))
