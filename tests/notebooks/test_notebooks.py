@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,7 +51,7 @@ def outputs(notebook: nbformat.NotebookNode) -> Iterator[tuple[str, str]]:
 
 
 def test_there_are_notebooks() -> None:
-    assert "01_read_a_topic.ipynb" in NAMES
+    assert NAMES == ["01_read_a_topic.ipynb", "02_backfill_to_delta.ipynb"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -73,10 +74,22 @@ def test_notebook_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = list(outputs(executed(name)))
     kinds = {kind for kind, _ in shown}
     assert "image/png" in kinds, "no plot"
+    text = "\n".join(value for kind, value in shown if kind == "text/plain")
     if name == "01_read_a_topic.ipynb":
-        text = "\n".join(value for kind, value in shown if kind == "text/plain")
         partitions = partition_summaries("txn").values()
         for level in ("read_committed", "read_uncommitted"):
             rows = sum(part[f"rows_in_tier_{level}"] for part in partitions)
             assert f"'{level}': {rows}" in text
         assert f"|{expected_table('codecs', 'read_committed').num_rows:>5}|" in text
+    if name == "02_backfill_to_delta.ipynb":
+        assert re.search(r"\d+ tasks.*\$", text, re.DOTALL), "no cost"
+        before = re.search(r"([\d,]+) rows after the kill", text)
+        assert before is not None
+        total = sum(
+            expected_table(topic, "read_committed").num_rows for topic in ("timeline", "txn")
+        )
+        left = total - int(before[1].replace(",", ""))
+        assert 0 < left < total, "nothing was interrupted"
+        assert f"{total:,} rows, of them {left:,} by the second run" in text
+        assert "once more: 0 rows" in text
+        assert sum(kind == "image/png" for kind, _ in shown) == 2
