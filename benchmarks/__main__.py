@@ -11,6 +11,7 @@ import importlib
 import inspect
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Final
 
@@ -34,7 +35,11 @@ FOLDER: Final = Path("build/bench")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run benchmarks by name; exit status 1 if a goal is not met and `--strict` is given."""
+    """Run benchmarks by name.
+
+    Returns:
+        Exit status: 1 if a part failed, or a goal is not met and `--strict` is given.
+    """
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}")
     parser.add_argument("--quick", action="store_true", help="small inputs, few repeats")
@@ -73,11 +78,13 @@ def main(arguments: list[str] | None = None) -> int:
         f"{len(rows)} figures, {len(goals) - len(report.missed)} of {len(goals)} goals met, in"
         f" {sum(report.seconds.values()) / 60:.1f} min; {path}, {path.with_suffix('.png')}"
     )
-    return 1 if options.strict and report.missed else 0
+    for part, error in report.failed.items():
+        print(f"failed: {part}: {error}")
+    return 1 if report.failed or (options.strict and report.missed) else 0
 
 
 def _run(part: str, bench: Bench) -> None:
-    """Runs one part and prints what it gave; what cannot be run is noted, not an error."""
+    """Runs one part and prints what it gave; what cannot be run or fails is noted."""
     measure = importlib.import_module(f"benchmarks.{part}").run
     started = time.perf_counter()
     try:
@@ -86,6 +93,10 @@ def _run(part: str, bench: Bench) -> None:
     except SkippedError as skipped:
         bench.report.skipped[part] = str(skipped)
         print(f"{part}: skipped, {skipped}", flush=True)
+        return
+    except Exception as error:  # noqa: BLE001 - the other parts are still worth having
+        bench.report.failed[part] = f"{type(error).__name__}: {error}"
+        traceback.print_exc()
         return
     bench.report.seconds[part] = time.perf_counter() - started
     bench.report.rows[part] = rows

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 import psutil
 from confluent_kafka import Producer
 
+from benchmarks.log_bytes import json_text
 from benchmarks.session import Query
 from tests.integration.broker import Broker, running_broker
 
@@ -30,7 +31,8 @@ PARTITIONS: Final = 2
 FIRST_MS: Final = 1_750_000_000_000
 SPAN_MS: Final = 30 * 86_400_000
 KEY_BYTES: Final = 8
-_TXN_RECORDS: Final = 2000
+_TXN_RECORDS: Final = 5000
+_POOL_BYTES: Final = 16 << 20
 _SETTINGS: Final[Mapping[str, str]] = {
     "internal_segment_bytes": str(64 << 20),
     "index_interval_bytes": "4096",
@@ -127,7 +129,7 @@ def filled_broker(folder: Path, *, quick: bool) -> Iterator[FilledBroker]:
         for value_bytes, name in names.items():
             for topic in (name, f"{name}-hot"):
                 _fill(broker.bootstrap, topic, counts[value_bytes], value_bytes)
-        _fill_with_aborts(broker.bootstrap, counts[100] // 4)
+        _fill_with_aborts(broker.bootstrap, counts[100] // 2)
         tiered = [(name, n) for name in (*names.values(), "aborts") for n in range(PARTITIONS)]
         broker.wait_until_tiered(tiered)
         ends = broker.offsets("latest-tiered")
@@ -142,12 +144,12 @@ def filled_broker(folder: Path, *, quick: bool) -> Iterator[FilledBroker]:
 
 
 class _Values:
-    """Random values cut from a pool, which is faster than making each."""
+    """Text like JSON, cut from a pool at random places, which is faster than making each."""
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._random = random.Random(size)
-        self._pool = self._random.randbytes(8 << 20)
+        self._pool = b"".join(json_text(self._random, 1000) for _ in range(_POOL_BYTES // 1000))
 
     def next(self) -> bytes:
         """One value."""

@@ -161,7 +161,7 @@ def _offsets_only(log: LogBytes, repeats: int) -> list[Row]:
     ]
 
 
-def _codec_alone(codec: str, payloads: list[bytes]) -> Callable[[], object]:
+def codec_alone(codec: str, payloads: list[bytes]) -> Callable[[], object]:
     """What the codec's library takes for these payloads, called as directly as Kafka allows."""
     if codec == "zstd":
         decompressor = zstandard.ZstdDecompressor()
@@ -204,7 +204,7 @@ def _compressed(codec: str, total: int, repeats: int) -> list[Row]:
     decode, plain_decode, alone = best_seconds(
         lambda: _decode(stored),
         lambda: _decode(plain),
-        _codec_alone(codec, payloads),
+        codec_alone(codec, payloads),
         repeats=max(3, repeats // 2),
     )
     if plain.records != stored.records:

@@ -83,7 +83,7 @@ def make_log(
     written = [
         write_batch(
             [
-                SimpleRecord(value=_json(chance, value_bytes), timestamp=1_700_000_000_000 + i)
+                SimpleRecord(value=json_text(chance, value_bytes), timestamp=1_700_000_000_000 + i)
                 for i in range(records_per_batch)
             ],
             base_offset=0,
@@ -102,7 +102,8 @@ def make_log(
     return LogBytes(data, len(starts) * records_per_batch, len(starts), starts)
 
 
-def _json(chance: random.Random, size: int) -> bytes:
+def json_text(chance: random.Random, size: int) -> bytes:
+    """An object of so many bytes, with words and numbers as records have them."""
     parts = [f'{{"id":"{chance.getrandbits(64):016x}"']
     length = len(parts[0])
     while length < size:

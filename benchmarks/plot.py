@@ -51,5 +51,7 @@ def draw(report: Report, path: Path) -> None:
 def _score(goal: str, value: float) -> float:
     """How often the goal is reached; below 1 is not."""
     sign, bound = goal.split(" ", 1)
+    if value == float(bound):
+        return 1.0
     reached = value / float(bound) if sign == "≥" else float(bound) / max(value, 1e-9)
     return max(reached, 1e-3)

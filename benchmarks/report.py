@@ -67,12 +67,14 @@ class Report:
         rows: Figures by the part that measured them.
         budgets: For each workload, nanoseconds a record of each stage.
         skipped: Part or peer to the reason.
+        failed: Part to its error.
         seconds: How long each part took.
     """
 
     rows: dict[str, list[Row]] = dataclasses.field(default_factory=dict)
     budgets: dict[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
     skipped: dict[str, str] = dataclasses.field(default_factory=dict)
+    failed: dict[str, str] = dataclasses.field(default_factory=dict)
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
 
     @property
@@ -165,5 +167,6 @@ def read_json(path: Path) -> tuple[Report, dict[str, Any], bool]:
     """What `write_json` wrote: the report, the machine, whether it was a quick run."""
     document = json.loads(path.read_text(encoding="utf-8"))
     rows = {part: [Row(**row) for row in found] for part, found in document["rows"].items()}
-    report = Report(rows, document["budgets"], document["skipped"], document["seconds"])
+    others = (document[name] for name in ("budgets", "skipped", "failed", "seconds"))
+    report = Report(rows, *others)
     return report, document["machine"], bool(document["quick"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -71,9 +70,10 @@ def _lines(report: Report, about: Mapping[str, Any], quick: bool) -> list[str]:
     slower = [row for row in slower if row.value < 1]
     if slower:
         lines += ["## Slower than a peer", "", *_table(slower, notes=True), ""]
-    if report.skipped:
+    if report.skipped or report.failed:
         lines += ["## Not run", ""]
-        lines += [f"* {name}: {reason}" for name, reason in report.skipped.items()] + [""]
+        lines += [f"* {name}: {reason}" for name, reason in report.skipped.items()]
+        lines += [f"* {name} failed: {error}" for name, error in report.failed.items()] + [""]
     for part, found in report.rows.items():
         lines += [f"## {_TITLES[part]}", "", *_table(found, notes=True), ""]
     if report.budgets:
@@ -115,9 +115,3 @@ def _budget(budgets: Mapping[str, Mapping[str, float]]) -> list[str]:
         share = f"{total / figures['ceiling']:.2f} ×" if figures.get("ceiling") else ""
         lines.append(f"| {name} | " + " | ".join(cells) + f" | {share} |")
     return [*lines, ""]
-
-
-def figures_of(path: Path) -> Mapping[str, Any]:
-    """The figures of a run's JSON, for whoever wants to compare two."""
-    document: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return document

@@ -1,82 +1,229 @@
-"""The whole scan through Spark into `noop`, against prebuilt batches of the same schema."""
+"""Scans of many kinds of topics through the newest Spark, against prebuilt batches of the same
+schema; and where the time of each goes.
+"""
 
 from __future__ import annotations
 
-import statistics
-import time
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
 
+from benchmarks.alone import Alone, measure_alone
+from benchmarks.bench import NEWEST_SPARK, Bench, Contestant, SkippedError, Timings, ceiling
+from benchmarks.hour import hour_rows
+from benchmarks.loopback_s3 import s3_rows
 from benchmarks.report import Row, at_least
-from benchmarks.sparks import CeilingSource, start_spark
+from benchmarks.session import Query
 from benchmarks.tiers import Tier, TierShape, make_tier
-from kts_source import register
-from kts_source.options import parse_options
-from kts_source.scan.planner import plan_scan
+from kts_source.metrics import summary
 from kts_source.table import DEFAULT_COLUMNS
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from collections.abc import Mapping
 
-GOAL = 0.7
+TASKS: Final = 12
+_ADDITIVE_GOAL: Final = 0.9
+_CEILING_GOAL: Final = 0.9
+_TINY_GOAL: Final = 0.5
+_QUICK: Final = ("codec none", "zstd batches", "zstd+AES tier", "one record a batch", "count(*)")
 
 
-def run(*, quick: bool) -> list[Row]:
-    """Full scans of 100 B and 1 KB records, and the value column alone."""
-    log_bytes = 128 << 20 if quick else 512 << 20
-    repeats = 3 if quick else 7
-    spark = start_spark()
-    register(spark)
-    spark.dataSource.register(CeilingSource)
-    rows = []
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A kind of topic and how it is read.
+
+    Attributes:
+        goal: `ceiling`, `additive`, `tiny` or empty: what its speed is held against.
+    """
+
+    shape: TierShape
+    goal: str = ""
+    columns: tuple[str, ...] = DEFAULT_COLUMNS
+    sink: str = "noop"
+
+
+def _workloads(value_bytes: int, log_bytes: int) -> dict[str, Workload]:
+    plain = TierShape(value_bytes, log_bytes, partitions=6, segment_bytes=log_bytes // 12)
+    text = replace(plain, payload="json")
+    found = {
+        "codec none": Workload(plain, "ceiling"),
+        "zstd batches": Workload(replace(text, codec="zstd"), "additive"),
+        "lz4 batches": Workload(replace(text, codec="lz4"), "additive"),
+        "zstd tier": Workload(replace(text, compression=True), "additive"),
+        "zstd+AES tier": Workload(replace(text, compression=True, encryption=True), "additive"),
+    }
+    if value_bytes == 100:
+        many = replace(plain, partitions=200, segment_bytes=log_bytes // 200)
+        tiny = replace(plain, batch_bytes=0)
+        found |= {
+            "snappy batches": Workload(replace(text, codec="snappy")),
+            "gzip batches": Workload(replace(text, codec="gzip")),
+            "batches of 1 MB": Workload(replace(plain, batch_bytes=1 << 20)),
+            "one record a batch": Workload(tiny, "tiny"),
+            "200 partitions": Workload(many),
+            "count(*)": Workload(plain, sink="count"),
+            "sum(offset), columns=offset": Workload(plain, columns=("offset",), sink="sum"),
+        }
+    return found
+
+
+def run(bench: Bench) -> list[Row]:
+    """Everything that needs no broker, then transactions, which do."""
+    rows: list[Row] = []
+    log_bytes = (48 << 20) if bench.quick else (768 << 20)
+    for value_bytes in (100,) if bench.quick else (100, 1000):
+        workloads = _workloads(value_bytes, log_bytes)
+        if bench.quick:
+            workloads = {name: workloads[name] for name in _QUICK}
+        rows += _compare(bench, workloads, value_bytes)
+    rows += hour_rows(bench)
+    rows += s3_rows(bench)
     try:
-        for value_bytes in (100, 1000):
-            tier = make_tier(TierShape(value_bytes, log_bytes))
-            for columns in (DEFAULT_COLUMNS, ("value",), ("offset",)):
-                rows += _compare(spark, tier, columns, repeats)
-    finally:
-        spark.stop()
+        rows += _aborts(bench)
+    except SkippedError as skipped:
+        bench.report.skipped["transactions with 5 % aborts"] = str(skipped)
     return rows
 
 
-def _compare(spark: SparkSession, tier: Tier, columns: tuple[str, ...], repeats: int) -> list[Row]:
-    names = ",".join(columns)
-    options = {**tier.options, "columns": names, "targetPartitionBytes": "64m"}
-    tasks = len(plan_scan(parse_options(options)).tasks)
+def _query(tier: Tier, workload: Workload, **more: str) -> Query:
+    options = {
+        **tier.options,
+        "columns": ",".join(workload.columns),
+        "targetPartitionBytes": str(tier.shape.log_bytes // TASKS),
+        "maxSegmentsPerTask": "64",
+        **more,
+    }
+    return Query("tiered-kafka", options, sink=workload.sink)
 
-    def ours() -> DataFrame:
-        return spark.read.format("tiered-kafka").options(**options).load()
 
-    def ceiling() -> DataFrame:
-        shape = {
-            "columns": names,
-            "rows": str(tier.records),
-            "tasks": str(tasks),
-            "valueBytes": str(tier.shape.value_bytes),
+def _compare(bench: Bench, workloads: Mapping[str, Workload], value_bytes: int) -> list[Row]:
+    tiers = {name: make_tier(workload.shape) for name, workload in workloads.items()}
+    bound_rows = tiers["codec none"].records // TASKS * TASKS
+    bound = ceiling(DEFAULT_COLUMNS, rows=bound_rows, tasks=TASKS, value_bytes=value_bytes)
+    contestants = {
+        name: Contestant(NEWEST_SPARK, _query(tiers[name], workload))
+        for name, workload in workloads.items()
+    }
+    found = bench.in_turns(
+        {"ceiling": Contestant(NEWEST_SPARK, bound), **contestants},
+        repeats=1 if bench.quick else 5,
+    )
+    words = f"{value_bytes} B"
+    rows = [Row(f"transport ceiling, {words}", _speed(found["ceiling"], bound_rows), "M records/s")]
+    for name, workload in workloads.items():
+        if workload.sink == "count":
+            assert found[name].runs[0].rows == tiers[name].records
+        alone = measure_alone(workload.shape, repeats=3 if bench.quick else 7)
+        rows += _one(f"{words}, {name}", workload, tiers[name], found, bound_rows, alone, name)
+        if workload.sink == "noop":
+            bench.report.budgets[f"{words}, {name}"] = _budget(
+                bench, workload, tiers[name], found[name], alone, found["ceiling"], bound_rows
+            )
+    return rows
+
+
+def _speed(timings: Timings, records: int) -> float:
+    return records / timings.seconds / 1e6
+
+
+def _one(
+    title: str,
+    workload: Workload,
+    tier: Tier,
+    found: Mapping[str, Timings],
+    bound_rows: int,
+    alone: Alone,
+    name: str,
+) -> list[Row]:
+    mine, bound = found[name], found["ceiling"]
+    rows = [Row(f"scan, {title}", _speed(mine, tier.records), "M records/s")]
+    share = mine.times_faster_than(bound) * tier.records / bound_rows
+    held = f"scan, {title}: share of the transport ceiling"
+    if workload.goal in ("ceiling", "tiny"):
+        goal = _CEILING_GOAL if workload.goal == "ceiling" else _TINY_GOAL
+        rows.append(at_least(held, share, "×", goal))
+    elif workload.columns == DEFAULT_COLUMNS:
+        rows.append(Row(held, share, "×"))
+    if workload.goal == "additive":
+        added = bound.processor / bound_rows + alone.added
+        used = mine.processor / tier.records
+        parts = {
+            "used": used,
+            "ceiling": bound.processor / bound_rows,
+            "codec": alone.codec,
+            "chunks": alone.chunk,
+            "AES": alone.decrypt,
+            "plain decode": alone.plain,
         }
-        return spark.read.format("transport-ceiling").options(**shape).load()
+        figures = ", ".join(f"{part} {seconds * 1e9:.0f}" for part, seconds in parts.items())
+        row = at_least(f"scan, {title}: of the additive bound", added / used, "×", _ADDITIVE_GOAL)
+        rows.append(row.noted(f"processor ns a record: {figures}"))
+    return rows
 
-    seconds: dict[str, list[float]] = {"ours": [], "ceiling": []}
-    for number in range(repeats + 1):
-        for name, frame in (("ours", ours()), ("ceiling", ceiling())):
-            started = time.perf_counter()
-            frame.write.format("noop").mode("overwrite").save()
-            if number:  # the first round warms up
-                seconds[name].append(time.perf_counter() - started)
-    ratio = statistics.median(
-        ceiling / ours for ours, ceiling in zip(seconds["ours"], seconds["ceiling"], strict=True)
+
+def _budget(
+    bench: Bench,
+    workload: Workload,
+    tier: Tier,
+    timings: Timings,
+    alone: Alone,
+    bound: Timings,
+    bound_rows: int,
+) -> dict[str, float]:
+    """Nanoseconds a record of each stage; see `results` for what they mean."""
+    folder = bench.folder()
+    bench.run(Contestant(NEWEST_SPARK, _query(tier, workload, metricsPath=str(folder))))
+    total = summary(str(folder)).total
+    each = {
+        name: float(total[f"{name}_seconds"]) / tier.records
+        for name in ("fetch", "decrypt", "decompress", "decode")
+    }
+    rest = max(0.0, each["decode"] - alone.frame - alone.crc - alone.codec)
+    python = timings.median(lambda run: run.python) / tier.records
+    stages = {
+        "fetch": each["fetch"],
+        "decrypt": each["decrypt"],
+        "chunk": each["decompress"],
+        "frame": alone.frame,
+        "CRC": alone.crc,
+        "codec": alone.codec,
+        "decode → Arrow": rest,
+        "Python → JVM": max(0.0, python - sum(each.values())),
+        "JVM": timings.median(lambda run: run.jvm) / tier.records,
+        "ceiling": bound.processor / bound_rows,
+    }
+    return {name: seconds * 1e9 for name, seconds in stages.items()}
+
+
+def _aborts(bench: Bench) -> list[Row]:
+    """A topic of a real broker with 5 % of its records in aborted transactions."""
+    broker = bench.broker()
+    levels = ("read_committed", "read_uncommitted")
+    found = bench.in_turns(
+        {
+            level: Contestant(
+                NEWEST_SPARK, broker.from_tier("aborts", options={"isolationLevel": level})
+            )
+            for level in levels
+        }
     )
-    what = f"{tier.shape.value_bytes} B records, {'all columns' if len(columns) > 1 else names}"
-    speed = tier.records / statistics.median(seconds["ours"]) / 1e6
-    best = tier.records / statistics.median(seconds["ceiling"]) / 1e6
-    goal = (at_least if len(columns) > 1 else _plain)(
-        f"scan, {what}: share of the transport ceiling", ratio, "×", GOAL
-    )
-    return [
-        Row(f"scan, {what}", speed, "M records/s"),
-        Row(f"transport ceiling, {what}", best, "M records/s"),
-        goal,
+    counts = [
+        bench.run(
+            Contestant(
+                NEWEST_SPARK,
+                broker.from_tier("aborts", sink="count", options={"isolationLevel": level}),
+            )
+        ).rows
+        for level in levels
     ]
-
-
-def _plain(name: str, value: float, unit: str, _least: float) -> Row:
-    return Row(name, value, unit)
+    left_out = 1 - counts[0] / counts[1]
+    assert 0.03 < left_out < 0.07, counts
+    committed, uncommitted = (found[level] for level in levels)
+    return [
+        Row("scan, 100 B, transactions: records left out as aborted", left_out * 100, "%"),
+        at_least(
+            "scan, 100 B, transactions: read_committed by read_uncommitted, per record scanned",
+            committed.times_faster_than(uncommitted),
+            "×",
+            0.97,
+        ),
+    ]

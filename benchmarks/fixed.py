@@ -1,0 +1,153 @@
+"""What does not depend on the amount of data: a task, a fresh worker; what a second core adds."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Final
+
+from benchmarks.bench import NEWEST_SPARK, Bench, Contestant
+from benchmarks.report import Row, at_most
+from benchmarks.session import Query, Session
+from benchmarks.tiers import TOPIC, Tier, TierShape, make_tier
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_CORES: Final = 2
+_HEAVY: Final = ("numba", "s3fs", "pandas", "sqlglot", "cryptography")
+
+
+def run(bench: Bench) -> list[Row]:
+    """Tasks, cold start, cores."""
+    return [*_task(bench), *_cold(bench), *_cores(bench)]
+
+
+def _task(bench: Bench) -> list[Row]:
+    """The slope from few tasks to many, which planning and the query's own costs drop out of."""
+    few, many = (20, 60) if bench.quick else (50, 250)
+    shape = TierShape(100, many * 16 << 10, partitions=1, segment_bytes=16 << 10)
+    tier = make_tier(shape)
+    each = tier.records_per_partition // many
+    contestants = {}
+    for count in (few, many):
+        ends = json.dumps({TOPIC: {"0": count * each}})
+        options = {**tier.options, "endingOffsets": ends, "maxSegmentsPerTask": "1"}
+        contestants[f"ours {count}"] = Contestant(NEWEST_SPARK, Query("tiered-kafka", options))
+        empty = Query("empty-tasks", {"tasks": str(count)})
+        contestants[f"empty {count}"] = Contestant(NEWEST_SPARK, empty)
+    found = bench.in_turns(contestants)
+    cost = {}
+    for name in ("ours", "empty"):
+        pairs = zip(found[f"{name} {many}"].runs, found[f"{name} {few}"].runs, strict=True)
+        slope = statistics.median(large.seconds - small.seconds for large, small in pairs)
+        cost[name] = slope / (many - few) * _CORES * 1000
+    return [
+        Row("a task of Spark's that does nothing in Python", cost["empty"], "ms"),
+        Row("a task of ours with one small segment", cost["ours"], "ms"),
+        at_most(
+            "a task, beyond Spark's own empty Python task", cost["ours"] - cost["empty"], "ms", 5
+        ),
+    ]
+
+
+_IMPORT: Final = """
+import sys, time
+import pyspark.sql.datasource, pyspark.sql.types
+started = time.perf_counter()
+import kts_source.spark.datasource
+seconds = time.perf_counter() - started
+print(seconds, *(name for name in sys.argv[1:] if name in sys.modules))
+"""
+
+_FIRST_ROW: Final = """
+import json, sys, time
+import pyarrow, numpy
+started = time.perf_counter()
+from kts_source.options import parse_options
+from kts_source.remote.segment_reader import SegmentReader
+from kts_source.remote.store import open_store
+from kts_source.scan.execute import ReadSettings, read_task
+from kts_source.scan.planner import plan_scan
+options = parse_options(json.loads(sys.argv[1]))
+task = plan_scan(options).tasks[0]
+planned = time.perf_counter()
+reader = SegmentReader(open_store(options.path, options.storage), options.key_ring)
+rows = read_task(task, reader, ReadSettings.of(options))
+assert next(rows).num_rows
+print(planned - started, time.perf_counter() - planned)
+rows.close()
+"""
+
+
+def _cold(bench: Bench) -> list[Row]:
+    repeats = 3 if bench.quick else 9
+    tier = make_tier(TierShape(100, 8 << 20, partitions=1, segment_bytes=8 << 20))
+    imports, heavy = [], set()
+    plans, first = [], []
+    for number in range(repeats + 1):
+        words = _fresh(_IMPORT, *_HEAVY)
+        figures = _fresh(_FIRST_ROW, json.dumps(tier.options))
+        if number:  # bytecode and machine code are on disk after the first
+            imports.append(float(words[0]))
+            heavy |= set(words[1:])
+            plans.append(float(figures[0]))
+            first.append(float(figures[1]))
+    return [
+        Row(
+            "importing the data source, beyond pyspark and pyarrow", statistics.median(imports), "s"
+        ),
+        at_most("heavy modules that this loads", len(heavy), "", 0).noted(
+            f"of {', '.join(_HEAVY)}" + (f": {', '.join(sorted(heavy))}" if heavy else "")
+        ),
+        Row("a fresh process: options and plan of one segment", statistics.median(plans), "s"),
+        Row("a fresh process: from the plan to the first rows", statistics.median(first), "s"),
+    ]
+
+
+def _fresh(code: str, *arguments: str) -> list[str]:
+    run = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    return run.stdout.split()
+
+
+def _cores(bench: Bench) -> list[Row]:
+    tier = make_tier(TierShape(100, (64 if bench.quick else 768) << 20, segment_bytes=16 << 20))
+    seconds: dict[int, list[float]] = {1: [], _CORES: []}
+    sessions: Mapping[int, Session] = {
+        1: Session(cores=1, unix_sockets=True),
+        _CORES: bench.session(NEWEST_SPARK),
+    }
+    query = _narrow(tier)
+    try:
+        for number in range(bench.repeats + 1):
+            for cores, session in sessions.items():
+                run = session.run(query)
+                if number:
+                    seconds[cores].append(run.seconds)
+    finally:
+        sessions[1].close()
+    pairs = zip(seconds[1], seconds[_CORES], strict=True)
+    gain = statistics.median(one / two for one, two in pairs)
+    note = "with one slot, Python and the JVM already share the work of a task on two cores"
+    return [
+        Row(
+            "scan, 100 B, local[1]",
+            tier.records / statistics.median(seconds[1]) / 1e6,
+            "M records/s",
+        ),
+        Row("scan, 100 B, local[2] against local[1]", gain, "×").noted(note),
+    ]
+
+
+def _narrow(tier: Tier) -> Query:
+    return Query("tiered-kafka", {**tier.options, "targetPartitionBytes": "64m"})
