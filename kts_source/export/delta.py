@@ -1,7 +1,8 @@
 """Delta tables: files and ranges in one entry of the table's log.
 
 Every partition has a `txn` action of its own, `kts/<export>/<topic id>/<partition>`, whose version
-is the exclusive end offset; `…/start` holds the first offset and `kts/<export>/rules/<name>` a
+is the exclusive end offset; `…/start` holds the first offset, `…/newest` the newest timestamp of a
+compacted table, and `kts/<export>/rules/<name>` a
 digest of each rule. The log keeps the newest of each through checkpoints and log clean-up.
 
 A commit is written as the one version behind the snapshot whose ranges were compared, so nothing
@@ -19,8 +20,9 @@ import pyarrow as pa
 from kts_source.errors import InvalidOptionError
 from kts_source.export.errors import CommitConflictError, ExportError
 from kts_source.export.fingerprint import check_fingerprint, number
+from kts_source.export.partitioning import value_text
 from kts_source.export.ranges import OffsetRange, PartitionKey, advanced
-from kts_source.export.table import Commit, TableState, WritePlace
+from kts_source.export.table import BaseFile, Commit, TableState, WritePlace, check_base
 from kts_source.export.target_store import both_listed, open_target
 from kts_source.remote.local_store import local_root
 from kts_source.remote.storage_options import secret_values
@@ -56,6 +58,17 @@ class _TxnRanges:
         return OffsetRange(stop if start is None else start, stop)
 
 
+@dataclass(frozen=True, slots=True)
+class _TxnTimes:
+    """The newest timestamps of one snapshot, likewise."""
+
+    table: DeltaTable
+    export_id: str
+
+    def get(self, key: PartitionKey, /) -> int | None:
+        return self.table.transaction_version(f"{app_id(self.export_id, key)}/newest")
+
+
 def app_id(export_id: str, key: PartitionKey) -> str:
     """The `txn` action whose version is the exclusive end offset of a partition."""
     return f"kts/{export_id}/{key.topic_id}/{key.partition}"
@@ -88,6 +101,25 @@ class DeltaExportTable:
             drops_partition_columns=True,
         )
 
+    def base_files(self) -> tuple[BaseFile, ...]:
+        """See `ExportTable.base_files`."""
+        table = self._open()
+        if table is None:
+            return ()
+        try:
+            table.to_pyarrow_dataset()  # refuses what plain files do not show: deletion vectors
+        except Exception as error:  # noqa: BLE001  # every library error becomes one of ours
+            raise self._failed("the Delta table cannot be merged into", error) from None
+        columns = [field.name for field in self._settings.partition_by]
+        files = []
+        actions: Any = table.get_add_actions(flatten=True)
+        for row in pa.table(actions).to_pylist():
+            if "://" in row["path"] or row["path"].startswith("/"):
+                raise ExportError(f"the table has a file elsewhere: {row['path']}", uri=self._uri)
+            values = {name: value_text(row[f"partition.{name}"]) for name in columns}
+            files.append(BaseFile(row["path"], row["size_bytes"], values))
+        return tuple(files)
+
     def commit(self, commit: Commit) -> None:
         """See `ExportTable.commit`."""
         for _ in range(_COMMIT_ATTEMPTS):
@@ -98,6 +130,7 @@ class DeltaExportTable:
             check_fingerprint(state.fingerprint, commit.fingerprint)
             if commit.replace and not state.fingerprint and table is not None:
                 _refuse_strangers(table, self._uri)
+            check_base(commit, () if table is None else _paths(table), self._uri)
             moved = advanced(state.committed, commit.advances)
             if self._try_commit(table, commit, moved):
                 return
@@ -144,7 +177,8 @@ class DeltaExportTable:
             version = table.transaction_version(self._rule(name))
             if version is not None:
                 fingerprint[name] = str(version)
-        return TableState(_TxnRanges(table, self._settings.export_id), fingerprint)
+        export_id = self._settings.export_id
+        return TableState(_TxnRanges(table, export_id), fingerprint, _TxnTimes(table, export_id))
 
     def _rule(self, name: str) -> str:
         return f"kts/{self._settings.export_id}/rules/{name}"
@@ -206,6 +240,8 @@ class DeltaExportTable:
         for key, span in moved.items():
             transactions.append(Transaction(app_id(export_id, key), span.stop))
             transactions.append(Transaction(f"{app_id(export_id, key)}/start", span.start))
+        for key, newest_ms in commit.newest_ms.items():
+            transactions.append(Transaction(f"{app_id(export_id, key)}/newest", newest_ms))
         return CommitProperties(
             # For people; what counts are the transactions.
             custom_metadata={

@@ -1,9 +1,10 @@
 """Iceberg tables: files and ranges in one commit of the catalog.
 
-Table properties hold the ranges, `kts.<export>.<topic id>.<partition>` = `start:stop`, and the
-rules, `kts.<export>.rules.<name>`; expiring snapshots does not touch them. They are set in the
-transaction that adds the files. Every commit adds a snapshot, even an empty one, and demands that
-the snapshot whose ranges were compared is still the newest, so nothing can come between.
+Table properties hold the ranges, `kts.<export>.<topic id>.<partition>` = `start:stop`, the newest
+timestamps of a compacted table, `kts.<export>.<topic id>.<partition>.newest`, and the rules,
+`kts.<export>.rules.<name>`; expiring snapshots does not touch them. They are set in the transaction
+that adds the files. Every commit adds a snapshot, even an empty one, and demands that the snapshot
+whose ranges were compared is still the newest, so nothing can come between.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from kts_source.errors import InvalidOptionError
 from kts_source.export.errors import CommitConflictError, ExportError
 from kts_source.export.fingerprint import check_fingerprint
 from kts_source.export.ranges import OffsetRange, PartitionKey, advanced
-from kts_source.export.table import Commit, TableState, WritePlace
+from kts_source.export.table import BaseFile, Commit, TableState, WritePlace, check_base
 from kts_source.export.target_store import both_listed, open_target
 from kts_source.secret import scrub
 
@@ -67,6 +68,11 @@ class IcebergExportTable:
             drops_partition_columns=False,
         )
 
+    def base_files(self) -> tuple[BaseFile, ...]:
+        """See `ExportTable.base_files`."""
+        table = self._table()
+        return () if table is None else _files(table)
+
     def commit(self, commit: Commit) -> None:
         """See `ExportTable.commit`."""
         from pyiceberg.exceptions import CommitFailedException
@@ -84,6 +90,8 @@ class IcebergExportTable:
                     "the table holds rows that a rebuild would remove", uri=self._settings.target
                 )
             moved = advanced(state.committed, commit.advances)
+            if commit.base is not None:
+                check_base(commit, (file.key for file in _files(table)), self._settings.target)
             if commit.schema is not None:
                 _check_schema(table, commit.schema)
             try:
@@ -210,6 +218,7 @@ class IcebergExportTable:
     def _state(self, table: Table) -> TableState:
         ranges: dict[PartitionKey, OffsetRange] = {}
         rules: dict[str, str] = {}
+        newest: dict[PartitionKey, int] = {}
         own = f"kts.{self._settings.export_id}."
         for name, text in table.properties.items():
             if not name.startswith(own):
@@ -217,10 +226,13 @@ class IcebergExportTable:
             owner, _, last = name.removeprefix(own).rpartition(".")
             if owner == "rules":
                 rules[last] = text
+            elif last == "newest":
+                topic_id, _, number = owner.rpartition(".")
+                newest[PartitionKey(topic_id, int(number))] = int(text)
             elif match := _RANGE.fullmatch(text):
                 span = OffsetRange(int(match["start"]), int(match["stop"]))
                 ranges[PartitionKey(owner, int(last))] = span
-        return TableState(ranges, rules)
+        return TableState(ranges, rules, newest)
 
     def _commit_once(
         self, table: Table, commit: Commit, moved: Mapping[PartitionKey, OffsetRange]
@@ -233,6 +245,8 @@ class IcebergExportTable:
         properties = {f"{own}rules.{name}": text for name, text in commit.fingerprint.items()}
         for key, span in moved.items():
             properties[f"{own}{key.topic_id}.{key.partition}"] = f"{span.start}:{span.stop}"
+        for key, newest_ms in commit.newest_ms.items():
+            properties[f"{own}{key.topic_id}.{key.partition}.newest"] = str(newest_ms)
         location = table.location().rstrip("/")
         # In this process only: a retry would commit behind a snapshot whose ranges nobody compared.
         table.metadata.properties[_NO_RETRIES] = "0"
@@ -275,6 +289,19 @@ class IcebergExportTable:
             f"{text}: {scrub(f'{type(error).__name__}: {error}', hidden)}",
             uri=self._settings.target,
         )
+
+
+def _files(table: Table) -> tuple[BaseFile, ...]:
+    location = f"{table.location().rstrip('/')}/"
+    files = []
+    for task in table.scan().plan_files():
+        path = task.file.file_path
+        if task.delete_files:
+            raise ExportError("the table has delete files: rewrite its data files first", uri=path)
+        if not path.startswith(location):
+            raise ExportError("the table has a file elsewhere", uri=path)
+        files.append(BaseFile(path.removeprefix(location), task.file.file_size_in_bytes, {}))
+    return tuple(files)
 
 
 @contextmanager

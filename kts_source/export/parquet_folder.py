@@ -23,7 +23,7 @@ from kts_source.export.errors import ExportError, UnsupportedTargetError
 from kts_source.export.files import WrittenFile
 from kts_source.export.fingerprint import check_fingerprint
 from kts_source.export.ranges import OffsetRange, PartitionKey, advanced
-from kts_source.export.table import Commit, TableState, WritePlace
+from kts_source.export.table import BaseFile, Commit, TableState, WritePlace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -86,6 +86,14 @@ class ParquetFolder:
             drops_partition_columns=True,
         )
 
+    def base_files(self) -> tuple[BaseFile, ...]:
+        """See `ExportTable.base_files`.
+
+        Raises:
+            UnsupportedTargetError: Always: they cannot be replaced in one step.
+        """
+        raise _cannot_be_replaced(self._settings.target)
+
     def commit(self, commit: Commit) -> None:
         """See `ExportTable.commit`."""
         self._require_written(commit)
@@ -94,11 +102,7 @@ class ParquetFolder:
             state = self._state(log)
             check_fingerprint(state.fingerprint, commit.fingerprint)
             if commit.replace and state.fingerprint:
-                raise UnsupportedTargetError(
-                    "a folder of Parquet files cannot be replaced in one step: compact into a new"
-                    " folder, or into a Delta or Iceberg table",
-                    uri=self._settings.target,
-                )
+                raise _cannot_be_replaced(self._settings.target)
             document = self._document(log, commit, advanced(state.committed, commit.advances))
             number = log.last + 1
             data = json.dumps(document, ensure_ascii=False, indent=1).encode()
@@ -232,3 +236,11 @@ class ParquetFolder:
             with ThreadPoolExecutor(_PUBLISHING_THREADS, "kts-publish") as pool:
                 list(pool.map(publish, files))
         self._target.create(f"{COMMITS}{number:010d}.published", b"")
+
+
+def _cannot_be_replaced(target: str) -> UnsupportedTargetError:
+    return UnsupportedTargetError(
+        "a folder of Parquet files cannot be replaced in one step: compact into a new folder, or"
+        " into a Delta or Iceberg table",
+        uri=target,
+    )

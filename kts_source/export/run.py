@@ -6,13 +6,16 @@ import logging
 import time
 import uuid
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from kts_source.export.dead_letters import publish_dead_letters
 from kts_source.export.errors import ExportError, TransformError
 from kts_source.export.fingerprint import check_fingerprint, fingerprint
+from kts_source.export.merge import can_merge
 from kts_source.export.plan import plan_export, plan_rebuild
 from kts_source.export.progress import NO_PROGRESS
+from kts_source.export.ranges import PartitionKey
 from kts_source.export.report import BackfillReport, written_ranges
 from kts_source.export.table import Commit, open_table
 from kts_source.export.target_store import open_target
@@ -122,6 +125,7 @@ class _Run:
         self._reports: list[TaskReport] = []
         self._seconds = {"planning": 0.0, "running": 0.0, "committing": 0.0}
         self._commits: list[Commit] = []
+        self._merges = False
 
     def export(self) -> BackfillReport:
         started = time.monotonic()
@@ -140,14 +144,14 @@ class _Run:
                     if self._settings.compaction is None:
                         self._run_wave(wave, job)
                     else:
-                        self._run_compaction(wave, job, self._settings.compaction)
+                        self._run_compaction(wave, job, self._settings.compaction, state)
         finally:
             self._progress.end()
         return self._report(plan, predicted.cost())
 
     def _plan(self, state: TableState) -> ExportPlan:
         if self._settings.compaction is not None:
-            return plan_rebuild(self._options, state.committed)
+            return self._plan_compaction(state)
         return plan_export(
             self._options,
             state.committed,
@@ -159,22 +163,42 @@ class _Run:
         started = time.monotonic()
         ordered = self._run_tasks(wave.tasks, job)
         self._seconds["running"] += time.monotonic() - started
-        self._commit(wave, ordered, replace=False)
+        self._commit(wave, ordered)
 
-    def _run_compaction(self, wave: Wave, job: ExportJob, compaction: Compaction) -> None:
-        from kts_source.export.compact import SpreadTask, bucket_count, bucket_tasks, spill_folder
+    def _plan_compaction(self, state: TableState) -> ExportPlan:
+        """One wave: a merge behind what the table holds, or all of it anew."""
+        behind = plan_export(self._options, state.committed, resume=True, commit_bytes=1 << 62)
+        keys = [PartitionKey(part.topic_id, part.partition) for part in behind.scan.partitions]
+        if all(state.committed.get(key) is None for key in keys):
+            return behind
+        if not can_merge(self._options, self._settings, state, keys):
+            return plan_rebuild(self._options, state.committed)
+        self._merges = True
+        return behind
+
+    def _run_compaction(
+        self, wave: Wave, job: ExportJob, compaction: Compaction, state: TableState
+    ) -> None:
+        from kts_source.export.buckets import spill_folder
+        from kts_source.export.compact import SpreadTask, bucket_count, bucket_tasks, newest_of
+        from kts_source.export.merge import BASE_RATIO, base_tasks
 
         started = time.monotonic()
-        buckets = bucket_count(sum(task.scan.nominal_bytes for task in wave.tasks))
-        spread = [
+        base = self._table.base_files() if self._merges else ()
+        nominal = sum(task.scan.nominal_bytes for task in wave.tasks)
+        buckets = bucket_count(nominal + BASE_RATIO * sum(file.size for file in base))
+        spread: list[RunnableTask] = [
             SpreadTask(task.number, task.scan, task.topic_ids, buckets) for task in wave.tasks
         ]
+        spread += base_tasks(base, 1 + max((t.number for t in spread), default=-1), buckets)
         topic_ids = {place: name for task in wave.tasks for place, name in task.topic_ids.items()}
         reports = self._run_tasks(spread, job)
-        merging = bucket_tasks(reports, len(spread), topic_ids, buckets, compaction)
+        newest = newest_of(reports, state.newest_ms)
+        merging = bucket_tasks(reports, len(spread), topic_ids, buckets, compaction, newest)
         reports += self._run_tasks(merging, job)
         self._seconds["running"] += time.monotonic() - started
-        self._commit(wave, reports, replace=True)
+        held = frozenset(file.key for file in base) if self._merges else None
+        self._commit(wave, reports, replace=True, base=held, newest_ms=newest)
         target = open_target(job.place.path, job.place.storage)
         for found in list(target.list_objects(spill_folder(job))):
             target.delete(found.key)
@@ -193,7 +217,15 @@ class _Run:
             raise ExportError(f"tasks {sorted(missing)[:5]} did not report; nothing was committed")
         return [reports[number] for number in sorted(reports)]
 
-    def _commit(self, wave: Wave, ordered: Sequence[TaskReport], *, replace: bool) -> None:
+    def _commit(
+        self,
+        wave: Wave,
+        ordered: Sequence[TaskReport],
+        *,
+        replace: bool = False,
+        base: frozenset[str] | None = None,
+        newest_ms: Mapping[PartitionKey, int] = MappingProxyType({}),
+    ) -> None:
         started = time.monotonic()
         commit = Commit(
             wave.advances,
@@ -202,6 +234,8 @@ class _Run:
             _common_schema(ordered),
             self._run_id,
             replace,
+            base,
+            newest_ms,
         )
         publish_dead_letters(
             self._settings,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from kts_source.export.errors import CommitConflictError
+from kts_source.export.ranges import PartitionKey
 from kts_source.export.settings import DELTA, ICEBERG
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -20,6 +22,14 @@ if TYPE_CHECKING:
     from kts_source.secret import Secret
 
 
+class NewestTimes(Protocol):
+    """Timestamps of the newest records that a compacted table was built from, by partition."""
+
+    def get(self, key: PartitionKey, /) -> int | None:
+        """In ms since the epoch; `None` = not known."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class TableState:
     """What a table says of itself.
@@ -27,10 +37,26 @@ class TableState:
     Attributes:
         committed: Offsets it holds.
         fingerprint: The rules it was begun with; empty for a table that holds nothing.
+        newest_ms: Of a compacted table.
     """
 
     committed: CommittedRanges
     fingerprint: Fingerprint
+    newest_ms: NewestTimes = field(default_factory=dict[PartitionKey, int])
+
+
+@dataclass(frozen=True, slots=True)
+class BaseFile:
+    """A data file of a table as it stands.
+
+    Attributes:
+        key: Below the target's root.
+        values: Texts of the partition columns that are not in the file, by name.
+    """
+
+    key: str
+    size: int
+    values: Mapping[str, str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +89,9 @@ class Commit:
         schema: Of the rows written, partition columns included; `None` when no row was written.
         run_id: Of the run that wrote the files.
         replace: Whether the files are all that the table shall hold.
+        base: With `replace`: the keys of all files that the table must hold until then; `None`
+            where that does not matter.
+        newest_ms: Of a compaction: timestamps of the newest records, in ms.
     """
 
     advances: tuple[RangeAdvance, ...]
@@ -71,6 +100,8 @@ class Commit:
     schema: pa.Schema | None
     run_id: str
     replace: bool = False
+    base: frozenset[str] | None = None
+    newest_ms: Mapping[PartitionKey, int] = field(default_factory=dict[PartitionKey, int])
 
 
 class ExportTable(Protocol):
@@ -82,6 +113,14 @@ class ExportTable(Protocol):
 
     def place(self, run_id: str) -> WritePlace:
         """Where the tasks of a run write."""
+        ...
+
+    def base_files(self) -> tuple[BaseFile, ...]:
+        """The data files of the table as it is now.
+
+        Raises:
+            ExportError: They do not hold exactly the table's rows, or lie elsewhere.
+        """
         ...
 
     def commit(self, commit: Commit) -> None:
@@ -128,3 +167,17 @@ def open_table(settings: ExportSettings) -> ExportTable:
     from kts_source.export.target_store import open_target
 
     return ParquetFolder(settings, open_target(settings.target, settings.storage))
+
+
+def check_base(commit: Commit, files: Iterable[str], uri: str) -> None:
+    """Makes sure that a table is what a merge was made from.
+
+    Raises:
+        CommitConflictError: It has got other files meanwhile.
+    """
+    if commit.base is not None and commit.base != frozenset(files):
+        raise CommitConflictError(
+            "the table's files are not those that were merged: another writer changed the table in"
+            " the meantime. Run again to merge what it holds now",
+            uri=uri,
+        )

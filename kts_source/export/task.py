@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from kts_source.export.dead_letters import DeadLetters
 from kts_source.export.files import TaskReport, encode_schema
 from kts_source.export.target_store import open_target
-from kts_source.export.task_writer import OFFSET, TaskWriter
+from kts_source.export.task_writer import OFFSET, TOPIC_ID, TaskWriter
 from kts_source.table import PARTITION, TOPIC
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from kts_source.scan.task import ScanTask
     from kts_source.secret import Secret
 
-TOPIC_ID: Final = "topicId"
 NEEDED: Final = (TOPIC, PARTITION, OFFSET)
 
 

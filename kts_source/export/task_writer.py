@@ -6,7 +6,7 @@ import contextlib
 import time
 import uuid
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -26,12 +26,21 @@ if TYPE_CHECKING:
     from kts_source.export.task import ExportJob, ExportTask
 
 OFFSET: Final = "offset"
+TOPIC_ID: Final = "topicId"
 
 MAX_OPEN_FILES: Final = 8
 """Files of different partition values that a task writes at a time; the longest unused is closed
 for another."""
 MAX_HELD_BYTES: Final = 128 << 20
 """Rows that wait in memory, over all open files."""
+
+
+class _Owner(NamedTuple):
+    """Whose rows a file holds."""
+
+    topic: str
+    partition: int
+    topic_id: str
 
 
 @dataclass(slots=True)
@@ -64,7 +73,7 @@ class TaskWriter:
         self._target = target
         self._attempt = uuid.uuid4().hex
         self._open: dict[tuple[PartitionValue, ...], _OpenFile] = {}
-        self._owner: tuple[str, int] | None = None
+        self._owner: _Owner | None = None
         self._done: list[WrittenFile] = []
         self._count = 0
         self.schema: pa.Schema | None = None
@@ -79,7 +88,7 @@ class TaskWriter:
         if batch.num_rows == 0:
             return
         started = time.monotonic()
-        owner = (batch.column(TOPIC)[0].as_py(), batch.column(PARTITION)[0].as_py())
+        owner = self._owner_of(batch)
         offsets = batch.column(OFFSET)
         start, stop = offsets[0].as_py(), offsets[len(offsets) - 1].as_py() + 1
         if owner != self._owner:
@@ -91,6 +100,12 @@ class TaskWriter:
             for values, part in split(rows, self._job.partition_by):
                 self._add(owner, values, part, start, stop)
         self.seconds += time.monotonic() - started
+
+    def _owner_of(self, batch: pa.RecordBatch) -> _Owner:
+        place = (batch.column(TOPIC)[0].as_py(), batch.column(PARTITION)[0].as_py())
+        if TOPIC_ID in batch.schema.names:  # a compacted table may hold several ids of a topic
+            return _Owner(*place, batch.column(TOPIC_ID)[0].as_py())
+        return _Owner(*place, self._task.topic_ids[place])
 
     def close(self) -> tuple[WrittenFile, ...]:
         """Completes all files."""
@@ -108,7 +123,7 @@ class TaskWriter:
                 self._target.delete(key)
 
     def _transformed(
-        self, batch: pa.RecordBatch, owner: tuple[str, int], start: int, stop: int
+        self, batch: pa.RecordBatch, owner: _Owner, start: int, stop: int
     ) -> pa.RecordBatch | None:
         transform = self._job.transform
         selected = batch.select([*self._job.options.columns, *self._job.extra_columns])
@@ -126,8 +141,8 @@ class TaskWriter:
             raise TransformError(
                 f"the transform failed on offsets [{start}, {stop}): {type(error).__name__}:"
                 f" {error}",
-                topic=owner[0],
-                partition=owner[1],
+                topic=owner.topic,
+                partition=owner.partition,
                 offset=start,
             ) from error
         if rows is not None and not isinstance(rows, pa.RecordBatch):
@@ -153,7 +168,7 @@ class TaskWriter:
 
     def _add(
         self,
-        owner: tuple[str, int],
+        owner: _Owner,
         values: tuple[PartitionValue, ...],
         rows: pa.RecordBatch,
         start: int,
@@ -176,7 +191,7 @@ class TaskWriter:
 
     def _begin(
         self,
-        owner: tuple[str, int],
+        owner: _Owner,
         values: tuple[PartitionValue, ...],
         schema: pa.Schema,
         start: int,
@@ -186,7 +201,6 @@ class TaskWriter:
         name = f"{self._task.number:06d}-{self._attempt}-{self._count:04d}{place.suffix}"
         key = f"{place.prefix}{subfolder}{name}"
         self._count += 1
-        topic_id = self._task.topic_ids[owner]
         file = ParquetFile(
             self._target.open_output(key),
             schema,
@@ -195,7 +209,9 @@ class TaskWriter:
             sort_by=self._job.sort_within_files,
             bounded={field.source for field in self._job.partition_by},
         )
-        return _OpenFile(key, file, owner[0], topic_id, owner[1], values, start, start)
+        return _OpenFile(
+            key, file, owner.topic, owner.topic_id, owner.partition, values, start, start
+        )
 
     def _bound_memory(self) -> None:
         while sum(opened.file.held_bytes for opened in self._open.values()) > MAX_HELD_BYTES:

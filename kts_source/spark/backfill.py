@@ -80,8 +80,9 @@ def backfill(
         dead_letters: Folder for Parquet files with the rows that a ready transform rejects, and
             why; without it such a row is an error.
         compact: Keep the latest record of every (topic, partition, key) only, as Kafka's cleaner
-            does; a column `topicId` is added. Every run with something new builds the table anew
-            and replaces it in one step, which plain Parquet cannot: there it needs a new folder.
+            does; a column `topicId` is added. Later runs read what is new and merge it with the
+            table's own files, which they replace in the step that moves the offsets; plain Parquet
+            cannot do that: there it needs a new folder.
         tombstones: What becomes of latest records whose value is null: `keep`, `remove`, or
             `remove-old`: only those older than `delete_retention_ms` before the newest record.
         delete_retention_ms: See `tombstones`.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -9,17 +11,31 @@ import pytest
 from deltalake import write_deltalake
 from hypothesis import given
 from hypothesis import strategies as st
+from pyiceberg.catalog import load_catalog
 
 from kts_source.errors import InvalidOptionError
-from kts_source.export import compact
-from kts_source.export.errors import ExportError, FingerprintError, UnsupportedTargetError
+from kts_source.export import buckets, compact
+from kts_source.export.compact import SpreadTask
+from kts_source.export.errors import (
+    CommitConflictError,
+    ExportError,
+    FingerprintError,
+    UnsupportedTargetError,
+)
 from kts_source.export.executor import LocalExecutor
+from kts_source.export.files import TaskReport
+from kts_source.export.ranges import PartitionKey
 from tests.golden_data import expected_table, topic_summary
 from tests.kts_source.export import exporting
 from tests.kts_source.export.exporting import FORMATS, Lake
+from tests.kts_source.export.killing import Killed
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
+
+    from kts_source.export.table import Commit
+    from kts_source.export.task import ExportJob, RunnableTask
 
 TOPIC = "compacted"
 
@@ -108,20 +124,165 @@ def test_the_golden_topic_has_tombstones_of_both_kinds() -> None:
 
 
 def test_memory_too_small_for_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compact, "HELD_BYTES", 20_000)
+    monkeypatch.setattr(buckets, "HELD_BYTES", 20_000)
     monkeypatch.setattr(compact, "BUCKET_BYTES", 100_000)
     lake = Lake(tmp_path, "parquet")
     lake.export(source(TOPIC), compact=True)
     assert_compacted(lake.read(), cleaned(TOPIC))
 
 
+def ending(offset: int, topic: str = TOPIC) -> str:
+    """Option `endingOffsets` for all partitions of a topic."""
+    numbers = range(len(topic_summary(topic)["partitions"]))
+    return json.dumps({topic: {str(number): offset for number in numbers}})
+
+
+NO_REPORT = TaskReport(
+    number=0,
+    files=(),
+    schema=None,
+    rows_read=0,
+    rejected=0,
+    dead_letters=None,
+    segment_bytes=0,
+    requests=0,
+    bytes_read=0,
+    retries=0,
+    seconds=0.0,
+    seconds_writing=0.0,
+)
+RUNS = {"compacted": (300, 301, 900, 1700, 2968), "txn": (500, 1200, 3000, 3671)}
+
+
+class Watched(LocalExecutor):
+    """Notes which slices are read."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.read: list[tuple[str, int, int, int]] = []
+
+    def run(self, tasks: Sequence[RunnableTask], job: ExportJob) -> Iterator[TaskReport]:
+        for task in tasks:
+            if isinstance(task, SpreadTask):
+                self.read += [
+                    (part.topic, part.partition, part.start_offset, part.stop_offset)
+                    for part in task.scan.slices
+                ]
+        yield from super().run(tasks, job)
+
+
 @pytest.mark.parametrize("table_format", ["delta", "iceberg"])
-def test_a_rebuild_replaces_the_table(tmp_path: Path, table_format: str) -> None:
+@pytest.mark.parametrize("topic", RUNS)
+@pytest.mark.parametrize("tombstones", ["keep", "remove", "remove-old"])
+def test_runs_one_by_one_make_what_one_run_makes(
+    tmp_path: Path, table_format: str, topic: str, tombstones: str
+) -> None:
     lake = Lake(tmp_path, table_format)
-    partitions = dict.fromkeys(range(len(topic_summary(TOPIC)["partitions"])), 300)
-    numbers = ",".join(f'"{number}":{offset}' for number, offset in partitions.items())
-    ends = f'{{"{TOPIC}":{{{numbers}}}}}'
-    lake.export(source(TOPIC, endingOffsets=ends), compact=True)
+    rules: dict[str, Any] = {
+        "compact": True,
+        "tombstones": tombstones,
+        "delete_retention_ms": 400_000,
+        "partition_by": ["topic"],
+    }
+    executor = Watched()
+    for stop in RUNS[topic]:
+        options = source(topic, endingOffsets=ending(stop, topic))
+        report = lake.export(options, executor=executor, **rules)
+        expected = cleaned(topic, below=stop, tombstones=tombstones, retention_ms=400_000)
+        assert_compacted(lake.read(), expected)
+        assert report.rows == len(expected)
+    once = Lake(tmp_path / "once", table_format)
+    once.folder.mkdir()
+    once.export(options, **rules)
+    columns = [name for name in once.read().column_names if name != "headers"]
+    order = [("topic", "ascending"), ("partition", "ascending"), ("offset", "ascending")]
+    found, wanted = (one.read().select(columns).sort_by(order) for one in (lake, once))
+    assert found.equals(wanted)
+    # Old records were not read from the tier again.
+    spans = sorted((topic, number, start) for topic, number, start, _ in executor.read)
+    assert len(spans) == len(set(spans))
+
+
+@pytest.mark.parametrize("table_format", ["delta", "iceberg"])
+def test_horizons_remember_records_that_are_gone(tmp_path: Path, table_format: str) -> None:
+    lake = Lake(tmp_path, table_format)
+    for stop in (900, 2968):
+        lake.export(source(TOPIC, endingOffsets=ending(stop)), compact=True)
+    key = PartitionKey(topic_summary(TOPIC)["topicId"], 0)
+    known = lake.table(compact=True).load().newest_ms
+    rows = expected_table(TOPIC, "read_committed").to_pylist()
+    newest = max(row["timestamp"] for row in rows if row["key"] is not None)
+    assert known.get(key) == newest.timestamp() * 1000
+    assert compact.newest_of([], {key: 5}) == {}
+    report = dataclasses.replace(NO_REPORT, newest_ms=((*key, 3),))
+    assert compact.newest_of([report], {key: 5}) == {key: 5}
+    assert compact.newest_of([report], {key: 2}) == {key: 3}
+    assert compact.newest_of([report], {}) == {key: 3}
+
+
+@pytest.mark.parametrize("table_format", ["delta", "iceberg"])
+def test_a_run_that_dies_before_its_commit_changes_nothing(
+    tmp_path: Path, table_format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = Lake(tmp_path, table_format)
+    lake.export(source(TOPIC, endingOffsets=ending(900)), compact=True)
+    table = lake.table(compact=True)
+
+    def dies(commit: Commit) -> None:
+        raise Killed("commit")
+
+    monkeypatch.setattr(table, "commit", dies)
+    with pytest.raises(Killed):
+        lake.export(source(TOPIC), table=table, compact=True)
+    assert_compacted(lake.read(), cleaned(TOPIC, below=900))
+    lake.export(source(TOPIC), compact=True)
+    assert_compacted(lake.read(), cleaned(TOPIC))
+    assert lake.export(source(TOPIC), compact=True).commits == 0
+
+
+@pytest.mark.parametrize("table_format", ["delta", "iceberg"])
+def test_rows_that_another_writer_adds_during_a_merge_are_not_lost(
+    tmp_path: Path, table_format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = Lake(tmp_path, table_format)
+    lake.export(source(TOPIC, endingOffsets=ending(900)), compact=True)
+    table = lake.table(compact=True)
+    commit = table.commit
+    extra = lake.read().slice(0, 1)
+
+    def too_late(given: Commit) -> None:
+        if table_format == "delta":
+            write_deltalake(lake.target, extra, mode="append")
+        else:
+            catalog = load_catalog("lake", **lake.catalog)
+            catalog.load_table(lake.target).append(extra)
+            catalog.close()
+        commit(given)
+
+    monkeypatch.setattr(table, "commit", too_late)
+    with pytest.raises(CommitConflictError, match="another writer changed the table"):
+        lake.export(source(TOPIC), table=table, compact=True)
+    assert lake.read().num_rows == len(cleaned(TOPIC, below=900)) + 1
+    # What it holds now is what the next run merges, doubles of a key among it.
+    lake.export(source(TOPIC), compact=True)
+    assert_compacted(lake.read(), cleaned(TOPIC))
+
+
+def test_without_the_columns_that_decide_the_table_is_built_anew(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, "delta")
+    columns = "key,topic,partition,offset"
+    for stop in (900, 2968):
+        options = source(TOPIC, endingOffsets=ending(stop), columns=columns)
+        lake.export(options, compact=True, tombstones="remove")
+    expected = cleaned(TOPIC, tombstones="remove")
+    found = {(row["partition"], row["key"]): row["offset"] for row in lake.read().to_pylist()}
+    assert found == {place: row["offset"] for place, row in expected.items()}
+
+
+@pytest.mark.parametrize("table_format", ["delta", "iceberg"])
+def test_a_second_run_replaces_the_table(tmp_path: Path, table_format: str) -> None:
+    lake = Lake(tmp_path, table_format)
+    lake.export(source(TOPIC, endingOffsets=ending(300)), compact=True)
     assert_compacted(lake.read(), cleaned(TOPIC, below=300))
     lake.export(source(TOPIC), compact=True)
     assert_compacted(lake.read(), cleaned(TOPIC))
@@ -186,7 +347,7 @@ def test_latest_equals_a_dictionary(rows: list[tuple[str, int, bytes]], random: 
             "offset": pa.array([offset for offset, _ in numbered], pa.int64()),
         }
     )
-    found = compact.latest(table).to_pylist()
+    found = buckets.latest(table).to_pylist()
     assert len(found) == len(expected)
     assert {
         (row["topicId"], row["partition"], row["key"]): row["offset"] for row in found
