@@ -61,8 +61,8 @@ CACHE_OPTIONS: Final[tuple[Option, ...]] = (
         "chunkCacheBytes",
         _parse_bound,
         None,
-        "Disk for chunks of segments on each machine, as stored: what is encrypted stays so. Off by"
-        " default; the plugin's `fetch.chunk.cache.size`.",
+        "Disk for chunks of segments on each machine, as stored: what is encrypted stays so, unless"
+        " `cachePlaintext`. Off by default; the plugin's `fetch.chunk.cache.size`.",
     ),
     Option(
         "chunkCacheTtlMs",
@@ -70,6 +70,13 @@ CACHE_OPTIONS: Final[tuple[Option, ...]] = (
         "600000",
         "They are dropped so long after the last access, −1 never; the plugin's"
         " `fetch.chunk.cache.retention.ms`.",
+    ),
+    Option(
+        "cachePlaintext",
+        parse_bool,
+        "false",
+        "`true` keeps chunks decrypted and decompressed, files of mode 0600: a second scan is"
+        " faster, but what was encrypted lies readable on this machine's disk.",
     ),
 )
 
@@ -80,7 +87,12 @@ def cache_settings(values: Mapping[str, Any], *, patience_seconds: float) -> Cac
     Args:
         values: Option name to value.
         patience_seconds: How long to wait for another task that fetches the same.
+
+    Raises:
+        InvalidOptionError: How chunks are kept is said, but not that they are.
     """
+    if values["cachePlaintext"] and values["chunkCacheBytes"] is None:
+        raise InvalidOptionError("option cachePlaintext needs option chunkCacheBytes")
     if not values["cache"]:
         return NO_CACHE
     return CacheSettings(
@@ -90,6 +102,7 @@ def cache_settings(values: Mapping[str, Any], *, patience_seconds: float) -> Cac
         else _limits(values["chunkCacheBytes"], values["chunkCacheTtlMs"]),
         folder=values["cacheDir"],
         patience_seconds=patience_seconds,
+        plaintext=values["cachePlaintext"],
     )
 
 

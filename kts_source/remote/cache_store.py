@@ -4,7 +4,8 @@ Two caches, as the broker and the storage plugin have them: one for what describ
 files, what layouts read; see `cache_packs` for manifests), always; one for chunks of segments, by
 option. An entry is named by the object's URI, its version and the byte range; what has no version
 is not kept, and listings and look-ups never are. Bytes are kept as the store gave them: encrypted
-segments stay encrypted, keys are never kept.
+segments stay encrypted, keys are never kept. Only if the settings ask for it are chunks kept as the
+broker wrote them, decrypted and decompressed, so that a second scan does neither.
 
 Concurrent tasks of a machine fetch a range once: who comes second waits for the first, for at most
 the read time-out, then fetches itself.
@@ -18,19 +19,22 @@ import os
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kts_source.remote.cache import CacheCounters, CacheLimits, DiskCache
 from kts_source.remote.storage_options import READ_TIMEOUT_SECONDS
 from kts_source.remote.store import pinning
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from kts_source.remote.counters import StoreCounters
     from kts_source.remote.segment import SegmentObjects
     from kts_source.remote.store import ObjectInfo, RangeStore
     from kts_source.secret import Secret
+    from segment_format.manifest.chunk_index import Chunk
+
+    Restore = Callable[[Chunk, memoryview], bytes | memoryview]
 
 log = logging.getLogger(__name__)
 
@@ -47,12 +51,14 @@ class CacheSettings:
         chunks: Bounds of the cache of chunks; `None` = none is kept.
         folder: Where; `None` = the user's cache folder.
         patience_seconds: How long to wait for another task that fetches the same.
+        plaintext: Whether chunks are kept decrypted and decompressed.
     """
 
     index: CacheLimits | None = None
     chunks: CacheLimits | None = None
     folder: str | None = None
     patience_seconds: float = READ_TIMEOUT_SECONDS
+    plaintext: bool = False
 
     @property
     def off(self) -> bool:
@@ -81,7 +87,8 @@ class CachedStore:
         chunk_cache = _opened(folder, "chunks", settings.chunks)
         self._ranges = _CachedRanges(store, self.index_cache, settings, scope)
         self._chunks = _CachedRanges(store, chunk_cache, settings, scope)
-        self.log_store = _LogStore(self, self._chunks)
+        restores = settings.plaintext and chunk_cache is not None
+        self.log_store = _LogStore(self, self._chunks, restores=restores)
 
     def __repr__(self) -> str:
         return f"CachedStore({self._store!r})"
@@ -128,7 +135,7 @@ class CachedStore:
 
     def get_range(self, key: str, start: int, stop: int, *, version: str | None = None) -> bytes:
         """See `RangeStore.get_range`; from the cache of side files."""
-        return self._ranges.get(key, [(start, stop)], version)
+        return self._ranges.get(key, [_Piece(start, stop)], version)
 
     def get_object(self, key: str, *, max_bytes: int, version: str | None = None) -> bytes:
         """See `RangeStore.get_object`; never cached."""
@@ -148,15 +155,21 @@ class _LogStore:
     find them.
     """
 
-    def __init__(self, whole: CachedStore, ranges: _CachedRanges) -> None:
+    def __init__(self, whole: CachedStore, ranges: _CachedRanges, *, restores: bool) -> None:
+        self.restores = restores
         self._whole = whole
         self._ranges = ranges
-        self._borders: dict[tuple[str, str | None], SegmentObjects] = {}
+        self._expected: dict[tuple[str, str | None], _Expected] = {}
 
-    def expect(self, objects: SegmentObjects) -> None:
-        """Tells where the chunks of an object that is going to be read begin and end."""
+    def expect(self, objects: SegmentObjects, restore: Restore) -> None:
+        """Tells where the chunks of an object that is going to be read begin and end.
+
+        Args:
+            objects: The segment.
+            restore: Decrypts and decompresses one of its chunks; called from any thread.
+        """
         if self._ranges.cache is not None:
-            self._borders[objects.log.key, objects.log.version] = objects
+            self._expected[objects.log.key, objects.log.version] = _Expected(objects, restore)
 
     @property
     def counters(self) -> StoreCounters:
@@ -176,8 +189,18 @@ class _LogStore:
         return self._whole.list_objects(prefix)
 
     def get_range(self, key: str, start: int, stop: int, *, version: str | None = None) -> bytes:
-        """See `RangeStore.get_range`; from the cache of chunks."""
-        return self._ranges.get(key, self._pieces(key, start, stop, version), version)
+        """See `RangeStore.get_range`; from the cache of chunks.
+
+        If `restores`, the range is one of the original segment, at borders of chunks, and an object
+        that is expected.
+        """
+        expected = self._expected.get((key, version))
+        if self.restores:
+            assert expected is not None
+            chunks = expected.objects.chunk_index.chunks(start, stop)
+            pieces = [_Piece(c.transformed_position, c.transformed_stop, c) for c in chunks]
+            return self._ranges.get(key, pieces, version, expected.restore)
+        return self._ranges.get(key, _pieces(expected, start, stop), version)
 
     def get_object(self, key: str, *, max_bytes: int, version: str | None = None) -> bytes:
         """See `RangeStore.get_object`."""
@@ -191,20 +214,33 @@ class _LogStore:
         """See `RangeStore.close`."""
         self._whole.close()
 
-    def _pieces(
-        self, key: str, start: int, stop: int, version: str | None
-    ) -> Sequence[tuple[int, int]]:
-        objects = self._borders.get((key, version))
-        if objects is None:
-            return [(start, stop)]
-        pieces = []
-        position = start
-        while position < stop:
-            chunk = objects.chunk_index.chunk_at_transformed(position)
-            end = stop if chunk is None else min(max(chunk.transformed_stop, position + 1), stop)
-            pieces.append((position, end))
-            position = end
-        return pieces
+
+class _Piece(NamedTuple):
+    """Stored bytes [start, stop), and the chunk they are where it is to be restored."""
+
+    start: int
+    stop: int
+    chunk: Chunk | None = None
+
+
+class _Expected(NamedTuple):
+    """A segment that is going to be read."""
+
+    objects: SegmentObjects
+    restore: Restore
+
+
+def _pieces(expected: _Expected | None, start: int, stop: int) -> list[_Piece]:
+    if expected is None:
+        return [_Piece(start, stop)]
+    pieces = []
+    position = start
+    while position < stop:
+        chunk = expected.objects.chunk_index.chunk_at_transformed(position)
+        end = stop if chunk is None else min(max(chunk.transformed_stop, position + 1), stop)
+        pieces.append(_Piece(position, end))
+        position = end
+    return pieces
 
 
 class _CachedRanges:
@@ -220,14 +256,24 @@ class _CachedRanges:
         self._patience_seconds = settings.patience_seconds
         self._scope = scope
 
-    def get(self, key: str, pieces: Sequence[tuple[int, int]], version: str | None) -> bytes:
-        """The bytes of all pieces, which follow each other without a gap."""
-        start, stop = (pieces[0][0], pieces[-1][1]) if pieces else (0, 0)
+    def get(
+        self,
+        key: str,
+        pieces: Sequence[_Piece],
+        version: str | None,
+        restore: Restore | None = None,
+    ) -> bytes:
+        """The bytes of all pieces, which follow each other without a gap; restored ones if told how
+        to.
+        """
+        start, stop = (pieces[0].start, pieces[-1].stop) if pieces else (0, 0)
         if self.cache is None or version is None or start == stop:
-            return self._store.get_range(key, start, stop, version=version)
-        object_name = f"{self._scope}\n{self._store.uri(key)}\n{version}\n"
+            data = self._store.get_range(key, start, stop, version=version)
+            return data if restore is None else b"".join(_parts(data, pieces, restore))
+        form = "" if restore is None else "restored "
+        object_name = f"{self._scope}\n{self._store.uri(key)}\n{version}\n{form}"
         found: list[bytes | None] = []
-        names = [f"{object_name}{low}-{high}" for low, high in pieces]
+        names = [f"{object_name}{piece.start}-{piece.stop}" for piece in pieces]
         for name in names:
             found.append(self.cache.get(name))  # noqa: PERF401  # counts, so not a comprehension
         at = 0
@@ -238,7 +284,7 @@ class _CachedRanges:
             end = at
             while end < len(pieces) and found[end] is None:
                 end += 1
-            self._fetch(self.cache, key, version, pieces, names, found, at, end)
+            self._fetch(self.cache, key, version, pieces, names, found, (at, end), restore)
         whole = [part for part in found if part is not None]
         return whole[0] if len(whole) == 1 else b"".join(whole)
 
@@ -247,17 +293,18 @@ class _CachedRanges:
         cache: DiskCache,
         key: str,
         version: str,
-        pieces: Sequence[tuple[int, int]],
+        pieces: Sequence[_Piece],
         names: Sequence[str],
         found: list[bytes | None],
-        at: int,
-        end: int,
+        missing: tuple[int, int],
+        restore: Restore | None,
     ) -> None:
-        """Fills `found[at]`, and more up to `end`, from the store, or from who had it under way.
+        """Fills the missing part of `found` from the store, or from who had it under way.
 
         Requests that overlap nearly always begin or end at the same piece (neighbours of a cut,
         the same scan run twice), so holding the first and the last is enough.
         """
+        at, end = missing
         with cache.flight((names[at], names[end - 1]), patience_seconds=self._patience_seconds):
             for number in range(at, end):
                 found[number] = cache.peek(names[number])
@@ -267,13 +314,21 @@ class _CachedRanges:
                 end -= 1
             if at == end:
                 return
-            start, stop = pieces[at][0], pieces[end - 1][1]
-            data = self._store.get_range(key, start, stop, version=version)
-            for number in range(at, end):
-                low, high = pieces[number]
-                part = data if (low, high) == (start, stop) else data[low - start : high - start]
+            span = pieces[at:end]
+            data = self._store.get_range(key, span[0].start, span[-1].stop, version=version)
+            for number, part in enumerate(_parts(data, span, restore), at):
                 found[number] = part
                 cache.put(names[number], part)
+
+
+def _parts(data: bytes, pieces: Sequence[_Piece], restore: Restore | None) -> Iterator[bytes]:
+    """The bytes of each piece, given those of all."""
+    base = pieces[0].start
+    for start, stop, chunk in pieces:
+        if restore is not None and chunk is not None:
+            yield bytes(restore(chunk, memoryview(data)[start - base : stop - base]))
+        else:
+            yield data if len(pieces) == 1 else data[start - base : stop - base]
 
 
 def open_cached(

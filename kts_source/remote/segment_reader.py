@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from kts_source.errors import CorruptSegmentError, ObjectNotFoundError, TieredKafkaError
@@ -15,7 +16,7 @@ from kts_source.remote.fetch import fetch_ranges
 from kts_source.remote.stopwatch import Stopwatch
 from segment_format.errors import ChunkError, DecryptionError, SegmentFormatError
 from segment_format.manifest.segment_manifest import IndexRange
-from segment_format.manifest.transform import restore_chunk, restore_index
+from segment_format.manifest.transform import RestoreTimes, restore_chunk, restore_index
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator
@@ -165,22 +166,28 @@ class SegmentReader:
             ObjectChangedError: A segment's object is not the version that was planned.
         """
         under_way: deque[tuple[S, tuple[Chunk, ...]]] = deque()
+        log_store = self.store.log_store if isinstance(self.store, CachedStore) else None
+        restored = log_store is not None and log_store.restores
 
         def requests() -> Iterator[tuple[str, str | None, ByteRange]]:
             first = read_ahead.prefetch_bytes > 0
             for span in spans:
                 objects = span.objects
-                if isinstance(self.store, CachedStore):
-                    self.store.log_store.expect(objects)
+                if log_store is not None:
+                    log_store.expect(objects, partial(self._restore, objects))
                 chunks = objects.chunk_index.chunks(span.start, span.stop)
                 for group in request_groups(chunks, first):
                     first = False
                     under_way.append((span, group))
-                    covered = ByteRange(group[0].transformed_position, group[-1].transformed_stop)
+                    low, high = group[0], group[-1]
+                    if restored:
+                        covered = ByteRange(low.original_position, high.original_stop)
+                    else:
+                        covered = ByteRange(low.transformed_position, high.transformed_stop)
                     yield objects.log.key, objects.log.version, covered
 
         with fetch_ranges(
-            self.store.log_store if isinstance(self.store, CachedStore) else self.store,
+            log_store or self.store,
             requests(),
             max_concurrent_requests=read_ahead.max_concurrent_requests,
             prefetch_bytes=read_ahead.prefetch_bytes,
@@ -194,7 +201,8 @@ class SegmentReader:
                     if answer is None:
                         return
                     span, group = under_way[0]
-                    for window in self._original(span, group, memoryview(answer.data)):
+                    data = memoryview(answer.data)
+                    for window in self._original(span, group, data, restored=restored):
                         yield span, window
                     under_way.popleft()
             except TieredKafkaError as error:
@@ -213,19 +221,22 @@ class SegmentReader:
         )
 
     def _original(
-        self, span: SegmentSpan, group: tuple[Chunk, ...], data: memoryview
+        self, span: SegmentSpan, group: tuple[Chunk, ...], data: memoryview, *, restored: bool
     ) -> Iterator[memoryview]:
-        data_key = self._data_key(span.objects)
-        base = group[0].transformed_position
         for chunk in group:
-            stored = data[chunk.transformed_position - base : chunk.transformed_stop - base]
-            window = self._restore(span.objects, chunk, stored, data_key)
+            if restored:
+                base = group[0].original_position
+                window = data[chunk.original_position - base : chunk.original_stop - base]
+            else:
+                base = group[0].transformed_position
+                stored = data[chunk.transformed_position - base : chunk.transformed_stop - base]
+                window = self._restore(span.objects, chunk, stored)
             low = max(span.start - chunk.original_position, 0)
             yield window[low : span.stop - chunk.original_position]
 
-    def _restore(
-        self, objects: SegmentObjects, chunk: Chunk, stored: memoryview, data_key: bytes | None
-    ) -> memoryview:
+    def _restore(self, objects: SegmentObjects, chunk: Chunk, stored: memoryview) -> memoryview:
+        data_key = self._data_key(objects)
+        times = RestoreTimes()
         try:
             return memoryview(
                 restore_chunk(
@@ -234,7 +245,7 @@ class SegmentReader:
                     compression=objects.compression,
                     data_key=data_key,
                     aad=_aad(objects),
-                    times=self.stopwatch.restore,
+                    times=times,
                 )
             )
         except ChunkError as error:
@@ -243,6 +254,8 @@ class SegmentReader:
                 uri=self.store.uri(objects.log.key),
                 position=chunk.transformed_position,
             ) from error
+        finally:
+            self.stopwatch.restored(times)
 
     def _data_key(self, objects: SegmentObjects) -> bytes | None:
         if objects.encryption is None:

@@ -38,6 +38,12 @@ class Stopwatch:
         with self._lock:
             self.fetch += seconds
 
+    def restored(self, times: RestoreTimes) -> None:
+        """Adds a chunk; from any thread."""
+        with self._lock:
+            self.restore.decrypt += times.decrypt
+            self.restore.decompress += times.decompress
+
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Adds the time of the block to `wait`."""

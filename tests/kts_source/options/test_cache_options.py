@@ -30,6 +30,13 @@ def test_bounds() -> None:
     assert settings(cacheDir="/some/where").folder == "/some/where"
 
 
+def test_plaintext_is_kept_only_if_asked_for_and_where_chunks_are() -> None:
+    assert not settings(chunkCacheBytes="1g").plaintext
+    assert settings(chunkCacheBytes="1g", cachePlaintext="true").plaintext
+    with pytest.raises(InvalidOptionError, match="cachePlaintext needs option chunkCacheBytes"):
+        settings(cachePlaintext="true")
+
+
 def test_a_waiter_is_as_patient_as_a_read() -> None:
     assert settings(fetchReadTimeoutMs="700").patience_seconds == 0.7
 

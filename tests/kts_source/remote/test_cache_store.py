@@ -228,9 +228,12 @@ class CountingStore(LocalStore):
         return super().get_range(key, start, stop, version=version)
 
 
-def golden(tmp_path: Path, *, chunks: bool = True) -> CachedStore:
+def golden(tmp_path: Path, *, chunks: bool = True, plaintext: bool = False) -> CachedStore:
     settings = CacheSettings(
-        index=KEEP, chunks=KEEP if chunks else None, folder=str(tmp_path / "cache")
+        index=KEEP,
+        chunks=KEEP if chunks else None,
+        folder=str(tmp_path / "cache"),
+        plaintext=plaintext,
     )
     return CachedStore(CountingStore(TIER), settings)
 
@@ -275,6 +278,13 @@ def test_without_a_chunk_cache_only_data_is_read_again(tmp_path: Path) -> None:
     assert not list((tmp_path / "cache").glob("*/chunks/*"))
 
 
+def encrypted_values(table: pa.Table) -> list[bytes]:
+    """Values of uncompressed batches as they stand in the segment."""
+    values = [value for value in table["value"].to_pylist() if value and len(value) > 20]
+    assert values
+    return values
+
+
 def test_encrypted_data_stays_encrypted(tmp_path: Path) -> None:
     options = tier_options("encrypted", includeHeaders="true")
     store = golden(tmp_path)
@@ -284,9 +294,59 @@ def test_encrypted_data_stays_encrypted(tmp_path: Path) -> None:
     assert kept
     for entry in kept:
         assert entry[-64:] in stored
-    values = [value for value in table["value"].to_pylist() if value and len(value) > 20]
-    assert values
-    assert not any(value in entry for value in values[:500] for entry in kept)
+    everything = b"".join(
+        path.read_bytes() for path in (tmp_path / "cache").rglob("*") if path.is_file()
+    )
+    assert not any(value in everything for value in encrypted_values(table))
+
+
+@pytest.mark.parametrize("topic", ["codecs", "encrypted"])
+def test_plaintext_is_kept_if_asked_for(
+    topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = tier_options(topic, includeHeaders="true", targetPartitionBytes="100k")
+    expected = rows(expected_table(topic, "read_committed"))
+    plan = plan_scan(parse_options(options))
+    store = golden(tmp_path, plaintext=True)
+    table = run(plan, options, store)
+    assert rows(table).equals(expected.cast(table.schema))
+    entries = list((tmp_path / "cache").glob("*/chunks/*.entry"))
+    assert {stat.S_IMODE(path.stat().st_mode) for path in entries} == {0o600}
+    if topic == "encrypted":
+        kept = b"".join(path.read_bytes() for path in entries)
+        assert any(value in kept for value in encrypted_values(table))
+
+    def refused(*_arguments: object, **_named: object) -> bytes:
+        raise AssertionError("a chunk was restored a second time")
+
+    monkeypatch.setattr("kts_source.remote.segment_reader.restore_chunk", refused)
+    again = golden(tmp_path, plaintext=True)
+    assert rows(run(plan, options, again)).equals(expected.cast(table.schema))
+    assert log_reads(again) == 0
+    assert again.counters.bytes == 0
+    # Cut elsewhere, and with the bytes as stored asked for, which the cache does not have.
+    recut = tier_options(topic, includeHeaders="true", targetPartitionBytes="30k")
+    third = golden(tmp_path, plaintext=True)
+    assert rows(run(plan_scan(parse_options(recut)), recut, third)).equals(
+        expected.cast(table.schema)
+    )
+    assert log_reads(third) == 0
+    monkeypatch.undo()
+    fourth = golden(tmp_path)
+    assert rows(run(plan, options, fourth)).equals(expected.cast(table.schema))
+    assert log_reads(fourth) > 0
+
+
+def test_a_damaged_plaintext_entry_is_fetched_again(tmp_path: Path) -> None:
+    options = tier_options("encrypted", includeHeaders="true")
+    plan = plan_scan(parse_options(options))
+    whole = run(plan, options, golden(tmp_path, plaintext=True))
+    for path in (tmp_path / "cache").glob("*/chunks/*.entry"):
+        data = path.read_bytes()
+        path.write_bytes(data[:-9] + bytes([data[-9] ^ 1]) + data[-8:])
+    store = golden(tmp_path, plaintext=True)
+    assert run(plan, options, store).equals(whole)
+    assert log_reads(store) > 0
 
 
 def test_a_replaced_object_is_not_answered_from_the_cache(tmp_path: Path) -> None:
