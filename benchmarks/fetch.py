@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from benchmarks.fetch_s3 import s3_rows
 from benchmarks.report import Row, at_least, at_most, best_seconds
 from benchmarks.tiers import Tier, TierShape, make_tier
 from kts_source.options import parse_options
@@ -52,6 +53,7 @@ def run(*, quick: bool) -> list[Row]:
     tier = make_tier(TierShape(100, log_bytes, partitions=1))
     return [
         *_latency(tier, repeats=2 if quick else 4),
+        *_from_s3(tier, repeats=2 if quick else 4),
         *_economy(tier),
         _limit(tier),
         *_memory(log_bytes),
@@ -109,6 +111,14 @@ def _latency(tier: Tier, repeats: int) -> list[Row]:
         Row("fetch, 60 ms first byte, 90 MB/s a connection", speed, "MB/s"),
         at_least("fetch, share of the speed of local files", ratio, "×", 0.85),
     ]
+
+
+def _from_s3(tier: Tier, repeats: int) -> list[Row]:
+    def read(store: RangeStore) -> None:
+        plan = plan_scan(parse_options({**tier.options, "targetPartitionBytes": "4g"}), store=store)
+        assert _read(plan, store, tier, slow_start=False) == tier.records
+
+    return s3_rows(tier, read, repeats=repeats, pace=(FIRST_BYTE_SECONDS, BYTES_PER_SECOND))
 
 
 def _economy(tier: Tier) -> list[Row]:

@@ -1,0 +1,165 @@
+"""One S3 server at two distances: the same proxy in front of it with and without 60 ms, 90 MB/s."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from benchmarks.processes import processor_time
+from benchmarks.report import Row, at_least
+from kts_source.options import parse_options
+from kts_source.remote.tier import open_tier
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from benchmarks.tiers import Tier
+    from kts_source.remote.store import RangeStore
+
+_KEY: Final = "benchmark-key"
+_SECRET: Final = "benchmark-secret-0123456789"
+_BUILT: Final = Path(__file__).resolve().parents[1] / "build" / "go" / "versitygw"
+
+
+def s3_rows(
+    tier: Tier, read: Callable[[RangeStore], object], *, repeats: int, pace: tuple[float, float]
+) -> list[Row]:
+    """A full scan from versitygw, a real S3 server; no row where it is not installed.
+
+    Args:
+        tier: What is read.
+        read: Reads all of it from a store.
+        repeats: Rounds, after one that warms up.
+        pace: Seconds to the first byte, bytes a second of one connection.
+    """
+    program = shutil.which("versitygw") or (str(_BUILT) if _BUILT.exists() else None)
+    if program is None:
+        return []
+    runs: dict[str, list[tuple[float, float, float]]] = {"near": [], "far": []}
+    with (
+        _gateway(program, tier) as (port, pid),
+        _proxy(port, (0.0, 0.0)) as near,
+        _proxy(port, pace) as far,
+    ):
+        ports = {"near": near, "far": far}
+        for number in range(repeats + 1):
+            for name in runs:
+                store = open_tier(parse_options(_options(tier, ports[name])))
+                server = processor_time(pid).total
+                began, own = time.perf_counter(), time.process_time()
+                read(store)
+                found = (
+                    time.perf_counter() - began,
+                    time.process_time() - own,
+                    processor_time(pid).total - server,
+                )
+                store.close()
+                if number:
+                    runs[name].append(found)
+    ratio = statistics.median(a[0] / b[0] for a, b in zip(runs["near"], runs["far"], strict=True))
+    client, server = (statistics.median(run[at] for run in runs["far"]) for at in (1, 2))
+    gigabytes = tier.stored_bytes / 1e9
+    return [
+        at_least(
+            "fetch from S3 with 60 ms and 90 MB/s, share of the same server with neither",
+            ratio,
+            "×",
+            0.95,
+        ).noted("versitygw; both through the same proxy"),
+        Row("fetch from S3, speed", tier.stored_bytes / _wall(runs["far"]) / 1e6, "MB/s"),
+        Row("fetch from S3, processor time of the client", client / gigabytes, "s/GB").noted(
+            "decoding included"
+        ),
+        Row("fetch from S3, processor time of the server", server / gigabytes, "s/GB"),
+    ]
+
+
+def _wall(runs: list[tuple[float, float, float]]) -> float:
+    return statistics.median(run[0] for run in runs)
+
+
+def _options(tier: Tier, port: int) -> dict[str, str]:
+    return {
+        **tier.options,
+        "path": "s3://bench",
+        "cache": "false",
+        "s3.endpoint": f"http://127.0.0.1:{port}",
+        "s3.access-key-id": _KEY,
+        "s3.secret-access-key": _SECRET,
+        "s3.region": "us-east-1",
+        "s3.path-style-access": "true",
+    }
+
+
+@contextlib.contextmanager
+def _gateway(program: str, tier: Tier) -> Iterator[tuple[int, int]]:
+    """The port and the process id of a server that holds the tier."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    with tempfile.TemporaryDirectory() as root:
+        (Path(root) / "bench").mkdir()
+        process = subprocess.Popen(
+            [program, "--quiet", "--port", f"127.0.0.1:{port}", "posix", root],
+            env={**os.environ, "ROOT_ACCESS_KEY": _KEY, "ROOT_SECRET_KEY": _SECRET},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            for _ in range(100):
+                with socket.socket() as probe:
+                    if probe.connect_ex(("127.0.0.1", port)) == 0:
+                        break
+                time.sleep(0.1)
+            _upload(port, tier)
+            yield port, process.pid
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+def _upload(port: int, tier: Tier) -> None:
+    import botocore.config
+    import botocore.session
+
+    client = botocore.session.get_session().create_client(
+        "s3",
+        endpoint_url=f"http://127.0.0.1:{port}",
+        aws_access_key_id=_KEY,
+        aws_secret_access_key=_SECRET,
+        region_name="us-east-1",
+        config=botocore.config.Config(s3={"addressing_style": "path"}),
+    )
+    for path in tier.path.glob("*/*/*"):
+        with path.open("rb") as body:
+            key = path.relative_to(tier.path).as_posix()
+            client.put_object(Bucket="bench", Key=key, Body=body)
+    client.close()
+
+
+@contextlib.contextmanager
+def _proxy(port: int, pace: tuple[float, float]) -> Iterator[int]:
+    numbers = [f"{number:g}" for number in pace]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.paced_proxy", "127.0.0.1", str(port), *numbers],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        yield int(process.stdout.readline())
+    finally:
+        process.stdin.close()
+        process.wait(30)
+        process.stdout.close()
