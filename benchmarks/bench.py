@@ -90,7 +90,7 @@ class Bench:
     @property
     def repeats(self) -> int:
         """Rounds that count, after one that warms up."""
-        return 2 if self.quick else 5
+        return 1 if self.quick else 5
 
     def session(self, name: str) -> Session:
         """The session of that name, started at its first use.

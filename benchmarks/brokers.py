@@ -113,7 +113,7 @@ def _query(source: str, options: dict[str, str], changes: dict[str, object]) -> 
 @contextlib.contextmanager
 def filled_broker(folder: Path, *, quick: bool) -> Iterator[FilledBroker]:
     """Starts a broker, fills it, waits until the tier has what it is to have."""
-    counts = {100: 1_000_000, 1000: 200_000} if quick else {100: 8_000_000, 1000: 1_500_000}
+    counts = {100: 600_000, 1000: 120_000} if quick else {100: 6_000_000, 1000: 1_200_000}
     names = {100: "small", 1000: "large"}
     segment = str((16 if quick else 64) << 20)
     settings = {**_SETTINGS, "internal_segment_bytes": segment}

@@ -105,7 +105,7 @@ def _compare(bench: Bench, workloads: Mapping[str, Workload], value_bytes: int) 
     }
     found = bench.in_turns(
         {"ceiling": Contestant(NEWEST_SPARK, bound), **contestants},
-        repeats=1 if bench.quick else 5,
+        repeats=1 if bench.quick else 4,
     )
     words = f"{value_bytes} B"
     rows = [Row(f"transport ceiling, {words}", _speed(found["ceiling"], bound_rows), "M records/s")]

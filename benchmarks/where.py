@@ -32,7 +32,7 @@ def run(bench: Bench) -> list[Row]:
         ),
     ]
     try:
-        rows += _against_kafka(bench, speed)
+        rows += _against_kafka(bench, speed, repeats)
     except SkippedError as skipped:
         bench.report.skipped["WHERE on Spark's Kafka source"] = str(skipped)
     return rows + _columns(bench)
@@ -48,7 +48,7 @@ def _ours(tier: Tier) -> Query:
     return Query("tiered-kafka", options, sink="rows")
 
 
-def _against_kafka(bench: Bench, speed: float) -> list[Row]:
+def _against_kafka(bench: Bench, speed: float, repeats: int) -> list[Row]:
     """Per record scanned: the Kafka source's topic is smaller, and its speed does not depend on
     that.
     """
@@ -58,7 +58,7 @@ def _against_kafka(bench: Bench, speed: float) -> list[Row]:
     topic = broker.topics["small"]
     number = int.from_bytes(some_key(topic), "big")
     query = broker.through_broker("small", where=f"key = {_literal(number)}", sink="rows")
-    timings = bench.in_turns({"kafka": Contestant(SPARK_4_0, query)}, repeats=2)["kafka"]
+    timings = bench.in_turns({"kafka": Contestant(SPARK_4_0, query)}, repeats=repeats)["kafka"]
     if timings.runs[0].rows != PARTITIONS:
         raise AssertionError(f"{timings.runs[0].rows} rows have the key")
     theirs = topic.records / timings.seconds
