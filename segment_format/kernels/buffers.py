@@ -33,6 +33,8 @@ _MAX_SETS: Final = 4
 _MAX_IDLE_POOLS: Final = 2
 _ALIGNMENT: Final = 64
 
+_NOTHING_FILLED: Final = np.zeros(_STOP_FILL - _FIRST_FILL, np.int64).data
+
 _FIRST_ROOM: Final = {
     c.KEY_BYTES: 64 << 10,
     c.VALUE_BYTES: 512 << 10,
@@ -88,6 +90,9 @@ class ColumnBuffers:
         self._columns = [COLUMNS[name] for name in columns]
         self._struct = pa.struct([(name, COLUMNS[name].type) for name in columns])
         self._slots = np.zeros(_STOP_COLUMN - _FIRST_COLUMN, np.int64)
+        self._view = self._slots.data
+        self.is_oversized = False
+        """Whether a single record made some array larger than batches need."""
         self._starts: dict[int, int] = {}
         size = 0
         for column in self._columns:
@@ -115,7 +120,11 @@ class ColumnBuffers:
 
     def _own_bytes(self, slot: int, room_slot: int, room: int) -> None:
         self._own(slot, np.empty(room + c.COPY_SLACK, np.uint8))
-        self._slots[room_slot - _FIRST_COLUMN] = room
+        self._set_room(room_slot, room)
+
+    def _set_room(self, slot: int, room: int) -> None:
+        self._slots[slot - _FIRST_COLUMN] = room
+        self.is_oversized |= room > self._max_bytes
 
     def _own_headers(self, room: int) -> None:
         for slot in (c.HEADER_KEY_ENDS, c.HEADER_VALUE_ENDS):
@@ -123,23 +132,22 @@ class ColumnBuffers:
             ends[0] = 0
             self._own(slot, ends)
         self._own(c.HEADER_VALUE_VALID, np.full((room + 7) // 8, 0xFF, np.uint8))
-        self._slots[c.HEADER_ROOM - _FIRST_COLUMN] = room
+        self._set_room(c.HEADER_ROOM, room)
 
     def is_free(self) -> bool:
         """Whether no batch shares the arrays any more."""
         count = sys.getrefcount
-        return count(self._arena) == _UNSHARED_ATTRIBUTE and all(
-            count(array) == _UNSHARED_ITEM for array in self._arrays.values()
-        )
+        if count(self._arena) != _UNSHARED_ATTRIBUTE:
+            return False
+        for array in self._arrays.values():  # noqa: SIM110 - a generator would count as well
+            if count(array) != _UNSHARED_ITEM:
+                return False
+        return True
 
-    def is_oversized(self) -> bool:
-        """Whether a single record made some array larger than batches need."""
-        return int(self._slots[c.KEY_ROOM - _FIRST_COLUMN :].max()) > self._max_bytes
-
-    def attach(self, frame: NDArray[np.int64]) -> None:
-        """Make these the buffers of `frame`, empty."""
-        frame[_FIRST_COLUMN:_STOP_COLUMN] = self._slots
-        frame[_FIRST_FILL:_STOP_FILL] = 0
+    def attach(self, slots: memoryview) -> None:
+        """Make these the buffers of the frame with these slots, empty."""
+        slots[_FIRST_COLUMN:_STOP_COLUMN] = self._view
+        slots[_FIRST_FILL:_STOP_FILL] = _NOTHING_FILLED
 
     def grow(self, frame: NDArray[np.int64]) -> None:
         """Make room for the record that `frame` names, keeping what is filled."""
@@ -189,11 +197,11 @@ class BufferPool:
         for index, buffers in enumerate(self._sets):
             if buffers.is_free():
                 del self._sets[index]
-                if buffers.is_oversized():
+                if buffers.is_oversized:
                     break
                 self._sets.append(buffers)  # the longest unused comes first
                 return buffers
-        like = self._sets[-1] if self._sets and not self._sets[-1].is_oversized() else None
+        like = self._sets[-1] if self._sets and not self._sets[-1].is_oversized else None
         buffers = ColumnBuffers(columns, max_rows=max_rows, max_bytes=max_bytes, like=like)
         if len(self._sets) >= _MAX_SETS:
             del self._sets[0]

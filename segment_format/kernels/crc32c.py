@@ -1,5 +1,5 @@
-"""CRC-32C (Castagnoli) inside the kernels: the CPU's instruction where it has one, tables
-otherwise.
+"""CRC-32C (Castagnoli) inside the kernels: by vectors or the CPU's instruction where it has them,
+tables otherwise.
 
 One chain of CRC instructions waits for its own result at every step, so large inputs run three
 chains over neighbouring stretches and join them: appending n zero bytes to a message is a linear
@@ -16,6 +16,7 @@ from llvmlite import ir
 from numba.core import types
 
 from segment_format.kernels.compiled import helper, inlined, instruction, numba_config
+from segment_format.kernels.crc32c_folding import BLOCK, fold_blocks
 from segment_format.kernels.memory import load_u8, load_word, prefetch
 
 if TYPE_CHECKING:
@@ -64,23 +65,28 @@ _LONG_ZEROS = _zeros(LONG)
 _SHORT_ZEROS = _zeros(SHORT)
 
 
-def _instruction_set() -> str:
-    """Which CRC instruction the code generator may use: "x86", "arm" or "" for none."""
+def _enabled() -> set[str]:
+    """What the code generator may use of the CPU, each with a plus."""
     if numba_config.CPU_FEATURES is not None:
-        enabled = set(str(numba_config.CPU_FEATURES).split(","))
-    elif numba_config.CPU_NAME is not None:
-        enabled = set()
-    else:
-        enabled = {f"+{name}" for name, present in llvm.get_host_cpu_features().items() if present}
+        return set(str(numba_config.CPU_FEATURES).split(","))
+    if numba_config.CPU_NAME is not None:
+        return set()
+    return {f"+{name}" for name, present in llvm.get_host_cpu_features().items() if present}
+
+
+def _instruction_set() -> str:
+    """Which CRC instruction there is: "x86", "arm" or "" for none."""
     machine = llvm.get_process_triple()
-    if machine.startswith("x86_64") and {"+sse4.2", "+crc32"} & enabled:
+    if machine.startswith("x86_64") and {"+sse4.2", "+crc32"} & _enabled():
         return "x86"
-    if machine.startswith(("aarch64", "arm64")) and "+crc" in enabled:
+    if machine.startswith(("aarch64", "arm64")) and "+crc" in _enabled():
         return "arm"
     return ""
 
 
 INSTRUCTION_SET: Final = _instruction_set()
+HAS_FOLDING: Final = INSTRUCTION_SET == "x86" and {"+avx512f", "+vpclmulqdq"} <= _enabled()
+"""Whether the CPU multiplies 512-bit vectors (`segment_format.kernels.crc32c_folding`)."""
 
 
 @instruction
@@ -136,7 +142,8 @@ def _shift(tables: Value, crc: Value) -> Value:
 
 
 @helper
-def _by_instruction(address: Address, size: Value) -> Value:
+def by_instruction(address: Address, size: Value) -> Value:
+    """CRC-32C by the CPU's instruction, eight bytes a step in three chains."""
     crc = np.uint64(0xFFFFFFFF)
     at = address
     left = size
@@ -173,6 +180,11 @@ def _by_instruction(address: Address, size: Value) -> Value:
         crc = _shift(_SHORT_ZEROS, crc) ^ two
         at += np.uint64(2 * SHORT)
         left -= np.uint64(3 * SHORT)
+    return _last_bytes(crc, at, left) ^ np.uint64(0xFFFFFFFF)
+
+
+@helper
+def _last_bytes(crc: Value, at: Address, left: Value) -> Value:
     while left >= np.uint64(8):
         crc = _step_word(crc, load_word(at))
         at += np.uint64(8)
@@ -181,7 +193,18 @@ def _by_instruction(address: Address, size: Value) -> Value:
         crc = _step_byte(crc, load_u8(at))
         at += np.uint64(1)
         left -= np.uint64(1)
-    return crc ^ np.uint64(0xFFFFFFFF)
+    return crc
+
+
+@helper
+def by_folding(address: Address, size: Value) -> Value:
+    """CRC-32C by vectors, and by the instruction for what is left of 64 bytes."""
+    crc = np.uint64(0xFFFFFFFF)
+    stop = address + size
+    at = address + size // np.uint64(BLOCK) * np.uint64(BLOCK)
+    if at != address:
+        crc = fold_blocks(crc, address, at)
+    return _last_bytes(crc, at, stop - at) ^ np.uint64(0xFFFFFFFF)
 
 
 @helper
@@ -211,5 +234,5 @@ def by_tables(address: Address, size: Value) -> Value:
     return crc ^ np.uint64(0xFFFFFFFF)
 
 
-crc32c = _by_instruction if INSTRUCTION_SET else by_tables
+crc32c = by_folding if HAS_FOLDING else by_instruction if INSTRUCTION_SET else by_tables
 """`crc32c(address, size) -> uint64`, for the kernels."""

@@ -164,7 +164,7 @@ class RecordDecoder:
             frame[slot] = table.ctypes.data
         self._pool = borrow_pool(names, max_rows=max_rows, max_bytes=max_bytes)
         self._buffers = self._pool.acquire()
-        self._buffers.attach(frame)
+        self._buffers.attach(self._slots)
         self._scratch = _NO_BYTES
         self._tail = bytearray()
         self._origin = position
@@ -354,7 +354,7 @@ class RecordDecoder:
     def _hand_out(self) -> pa.RecordBatch:
         batch = self._buffers.to_batch(self._slots)
         self._buffers = self._pool.acquire()
-        self._buffers.attach(self._frame)
+        self._buffers.attach(self._slots)
         return batch
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from segment_format.kernels import contract as c
-from segment_format.kernels.compiled import helper
+from segment_format.kernels.compiled import helper, inlined
 from segment_format.kernels.decode_records import (
     MAX_MILLIS,
     MIN_BODY,
@@ -21,6 +21,7 @@ from segment_format.kernels.decode_records import (
     fill_per_batch,
 )
 from segment_format.kernels.memory import prefetch, store_i64
+from segment_format.kernels.record_start import WORD_SIZE, read_start
 from segment_format.kernels.varint import read_varint, read_varlong
 
 if TYPE_CHECKING:
@@ -28,6 +29,46 @@ if TYPE_CHECKING:
 
 _NOWHERE = np.uint64(0)
 _ONE = np.uint64(1)
+_WORD = np.uint64(WORD_SIZE)
+
+
+@inlined
+def _step_offsets(
+    at: Address,
+    records_stop: Address,
+    row: Value,
+    left: Value,
+    max_rows: Value,
+    offsets: Address,
+    base_offset: Value,
+    start_offset: Value,
+    stop_offset: Value,
+    ahead: Value,
+) -> Value:
+    """Offsets alone, as long as records are of the usual kind: `(at, row, left)` behind them.
+
+    The record that it stops before is left to the loop that knows all kinds.
+    """
+    last_word = records_stop - _WORD
+    last_left = left - min(left, max_rows - row)
+    span = np.uint64(max(stop_offset, start_offset) - start_offset)
+    shift = base_offset - start_offset
+    while left > last_left and at <= last_word:
+        prefetch(at + ahead)
+        prefetch(at + ahead + np.uint64(64))
+        size, body, offset_delta = read_start(at)
+        if (
+            body == _NOWHERE
+            or size < MIN_BODY
+            or size > np.int64(records_stop - body)
+            or np.uint64(shift + offset_delta) >= span
+        ):
+            break
+        store_i64(offsets + np.uint64(8 * row), base_offset + offset_delta)
+        row += 1
+        left -= 1
+        at = body + np.uint64(size)
+    return at, row, left
 
 
 @helper
@@ -55,6 +96,13 @@ def step_records(source: Address, frame: Frame) -> Value:
     ahead = np.uint64(min(frame[c.BATCH_SIZE], PREFETCH_DISTANCE))
 
     while left > 0:
+        if want_offset and not want_timestamp:
+            at, row, left = _step_offsets(
+                at, records_stop, row, left, max_rows, offsets, base_offset, start_offset,
+                stop_offset, ahead,
+            )  # fmt: skip
+            if left == 0:
+                break
         # The next batch comes in while this one is decoded: its CRC would wait for memory.
         prefetch(at + ahead)
         prefetch(at + ahead + np.uint64(64))

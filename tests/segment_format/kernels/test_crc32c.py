@@ -7,7 +7,16 @@ import numba
 import numpy as np
 import pytest
 
-from segment_format.kernels.crc32c import INSTRUCTION_SET, LONG, SHORT, by_tables, crc32c
+from segment_format.kernels.crc32c import (
+    HAS_FOLDING,
+    INSTRUCTION_SET,
+    LONG,
+    SHORT,
+    by_folding,
+    by_instruction,
+    by_tables,
+    crc32c,
+)
 from segment_format.kernels.memory import array_address
 
 if TYPE_CHECKING:
@@ -19,7 +28,15 @@ SIZES = [
     7,
     8,
     9,
+    63,
+    64,
     100,
+    128,
+    255,
+    256,
+    257,
+    256 + 64,
+    512 + 3 * 64 + 63,
     3 * SHORT - 1,
     3 * SHORT,
     3 * SHORT + 65,
@@ -38,9 +55,14 @@ def _callable(function: Any) -> Callable[..., int]:  # noqa: ANN401
     return result
 
 
-@pytest.fixture(scope="module", params=["in use", "tables"])
+@pytest.fixture(scope="module", params=["folding", "instruction", "tables"])
 def checksum(request: pytest.FixtureRequest) -> Callable[..., int]:
-    return _callable(crc32c if request.param == "in use" else by_tables)
+    if request.param == "folding" and not HAS_FOLDING:
+        pytest.skip("this CPU does not multiply 512-bit vectors without carry")
+    if request.param == "instruction" and not INSTRUCTION_SET:
+        pytest.skip("this CPU has no CRC instruction")
+    ways = {"folding": by_folding, "instruction": by_instruction, "tables": by_tables}
+    return _callable(ways[request.param])
 
 
 def test_check_value(checksum: Callable[..., int]) -> None:
@@ -55,10 +77,13 @@ def test_equals_the_library(checksum: Callable[..., int], size: int) -> None:
         assert checksum(part) == google_crc32c.value(part.tobytes())
 
 
-def test_the_instruction_is_used_where_there_is_one() -> None:
+def test_the_fastest_way_there_is_is_used() -> None:
     import llvmlite.binding as llvm
 
     features = llvm.get_host_cpu_features()
     has_one = features.get("sse4.2", False) or features.get("crc", False)
     assert bool(INSTRUCTION_SET) == has_one
-    assert (crc32c is by_tables) == (not has_one)
+    multiplies = features.get("avx512f", False) and features.get("vpclmulqdq", False)
+    assert multiplies == HAS_FOLDING
+    best = by_folding if multiplies else by_instruction if has_one else by_tables
+    assert crc32c is best
