@@ -9,12 +9,17 @@ A folder of mode 0700 with a file for each entry:
 written under another name and renamed, so a half-written entry is never seen under its own name,
 and a file that was cut or damaged does not pass its checksum: both are a miss. The file's
 modification time is the time of the last access. There is no daemon: an entry that has expired is
-dropped when it is opened, and a write sweeps the folder now and then; oldest access goes first.
+dropped when it is opened, and a write sweeps the folder now and then.
 
-Why not a library: `diskcache` keeps a SQLite database, which every read must write to for the
-order of eviction, and its locks outlive a holder that was killed; `cachetools` and `theine` live in
-memory and die with the worker, after a minute idle and after every LIMIT. What they would add,
-eviction by frequency, is worth little to scans that read everything once.
+What goes first is frequency-aware: entries that were never asked for again, oldest access first,
+then those that were (a segmented LRU), so that one scan of much data does not flush what is used
+all the time. That an entry was asked for again is said by the fraction of its modification time,
+exactly half a second, which a sweep sees without opening it; a file system with coarser times
+leaves plain LRU.
+
+Why not a library: `diskcache` has least-frequently-used, but in a SQLite database, which every read
+must write to then, with pickles for values and locks that outlive a holder that was killed;
+`cachetools` and `theine` live in memory and die with the worker, a minute idle or after a LIMIT.
 
 A failing disk is never an error of the scan: what cannot be stored is fetched again.
 """
@@ -32,7 +37,7 @@ import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import google_crc32c
 
@@ -52,6 +57,10 @@ _SWEEP_SECONDS: Final = 60.0
 _ABANDONED_SECONDS: Final = 3600.0
 _SWEEP_SHARE: Final = 32
 """A process sweeps after it wrote this part of the bound, and sweeps to twice as much below it."""
+_ASKED_AGAIN_NS: Final = 500_000_000
+_SECOND_NS: Final = 1_000_000_000
+_PROTECTED_SHARE: Final = 0.75
+"""Of the bound, for entries that were asked for again; the oldest beyond it are as all others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +198,7 @@ class DiskCache:
             yield
 
     def sweep(self) -> None:
-        """Drops what has expired, and the oldest beyond the bound; nothing if another process is at
+        """Drops what has expired, and what is beyond the bound; nothing if another process is at
         it.
         """
         try:
@@ -221,7 +230,8 @@ class DiskCache:
             log.warning("a damaged entry of the cache in %s was dropped", self._folder)
             self._drop(path)
         elif age > 1:
-            os.utime(descriptor)
+            accessed = int(time.time()) * _SECOND_NS + _ASKED_AGAIN_NS
+            os.utime(descriptor, ns=(accessed, accessed))
         return data
 
     def _expired(self, age_seconds: float) -> bool:
@@ -252,7 +262,7 @@ class DiskCache:
             self._unswept = 0
         (self._folder / _SWEEP).touch(mode=0o600)
         now = time.time()
-        kept: list[tuple[float, int, str]] = []
+        kept: list[_Kept] = []
         with os.scandir(self._folder) as entries:
             for entry in entries:
                 with contextlib.suppress(OSError):
@@ -262,22 +272,21 @@ class DiskCache:
                         if self._expired(age):
                             self._drop(entry.path)
                         else:
-                            kept.append((status.st_mtime, status.st_size, entry.path))
+                            kept.append(_Kept(status.st_mtime_ns, status.st_size, entry.path))
                     elif age > _ABANDONED_SECONDS:
                         self._drop_abandoned(entry)
         if self._limits.max_bytes is not None:
             self._make_room(kept, self._limits.max_bytes)
 
-    def _make_room(self, entries: list[tuple[float, int, str]], bound: int) -> None:
-        total = sum(size for _, size, _ in entries)
+    def _make_room(self, entries: list[_Kept], bound: int) -> None:
+        total = sum(entry.size for entry in entries)
         if total <= bound - bound // _SWEEP_SHARE:
             return
-        entries.sort()
-        for _, size, path in entries:
+        for entry in _dropping_order(entries, int(bound * _PROTECTED_SHARE)):
             if total <= bound - 2 * (bound // _SWEEP_SHARE):
                 break
-            self._drop(path)
-            total -= size
+            self._drop(entry.path)
+            total -= entry.size
 
     def _drop_abandoned(self, entry: os.DirEntry[str]) -> None:
         if entry.name.endswith(_TEMPORARY_SUFFIX):
@@ -304,6 +313,29 @@ class DiskCache:
         if not self._complained:
             self._complained = True
             log.warning("the cache in %s does not work: %s", self._folder, error.strerror)
+
+
+class _Kept(NamedTuple):
+    accessed_ns: int
+    size: int
+    path: str
+
+    @property
+    def asked_again(self) -> bool:
+        return self.accessed_ns % _SECOND_NS == _ASKED_AGAIN_NS
+
+
+def _dropping_order(entries: list[_Kept], protected_bytes: int) -> list[_Kept]:
+    """Oldest access first; last of all the newest of those that were asked for again."""
+    entries.sort()
+    protected: list[_Kept] = []
+    left = protected_bytes
+    for entry in reversed(entries):
+        if entry.asked_again and entry.size <= left:
+            left -= entry.size
+            protected.append(entry)
+    paths = {entry.path for entry in protected}
+    return [entry for entry in entries if entry.path not in paths] + protected[::-1]
 
 
 def make_private_folder(folder: Path) -> None:

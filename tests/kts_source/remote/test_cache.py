@@ -122,6 +122,45 @@ def test_the_least_recently_used_goes_first(tmp_path: Path) -> None:
     assert cache.get("too large for all") is None
 
 
+def pass_time(folder: Path, seconds: int = 5) -> None:
+    """Makes every entry older, and nothing else of it."""
+    for path in entries(folder):
+        then = path.stat().st_mtime_ns - seconds * 1_000_000_000
+        os.utime(path, ns=(then, then))
+
+
+def test_what_was_asked_for_again_outlives_a_scan_of_much(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path, CacheLimits(64 << 10, None))
+    often = [f"often {number}" for number in range(16)]
+    for name in often:
+        cache.put(name, bytes(1 << 10))
+    pass_time(tmp_path)
+    assert all(cache.get(name) is not None for name in often)
+    for number in range(500):
+        pass_time(tmp_path)
+        cache.put(f"once {number}", bytes(1 << 10))
+    assert sum(path.stat().st_size for path in entries(tmp_path)) <= 64 << 10
+    assert all(cache.peek(name) is not None for name in often)
+    assert cache.peek("once 499") is not None
+    assert cache.peek("once 400") is None
+
+
+def test_what_was_asked_for_again_long_ago_makes_room_in_the_end(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path, CacheLimits(64 << 10, None))
+    for number in range(200):
+        cache.put(f"{number}", bytes(1 << 10))
+        pass_time(tmp_path)
+        assert cache.get(f"{number}") is not None
+    cache.put("new", bytes(1 << 10))
+    assert cache.peek("0") is None
+    assert cache.peek("199") is not None
+    # A quarter is always there for what is new.
+    for number in range(14):
+        pass_time(tmp_path)
+        cache.put(f"new {number}", bytes(1 << 10))
+    assert all(cache.peek(f"new {number}") is not None for number in range(3, 14))
+
+
 def test_what_dead_writers_left_is_swept(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path, UNBOUNDED)
     young, old = tmp_path / "1.new", tmp_path / "2.new"
