@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from segment_format.isolation import AbortedIntervals
 from segment_format.record.checksum import crc32c
 from segment_format.record.framing import iter_entries
-from segment_format.testing import frame_batch, strategies
+from segment_format.testing import SimpleRecord, frame_batch, strategies, write_batch
 from tests.golden_data import LOCAL_TIER, TIER, VECTORS
 from tests.segment_format.kernels.yardstick import actual, expected, rows_of
 
@@ -163,6 +163,39 @@ def _txn(producer_id: int, first: int, last: int) -> Any:  # noqa: ANN401
     from segment_format.index.transaction_index import AbortedTxn
 
     return AbortedTxn(producer_id, first, last, last)
+
+
+@MANY
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 40) | st.integers(0, 9000),  # bytes of the value
+            st.sampled_from([0, 1, 63, 64, 127, 8191, 8192, 10**7, -1, -64, -65]),  # milliseconds
+            st.sampled_from([1, 1, 1, 2, 60, 64, 8192, 10**6]),  # from the last offset to this one
+        ),
+        max_size=120,
+    ),
+    st.integers(1, 40),
+    st.data(),
+)
+def test_offsets_alone(
+    shapes: list[tuple[int, int, int]], max_rows: int, data: st.DataObject
+) -> None:
+    offset = 100
+    records = []
+    for size, delta, step in shapes:
+        offset += step
+        records.append(SimpleRecord(bytes(size), timestamp=10**12 + delta, offset=offset))
+    stored = write_batch(records, base_offset=100) + write_batch(
+        [SimpleRecord(b"")] * 3, base_offset=offset + 1
+    )
+    start = data.draw(st.integers(90, offset + 5))
+    stop = data.draw(st.integers(90, offset + 5))
+    options: dict[str, Any] = {"start_offset": start, "stop_offset": stop}
+    rows = actual(stored, columns=("offset",), max_rows=max_rows, **options)
+    wanted = expected(stored, **options)
+    assert isinstance(wanted, list)
+    assert rows == [(row[2],) for row in wanted]
 
 
 @SLOW
