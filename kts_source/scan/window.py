@@ -6,11 +6,14 @@ some of the newest uploads (one of them has the lineage, and where the tier ends
 later upload began at or below (by a leader of another branch, perhaps), those that begin in the
 window, and earlier ones until its start is covered. That is exact because a segment serves the
 offsets that no later one holds (`lineage.cover`). Whatever does not look like the plain case (no
-upload times, a manifest that cannot be read, an epoch or an end above the newest's, a hole) makes
-it look at all of them.
+upload times, a manifest that cannot be read, an epoch or an end above the newest's, a branch that
+died, a hole) makes it look at all of them.
 
 Which uploads are newest is taken from the times in the listing. Where a tool copied the bucket and
-set them anew, the last by offset still counts, and so does every epoch that is met.
+set them anew, the last by offset still counts, and so does every epoch that is met. One case is out
+of reach: after two unclean elections the leader's branch may know only epochs below those that a
+dead branch left in the tier. Until the first segment of its own epoch is copied the tier does not
+tell which one lives, and a window far from the dead one may follow the other.
 """
 
 from __future__ import annotations
@@ -102,6 +105,7 @@ class PartitionView:
         self._side_files = side_files
         self._max_ahead_ms = max_ahead_ms
         self._bases = [entry.base_offset for entry in listed.entries]
+        self._uploads = [_uploaded_ms(entry) for entry in listed.entries] if in_part else []
         self._lineage: tuple[EpochEntry, ...] = ()
         self._complete = False
         self.is_empty = False
@@ -193,7 +197,7 @@ class PartitionView:
     def _frame(self) -> bool:
         """Finds where the log begins and ends from few segments; False where that is not safe."""
         entries = self._listed.entries
-        uploads = [_uploaded_ms(entry) for entry in entries]
+        uploads = self._uploads
         threshold = sorted(uploads)[-NEWEST_UPLOADS:][0]
         first = range(bisect_right(self._bases, self._bases[0]))
         numbers = {*first, *range(self._group_start(len(entries) - 1), len(entries))}
@@ -232,13 +236,16 @@ class PartitionView:
         return [span for span in spans if span is not None]
 
     def _is_plain(self, segment: RemoteSegment) -> bool:
-        """Whether nothing about a segment contradicts the lineage and the end found before."""
-        span = usable_range(segment, self._lineage)
-        begin = max(segment.start_offset, self._lineage[0].start_offset)
-        known = segment.leader_epochs and segment.leader_epochs[-1].epoch <= self._lineage[-1].epoch
-        return bool(known) and (
-            span is None or (span.start == begin and span.stop <= self.log.stop)
-        )
+        """Whether nothing about a segment contradicts the lineage and the end found before, and
+        all of it above the log start is of the lineage: where branches died, a newer one may too.
+        """
+        if not segment.leader_epochs or segment.leader_epochs[-1].epoch > self._lineage[-1].epoch:
+            return False
+        log_start = self._lineage[0].start_offset
+        if segment.stop_offset <= log_start:
+            return True
+        whole = SegmentRange(segment, max(segment.start_offset, log_start), segment.stop_offset)
+        return usable_range(segment, self._lineage) == whole and whole.stop <= self.log.stop
 
     def _group_start(self, number: int) -> int:
         """The first entry with the base offset of this one."""
@@ -248,16 +255,13 @@ class PartitionView:
         """Entries that may hold records dated at or after the timestamp, by their upload."""
         assert self._max_ahead_ms is not None
         bound = timestamp_ms - self._max_ahead_ms
-        return [
-            number
-            for number, entry in enumerate(self._listed.entries)
-            if _uploaded_ms(entry) >= bound
-        ]
+        return [number for number, upload in enumerate(self._uploads) if upload >= bound]
 
 
 def _overtaken(bases: Sequence[int], uploads: Sequence[int]) -> set[int]:
-    """Entries after which something was uploaded that begins no later: by a leader of another
-    branch, who may not know of a higher epoch that is on theirs, or by one who tried again.
+    """Entries that share their base, or after which something was uploaded that begins lower: by a
+    leader of another branch, who may not know of a higher epoch that is on theirs, or by one who
+    tried again.
     """
     found = set()
     lowest = MAX_OFFSET
@@ -265,7 +269,8 @@ def _overtaken(bases: Sequence[int], uploads: Sequence[int]) -> set[int]:
         if bases[number] >= lowest:
             found.add(number)
         lowest = min(lowest, bases[number])
-    return found
+    twins = {number for number, base in enumerate(bases[1:]) if base == bases[number]}
+    return found | twins | {number + 1 for number in twins}
 
 
 def _uploaded_ms(entry: SegmentEntry) -> int:
@@ -275,5 +280,6 @@ def _uploaded_ms(entry: SegmentEntry) -> int:
         written = info.last_modified_ms
         if written is None:
             return -1
-        latest = max(latest, written)
+        if written > latest:
+            latest = written
     return latest

@@ -36,6 +36,8 @@ class PartitionTruth:
         log_start: First offset that a reader must return.
         stop: One past the last one.
         missing: Offsets of [log_start, stop) that no complete upload holds.
+        is_outlived: Whether copies of lower epochs came after the newest: two unclean elections,
+            and none of the new leader's own epoch copied yet.
     """
 
     number: int
@@ -44,6 +46,7 @@ class PartitionTruth:
     log_start: int
     stop: int
     missing: tuple[Range, ...]
+    is_outlived: bool
 
     @property
     def last_stable_offset(self) -> int:
@@ -117,7 +120,19 @@ def _truth(number: int, copies: Sequence[Upload], interval: int) -> PartitionTru
     lacking = [offset for offset in range(log_start, newest.stop) if offset not in held]
     log = build(newest.log, interval).build()
     dates = tuple(entry.date(at) for entry in newest.log for at in range(entry.base, entry.stop))
-    return PartitionTruth(number, log, dates, log_start, newest.stop, _ranges(lacking))
+    return PartitionTruth(
+        number,
+        log,
+        dates,
+        log_start,
+        newest.stop,
+        _ranges(lacking),
+        is_outlived=any(
+            copy.last_epoch < newest.last_epoch
+            and copy.event_timestamp_ms > newest.event_timestamp_ms
+            for copy in copies
+        ),
+    )
 
 
 def _ranges(offsets: Sequence[int]) -> tuple[Range, ...]:
