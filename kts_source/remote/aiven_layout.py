@@ -35,6 +35,7 @@ _LOG: Final = "log"
 _INDEXES: Final = "indexes"
 _MANIFEST: Final = "rsm-manifest"
 _SUFFIXES: Final = (_LOG, _INDEXES, _MANIFEST)
+_IN_ORDER: Final = tuple(sorted(_SUFFIXES))
 _ENDINGS: Final = tuple(f".{suffix}" for suffix in _SUFFIXES)
 _STEM_LENGTH: Final = 43
 _USUAL_NAME: Final = re.compile(
@@ -110,7 +111,7 @@ class AivenLayout:
                     base,
                     id_text,
                     objects[_MANIFEST].key,
-                    tuple(sorted(objects.items())),
+                    tuple([(suffix, objects[suffix]) for suffix in _IN_ORDER]),
                 )
             )
         return PartitionListing(tuple(segments), tuple(orphans))

@@ -17,6 +17,7 @@ from __future__ import annotations
 import base64
 import json
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from kts_source.remote.segment import (
@@ -33,7 +34,7 @@ from segment_format.manifest.chunk_index import FixedChunkIndex, VariableChunkIn
 from segment_format.manifest.encryption import WrappedDataKey
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from kts_source.remote.cache import DiskCache
     from kts_source.remote.layout import SegmentEntry
@@ -152,13 +153,48 @@ def _chunk_facts(index: ChunkIndex) -> list[Any] | None:
     return None
 
 
+def _ref(entry: SegmentEntry, suffix: str) -> ObjectRef:
+    for name, info in entry.objects:
+        if name == suffix:
+            return ObjectRef(info.key, info.size, info.version, info.storage_class)
+    raise KeyError(suffix)
+
+
+class _PackedIndexes(Mapping[IndexType, StoredIndex]):
+    """The side files of a segment, made of a line's facts when they are asked for: a plan looks at
+    one or two of the five.
+
+    Raises:
+        LookupError: The facts name an object that is not listed.
+        ValueError: They are not of the right shape.
+    """
+
+    __slots__ = ("_entry", "_facts")
+
+    def __init__(self, entry: SegmentEntry, facts: list[Any]) -> None:
+        self._entry = entry
+        self._facts: dict[IndexType, tuple[str, int, int]] = {
+            _KINDS[kind]: (suffix, low, high) for kind, suffix, low, high in facts
+        }
+
+    def __getitem__(self, kind: IndexType) -> StoredIndex:
+        suffix, low, high = self._facts[kind]
+        return StoredIndex(_ref(self._entry, suffix), low, high)
+
+    def get(self, kind: IndexType, default: Any = None) -> Any:  # noqa: ANN401  # as Mapping's
+        """See `Mapping.get`, without an exception for what is mostly not there."""
+        return self[kind] if kind in self._facts else default
+
+    def __iter__(self) -> Iterator[IndexType]:
+        return iter(self._facts)
+
+    def __len__(self) -> int:
+        return len(self._facts)
+
+
 def _segment(entry: SegmentEntry, facts: list[Any]) -> RemoteSegment:
     start, end, max_timestamp, event, exact, epochs, log_suffix, compression, chunks = facts[:9]
     envelope, indexes = facts[9:]
-    refs = {
-        suffix: ObjectRef(info.key, info.size, info.version, info.storage_class)
-        for suffix, info in entry.objects
-    }
     return RemoteSegment(
         entry.topic,
         entry.topic_id,
@@ -170,7 +206,7 @@ def _segment(entry: SegmentEntry, facts: list[Any]) -> RemoteSegment:
         event,
         tuple([EpochEntry(epoch, first) for epoch, first in epochs]),
         SegmentObjects(
-            refs[log_suffix],
+            _ref(entry, log_suffix),
             VariableChunkIndex.deferred(*chunks)
             if isinstance(chunks[2], str)
             else FixedChunkIndex(*chunks),
@@ -178,10 +214,7 @@ def _segment(entry: SegmentEntry, facts: list[Any]) -> RemoteSegment:
             None
             if envelope is None
             else Envelope(WrappedDataKey.from_text(envelope[0]), base64.b64decode(envelope[1])),
-            {
-                _KINDS[kind]: StoredIndex(refs[suffix], low, high)
-                for kind, suffix, low, high in indexes
-            },
+            _PackedIndexes(entry, indexes),
         ),
         exact,
     )

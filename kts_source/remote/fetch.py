@@ -147,6 +147,11 @@ def _results(
         if first is None:
             return
         yield Fetched(first, store.read(first))
+    if not prefetch_bytes:
+        # One at a time: planning does it thousands of times, and threads cost more than the work.
+        for request in requests:
+            yield Fetched(request, store.read(request))
+        return
     cancellation = Cancellation()
 
     def read(request: FetchRequest) -> bytes:

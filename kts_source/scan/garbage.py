@@ -21,4 +21,8 @@ def paused_collector() -> Iterator[None]:
         yield
     finally:
         if was_enabled:
+            if not gc.get_freeze_count():
+                # All that was made counts as old: else the next step looks through it at once.
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()

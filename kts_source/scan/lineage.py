@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -199,7 +200,40 @@ def cover(
     So which segment serves an offset depends only on segments that begin at or below it, down to
     the first that holds it: a plan of a few offsets needs to know no others.
     """
-    rest = sorted(candidates, key=_precedence, reverse=True)  # the next to begin is at the end
+    ordered = sorted(candidates, key=_precedence)
+    if all(one.stop <= other.start for one, other in pairwise(ordered)):
+        return _cover_apart(ordered, log_start, stop)
+    return cover_overlapping(ordered, log_start, stop)
+
+
+def _cover_apart(
+    ordered: Sequence[SegmentRange], log_start: int, stop: int
+) -> tuple[tuple[SegmentRange, ...], tuple[Hole, ...]]:
+    """`cover` of ranges that do not overlap, in order: nearly all there is."""
+    ranges: list[SegmentRange] = []
+    holes: list[Hole] = []
+    position = log_start
+    for span in ordered:
+        if position >= stop:
+            break
+        if span.stop <= position:
+            continue
+        if span.start > position:
+            before = ranges[-1].segment if ranges else None
+            holes.append(Hole(position, min(span.start, stop), before, span.segment))
+            if span.start >= stop:
+                break
+        first = max(span.start, position)
+        ranges.append(span if first == span.start else SegmentRange(span.segment, first, span.stop))
+        position = span.stop
+    return tuple(ranges), tuple(holes)
+
+
+def cover_overlapping(
+    ordered: Sequence[SegmentRange], log_start: int, stop: int
+) -> tuple[tuple[SegmentRange, ...], tuple[Hole, ...]]:
+    """`cover` of any ranges, in order of `_precedence`."""
+    rest = list(reversed(ordered))  # the next to begin is at the end
     holding: list[tuple[tuple[int, ...], int, SegmentRange]] = []  # a heap, last to begin first
     ranges: list[SegmentRange] = []
     holes: list[Hole] = []

@@ -15,6 +15,7 @@ from kts_source.remote.segment import IndexType, SegmentObjects
 from kts_source.scan.pruning import Pruner
 from kts_source.scan.task import ScanTask, SegmentSlice
 from segment_format.index.leader_epoch_checkpoint import EpochEntry
+from segment_format.isolation import NO_ABORTED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -84,7 +85,7 @@ def _slice(
         cut_stop=cut_stop,
         start_offset=start,
         stop_offset=stop,
-        aborted=decisions.aborted.clip(start, stop),
+        aborted=decisions.aborted.clip(start, stop) if len(decisions.aborted) else NO_ABORTED,
         lineage=_owners(lineage, segment.start_offset, start, stop),
     )
 
