@@ -291,6 +291,28 @@ def test_orphans_are_listed_and_removable(lake: Lake) -> None:
     assert_holds(lake.read(), ["txn"])
 
 
+class Speculative(LocalExecutor):
+    """Two attempts of every task, the loser before or after the winner has reported."""
+
+    def run(self, tasks: Sequence[RunnableTask], job: ExportJob) -> Iterator[TaskReport]:
+        for task in tasks:
+            early = task.number % 2
+            if early:
+                task.run(job)
+            yield task.run(job)
+            if not early:
+                task.run(job)
+
+
+def test_two_attempts_of_every_task_count_once(lake: Lake) -> None:
+    report = lake.export(source(), executor=Speculative(1))
+    assert_holds(lake.read(), ["txn"])
+    assert report.rows == lake.read().num_rows
+    losers = clean(lake.settings(), older_than_hours=-1, remove=True)
+    assert len(losers) == report.files
+    assert_holds(lake.read(), ["txn"])
+
+
 def test_files_taken_from_a_slow_run_are_not_committed(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "parquet")
     future = time.time_ns() // 1_000_000 + 60_000
