@@ -66,6 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
         for part in PARTS:
             if part in wanted:
                 _run(part, bench)
+        about["others"] = bench.others
     finally:
         bench.close()
     report = bench.report

@@ -66,6 +66,15 @@ class Timings:
         pairs = zip(self.runs, other.runs, strict=True)
         return statistics.median(theirs.seconds / ours.seconds for ours, theirs in pairs)
 
+    def processor_note(self, other: Timings, records: int) -> str:
+        """What each used a record, for a note: where the difference is."""
+        texts = [
+            f"{what} {timings.median(lambda run: run.jvm) / records * 1e9:.0f} ns JVM,"
+            f" {timings.median(lambda run: run.python) / records * 1e9:.0f} ns Python"
+            for what, timings in (("ours", self), ("the ceiling", other))
+        ]
+        return "processor time a record: " + "; ".join(texts)
+
     def processor_share_of(self, other: Timings) -> float:
         """Median over rounds of this one's processor time by the other's."""
         pairs = zip(self.runs, other.runs, strict=True)
@@ -118,6 +127,16 @@ class Bench:
             folder = self.folder()
             self._broker = self._resources.enter_context(filled_broker(folder, quick=self.quick))
         return self._broker
+
+    @property
+    def others(self) -> dict[str, str]:
+        """Versions of what ran in processes of its own."""
+        found = {name: session.spark_version for name, session in self._sessions.items()}
+        if self._broker is not None:
+            from tests.integration.kafka_jars import KAFKA_VERSION, SPARK_KAFKA
+
+            found |= {"broker": f"Kafka {KAFKA_VERSION}", "its peer in Spark": SPARK_KAFKA}
+        return found
 
     def folder(self) -> Path:
         """A fresh scratch folder that goes with the run."""

@@ -44,6 +44,7 @@ def _lines(report: Report, about: Mapping[str, Any], quick: bool) -> list[str]:
     rows = [row for found in report.rows.values() for row in found]
     goals = [row for row in rows if row.met is not None]
     missed = report.missed
+    others = "; ".join(f"{name}: {text}" for name, text in about.get("others", {}).items())
     versions = ", ".join(f"{name} {text}" for name, text in about["versions"].items())
     lines = [
         "# Results of the last full run",
@@ -59,36 +60,45 @@ def _lines(report: Report, about: Mapping[str, Any], quick: bool) -> list[str]:
         f"| machine | {about['processor']}, {about['cpus']} cores, {about['memory_gib']} GiB,"
         f" {about['system']}, load before: {about['load_before']} |",
         f"| versions | Python {about['python']}, {versions} |",
+        f"| others | {others} |",
         f"| goals | {len(goals) - len(missed)} of {len(goals)} met |",
         "",
         "![speeds and goals](RESULTS.png)",
         "",
     ]
+    if goals:
+        lines += ["## Goals", "", *_table(goals), ""]
     if missed:
-        lines += ["## Not met", "", *_table(missed, notes=True), ""]
+        lines += ["## Not met", ""]
+        lines += [f"* {_in_words(row)}" for row in missed] + [""]
     slower = [row for row in rows if row.unit == "×" and row.name.startswith("against")]
     slower = [row for row in slower if row.value < 1]
     if slower:
-        lines += ["## Slower than a peer", "", *_table(slower, notes=True), ""]
+        lines += ["## Slower than a peer", "", *_table(slower), ""]
     if report.skipped or report.failed:
         lines += ["## Not run", ""]
         lines += [f"* {name}: {reason}" for name, reason in report.skipped.items()]
         lines += [f"* {name} failed: {error}" for name, error in report.failed.items()] + [""]
     for part, found in report.rows.items():
-        lines += [f"## {_TITLES[part]}", "", *_table(found, notes=True), ""]
+        lines += [f"## {_TITLES[part]}", "", *_table(found), ""]
     if report.budgets:
         lines += _budget(report.budgets)
     return lines
 
 
-def _table(rows: Sequence[Row], *, notes: bool) -> list[str]:
+def _table(rows: Sequence[Row]) -> list[str]:
     lines = ["| what | figure | goal | |", "|---|---:|---|---|"]
     for row in rows:
-        note = f"<br>{row.note}" if notes and row.note else ""
+        note = f"<br>{row.note}" if row.note else ""
         goal = "" if row.goal is None else f"{row.goal} {row.unit}".strip()
         figure = f"{row.value:.3g} {row.unit}".strip()
         lines.append(f"| {row.name}{note} | {figure} | {goal} | {verdict(row.met)} |")
     return lines
+
+
+def _in_words(row: Row) -> str:
+    note = f": {row.note}" if row.note else ""
+    return f"{row.name}: {row.value:.3g} {row.unit} instead of {row.goal}{note}"
 
 
 def _budget(budgets: Mapping[str, Mapping[str, float]]) -> list[str]:

@@ -1,0 +1,102 @@
+"""What a run measured comes back from its JSON, and the text tells what is not met."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from benchmarks import results, tiers
+from benchmarks.processes import processor_time
+from benchmarks.report import Report, Row, at_least, at_most, machine, read_json, write_json
+from benchmarks.tiers import TierShape, make_tier
+from tests.kts_source.scan.scanning import scan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty folder for generated tiers."""
+    monkeypatch.setenv("KTS_BENCH_CACHE", str(tmp_path / "cache"))
+    tiers.cache_folder.cache_clear()
+    yield tmp_path / "cache"
+    tiers.cache_folder.cache_clear()
+
+
+def test_a_report_comes_back_from_its_json(tmp_path: Path) -> None:
+    report = Report(
+        {"scan": [at_least("fast", 3.0, "×", 2), at_most("small", 9.5, "MiB", 4).noted("why")]},
+        {"a topic": {"JVM": 1.5, "ceiling": 2.0}},
+        {"peers": "not on PATH: java"},
+        {"where": "ValueError: no"},
+        {"scan": 1.25},
+    )
+    write_json(report, machine(), tmp_path / "new" / "results.json", quick=True)
+    found, about, quick = read_json(tmp_path / "new" / "results.json")
+    assert found == report
+    assert about["cpus"] == os.cpu_count()
+    assert quick
+    assert [row.name for row in found.missed] == ["small"]
+
+
+def test_the_text_tells_what_is_missed_and_what_is_slower(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "HERE", tmp_path)
+    rows = [
+        at_least("reached", 3.0, "×", 2),
+        at_least("out of reach", 1.5, "×", 2).noted("the disk"),
+        Row("against a peer", 0.5, "×"),
+        Row("against another", 1.5, "×"),
+    ]
+    stages = {"decode": 5.0, "JVM": 90.0, "ceiling": 100.0}
+    report = Report({"scan": rows}, {"a topic": stages}, {"peers": "no java"})
+    results.write_results(report, machine(), quick=True)
+    text = (tmp_path / "RESULTS.md").read_text(encoding="utf-8")
+    assert "1 of 2 met" in text
+    assert "* out of reach: 1.5 × instead of ≥ 2: the disk" in text
+    slower = text.split("## Slower than a peer")[1].split("##")[0]
+    assert "against a peer" in slower
+    assert "against another" not in slower
+    assert "* peers: no java" in text
+    assert "| a topic | 5 | **90** | 100 | 0.95 × |" in text
+    assert "A quick run" in text
+    assert (tmp_path / "RESULTS.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("encryption", [False, True])
+def test_generated_tiers_hold_what_they_say_and_stale_ones_go(
+    cache: Path, *, encryption: bool
+) -> None:
+    (cache / "0123456789abcdef").mkdir(parents=True)
+    shape = TierShape(
+        100,
+        256 << 10,
+        codec="zstd",
+        payload="json",
+        compression=True,
+        segment_bytes=64 << 10,
+        encryption=encryption,
+    )
+    tier = make_tier(shape)
+    assert scan(tier.options).num_rows == tier.records > 1000
+    assert [path.name for path in cache.iterdir()] == [tier.path.parent.name]
+    done = tier.path / "done"
+    before = done.stat().st_mtime_ns
+    assert make_tier(shape) == tier
+    assert done.stat().st_mtime_ns == before
+
+
+def test_processor_time_counts_children_that_have_ended() -> None:
+    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'sum(range(10**7))'])"
+    before = processor_time(os.getpid())
+    subprocess.run([sys.executable, "-c", code], check=True)
+    used = processor_time(os.getpid()) - before
+    assert used.jvm == 0
+    assert used.total == used.python > 0.02
