@@ -19,7 +19,7 @@ from kts_source.cli.tables import format_bytes
 from kts_source.cli.topics import topic_rows
 from kts_source.options import parse_options
 from kts_source.remote.segment_reader import SegmentReader
-from kts_source.remote.store import open_store
+from kts_source.remote.tier import open_tier
 from kts_source.scan.execute import ReadSettings, read_task
 from kts_source.scan.planner import plan_scan
 
@@ -156,7 +156,7 @@ def verify(options: Mapping[str, str], *, as_json: bool) -> None:
     made = plan_scan(parsed)
     started = time.monotonic()
     rows = 0
-    store = open_store(parsed.path, parsed.storage)
+    store = open_tier(parsed)
     reader = SegmentReader(store, parsed.key_ring)
     with _progress(made.nominal_bytes) as advance:
         for task in made.tasks:
@@ -176,7 +176,7 @@ def verify(options: Mapping[str, str], *, as_json: bool) -> None:
 def _batches(options: Mapping[str, str]) -> Generator[pa.RecordBatch]:
     parsed = parse_options(options)
     tasks: Sequence[ScanTask] = plan_scan(parsed).tasks
-    with closing(open_store(parsed.path, parsed.storage)) as store:
+    with closing(open_tier(parsed)) as store:
         reader = SegmentReader(store, parsed.key_ring)
         for task in tasks:
             yield from read_task(task, reader, ReadSettings.of(parsed))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 import zlib
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -121,32 +122,34 @@ def bucket_count(nominal_bytes: int) -> int:
 
 
 def _spread(task: SpreadTask, job: ExportJob) -> TaskReport:
-    from kts_source.remote.segment_reader import SegmentReader
-    from kts_source.remote.store import open_store
-    from kts_source.scan.execute import ReadSettings, read_task
+    from kts_source.scan.measured import measured_task
+    from kts_source.scan.metrics import TaskMetrics, TaskPlace
 
     started = time.monotonic()
     options = job.options
     columns = (*options.columns, *(name for name in NEEDED if name not in options.columns))
-    store = open_store(options.path, options.storage)
+    place = TaskPlace(job.export_id, partition=task.number)
+    work = TaskMetrics()
+
+    def note(metrics: TaskMetrics) -> None:
+        nonlocal work
+        work = metrics
+
     target = open_target(job.place.path, job.place.storage)
     buckets = Buckets(task.number, task.buckets, job, target)
-    rows = 0
+    reading = replace(options, columns=columns)
     try:
-        settings = ReadSettings.of(replace(options, columns=columns))
-        for batch in read_task(task.scan, SegmentReader(store, options.key_ring), settings):
-            rows += batch.num_rows
-            buckets.hold(_with_topic_id(batch, task.topic_ids))
+        with closing(measured_task(task.scan, reading, place, on_end=note)) as batches:
+            for batch in batches:
+                buckets.hold(_with_topic_id(batch, task.topic_ids))
         buckets.spill()
     finally:
-        work = store.counters
-        store.close()
         target.close()
     return TaskReport(
         number=task.number,
         files=(),
         schema=None,
-        rows_read=rows,
+        rows_read=work.rows,
         rejected=0,
         dead_letters=None,
         segment_bytes=task.scan.nominal_bytes,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -116,23 +117,27 @@ def run_export_task(task: ExportTask, job: ExportJob) -> TaskReport:
         TieredKafkaError: Bytes that are not what was planned, a transform that fails, a store that
             does not take the files. Files of the failed attempt are removed where that is possible.
     """
-    from kts_source.remote.segment_reader import SegmentReader
-    from kts_source.remote.tier import open_tier
-    from kts_source.scan.execute import ReadSettings, read_task
+    from kts_source.scan.measured import measured_task
+    from kts_source.scan.metrics import TaskMetrics, TaskPlace
 
     started = time.monotonic()
     options = job.options
     read_columns = (*options.columns, *(name for name in NEEDED if name not in options.columns))
-    settings = ReadSettings.of(_with_columns(options, read_columns))
-    store = open_tier(options)
+    place = TaskPlace(job.export_id, partition=task.number)
+    work = TaskMetrics()
+
+    def note(metrics: TaskMetrics) -> None:
+        nonlocal work
+        work = metrics
+
     target = open_target(job.place.path, job.place.storage)
     letters = DeadLetters(job)
     writer = TaskWriter(task, job, target, letters)
-    rows = 0
+    reading = _with_columns(options, read_columns)
     try:
-        for batch in read_task(task.scan, SegmentReader(store, options.key_ring), settings):
-            rows += batch.num_rows
-            writer.write(batch)
+        with closing(measured_task(task.scan, reading, place, on_end=note)) as batches:
+            for batch in batches:
+                writer.write(batch)
         files = writer.close()
         rejected = letters.close()
     except BaseException:
@@ -140,14 +145,12 @@ def run_export_task(task: ExportTask, job: ExportJob) -> TaskReport:
         letters.abandon()
         raise
     finally:
-        work = store.counters
-        store.close()
         target.close()
     return TaskReport(
         number=task.number,
         files=files,
         schema=None if writer.schema is None else encode_schema(writer.schema),
-        rows_read=rows,
+        rows_read=work.rows,
         rejected=letters.rows,
         dead_letters=rejected,
         segment_bytes=task.scan.nominal_bytes,

@@ -18,7 +18,7 @@ from kts_source.scan.metrics import CLOSED, DONE, TaskMeter, TaskMetrics, TaskPl
 from kts_source.secret import scrub
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Generator, Mapping
 
     import pyarrow as pa
 
@@ -31,9 +31,19 @@ _NOWHERE = TaskPlace()
 
 
 def measured_task(
-    task: ScanTask, options: ScanOptions, place: TaskPlace = _NOWHERE
-) -> Iterator[pa.RecordBatch]:
+    task: ScanTask,
+    options: ScanOptions,
+    place: TaskPlace = _NOWHERE,
+    *,
+    on_end: Callable[[TaskMetrics], object] = lambda _metrics: None,
+) -> Generator[pa.RecordBatch]:
     """The rows of a task. Close the iterator to stop what is under way.
+
+    Args:
+        task: What to read.
+        options: How, and from where.
+        place: Which task of which scan.
+        on_end: Called with the sum when the task has ended, however it did.
 
     Raises:
         TieredKafkaError: See `read_task`.
@@ -61,6 +71,7 @@ def measured_task(
         log.info("%s", metrics)
         if options.fetch.metrics_path is not None:
             write_metrics(metrics, options.fetch.metrics_path, options.storage.reveal())
+        on_end(metrics)
 
 
 def write_metrics(metrics: TaskMetrics, path: str, storage: Mapping[str, Any]) -> None:
