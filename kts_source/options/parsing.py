@@ -82,10 +82,15 @@ def parse_choice(*choices: str) -> Callable[[str, str], str]:
 
 def parse_names(name: str, text: str) -> tuple[str, ...]:
     """Names separated by commas, blanks around them dropped, at least one."""
-    names = tuple(part.strip().strip("`") for part in text.split(",") if part.strip())
+    names = tuple(part.strip() for part in text.split(",") if part.strip())
     if not names:
         raise InvalidOptionError(f"option {name!r} names nothing: {text!r}")
     return names
+
+
+def parse_columns(name: str, text: str) -> tuple[str, ...]:
+    """Names separated by commas, each with or without Spark's backticks."""
+    return tuple(column.strip("`") for column in parse_names(name, text))
 
 
 def parse_json_object(name: str, text: str, *, example: str) -> Mapping[str, Any]:

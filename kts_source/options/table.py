@@ -23,8 +23,8 @@ from kts_source.options.parsing import (
     parse_bool,
     parse_byte_size,
     parse_choice,
+    parse_columns,
     parse_int,
-    parse_names,
     parse_positive_int,
     parse_text,
     parse_time_zone,
@@ -153,7 +153,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
     ),
     Option(
         "columns",
-        parse_names,
+        parse_columns,
         None,
         "Only these columns, in this order; the others are neither decoded nor copied.",
     ),

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from kts_source.scan.estimate import S3_PRICES, Price, estimate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from kts_source.remote.segment import RemoteSegment
     from kts_source.scan.plan import PartitionPlan, ScanPlan
+
+_Segment: TypeAlias = tuple[str, int, str]
+"""Topic, partition and segment id."""
 
 
 def explain(plan: ScanPlan, prices: Mapping[str, Price] = S3_PRICES) -> str:
@@ -28,12 +32,52 @@ def explain(plan: ScanPlan, prices: Mapping[str, Price] = S3_PRICES) -> str:
     ]
     for name, (requests, size) in sorted(work.by_class.items()):
         lines.append(f"  {name}: {requests:,} requests, {size:,} bytes")
+    kept = None if plan.where is None else _kept(plan)
+    if kept is not None:
+        lines.append(_where(plan, kept))
     for part in plan.partitions:
-        lines.extend(_partition(part))
+        lines.extend(_partition(part, kept))
     return "\n".join(lines)
 
 
-def _partition(part: PartitionPlan) -> Iterator[str]:
+def _kept(plan: ScanPlan) -> dict[_Segment, tuple[int, int]]:
+    """What the tasks read of each segment, from the first slice's start to the last one's stop."""
+    kept: dict[_Segment, tuple[int, int]] = {}
+    for task in plan.tasks:
+        for part in task.slices:
+            key = (part.topic, part.partition, part.segment_id)
+            start, stop = kept.get(key, (part.start_offset, part.stop_offset))
+            kept[key] = min(start, part.start_offset), max(stop, part.stop_offset)
+    return kept
+
+
+def _where(plan: ScanPlan, kept: Mapping[_Segment, tuple[int, int]]) -> str:
+    out = cut = 0
+    size = 0
+    for part in plan.partitions:
+        for span in part.surviving.ranges:
+            low, high = max(span.start, part.start), min(span.stop, part.stop)
+            if low >= high:
+                continue
+            left = kept.get(_key(span.segment))
+            if left is None:
+                out += 1
+                size += span.segment.objects.size_in_bytes
+            else:
+                cut += left != (low, high)
+    return (
+        f"where leaves out {out} segments of {size:,} bytes and narrows {cut} by offsets and times;"
+        " rows of the others are decided by the tasks"
+    )
+
+
+def _key(segment: RemoteSegment) -> _Segment:
+    return segment.topic, segment.partition, segment.segment_id
+
+
+def _partition(
+    part: PartitionPlan, kept: Mapping[_Segment, tuple[int, int]] | None
+) -> Iterator[str]:
     log = part.surviving
     yield (
         f"{part.topic}-{part.partition} (topic id {part.topic_id}): offsets [{part.start},"
@@ -43,6 +87,12 @@ def _partition(part: PartitionPlan) -> Iterator[str]:
         segment = span.segment
         low, high = max(span.start, part.start), min(span.stop, part.stop)
         what = f"offsets [{low}, {high})" if low < high else "not in the range"
+        if kept is not None and low < high:
+            left = kept.get(_key(segment))
+            if left is None:
+                what += ", left out by where"
+            elif left != (low, high):
+                what += f", where leaves [{left[0]}, {left[1]})"
         yield f"  segment {segment.segment_id}: {what}, {segment.objects.size_in_bytes:,} bytes"
     for hole in log.holes:
         yield f"  hole: offsets [{hole.start}, {hole.stop}) before {hole.after.objects.log.key}"

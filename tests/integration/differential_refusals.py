@@ -29,6 +29,7 @@ REFUSED: Final[Mapping[str, Case]] = {
         "two selections": fixed(subscribe="plain", assign='{"plain":[0]}'),
         "subscribe nothing": fixed(subscribe=" , "),
         "a topic that is not": fixed(subscribe="plain,missing"),
+        "a topic in backticks": fixed(subscribe="`plain`"),
         "empty pattern": fixed(subscribePattern=" "),
         "assign without JSON": fixed(assign="plain"),
         "assign a name for a number": fixed(assign='{"plain":["zero"]}'),

@@ -110,6 +110,20 @@ def test_explain_names_what_is_read_and_what_is_not() -> None:
     assert "$" in text
 
 
+def test_explain_tells_what_where_leaves_out_and_what_rows_decide() -> None:
+    segments = list(TIER.glob("tiered/codecs-*/0/*.log"))
+    plain = kts_source.plan(tier_options("codecs"))
+    assert "where" not in plain.explain()
+    text = kts_source.plan(tier_options("codecs", where="offset BETWEEN 200 AND 249")).explain()
+    assert text.count("left out by where") == len(segments) - 1
+    assert f"where leaves out {len(segments) - 1} segments" in text
+    assert "narrows 1 by offsets" in text
+    assert "where leaves [200, 250)" in text
+    by_rows = kts_source.plan(tier_options("codecs", where="value LIKE '%x%'")).explain()
+    assert "where leaves out 0 segments of 0 bytes and narrows 0" in by_rows
+    assert "rows of the others are decided by the tasks" in by_rows
+
+
 @pytest.mark.parametrize("topic", ["codecs", "evolved", "wide"])
 @pytest.mark.parametrize("size", ["40k", "1g"])
 def test_the_estimate_is_what_the_tasks_then_ask(topic: str, size: str) -> None:
