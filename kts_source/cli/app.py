@@ -165,6 +165,14 @@ def verify(as_json: bool, dotted: tuple[str, ...], **named: str | None) -> None:
 @click.option("--workers", type=click.IntRange(min=1), help="Processes; default: one a core.")
 @click.option("--spark", "with_spark", is_flag=True, help="Run the tasks in a Spark session.")
 @click.option("--clean", is_flag=True, help="Only remove what dead attempts left in the target.")
+@click.option(
+    "--older-than-hours",
+    type=float,
+    default=24.0,
+    help="What --clean takes for dead; younger files may belong to a run under way.",
+)
+@click.option("--dry-run", is_flag=True, help="--clean only lists.")
+@click.option("--dead-letters", metavar="FOLDER", help="Whose leftovers --clean removes too.")
 @click.option("--png", metavar="FILE", help="The report as a picture; needs matplotlib.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 @scan_options
@@ -195,8 +203,10 @@ def export(
             "export_id",
             "no_resume",
             "catalog",
+            "dead_letters",
         )
     }
+    cleaning = {name: named.pop(name) for name in ("older_than_hours", "dry_run")}
     from kts_source.cli.export_command import export as run_export
 
     run_export(
@@ -208,6 +218,7 @@ def export(
         clean=clean,
         as_json=as_json,
         png=png,
+        **cleaning,
     )
 
 

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import time
-from contextlib import closing
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from kts_source.cli.commands import print_json
 from kts_source.export.executor import LocalExecutor
 from kts_source.export.progress import default_progress
+from kts_source.export.run import clean as run_clean
 from kts_source.export.run import export as run_export
 from kts_source.export.settings import export_settings
-from kts_source.export.table import open_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kts_source.export.settings import ExportSettings
-
-_DAY_SECONDS: Final = 86_400
 
 
 def export(
@@ -33,13 +29,15 @@ def export(
     clean: bool,
     as_json: bool,
     png: str | None,
+    older_than_hours: float,
+    dry_run: bool,
 ) -> None:
     """Runs an export on this machine, or through Spark, and prints its report."""
     named = {name: value for name, value in settings.items() if value not in (None, ())}
     named["resume"] = not named.pop("no_resume")
     if "catalog" in named:
         named["catalog"] = dict(pair.partition("=")[::2] for pair in named["catalog"])
-    if with_spark:
+    if with_spark and not clean:
         from pyspark.sql import SparkSession
 
         from kts_source.spark.backfill import backfill
@@ -49,7 +47,7 @@ def export(
     else:
         checked = export_settings(target, source=options, **named)
         if clean:
-            _clean(checked)
+            _clean(checked, older_than_hours, remove=not dry_run)
             return
         report = run_export(options, checked, LocalExecutor(workers), progress=default_progress())
     if png is not None:
@@ -60,9 +58,7 @@ def export(
         click.echo(str(report))
 
 
-def _clean(settings: ExportSettings) -> None:
-    """Removes and lists what attempts that died at least a day ago left behind."""
-    with closing(open_table(settings)) as table:
-        orphans = list(table.orphans(int((time.time() - _DAY_SECONDS) * 1000)))
-        table.remove(orphans)
-    print_json(sorted(orphan.key for orphan in orphans))
+def _clean(settings: ExportSettings, hours: float, *, remove: bool) -> None:
+    """Lists what attempts that died so long ago left behind, and removes it unless told not to."""
+    found = run_clean(settings, older_than_hours=hours, remove=remove)
+    print_json(sorted(orphan.key for orphan in found))

@@ -22,11 +22,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from kts_source.export.settings import ExportSettings
-    from kts_source.export.target_store import TargetStore
+    from kts_source.export.target_store import TargetObject, TargetStore
     from kts_source.export.task import ExportJob
     from kts_source.export.transforms import Rejected
 
 REASON: Final = "reason"
+ATTEMPTS: Final = "_kts/attempts/"
+_SUFFIX: Final = ".letters.part"
 _ROW_GROUP_ROWS: Final = 1 << 16
 
 
@@ -42,7 +44,7 @@ class DeadLetters:
 
     @property
     def _key(self) -> str:
-        return f"_kts/attempts/{self._job.run_id}/{self._name}.part"
+        return f"{ATTEMPTS}{self._job.run_id}/{self._name}{_SUFFIX}"
 
     def add(self, batch: pa.RecordBatch, rejected: Sequence[Rejected]) -> None:
         """Takes rows of a batch as it was before the transform.
@@ -103,5 +105,32 @@ def publish_dead_letters(settings: ExportSettings, files: Iterable[DeadLetterFil
     try:
         for file in found:
             target.publish(file.key, file.name, file.size)
+    finally:
+        target.close()
+
+
+def clean_dead_letters(
+    settings: ExportSettings, older_than_ms: int, *, remove: bool
+) -> tuple[TargetObject, ...]:
+    """Files of rejected rows that attempts which died left unnamed.
+
+    Args:
+        settings: The target; without a folder of dead letters there is nothing to find.
+        older_than_ms: Only those last modified before this, in ms since the epoch.
+        remove: Whether to delete them.
+    """
+    if settings.dead_letters is None:
+        return ()
+    target = open_target(settings.dead_letters, settings.storage)
+    try:
+        found = tuple(
+            entry
+            for entry in target.list_objects(ATTEMPTS)
+            if entry.modified_ms < older_than_ms and entry.key.endswith(_SUFFIX)
+        )
+        if remove:
+            for entry in found:
+                target.delete(entry.key)
+        return found
     finally:
         target.close()

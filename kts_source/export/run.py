@@ -9,7 +9,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from kts_source.export.dead_letters import publish_dead_letters
+from kts_source.export.dead_letters import clean_dead_letters, publish_dead_letters
 from kts_source.export.errors import ExportError, TransformError
 from kts_source.export.fingerprint import check_fingerprint, fingerprint
 from kts_source.export.merge import can_merge
@@ -85,7 +85,8 @@ def clean(
     remove: bool = False,
     table: ExportTable | None = None,
 ) -> tuple[TargetObject, ...]:
-    """Lists what attempts that died left in a target, and removes it where asked to.
+    """Lists what attempts that died left in a target and among its dead letters, and removes it
+    where asked to.
 
     Args:
         settings: The target.
@@ -95,10 +96,14 @@ def clean(
     """
     opened = table or open_table(settings)
     try:
-        found = tuple(opened.orphans(round((time.time() - older_than_hours * 3600) * 1000)))
+        before_ms = round((time.time() - older_than_hours * 3600) * 1000)
+        found = tuple(opened.orphans(before_ms))
         if remove:
             opened.remove(found)
-        return found
+        # Where both are one folder, the table's own search has found them.
+        letters = clean_dead_letters(settings, before_ms, remove=remove)
+        known = set(found) if settings.dead_letters == settings.target else set()
+        return (*found, *(letter for letter in letters if letter not in known))
     finally:
         if table is None:
             opened.close()

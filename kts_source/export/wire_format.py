@@ -3,23 +3,19 @@
 Avro and JSON Schema payloads follow at once; Protobuf has the path of the message type in front, as
 zigzag varints: their number, then indexes into nested types, where a lone 0 means the first type.
 
-Schemas come from a registry's URL, or from a folder: `<id>.avsc`, `<id>.json` (JSON Schema), or
-`<id>.desc` (a FileDescriptorSet of protoc with --include_imports, whose last file is the schema's).
+Schemas come from a registry's URL, or from a folder: see `schema_registry`.
 """
 
 from __future__ import annotations
 
-import base64
+import importlib
 import io
 import json
-import urllib.error
-import urllib.request
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from kts_source.errors import InvalidOptionError
-from kts_source.export.errors import ExportError
+from kts_source.errors import TieredKafkaError
+from kts_source.export.schema_registry import AVRO, JSON, check_registry, find_schema
 from kts_source.export.transforms import (
     DEFAULT_KEPT,
     Transformed,
@@ -30,7 +26,7 @@ from kts_source.export.transforms import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import pyarrow as pa
 
@@ -38,8 +34,6 @@ if TYPE_CHECKING:
 
 MAGIC: Final = 0
 _HEADER: Final = 5
-_MAX_SCHEMA_BYTES: Final = 16 << 20
-_TIMEOUT_SECONDS: Final = 10.0
 
 
 @dataclass
@@ -68,6 +62,7 @@ class WireFormatColumns:
 
     def __post_init__(self) -> None:
         check_columns(self.schema, self.keep)
+        check_registry(self.registry)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_decoders": {}}
@@ -81,7 +76,7 @@ class WireFormatColumns:
         """See `RowTransform.apply`.
 
         Raises:
-            ExportError: The registry does not answer.
+            RegistryError: The registry does not answer.
         """
         return assemble(
             batch, self.keep, decode_rows(batch, self.column, self.schema, self._decode)
@@ -93,62 +88,31 @@ class WireFormatColumns:
         schema_id = int.from_bytes(value[1:_HEADER], "big")
         decoder = self._decoders.get(schema_id)
         if decoder is None:
-            decoder = self._decoders[schema_id] = self._decoder(schema_id)
+            try:
+                decoder = self._decoder(schema_id)
+            except TieredKafkaError:
+                raise
+            except Exception as error:  # noqa: BLE001  # no such schema, or one that cannot be used
+                decoder = _rejecting(f"{type(error).__name__}: {error}")
+            self._decoders[schema_id] = decoder
         return decoder(value[_HEADER:])
 
     def _decoder(self, schema_id: int) -> Callable[[bytes], dict[str, Any]]:
-        if self.registry.startswith(("http://", "https://")):
-            kind, text = self._fetch(schema_id)
-        else:
-            kind, text = _read(Path(self.registry), schema_id)
-        if kind == "AVRO":
-            return _avro(json.loads(text))
-        if kind == "JSON":
+        found = find_schema(self.registry, schema_id, self.auth)
+        if found.kind == AVRO:
+            return _avro([json.loads(text) for _, text in found.parts])
+        if found.kind == JSON:
             return _json
-        if kind == "DESCRIPTORS":
-            return _protobuf(base64.b64decode(text))
-        raise InvalidOptionError(
-            f"schema {schema_id} is of type {kind}: give Protobuf schemas as a folder of"
-            " FileDescriptorSets"
-        )
-
-    def _fetch(self, schema_id: int) -> tuple[str, str]:
-        url = f"{self.registry.rstrip('/')}/schemas/ids/{schema_id}"
-        request = urllib.request.Request(url)
-        if self.auth is not None:
-            token = base64.b64encode(":".join(self.auth.reveal()).encode()).decode()
-            request.add_header("Authorization", f"Basic {token}")
-        try:
-            with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as answer:
-                document = json.loads(answer.read(_MAX_SCHEMA_BYTES))
-        except urllib.error.HTTPError as error:
-            if error.code == 404:
-                raise LookupError(f"the registry does not know schema {schema_id}") from None
-            raise RegistryError(f"the registry answers {error.code} for {schema_id}") from None
-        except (OSError, ValueError) as error:
-            raise RegistryError(f"the registry does not answer: {type(error).__name__}") from None
-        return document.get("schemaType", "AVRO"), document["schema"]
+        return _protobuf(found.parts)
 
 
-class RegistryError(ExportError):
-    """A schema registry that does not answer; the rows are not to blame."""
-
-
-def _read(folder: Path, schema_id: int) -> tuple[str, str]:
-    for suffix, kind in ((".avsc", "AVRO"), (".json", "JSON")):
-        path = folder / f"{schema_id}{suffix}"
-        if path.is_file():
-            return kind, path.read_text()
-    path = folder / f"{schema_id}.desc"
-    if path.is_file():
-        return "DESCRIPTORS", base64.b64encode(path.read_bytes()).decode()
-    raise LookupError(f"the folder has no schema {schema_id}")
-
-
-def _avro(schema: Any) -> Callable[[bytes], dict[str, Any]]:  # noqa: ANN401  # JSON
+def _avro(schemas: Sequence[Any]) -> Callable[[bytes], dict[str, Any]]:
+    """Decodes by the last schema; those before it are what it refers to."""
     import fastavro
 
-    parsed = fastavro.parse_schema(schema)
+    named: dict[str, Any] = {}
+    for schema in schemas:
+        parsed = fastavro.parse_schema(schema, named_schemas=named)
 
     def decode(payload: bytes) -> dict[str, Any]:
         stream = io.BytesIO(payload)
@@ -162,6 +126,15 @@ def _avro(schema: Any) -> Callable[[bytes], dict[str, Any]]:  # noqa: ANN401  # 
     return decode
 
 
+def _rejecting(reason: str) -> Callable[[bytes], dict[str, Any]]:
+    """So that a registry is asked once for a schema that it does not have, not for every row."""
+
+    def decode(_payload: bytes) -> dict[str, Any]:
+        raise ValueError(reason)
+
+    return decode
+
+
 def _json(payload: bytes) -> dict[str, Any]:
     value = json.loads(payload)
     if not isinstance(value, dict):
@@ -169,15 +142,22 @@ def _json(payload: bytes) -> dict[str, Any]:
     return value
 
 
-def _protobuf(descriptors: bytes) -> Callable[[bytes], dict[str, Any]]:
+def _protobuf(parts: Sequence[tuple[str, bytes]]) -> Callable[[bytes], dict[str, Any]]:
+    """Decodes by the last file; those before it are what it imports, by the names it uses."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-    files = descriptor_pb2.FileDescriptorSet.FromString(descriptors)
     pool = descriptor_pool.DescriptorPool()
-    for file in files.file:
+    known = {name for name, _ in parts}
+    for name, content in parts:
+        file = descriptor_pb2.FileDescriptorProto.FromString(content)
+        file.name = name
+        for imported in file.dependency:
+            if imported not in known and imported.startswith("google/protobuf/"):
+                known.add(imported)
+                pool.AddSerializedFile(_well_known(imported))
         pool.Add(file)
-    main = pool.FindFileByName(files.file[-1].name)
-    top = [main.message_types_by_name[message.name] for message in files.file[-1].message_type]
+    main = pool.FindFileByName(name)
+    top = [main.message_types_by_name[message.name] for message in file.message_type]
 
     def decode(payload: bytes) -> dict[str, Any]:
         path, position = _message_path(payload)
@@ -193,6 +173,13 @@ def _protobuf(descriptors: bytes) -> Callable[[bytes], dict[str, Any]]:
         }
 
     return decode
+
+
+def _well_known(name: str) -> bytes:
+    """A file that comes with Protobuf, such as `google/protobuf/timestamp.proto`."""
+    module = importlib.import_module(f"{name.removesuffix('.proto').replace('/', '.')}_pb2")
+    content: bytes = module.DESCRIPTOR.serialized_pb
+    return content
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401  # any Protobuf value

@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import pickle
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 import fastavro
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, timestamp_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kts_source.errors import InvalidOptionError
 from kts_source.export.errors import TransformError
 from kts_source.export.executor import LocalExecutor
-from kts_source.export.run import export
+from kts_source.export.run import clean, export
+from kts_source.export.schema_registry import RegistryError
 from kts_source.export.settings import export_settings
 from kts_source.export.transforms import JsonColumns, Rejected, Transformed, parse_json_objects
-from kts_source.export.wire_format import RegistryError, WireFormatColumns
+from kts_source.export.wire_format import WireFormatColumns
+from kts_source.secret import Secret
 from tests.golden_data import expected_table
 from tests.kts_source.export.exporting import Lake, source
+from tests.kts_source.export.killing import Killed
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
+
+    from kts_source.export.files import TaskReport
+    from kts_source.export.task import ExportJob, RunnableTask
 
 SCHEMA = pa.schema([("a", pa.int64()), ("b", pa.string()), ("c", pa.list_(pa.float64()))])
 
@@ -231,6 +241,162 @@ def test_a_silent_registry_is_not_the_rows_fault() -> None:
         transform.apply(batch_of([header(1) + b"x"]))
 
 
+USER, PASSWORD = "reader", "open-sesame"
+
+
+class Registry(ThreadingHTTPServer):
+    """Answers as Confluent's does: documents by path; 401 without the password."""
+
+    def __init__(self, documents: dict[str, dict[str, Any]]) -> None:
+        super().__init__(("127.0.0.1", 0), RegistryHandler)
+        self.documents = documents
+        self.asked: list[str] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class RegistryHandler(BaseHTTPRequestHandler):
+    server: Registry
+
+    def do_GET(self) -> None:
+        self.server.asked.append(self.path)
+        wanted = "Basic " + base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+        document = self.server.documents.get(self.path)
+        status = 401 if self.headers["Authorization"] != wanted else 404 if not document else 200
+        body = json.dumps(document or {"message": "no"}).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+LINE = {"type": "record", "name": "shop.Line", "fields": [{"name": "n", "type": "int"}]}
+A = {"name": "a", "type": "long"}
+CART = {
+    "type": "record",
+    "name": "shop.Cart",
+    "fields": [A, {"name": "line", "type": "shop.Line"}],
+}
+LINES = pa.schema([("a", pa.int64()), ("line", pa.struct([("n", pa.int32())]))])
+
+
+def serialized(file: descriptor_pb2.FileDescriptorProto) -> str:
+    return base64.b64encode(file.SerializeToString()).decode()
+
+
+def cart_files() -> tuple[descriptor_pb2.FileDescriptorProto, descriptor_pb2.FileDescriptorProto]:
+    """`line.proto` and a schema that imports it, and a file that comes with Protobuf."""
+    kinds = descriptor_pb2.FieldDescriptorProto
+    one = kinds.LABEL_OPTIONAL
+    line = descriptor_pb2.FileDescriptorProto(name="default", package="shop", syntax="proto3")
+    line.message_type.add(name="Line").field.add(
+        name="n", number=1, type=kinds.TYPE_INT32, label=one
+    )
+    cart = descriptor_pb2.FileDescriptorProto(name="default", package="shop", syntax="proto3")
+    cart.dependency.extend(["shop/line.proto", "google/protobuf/timestamp.proto"])
+    message = cart.message_type.add(name="Cart")
+    message.field.add(name="a", number=1, type=kinds.TYPE_INT64, label=one)
+    message.field.add(
+        name="line", number=2, type=kinds.TYPE_MESSAGE, type_name=".shop.Line", label=one
+    )
+    message.field.add(
+        name="at",
+        number=3,
+        type=kinds.TYPE_MESSAGE,
+        type_name=".google.protobuf.Timestamp",
+        label=one,
+    )
+    return line, cart
+
+
+@pytest.fixture
+def registry_server() -> Iterator[Registry]:
+    line, cart = cart_files()
+    references = [{"name": "shop/line.proto", "subject": "shop/line", "version": 1}]
+    server = Registry(
+        {
+            "/schemas/ids/1": {"schema": json.dumps(AVRO)},
+            "/schemas/ids/2": {"schemaType": "JSON", "schema": '{"type": "object"}'},
+            "/schemas/ids/3": {
+                "schema": json.dumps(CART),
+                "references": [{"name": "shop.Line", "subject": "line", "version": 4}],
+            },
+            "/subjects/line/versions/4": {"schema": json.dumps(LINE)},
+            "/schemas/ids/5": {"schemaType": "PROTOBUF", "schema": "syntax = …"},
+            "/schemas/ids/5?format=serialized": {
+                "schemaType": "PROTOBUF",
+                "schema": serialized(cart),
+                "references": references,
+            },
+            "/subjects/shop%2Fline/versions/1?format=serialized": {"schema": serialized(line)},
+            "/schemas/ids/6": {"schemaType": "NEW", "schema": "?"},
+            "/schemas/ids/7": {"schema": "{}", "references": [{"subject": "line"}]},
+        }
+    )
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def asking(server: Registry, schema: pa.Schema = LINES) -> WireFormatColumns:
+    transform = WireFormatColumns(schema, server.url, auth=Secret((USER, PASSWORD)), keep=KEEP)
+    return pickle.loads(pickle.dumps(transform))  # type: ignore[no-any-return]
+
+
+def test_a_registry_by_its_url(registry_server: Registry) -> None:
+    line, cart = cart_files()
+    line.name = "shop/line.proto"
+    pool = descriptor_pool.DescriptorPool()
+    pool.AddSerializedFile(timestamp_pb2.DESCRIPTOR.serialized_pb)
+    pool.Add(line)
+    pool.Add(cart)
+    kind: Any = message_factory.GetMessageClass(pool.FindMessageTypeByName("shop.Cart"))
+    message = kind(a=9, line={"n": 3}, at={"seconds": 5}).SerializeToString()
+    stream = io.BytesIO()
+    written = fastavro.parse_schema({**CART, "fields": [A, {"name": "line", "type": LINE}]})
+    fastavro.schemaless_writer(stream, written, {"a": 7, "line": {"n": 1}})
+    values: list[bytes | None] = [
+        header(3) + stream.getvalue(),
+        header(2) + b'{"a": 8, "line": {"n": 2}}',
+        header(5) + b"\0" + message,
+        header(5) + b"\0" + message,
+        header(99) + b"x",
+        header(99) + b"y",
+    ]
+    done = asking(registry_server).apply(batch_of(values))
+    assert done.rows is not None
+    found = [(row["a"], row["line"]) for row in done.rows.to_pylist()]
+    assert found == [(7, {"n": 1}), (8, {"n": 2}), (9, {"n": 3}), (9, {"n": 3})]
+    assert [(row.row, "99" in row.reason) for row in done.rejected] == [(4, True), (5, True)]
+    assert len(registry_server.asked) == len(set(registry_server.asked))
+
+
+def test_a_registry_keeps_its_password(registry_server: Registry) -> None:
+    transform = asking(registry_server)
+    assert PASSWORD not in repr(transform) + transform.fingerprint
+    wrong = WireFormatColumns(LINES, registry_server.url, auth=Secret((USER, "guess")), keep=KEEP)
+    for schema_id, one, text in (
+        (1, wrong, "401"),
+        (6, transform, "NEW"),
+        (7, transform, "not as"),
+    ):
+        with pytest.raises(RegistryError, match=text) as caught:
+            one.apply(batch_of([header(schema_id) + b"x"]))
+        assert PASSWORD not in str(caught.value)
+        assert "guess" not in str(caught.value)
+    with pytest.raises(InvalidOptionError, match="user and password") as refused:
+        WireFormatColumns(LINES, f"http://{USER}:{PASSWORD}@127.0.0.1:1")
+    assert PASSWORD not in str(refused.value)
+
+
 class EvenOffsets:
     """Rejects every odd offset."""
 
@@ -263,6 +429,31 @@ def test_rejected_rows_go_to_the_dead_letters(tmp_path: Path) -> None:
         place for place in expected if place[1] % 2 == 0
     }
     assert not list(letters.rglob("*.part"))
+
+
+def test_dead_letters_of_attempts_that_died_are_listed_and_removable(tmp_path: Path) -> None:
+    lake, letters = Lake(tmp_path, "parquet"), tmp_path / "letters"
+    settings = export_settings(lake.target, transform=EvenOffsets(), dead_letters=str(letters))
+
+    class Dying(LocalExecutor):
+        def run(self, tasks: Sequence[RunnableTask], job: ExportJob) -> Iterator[TaskReport]:
+            for task in tasks:
+                task.run(job)
+            raise Killed
+
+    with pytest.raises(Killed):
+        export(source(), settings, Dying(1))
+    left = {path.name for path in letters.rglob("*.part")}
+    assert left
+    for remove in (False, True):
+        found = clean(settings, older_than_hours=-1, remove=remove)
+        assert {key.rpartition("/")[2] for key in (entry.key for entry in found)} >= left
+    assert not list(letters.rglob("*.part"))
+    report = export(source(), settings, LocalExecutor(1))
+    dead = ds.dataset(str(letters), format="parquet").to_table()
+    assert dead.num_rows == report.rejected > 0
+    assert clean(settings, older_than_hours=-1, remove=True) == ()
+    assert ds.dataset(str(letters), format="parquet").count_rows() == report.rejected
 
 
 def test_a_rejected_row_without_dead_letters_is_an_error(tmp_path: Path) -> None:
