@@ -114,8 +114,7 @@ def _latency(tier: Tier, repeats: int) -> list[Row]:
 
 
 def _from_s3(tier: Tier, repeats: int) -> list[Row]:
-    def read(store: RangeStore) -> None:
-        plan = plan_scan(parse_options({**tier.options, "targetPartitionBytes": "4g"}), store=store)
+    def read(plan: ScanPlan, store: RangeStore) -> None:
         assert _read(plan, store, tier, slow_start=False) == tier.records
 
     return s3_rows(tier, read, repeats=repeats, pace=(FIRST_BYTE_SECONDS, BYTES_PER_SECOND))

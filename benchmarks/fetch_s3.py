@@ -18,12 +18,14 @@ from benchmarks.processes import processor_time
 from benchmarks.report import Row, at_least
 from kts_source.options import parse_options
 from kts_source.remote.tier import open_tier
+from kts_source.scan.planner import plan_scan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from benchmarks.tiers import Tier
     from kts_source.remote.store import RangeStore
+    from kts_source.scan.plan import ScanPlan
 
 _KEY: Final = "benchmark-key"
 _SECRET: Final = "benchmark-secret-0123456789"
@@ -31,13 +33,17 @@ _BUILT: Final = Path(__file__).resolve().parents[1] / "build" / "go" / "versityg
 
 
 def s3_rows(
-    tier: Tier, read: Callable[[RangeStore], object], *, repeats: int, pace: tuple[float, float]
+    tier: Tier,
+    read: Callable[[ScanPlan, RangeStore], object],
+    *,
+    repeats: int,
+    pace: tuple[float, float],
 ) -> list[Row]:
     """A full scan from versitygw, a real S3 server; no row where it is not installed.
 
     Args:
         tier: What is read.
-        read: Reads all of it from a store.
+        read: Reads all of a plan from a store.
         repeats: Rounds, after one that warms up.
         pace: Seconds to the first byte, bytes a second of one connection.
     """
@@ -53,10 +59,12 @@ def s3_rows(
         ports = {"near": near, "far": far}
         for number in range(repeats + 1):
             for name in runs:
-                store = open_tier(parse_options(_options(tier, ports[name])))
+                options = parse_options(_options(tier, ports[name]))
+                store = open_tier(options)
+                plan = plan_scan(options, store)
                 server = processor_time(pid).total
                 began, own = time.perf_counter(), time.process_time()
-                read(store)
+                read(plan, store)
                 found = (
                     time.perf_counter() - began,
                     time.process_time() - own,
@@ -92,6 +100,7 @@ def _options(tier: Tier, port: int) -> dict[str, str]:
         **tier.options,
         "path": "s3://bench",
         "cache": "false",
+        "targetPartitionBytes": "4g",
         "s3.endpoint": f"http://127.0.0.1:{port}",
         "s3.access-key-id": _KEY,
         "s3.secret-access-key": _SECRET,
