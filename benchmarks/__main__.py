@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import inspect
+import signal
 import sys
 import time
 import traceback
@@ -62,6 +63,8 @@ def main(arguments: list[str] | None = None) -> int:
     bench = Bench(options.quick)
     wanted = set(options.parts or set(PARTS) - (LONG_PARTS if options.quick else set()))
     about = machine()
+    # So that sessions and the broker end with this process when it is told to end.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         for part in PARTS:
             if part in wanted:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import shutil
 import statistics
+import sys
 import tempfile
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -95,6 +97,7 @@ class Bench:
     _resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _sessions: dict[str, Session] = field(default_factory=dict)
     _broker: FilledBroker | None = None
+    _began: float = field(default_factory=time.monotonic)
 
     @property
     def repeats(self) -> int:
@@ -112,6 +115,7 @@ class Bench:
             session = Session(NEWEST, unix_sockets=True) if newest else self._oldest()
             self._resources.callback(session.close)
             self._sessions[name] = session
+            self.say(f"{name}: {session.spark_version} is up")
         return self._sessions[name]
 
     def broker(self) -> FilledBroker:
@@ -125,8 +129,14 @@ class Bench:
 
             self._need("java", "mvn")
             folder = self.folder()
-            self._broker = self._resources.enter_context(filled_broker(folder, quick=self.quick))
+            filled = filled_broker(folder, quick=self.quick, say=self.say)
+            self._broker = self._resources.enter_context(filled)
         return self._broker
+
+    def say(self, text: str) -> None:
+        """Shows that the run goes on, on standard error."""
+        passed = time.monotonic() - self._began
+        print(f"{passed:7.1f} s  {text}", file=sys.stderr, flush=True)
 
     @property
     def others(self) -> dict[str, str]:
@@ -147,7 +157,10 @@ class Bench:
     def run(self, contestant: Contestant) -> Run:
         """Runs it once."""
         pid = self.broker().pid if contestant.with_broker else None
-        return self.session(contestant.session).run(contestant.query, other_pid=pid)
+        run = self.session(contestant.session).run(contestant.query, other_pid=pid)
+        query = contestant.query
+        self.say(f"{contestant.session}, {query.source} → {query.sink}: {run.seconds:.2f} s")
+        return run
 
     def in_turns(
         self, contestants: Mapping[str, Contestant], *, repeats: int | None = None

@@ -24,7 +24,7 @@ from benchmarks.session import Query
 from tests.integration.broker import Broker, running_broker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
 PARTITIONS: Final = 2
@@ -111,8 +111,16 @@ def _query(source: str, options: dict[str, str], changes: dict[str, object]) -> 
 
 
 @contextlib.contextmanager
-def filled_broker(folder: Path, *, quick: bool) -> Iterator[FilledBroker]:
-    """Starts a broker, fills it, waits until the tier has what it is to have."""
+def filled_broker(
+    folder: Path, *, quick: bool, say: Callable[[str], object]
+) -> Iterator[FilledBroker]:
+    """Starts a broker, fills it, waits until the tier has what it is to have.
+
+    Args:
+        folder: Empty; holds all of it.
+        quick: Less data.
+        say: Told how far it is.
+    """
     counts = {100: 600_000, 1000: 120_000} if quick else {100: 6_000_000, 1000: 1_200_000}
     names = {100: "small", 1000: "large"}
     segment = str((16 if quick else 64) << 20)
@@ -129,9 +137,12 @@ def filled_broker(folder: Path, *, quick: bool) -> Iterator[FilledBroker]:
         for value_bytes, name in names.items():
             for topic in (name, f"{name}-hot"):
                 _fill(broker.bootstrap, topic, counts[value_bytes], value_bytes)
+                say(f"broker: {topic} is filled")
         _fill_with_aborts(broker.bootstrap, counts[100] // 2)
+        say("broker: transactions are filled")
         tiered = [(name, n) for name in (*names.values(), "aborts") for n in range(PARTITIONS)]
         broker.wait_until_tiered(tiered)
+        say("broker: closed segments are in the tier")
         ends = broker.offsets("latest-tiered")
         topics = {}
         for name, value_bytes in (("small", 100), ("large", 1000), ("aborts", 100)):

@@ -53,13 +53,13 @@ def s3_rows(
     runs: dict[str, list[tuple[float, float, float]]] = {"near": [], "far": []}
     with (
         _gateway(program, tier) as (port, pid),
-        _proxy(port, (0.0, 0.0)) as near,
-        _proxy(port, pace) as far,
+        paced(port, (0.0, 0.0)) as near,
+        paced(port, pace) as far,
     ):
         ports = {"near": near, "far": far}
         for number in range(repeats + 1):
             for name in runs:
-                options = parse_options(_options(tier, ports[name]))
+                options = parse_options(s3_options(tier, ports[name]))
                 store = open_tier(options)
                 plan = plan_scan(options, store)
                 server = processor_time(pid).total
@@ -95,7 +95,7 @@ def _wall(runs: list[tuple[float, float, float]]) -> float:
     return statistics.median(run[0] for run in runs)
 
 
-def _options(tier: Tier, port: int) -> dict[str, str]:
+def s3_options(tier: Tier, port: int) -> dict[str, str]:
     return {
         **tier.options,
         "path": "s3://bench",
@@ -156,7 +156,7 @@ def _upload(port: int, tier: Tier) -> None:
 
 
 @contextlib.contextmanager
-def _proxy(port: int, pace: tuple[float, float]) -> Iterator[int]:
+def paced(port: int, pace: tuple[float, float]) -> Iterator[int]:
     numbers = [f"{number:g}" for number in pace]
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.paced_proxy", "127.0.0.1", str(port), *numbers],

@@ -1,0 +1,122 @@
+"""`limit(10)` of a topic of 100 GiB behind an S3 server 60 ms away: what it reads, how long it
+takes.
+
+Only the first segment's bytes are there; all others are holes of the right size, with manifests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import shutil
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from benchmarks.fetch_s3 import gateway, paced, s3_options
+from benchmarks.report import Row, at_most
+from benchmarks.tiers import TierShape, make_tier
+from segment_format.kafka_uuid import uuid_to_text
+from segment_format.manifest.chunk_index import FixedChunkIndex
+from segment_format.manifest.segment_manifest import SegmentManifest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from benchmarks.tiers import Tier
+
+_SEGMENTS: Final = 100
+_SEGMENT_BYTES: Final = 1 << 30
+_CHUNK_BYTES: Final = 4 << 20
+_REPEATS: Final = 5
+
+
+def limit_rows(pace: tuple[float, float]) -> list[Row]:
+    """Ten rows in a warm Spark session, from the second time on: the first made the plan.
+
+    Args:
+        pace: Seconds to the first byte, bytes a second of one connection.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        tier = _grown(make_tier(TierShape(100, 64 << 20, partitions=1)), Path(folder))
+        with contextlib.ExitStack() as stack:
+            server = gateway(stack, tier)
+            if server is None:
+                return []
+            port = stack.enter_context(paced(server[0], pace))
+            seconds, touched = _measured(tier, port, Path(folder) / "metrics")
+    name = "limit(10) of 100 GiB, 60 ms away, warm Spark"
+    return [
+        at_most(f"{name}, after planning", statistics.median(seconds), "s", 0.8).noted(
+            f"{min(seconds):.2f} to {max(seconds):.2f} s"
+        ),
+        at_most(f"{name}, bytes touched", max(touched) / (1 << 20), "MiB", 16),
+    ]
+
+
+def _measured(tier: Tier, port: int, metrics: Path) -> tuple[list[float], list[int]]:
+    from benchmarks.sparks import start_spark
+    from pyspark_tiered_kafka import register
+
+    spark = start_spark()
+    register(spark)
+    options = {**s3_options(tier, port), "targetPartitionBytes": "128m"}
+    frame = spark.read.format("tiered-kafka").options(**options, metricsPath=str(metrics)).load()
+    ten = frame.limit(10)
+    seconds, touched = [], []
+    for number in range(_REPEATS + 1):
+        shutil.rmtree(metrics, ignore_errors=True)
+        began = time.perf_counter()
+        assert len(ten.collect()) == 10
+        took = time.perf_counter() - began
+        time.sleep(0.5)  # a worker may still be writing its line
+        if number:  # the first makes the plan
+            seconds.append(took)
+            touched.append(sum(line["bytes"] for line in _lines(metrics)))
+    spark.stop()
+    return seconds, touched
+
+
+def _lines(folder: Path) -> Iterator[dict[str, int]]:
+    for path in folder.iterdir():
+        yield from map(json.loads, path.read_text().splitlines())
+
+
+def _grown(small: Tier, folder: Path) -> Tier:
+    """The first segment of a tier, and holes behind it."""
+    path = folder / "tier"
+    first = min(small.path.glob("*/0/*.rsm-manifest"))
+    target = path / first.parent.relative_to(small.path)
+    target.mkdir(parents=True)
+    for suffix in (".log", ".indexes", ".rsm-manifest"):
+        shutil.copy(first.with_suffix(suffix), target)
+    manifest = SegmentManifest.from_json(first.read_bytes())
+    known = manifest.metadata
+    assert known is not None
+    count = known.end_offset + 1 - known.start_offset
+    last_bytes = _SEGMENT_BYTES % _CHUNK_BYTES or _CHUNK_BYTES
+    chunks = FixedChunkIndex(_CHUNK_BYTES, _SEGMENT_BYTES, _CHUNK_BYTES, last_bytes)
+    for number in range(1, _SEGMENTS):
+        start = known.start_offset + number * count
+        segment_id = dataclasses.replace(known.segment_id, id=number.to_bytes(16, "big"))
+        metadata = dataclasses.replace(
+            known,
+            segment_id=segment_id,
+            start_offset=start,
+            end_offset=start + count - 1,
+            segment_size_in_bytes=_SEGMENT_BYTES,
+            segment_leader_epochs=tuple(
+                dataclasses.replace(entry, start_offset=start)
+                for entry in known.segment_leader_epochs
+            ),
+        )
+        stem = target / f"{start:020d}-{uuid_to_text(segment_id.id)}"
+        described = dataclasses.replace(manifest, chunk_index=chunks, metadata=metadata)
+        stem.with_suffix(".rsm-manifest").write_bytes(described.to_json())
+        shutil.copy(first.with_suffix(".indexes"), stem.with_suffix(".indexes"))
+        with stem.with_suffix(".log").open("wb") as hole:
+            hole.truncate(_SEGMENT_BYTES)
+    return dataclasses.replace(small, path=path)
