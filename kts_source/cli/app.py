@@ -5,7 +5,8 @@ PATH and TOPIC stand for `--path` and `--subscribe`. Options of the data source 
 `--json` prints one JSON document instead of a table.
 
 Exit codes: 0 done; 1 the tier or its data (corrupt, missing, unreachable), or the target; 2 a
-mistake in the command or an option; 3 offsets that the tier should hold and does not; 130 interrupted.
+mistake in the command or an option; 3 offsets that the tier should hold and does not; 130
+interrupted.
 """
 
 from __future__ import annotations
