@@ -5,6 +5,7 @@ plan, else by the layout, which reads a manifest or the like.
 from __future__ import annotations
 
 import logging
+import threading
 from typing import TYPE_CHECKING, Final
 
 from kts_source.errors import CorruptSegmentError, ObjectNotFoundError
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+CALCULATING: Final = threading.Lock()
+"""Held by the thread that calculates much: dozens that take turns at it cost half as much again."""
 _GROUPS: Final = 64
 _GROUP_SEGMENTS: Final = 16
 
@@ -117,13 +120,14 @@ class ListedSegments:
         """
         wanted = list(numbers)
         missing = []
-        for number in wanted:
-            if number not in self._described:
-                known = self._pack.find(self.entries[number])
-                if known is None:
-                    missing.append(number)
-                else:
-                    self._described[number] = known
+        with CALCULATING:
+            for number in wanted:
+                if number not in self._described:
+                    known = self._pack.find(self.entries[number])
+                    if known is None:
+                        missing.append(number)
+                    else:
+                        self._described[number] = known
         if missing:
             fresh = self._describer.described([self.entries[number] for number in missing])
             for number, segment in zip(missing, fresh, strict=True):

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from kts_source.remote.layout import Orphan
+    from kts_source.scan.estimate import Price
     from kts_source.scan.lineage import PartitionLog
     from kts_source.scan.task import ScanTask
     from segment_format.isolation import OpenTransaction
@@ -60,11 +63,16 @@ class ScanPlan:
     columns: tuple[str, ...]
     where: str | None = None
 
-    def explain(self) -> str:
-        """What is read, what is left out and why, and what it will cost, in words."""
+    def explain(self, prices: Mapping[str, Price] | None = None) -> str:
+        """What is read, what is left out and why, and what it will cost, in words.
+
+        Args:
+            prices: Storage class to price; default: list prices of S3.
+        """
+        from kts_source.scan.estimate import S3_PRICES
         from kts_source.scan.explain import explain
 
-        return explain(self)
+        return explain(self, S3_PRICES if prices is None else prices)
 
     def to_json(self) -> str:
         """The plan as JSON, for option `planFile`; there is no secret in it."""

@@ -183,7 +183,7 @@ def _plan_partition(
     check_order(place, start, stop)
     surviving = view.covering(start, stop)
     check_no_holes(place, surviving, start, stop, fail_on_data_loss=loss)
-    surviving, decisions = _decisions(options, view, start, stop)
+    surviving, decisions = _decisions(options, view, place, start, stop)
     part.listed.save()
     for skipped in surviving.skipped:
         log.info("%s: segment %s not read: %s", place, skipped.segment.segment_id, skipped.reason)
@@ -204,14 +204,15 @@ def _plan_partition(
 
 
 def _decisions(
-    options: ScanOptions, view: PartitionView, start: int, stop: int
+    options: ScanOptions, view: PartitionView, place: Place, start: int, stop: int
 ) -> tuple[PartitionLog, Decisions]:
     if start >= stop or not options.read_committed:
         return view.covering(start, stop), Decisions(NO_ABORTED, max(start, stop), ())
     surviving, decisions = view.decided(start, stop)
     if len(decisions.aborted):
         log.info(
-            "%d aborted transactions are left out of offsets [%d, %d)",
+            "%s: %d aborted transactions are left out of offsets [%d, %d)",
+            place,
             len(decisions.aborted),
             start,
             stop,

@@ -40,6 +40,7 @@ from kts_source.scan.lineage import (
     partition_log,
     usable_range,
 )
+from kts_source.scan.listed import CALCULATING
 from kts_source.scan.timestamps import first_offset_at_or_after
 
 if TYPE_CHECKING:
@@ -192,7 +193,8 @@ class PartitionView:
             self.log = PartitionLog((), 0, 0, (), (), ())
             return
         lineage = self._side_files.leader_epochs(newest_segment(segments)).entries
-        self.log = partition_log(segments, lineage)
+        with CALCULATING:
+            self.log = partition_log(segments, lineage)
 
     def _frame(self) -> bool:
         """Finds where the log begins and ends from few segments; False where that is not safe."""

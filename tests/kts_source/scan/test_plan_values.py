@@ -169,6 +169,8 @@ def test_cost_follows_the_price_table() -> None:
     work = estimate(kts_source.plan(tier_options("codecs")).tasks)
     prices = {"STANDARD": Price(1_000_000.0, 0.0, 0.0)}
     assert work.cost(prices) == pytest.approx(work.requests)
+    plan = kts_source.plan(tier_options("codecs"))
+    assert f"about ${work.requests:.4f}" in plan.explain(prices)
     prices = {"STANDARD": Price(0.0, 1024.0, 1024.0)}
     assert work.cost(prices) == pytest.approx(work.bytes / (1 << 30) * 2048)
 
