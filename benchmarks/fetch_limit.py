@@ -6,17 +6,18 @@ Only the first segment's bytes are there; all others are holes of the right size
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
+import os
 import shutil
 import statistics
 import tempfile
 import time
+import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from benchmarks.fetch_s3 import gateway, paced, s3_options
+from benchmarks.fetch_s3 import BUCKET, gateway, paced, s3_options, server_program
 from benchmarks.report import Row, at_most
 from benchmarks.tiers import TierShape, make_tier
 from segment_format.kafka_uuid import uuid_to_text
@@ -40,14 +41,17 @@ def limit_rows(pace: tuple[float, float]) -> list[Row]:
     Args:
         pace: Seconds to the first byte, bytes a second of one connection.
     """
+    program = server_program()
+    if program is None:
+        return []
     with tempfile.TemporaryDirectory() as folder:
-        tier = _grown(make_tier(TierShape(100, 64 << 20, partitions=1)), Path(folder))
-        with contextlib.ExitStack() as stack:
-            server = gateway(stack, tier)
-            if server is None:
-                return []
-            port = stack.enter_context(paced(server[0], pace))
-            seconds, touched = _measured(tier, port, Path(folder) / "metrics")
+        root = Path(folder) / "root"
+        root.mkdir()
+        small = make_tier(TierShape(100, 64 << 20, partitions=1))
+        tier = dataclasses.replace(small, path=root / BUCKET)
+        _grow(small.path, tier.path)
+        with gateway(program, root) as (port, _), paced(port, pace) as far:
+            seconds, touched = _measured(tier, far, Path(folder) / "metrics")
     name = "limit(10) of 100 GiB, 60 ms away, warm Spark"
     return [
         at_most(f"{name}, after planning", statistics.median(seconds), "s", 0.8).noted(
@@ -59,7 +63,7 @@ def limit_rows(pace: tuple[float, float]) -> list[Row]:
 
 def _measured(tier: Tier, port: int, metrics: Path) -> tuple[list[float], list[int]]:
     from benchmarks.sparks import start_spark
-    from pyspark_tiered_kafka import register
+    from kts_source import register
 
     spark = start_spark()
     register(spark)
@@ -85,11 +89,10 @@ def _lines(folder: Path) -> Iterator[dict[str, int]]:
         yield from map(json.loads, path.read_text().splitlines())
 
 
-def _grown(small: Tier, folder: Path) -> Tier:
-    """The first segment of a tier, and holes behind it."""
-    path = folder / "tier"
-    first = min(small.path.glob("*/0/*.rsm-manifest"))
-    target = path / first.parent.relative_to(small.path)
+def _grow(small: Path, bucket: Path) -> None:
+    """Writes the first segment of a tier, and holes behind it."""
+    first = min(small.glob("*/0/*.rsm-manifest"))
+    target = bucket / first.parent.relative_to(small)
     target.mkdir(parents=True)
     for suffix in (".log", ".indexes", ".rsm-manifest"):
         shutil.copy(first.with_suffix(suffix), target)
@@ -101,7 +104,7 @@ def _grown(small: Tier, folder: Path) -> Tier:
     chunks = FixedChunkIndex(_CHUNK_BYTES, _SEGMENT_BYTES, _CHUNK_BYTES, last_bytes)
     for number in range(1, _SEGMENTS):
         start = known.start_offset + number * count
-        segment_id = dataclasses.replace(known.segment_id, id=number.to_bytes(16, "big"))
+        segment_id = dataclasses.replace(known.segment_id, id=uuid.UUID(int=number))
         metadata = dataclasses.replace(
             known,
             segment_id=segment_id,
@@ -119,4 +122,5 @@ def _grown(small: Tier, folder: Path) -> Tier:
         shutil.copy(first.with_suffix(".indexes"), stem.with_suffix(".indexes"))
         with stem.with_suffix(".log").open("wb") as hole:
             hole.truncate(_SEGMENT_BYTES)
-    return dataclasses.replace(small, path=path)
+    for path in target.iterdir():  # where the server keeps ETags
+        os.setxattr(path, "user.etag", path.name.encode())

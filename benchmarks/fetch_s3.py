@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kts_source.remote.store import RangeStore
     from kts_source.scan.plan import ScanPlan
 
+BUCKET: Final = "bench"
 _KEY: Final = "benchmark-key"
 _SECRET: Final = "benchmark-secret-0123456789"
 _BUILT: Final = Path(__file__).resolve().parents[1] / "build" / "go" / "versitygw"
@@ -47,15 +48,17 @@ def s3_rows(
         repeats: Rounds, after one that warms up.
         pace: Seconds to the first byte, bytes a second of one connection.
     """
-    program = shutil.which("versitygw") or (str(_BUILT) if _BUILT.exists() else None)
+    program = server_program()
     if program is None:
         return []
     runs: dict[str, list[tuple[float, float, float]]] = {"near": [], "far": []}
     with (
-        _gateway(program, tier) as (port, pid),
+        tempfile.TemporaryDirectory() as root,
+        gateway(program, Path(root)) as (port, pid),
         paced(port, (0.0, 0.0)) as near,
         paced(port, pace) as far,
     ):
+        _upload(port, tier)
         ports = {"near": near, "far": far}
         for number in range(repeats + 1):
             for name in runs:
@@ -95,10 +98,16 @@ def _wall(runs: list[tuple[float, float, float]]) -> float:
     return statistics.median(run[0] for run in runs)
 
 
+def server_program() -> str | None:
+    """Versitygw on PATH, or as the tests build it."""
+    return shutil.which("versitygw") or (str(_BUILT) if _BUILT.exists() else None)
+
+
 def s3_options(tier: Tier, port: int) -> dict[str, str]:
+    """What reads the tier from the bucket."""
     return {
         **tier.options,
-        "path": "s3://bench",
+        "path": f"s3://{BUCKET}",
         "cache": "false",
         "targetPartitionBytes": "4g",
         "s3.endpoint": f"http://127.0.0.1:{port}",
@@ -110,30 +119,28 @@ def s3_options(tier: Tier, port: int) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _gateway(program: str, tier: Tier) -> Iterator[tuple[int, int]]:
-    """The port and the process id of a server that holds the tier."""
+def gateway(program: str, root: Path) -> Iterator[tuple[int, int]]:
+    """The port and the process id of a server over a folder."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
-    with tempfile.TemporaryDirectory() as root:
-        (Path(root) / "bench").mkdir()
-        process = subprocess.Popen(
-            [program, "--quiet", "--port", f"127.0.0.1:{port}", "posix", root],
-            env={**os.environ, "ROOT_ACCESS_KEY": _KEY, "ROOT_SECRET_KEY": _SECRET},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        try:
-            for _ in range(100):
-                with socket.socket() as probe:
-                    if probe.connect_ex(("127.0.0.1", port)) == 0:
-                        break
-                time.sleep(0.1)
-            _upload(port, tier)
-            yield port, process.pid
-        finally:
-            process.terminate()
-            process.wait(30)
+    (root / BUCKET).mkdir(exist_ok=True)
+    process = subprocess.Popen(
+        [program, "--quiet", "--port", f"127.0.0.1:{port}", "posix", str(root)],
+        env={**os.environ, "ROOT_ACCESS_KEY": _KEY, "ROOT_SECRET_KEY": _SECRET},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        for _ in range(100):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.1)
+        yield port, process.pid
+    finally:
+        process.terminate()
+        process.wait(30)
 
 
 def _upload(port: int, tier: Tier) -> None:
@@ -151,12 +158,13 @@ def _upload(port: int, tier: Tier) -> None:
     for path in tier.path.glob("*/*/*"):
         with path.open("rb") as body:
             key = path.relative_to(tier.path).as_posix()
-            client.put_object(Bucket="bench", Key=key, Body=body)
+            client.put_object(Bucket=BUCKET, Key=key, Body=body)
     client.close()
 
 
 @contextlib.contextmanager
 def paced(port: int, pace: tuple[float, float]) -> Iterator[int]:
+    """The port of a proxy before `port`; see `paced_proxy`."""
     numbers = [f"{number:g}" for number in pace]
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.paced_proxy", "127.0.0.1", str(port), *numbers],

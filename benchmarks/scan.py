@@ -216,7 +216,7 @@ def _aborts(bench: Bench) -> list[Row]:
         for level in levels
     ]
     left_out = 1 - counts[0] / counts[1]
-    assert 0.03 < left_out < 0.07, counts
+    assert 0.02 < left_out < 0.12, counts  # a quick run has few transactions
     committed, uncommitted = (found[level] for level in levels)
     return [
         Row("scan, 100 B, transactions: records left out as aborted", left_out * 100, "%"),

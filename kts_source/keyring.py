@@ -8,6 +8,7 @@ there is looked for again where the key is needed.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import re
@@ -22,7 +23,7 @@ from segment_format.errors import UnknownKeyError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from segment_format.manifest.encryption import WrappedDataKey
+    from segment_format.manifest.encryption import PrivateKey, WrappedDataKey
 
 KEY_SOURCES: Final = ("file", "env", "callback")
 
@@ -104,9 +105,9 @@ class KeyRing:
         """
         key_id = wrapped.key_id.lower()
         pem = self.pems.reveal().get(key_id) or self._read(key_id, wrapped.key_id)
-        from segment_format.manifest.encryption import load_private_key, unwrap_data_key
+        from segment_format.manifest.encryption import unwrap_data_key
 
-        return unwrap_data_key(wrapped, load_private_key(pem))
+        return unwrap_data_key(wrapped, _private_key(pem))
 
     def _here(self, key_id: str) -> bytes | None:
         """The PEM bytes if this machine has them."""
@@ -140,6 +141,14 @@ class KeyRing:
             f"encrypted with key id {shown_id!r}, and {what} named by option {option}.{source} does"
             " not exist on the driver or on this worker"
         )
+
+
+@functools.lru_cache(maxsize=8)
+def _private_key(pem: bytes) -> PrivateKey:
+    """The parsed key; parsing checks that it is one, which takes 30 ms, and tasks may be short."""
+    from segment_format.manifest.encryption import load_private_key
+
+    return load_private_key(pem)
 
 
 def _called(callback: str, key_id: str) -> bytes:
