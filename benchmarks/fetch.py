@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from benchmarks.fetch_limit import limit_rows
 from benchmarks.fetch_s3 import s3_rows
 from benchmarks.report import Row, at_least, at_most, best_seconds
 from benchmarks.tiers import Tier, TierShape, make_tier
@@ -58,6 +59,7 @@ def run(*, quick: bool) -> list[Row]:
         _limit(tier),
         *_memory(log_bytes),
         _aes(),
+        *limit_rows((FIRST_BYTE_SECONDS, BYTES_PER_SECOND)),
     ]
 
 
