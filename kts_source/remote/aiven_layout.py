@@ -14,7 +14,13 @@ import re
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
-from kts_source.remote.layout import Orphan, PartitionListing, SegmentEntry, TopicFolder
+from kts_source.remote.layout import (
+    CALCULATING,
+    Orphan,
+    PartitionListing,
+    SegmentEntry,
+    TopicFolder,
+)
 from kts_source.remote.segment import (
     Envelope,
     IndexType,
@@ -125,7 +131,8 @@ class AivenLayout:
         assert log is not None
         assert indexes is not None
         data = store.get_range(info.key, 0, _bounded(info), version=info.version)
-        return _segment(entry, SegmentManifest.from_json(data), _ref(log), _ref(indexes))
+        with CALCULATING:
+            return _segment(entry, SegmentManifest.from_json(data), _ref(log), _ref(indexes))
 
 
 def _parsed_name(name: str) -> tuple[int, str, str] | None:

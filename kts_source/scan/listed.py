@@ -5,12 +5,12 @@ plan, else by the layout, which reads a manifest or the like.
 from __future__ import annotations
 
 import logging
-import threading
 from typing import TYPE_CHECKING, Final
 
 from kts_source.errors import CorruptSegmentError, ObjectNotFoundError
 from kts_source.remote.cache_packs import SegmentPack
 from kts_source.remote.cache_store import CachedStore
+from kts_source.remote.layout import CALCULATING
 from segment_format.errors import SegmentFormatError
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-CALCULATING: Final = threading.Lock()
-"""Held by the thread that calculates much: dozens that take turns at it cost half as much again."""
 _GROUPS: Final = 64
 _GROUP_SEGMENTS: Final = 16
 

@@ -30,6 +30,7 @@ from kts_source.options.bounds import (
     TimestampBound,
     TimestampsBound,
 )
+from kts_source.remote.layout import CALCULATING
 from kts_source.scan.isolation import Decisions, decide
 from kts_source.scan.lineage import (
     MAX_OFFSET,
@@ -40,7 +41,6 @@ from kts_source.scan.lineage import (
     partition_log,
     usable_range,
 )
-from kts_source.scan.listed import CALCULATING
 from kts_source.scan.timestamps import first_offset_at_or_after
 
 if TYPE_CHECKING:
