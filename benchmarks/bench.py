@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 SPARK_4_0: Final = "Spark 4.0"
 NEWEST_SPARK: Final = "newest Spark"
+_FEWEST_ROUNDS: Final = 2
+_LATE_SECONDS: Final = 15 * 60
 
 
 class SkippedError(Exception):
@@ -139,6 +141,11 @@ class Bench:
         print(f"{passed:7.1f} s  {text}", file=sys.stderr, flush=True)
 
     @property
+    def _is_late(self) -> bool:
+        limit = _LATE_SECONDS / 10 if self.quick else _LATE_SECONDS
+        return time.monotonic() - self._began > limit
+
+    @property
     def others(self) -> dict[str, str]:
         """Versions of what ran in processes of its own."""
         found = {name: session.spark_version for name, session in self._sessions.items()}
@@ -165,9 +172,15 @@ class Bench:
     def in_turns(
         self, contestants: Mapping[str, Contestant], *, repeats: int | None = None
     ) -> dict[str, Timings]:
-        """Every contestant once a round; the first round warms up and does not count."""
+        """Every contestant once a round; the first round warms up and does not count.
+
+        A run that takes long already goes on with fewer rounds.
+        """
         runs: dict[str, list[Run]] = {name: [] for name in contestants}
         for number in range((repeats or self.repeats) + 1):
+            if number > _FEWEST_ROUNDS and self._is_late:
+                self.say(f"late: {number - 1} rounds are enough")
+                break
             for name, contestant in contestants.items():
                 run = self.run(contestant)
                 if number:
