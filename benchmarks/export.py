@@ -29,7 +29,7 @@ from kts_source.export.run import export
 from kts_source.export.settings import export_settings
 from kts_source.options import parse_options
 from kts_source.remote.segment_reader import SegmentReader
-from kts_source.remote.store import open_store
+from kts_source.remote.stores import open_store
 from kts_source.scan.execute import ReadSettings, read_task
 from kts_source.scan.planner import plan_scan
 

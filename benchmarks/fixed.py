@@ -72,7 +72,7 @@ import pyarrow, numpy
 started = time.perf_counter()
 from kts_source.options import parse_options
 from kts_source.remote.segment_reader import SegmentReader
-from kts_source.remote.store import open_store
+from kts_source.remote.stores import open_store
 from kts_source.scan.execute import ReadSettings, read_task
 from kts_source.scan.planner import plan_scan
 options = parse_options(json.loads(sys.argv[1]))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kts_source.errors import TieredKafkaError
 from kts_source.options import parse_options
 from kts_source.options.selection import Assign
-from kts_source.remote.layout import find_layout
+from kts_source.remote.layouts import find_layout
 from kts_source.remote.tier import open_tier
 from kts_source.scan.describe import describe
 from kts_source.scan.discover import DiscoveredPartition, discover

@@ -26,7 +26,7 @@ from kts_source.export.table import BaseFile, Commit, TableState, WritePlace, ch
 from kts_source.export.target_store import both_listed, open_target
 from kts_source.remote.local_store import local_root
 from kts_source.remote.storage_options import secret_values
-from kts_source.remote.store import S3_SCHEMES, split_scheme
+from kts_source.remote.stores import S3_SCHEMES, split_scheme
 from kts_source.secret import scrub
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from kts_source.export.files import TaskReport
 from kts_source.export.settings import PARQUET, REMOVE_OLD
 from kts_source.export.target_store import open_target
 from kts_source.export.task_writer import TOPIC_ID
-from kts_source.remote.store import open_store
+from kts_source.remote.stores import open_store
 from kts_source.table import PARTITION, SEGMENT_ID, TOPIC
 from segment_format.arrow import record_schema
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from kts_source.errors import InvalidOptionError, ObjectNotFoundError
 from kts_source.export.errors import ExportError, UnsupportedTargetError
 from kts_source.remote.local_store import local_root
-from kts_source.remote.store import S3_SCHEMES, check_key, split_scheme
+from kts_source.remote.store import check_key
+from kts_source.remote.stores import S3_SCHEMES, split_scheme
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -104,7 +105,7 @@ def open_target(path: str, storage: Secret[Mapping[str, str]]) -> TargetStore:
 
     Args:
         path: A local folder (plain or `file:///…`) or `s3://bucket/prefix`.
-        storage: As for `kts_source.remote.store.open_store`.
+        storage: As for `kts_source.remote.stores.open_store`.
 
     Raises:
         InvalidOptionError: The path is empty or holds credentials.

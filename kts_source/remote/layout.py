@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Final, Protocol
 
-from kts_source.errors import InvalidOptionError
 from segment_format.errors import InvalidManifestError
 
 if TYPE_CHECKING:
     from kts_source.remote.segment import RemoteSegment
     from kts_source.remote.store import ObjectInfo, RangeStore
 
-ENTRY_POINT_GROUP: Final = "kts_source.layouts"
 CALCULATING: Final = threading.Lock()
 """Held, never while waiting for an answer, by the planning thread that calculates much: dozens that
 pass the interpreter's lock to and fro cost half as much again.
@@ -124,26 +121,3 @@ def require_format_version(layout: Layout, version: str) -> None:
             f"format version {version[:40]!r} of layout {layout.name!r} is not supported;"
             f" supported: {supported}"
         )
-
-
-def find_layout(name: str) -> Layout:
-    """The layout registered under `name`.
-
-    Raises:
-        InvalidOptionError: No such layout; names those there are.
-    """
-    from kts_source.remote.aiven_layout import AivenLayout
-    from kts_source.remote.local_tiered_layout import LocalTieredLayout
-
-    built_in: dict[str, Layout] = {
-        AivenLayout.name: AivenLayout(),
-        LocalTieredLayout.name: LocalTieredLayout(),
-    }
-    if name in built_in:
-        return built_in[name]
-    plug_ins = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
-    if name in plug_ins:
-        layout: Layout = plug_ins[name].load()()
-        return layout
-    known = ", ".join(sorted({*built_in, *plug_ins}))
-    raise InvalidOptionError(f"option 'layout' is {name!r}; known layouts: {known}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kts_source.remote.cache_store import open_cached
-from kts_source.remote.store import open_store
+from kts_source.remote.stores import open_store
 
 if TYPE_CHECKING:
     from kts_source.options import ScanOptions

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kts_source.remote.local_store import local_root
 from kts_source.remote.segment_reader import SegmentReader
 from kts_source.remote.storage_options import extra_arguments, s3_arguments, secret_values
-from kts_source.remote.store import S3_SCHEMES, split_scheme
+from kts_source.remote.stores import S3_SCHEMES, split_scheme
 from kts_source.remote.tier import open_tier
 from kts_source.scan.execute import ReadSettings, read_task
 from kts_source.scan.metrics import CLOSED, DONE, TaskMeter, TaskMetrics, TaskPlace

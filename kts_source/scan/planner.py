@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from kts_source.errors import InvalidOptionError, TieredKafkaError
 from kts_source.options import parse_options
-from kts_source.remote.layout import find_layout
+from kts_source.remote.layouts import find_layout
 from kts_source.remote.segment_reader import SegmentReader
 from kts_source.remote.tier import open_tier
 from kts_source.scan.bounds import (

@@ -18,7 +18,8 @@ from kts_source.errors import (
     StoreNotFoundError,
     TruncatedObjectError,
 )
-from kts_source.remote.store import ObjectInfo, RangeStore, StoreCounters, open_store
+from kts_source.remote.store import ObjectInfo, RangeStore, StoreCounters
+from kts_source.remote.stores import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

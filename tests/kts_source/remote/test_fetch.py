@@ -14,7 +14,7 @@ from kts_source.remote.coalesce import ByteRange
 from kts_source.remote.counters import StoreCounters, Tally
 from kts_source.remote.fetch import FetchedRanges, FetchRequest, fetch_ranges
 from kts_source.remote.retry import RetryPolicy, TransientError
-from kts_source.remote.store import ObjectInfo, RangeStore, open_store
+from kts_source.remote.stores import open_store
 from kts_source.secret import Secret
 from tests.faulty_proxy import Stall, faulty_proxy
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from kts_source.remote.store import ObjectInfo, RangeStore
     from tests.s3 import S3Server
 
 DATA = bytes(range(256)) * 40

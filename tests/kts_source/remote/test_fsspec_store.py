@@ -19,13 +19,15 @@ from kts_source.errors import (
 )
 from kts_source.remote.retry import RetryPolicy
 from kts_source.remote.storage_options import storage_options_from
-from kts_source.remote.store import RangeStore, open_store
+from kts_source.remote.stores import open_store
 from kts_source.secret import Secret
 from tests.kts_source.remote.range_store_suite import DATA, RangeStoreSuite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
+
+    from kts_source.remote.store import RangeStore
 
 NOTHING: Secret[Mapping[str, str]] = Secret({})
 QUICK = RetryPolicy(max_attempts=3, first_pause_seconds=0.001, max_pause_seconds=0.01)

@@ -11,13 +11,15 @@ import pytest
 
 from kts_source.errors import InvalidOptionError, TieredKafkaError
 from kts_source.remote.aiven_layout import AivenLayout
-from kts_source.remote.layout import Layout, find_layout
+from kts_source.remote.layouts import find_layout
 from segment_format.errors import InvalidManifestError
 from segment_format.testing.uniform import uniform_segment, write_uniform_batches
 from tests.kts_source.scan.scanning import scan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from kts_source.remote.layout import Layout
 
 TEXT = (Path(__file__).resolve().parents[3] / "docs" / "layout-plugin.md").read_text()
 

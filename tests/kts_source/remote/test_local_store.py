@@ -15,13 +15,15 @@ from kts_source.errors import (
     StoreError,
 )
 from kts_source.remote.local_store import LocalStore
-from kts_source.remote.store import RangeStore, open_store
+from kts_source.remote.stores import open_store
 from kts_source.secret import Secret
 from tests.kts_source.remote.range_store_suite import DATA, RangeStoreSuite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
+
+    from kts_source.remote.store import RangeStore
 
 NOTHING: Secret[Mapping[str, str]] = Secret({})
 

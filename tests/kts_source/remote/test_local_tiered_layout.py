@@ -9,7 +9,8 @@ import pytest
 
 from kts_source.errors import CorruptSegmentError, InvalidOptionError, TierNotFoundError
 from kts_source.options import parse_options
-from kts_source.remote.layout import TopicFolder, find_layout
+from kts_source.remote.layout import TopicFolder
+from kts_source.remote.layouts import find_layout
 from kts_source.remote.local_store import LocalStore
 from kts_source.remote.local_tiered_layout import LocalTieredLayout
 from kts_source.remote.segment import IndexType, ObjectRef, RemoteSegment

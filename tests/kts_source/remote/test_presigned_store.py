@@ -16,7 +16,8 @@ from kts_source.errors import (
     TruncatedObjectError,
 )
 from kts_source.options import parse_options
-from kts_source.remote.store import RangeStore, open_store
+from kts_source.remote.store import RangeStore
+from kts_source.remote.stores import open_store
 from kts_source.secret import Secret
 from tests.faulty_proxy import change, cut, drop, faulty_proxy, status
 from tests.golden_data import KEY_PREFIX, TIER, assert_same_rows, expected_table, tier_options

@@ -20,7 +20,7 @@ from kts_source.errors import (
 )
 from kts_source.remote.retry import RetryPolicy
 from kts_source.remote.storage_options import storage_options_from
-from kts_source.remote.store import open_store
+from kts_source.remote.stores import open_store
 from kts_source.secret import Secret
 from tests.faulty_proxy import (
     Answer,

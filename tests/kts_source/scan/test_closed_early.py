@@ -52,7 +52,7 @@ def test_no_thread_and_no_socket_is_left(s3_server: S3Server, batches: int | Non
     for number, _ in enumerate(rows):
         if number == batches:
             break
-    rows.close()  # type: ignore[attr-defined]  # a generator
+    rows.close()
     del rows
     gc.collect()
     assert fetch_threads() == []

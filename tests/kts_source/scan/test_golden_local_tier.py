@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from kts_source.errors import DataLossError
 from kts_source.options import parse_options
-from kts_source.remote.layout import find_layout
+from kts_source.remote.layouts import find_layout
 from kts_source.remote.local_store import LocalStore
 from kts_source.scan.planner import plan_scan
 from segment_format.testing import BuiltLog, LocalTierWriter, LogBuilder, SimpleRecord

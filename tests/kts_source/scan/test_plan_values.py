@@ -22,7 +22,7 @@ from kts_source.errors import (
     PlanTooLargeError,
 )
 from kts_source.options import parse_options
-from kts_source.remote.store import open_store
+from kts_source.remote.stores import open_store
 from kts_source.scan.estimate import Price, estimate
 from kts_source.scan.plan_checks import check_plan
 from kts_source.scan.plan_json import plan_from_json

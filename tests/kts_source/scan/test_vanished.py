@@ -166,7 +166,7 @@ def test_a_task_that_fails_or_is_closed_says_so(tier: Path, tmp_path: Path) -> N
     plan = plan_scan(options)
     rows = measured_task(plan.tasks[0], options)
     next(rows)
-    rows.close()  # type: ignore[attr-defined]  # a generator
+    rows.close()
     logs(tier, "codecs")[0].unlink()
     with pytest.raises(DataLossError):
         list(measured_task(plan.tasks[0], options))
