@@ -2,8 +2,8 @@
 
 `small` and `large` have their closed segments in the tier only (`LocalTieredStorage`, which our
 source reads from its folder); `small-hot` and `large-hot` hold the same records on the broker's
-disk and in the page cache. Records are dated over 30 days. `aborts` has 5 % of its records in
-aborted transactions.
+disk and in the page cache; a quick run has no large ones. Records are dated over 30 days. `aborts`
+has 5 % of its records in aborted transactions.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ def filled_broker(
         quick: Less data.
         say: Told how far it is.
     """
-    counts = {100: 600_000, 1000: 120_000} if quick else {100: 6_000_000, 1000: 1_200_000}
-    names = {100: "small", 1000: "large"}
+    counts = {100: 600_000} if quick else {100: 6_000_000, 1000: 1_200_000}
+    names = {100: "small"} if quick else {100: "small", 1000: "large"}
     segment = str((16 if quick else 64) << 20)
     settings = {**_SETTINGS, "internal_segment_bytes": segment}
     with running_broker(folder / "broker") as broker:
@@ -145,7 +145,7 @@ def filled_broker(
         say("broker: closed segments are in the tier")
         ends = broker.offsets("latest-tiered")
         topics = {}
-        for name, value_bytes in (("small", 100), ("large", 1000), ("aborts", 100)):
+        for value_bytes, name in (*names.items(), (100, "aborts")):
             stops = {number: ends[name, number] + 1 for number in range(PARTITIONS)}
             step = SPAN_MS / (counts[value_bytes] / PARTITIONS)
             topics[name] = Topic(name, value_bytes, stops, step)
