@@ -75,6 +75,14 @@ SPARK_INSIDE_FUNCTIONS = ("kts_source.cli",)
 LAZY_SPARK_MODULES = {"kts_source"}  # __getattr__ hands out the data source
 
 
+# What is imported inside their functions is only handed on to the user who asks for it.
+FACES: dict[str, str] = {
+    "kts_source": "`__getattr__` brings in what a name stands for",
+    "kts_source.scan.plan": "`ScanPlan.explain` and `.to_json` are functions of other modules",
+    "kts_source.export.report": "`BackfillReport.save_png` draws with another module",
+}
+
+
 class Import(NamedTuple):
     """One imported name: the module that imports, the module imported, where and how."""
 
@@ -326,3 +334,30 @@ def test_options_and_planning_load_without_the_compiler() -> None:
     )
     loaded = {top(name) for name in loaded_after(statements)}
     assert loaded & {"numba", "llvmlite", "s3fs", "pandas"} == set()
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    follows: dict[str, set[str]] = {}
+    for found in ALL_IMPORTS:
+        if not found.for_types_only and top(found.imported) in PACKAGES:
+            follows.setdefault(found.importer, set()).add(found.imported)
+    for face in FACES:
+        follows[face] = {
+            found.imported
+            for found in ALL_IMPORTS
+            if found.importer == face and found.at_import_time and not found.for_types_only
+        }
+    in_circles = [module for module in follows if module in _reached(follows, module)]
+    assert in_circles == []
+
+
+def _reached(follows: dict[str, set[str]], start: str) -> set[str]:
+    """The modules that an import of one brings in, sooner or later."""
+    seen: set[str] = set()
+    left = list(follows[start])
+    while left:
+        module = left.pop()
+        if module not in seen:
+            seen.add(module)
+            left += follows.get(module, ())
+    return seen

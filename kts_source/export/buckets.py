@@ -14,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 
 from kts_source.export.files import SpillFile
+from kts_source.export.job import OFFSET, TOPIC_ID
 from kts_source.export.parquet_file import ParquetFile
-from kts_source.export.task_writer import OFFSET, TOPIC_ID
 from kts_source.table import PARTITION, TOPIC
 
 if TYPE_CHECKING:
+    from kts_source.export.job import ExportJob
     from kts_source.export.target_store import TargetStore
-    from kts_source.export.task import ExportJob
 
 KEY: Final = "key"
 NEEDED: Final = (KEY, "value", TOPIC, PARTITION, OFFSET, "timestamp")

@@ -26,19 +26,20 @@ from kts_source.export.buckets import KEY, NEEDED, Buckets, latest
 from kts_source.export.dead_letters import DeadLetters
 from kts_source.export.errors import ExportError
 from kts_source.export.files import TaskReport, encode_schema
+from kts_source.export.job import OFFSET, TOPIC_ID
 from kts_source.export.ranges import PartitionKey
 from kts_source.export.settings import KEEP, REMOVE_OLD
-from kts_source.export.target_store import open_target
-from kts_source.export.task_writer import OFFSET, TOPIC_ID, TaskWriter
+from kts_source.export.targets import open_target
+from kts_source.export.task_writer import TaskWriter
 from kts_source.table import PARTITION, TOPIC
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from kts_source.export.job import ExportJob
     from kts_source.export.settings import Compaction
     from kts_source.export.table import NewestTimes
     from kts_source.export.target_store import TargetStore
-    from kts_source.export.task import ExportJob
     from kts_source.scan.task import ScanTask
 
 BUCKET_BYTES: Final = 256 << 20

@@ -16,14 +16,14 @@ import pyarrow as pa
 from kts_source.export.errors import TransformError
 from kts_source.export.files import DeadLetterFile
 from kts_source.export.parquet_file import ParquetFile
-from kts_source.export.target_store import open_target
+from kts_source.export.targets import open_target
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from kts_source.export.job import ExportJob
     from kts_source.export.settings import ExportSettings
     from kts_source.export.target_store import TargetObject, TargetStore
-    from kts_source.export.task import ExportJob
     from kts_source.export.transforms import Rejected
 
 REASON: Final = "reason"

@@ -23,7 +23,8 @@ from kts_source.export.fingerprint import check_fingerprint, number
 from kts_source.export.partitioning import value_text
 from kts_source.export.ranges import OffsetRange, PartitionKey, advanced
 from kts_source.export.table import BaseFile, Commit, TableState, WritePlace, check_base
-from kts_source.export.target_store import both_listed, open_target
+from kts_source.export.target_store import both_listed
+from kts_source.export.targets import open_target
 from kts_source.remote.local_store import local_root
 from kts_source.remote.storage_options import secret_values
 from kts_source.remote.stores import S3_SCHEMES, split_scheme

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from multiprocessing.queues import SimpleQueue
 
     from kts_source.export.files import TaskReport
-    from kts_source.export.task import ExportJob, RunnableTask
+    from kts_source.export.job import ExportJob, RunnableTask
 
 
 class ExportExecutor(Protocol):

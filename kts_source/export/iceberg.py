@@ -19,7 +19,8 @@ from kts_source.export.errors import CommitConflictError, ExportError
 from kts_source.export.fingerprint import check_fingerprint
 from kts_source.export.ranges import OffsetRange, PartitionKey, advanced
 from kts_source.export.table import BaseFile, Commit, TableState, WritePlace, check_base
-from kts_source.export.target_store import both_listed, open_target
+from kts_source.export.target_store import both_listed
+from kts_source.export.targets import open_target
 from kts_source.secret import scrub
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ import pyarrow.parquet as pq
 from kts_source.export.buckets import NEEDED, Buckets
 from kts_source.export.errors import ExportError
 from kts_source.export.files import TaskReport
+from kts_source.export.job import TOPIC_ID
 from kts_source.export.settings import PARQUET, REMOVE_OLD
-from kts_source.export.target_store import open_target
-from kts_source.export.task_writer import TOPIC_ID
+from kts_source.export.targets import open_target
 from kts_source.remote.stores import open_store
 from kts_source.table import PARTITION, SEGMENT_ID, TOPIC
 from segment_format.arrow import record_schema
@@ -30,10 +30,10 @@ from segment_format.arrow import record_schema
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from kts_source.export.job import ExportJob
     from kts_source.export.ranges import PartitionKey
     from kts_source.export.settings import ExportSettings
     from kts_source.export.table import BaseFile, TableState
-    from kts_source.export.task import ExportJob
     from kts_source.options import ScanOptions
     from kts_source.remote.store import RangeStore
 

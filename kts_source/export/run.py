@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Final
 from kts_source.export.dead_letters import clean_dead_letters, publish_dead_letters
 from kts_source.export.errors import ExportError, TransformError
 from kts_source.export.fingerprint import check_fingerprint, fingerprint
+from kts_source.export.job import ExportJob
 from kts_source.export.merge import can_merge
 from kts_source.export.plan import plan_export, plan_rebuild
 from kts_source.export.progress import NO_PROGRESS
 from kts_source.export.ranges import PartitionKey
 from kts_source.export.report import BackfillReport, written_ranges
-from kts_source.export.table import Commit, open_table
-from kts_source.export.target_store import open_target
-from kts_source.export.task import ExportJob
+from kts_source.export.table import Commit
+from kts_source.export.tables import open_table
+from kts_source.export.targets import open_target
 from kts_source.options import parse_options
 from kts_source.scan.estimate import estimate
 
@@ -30,12 +31,12 @@ if TYPE_CHECKING:
 
     from kts_source.export.executor import ExportExecutor
     from kts_source.export.files import TaskReport
+    from kts_source.export.job import RunnableTask
     from kts_source.export.plan import ExportPlan, Wave
     from kts_source.export.progress import Progress
     from kts_source.export.settings import Compaction, ExportSettings
     from kts_source.export.table import ExportTable, TableState
     from kts_source.export.target_store import TargetObject
-    from kts_source.export.task import RunnableTask
     from kts_source.options import ScanOptions
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Protocol
 
 from kts_source.export.errors import CommitConflictError
 from kts_source.export.ranges import PartitionKey
-from kts_source.export.settings import DELTA, ICEBERG
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from kts_source.export.files import WrittenFile
     from kts_source.export.fingerprint import Fingerprint
     from kts_source.export.ranges import CommittedRanges, RangeAdvance
-    from kts_source.export.settings import ExportSettings
     from kts_source.export.target_store import TargetObject
     from kts_source.secret import Secret
 
@@ -147,26 +145,6 @@ class ExportTable(Protocol):
     def close(self) -> None:
         """Lets connections go."""
         ...
-
-
-def open_table(settings: ExportSettings) -> ExportTable:
-    """The target of an export.
-
-    Raises:
-        UnsupportedTargetError: It cannot keep the promise of exactly once.
-    """
-    if settings.table_format == DELTA:
-        from kts_source.export.delta import DeltaExportTable
-
-        return DeltaExportTable(settings)
-    if settings.table_format == ICEBERG:
-        from kts_source.export.iceberg import IcebergExportTable
-
-        return IcebergExportTable(settings)
-    from kts_source.export.parquet_folder import ParquetFolder
-    from kts_source.export.target_store import open_target
-
-    return ParquetFolder(settings, open_target(settings.target, settings.storage))
 
 
 def check_base(commit: Commit, files: Iterable[str], uri: str) -> None:

@@ -10,23 +10,21 @@ import dataclasses
 import time
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from kts_source.export.dead_letters import DeadLetters
 from kts_source.export.files import TaskReport, encode_schema
-from kts_source.export.target_store import open_target
-from kts_source.export.task_writer import OFFSET, TOPIC_ID, TaskWriter
+from kts_source.export.job import OFFSET
+from kts_source.export.targets import open_target
+from kts_source.export.task_writer import TaskWriter
 from kts_source.table import PARTITION, TOPIC
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kts_source.export.partitioning import PartitionField
-    from kts_source.export.settings import ExportSettings, Transform
-    from kts_source.export.table import WritePlace
+    from kts_source.export.job import ExportJob
     from kts_source.options import ScanOptions
     from kts_source.scan.task import ScanTask
-    from kts_source.secret import Secret
 
 NEEDED: Final = (TOPIC, PARTITION, OFFSET)
 
@@ -47,67 +45,6 @@ class ExportTask:
     def run(self, job: ExportJob) -> TaskReport:
         """See `run_export_task`."""
         return run_export_task(self, job)
-
-
-class RunnableTask(Protocol):
-    """Anything an executor runs: picklable, and free of credentials and keys."""
-
-    @property
-    def number(self) -> int:
-        """Within the run."""
-        ...
-
-    def run(self, job: ExportJob) -> TaskReport:
-        """Does the work."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class ExportJob:
-    """What all tasks of a run share. It opens doors, so it travels in pickles only.
-
-    Attributes:
-        options: What to read, key ring loaded.
-        place: Where to write.
-    """
-
-    options: ScanOptions
-    place: WritePlace
-    run_id: str
-    export_id: str
-    partition_by: tuple[PartitionField, ...]
-    transform: Transform | None
-    sort_within_files: tuple[str, ...]
-    target_file_bytes: int
-    row_group_rows: int
-    compression: str
-    dead_letters: str | None
-    extra_columns: tuple[str, ...]
-
-    @property
-    def target_storage(self) -> Secret[Mapping[str, str]]:
-        """What opens the door of the target and of the dead letters."""
-        return self.place.storage
-
-    @classmethod
-    def of(
-        cls, options: ScanOptions, settings: ExportSettings, place: WritePlace, run_id: str
-    ) -> ExportJob:
-        """The job of a run."""
-        return cls(
-            options,
-            place,
-            run_id,
-            settings.export_id,
-            settings.partition_by,
-            settings.transform,
-            settings.sort_within_files,
-            settings.target_file_bytes,
-            settings.row_group_rows,
-            settings.compression,
-            settings.dead_letters,
-            (TOPIC_ID,) if settings.compaction else (),
-        )
 
 
 def run_export_task(task: ExportTask, job: ExportJob) -> TaskReport:

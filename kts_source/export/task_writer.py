@@ -13,20 +13,18 @@ import pyarrow as pa
 from kts_source.errors import InvalidOptionError, TieredKafkaError
 from kts_source.export.errors import TransformError
 from kts_source.export.files import WrittenFile
+from kts_source.export.job import OFFSET, TOPIC_ID
 from kts_source.export.parquet_file import ParquetFile
 from kts_source.export.partitioning import folder, split, value_text
 from kts_source.export.transforms import RowTransform
 from kts_source.table import PARTITION, TOPIC
 
 if TYPE_CHECKING:
-    from kts_source.export.compact import BucketTask
     from kts_source.export.dead_letters import DeadLetters
+    from kts_source.export.job import ExportJob, WritingTask
     from kts_source.export.partitioning import PartitionValue
     from kts_source.export.target_store import TargetStore
-    from kts_source.export.task import ExportJob, ExportTask
 
-OFFSET: Final = "offset"
-TOPIC_ID: Final = "topicId"
 
 MAX_OPEN_FILES: Final = 8
 """Files of different partition values that a task writes at a time; the longest unused is closed
@@ -62,7 +60,7 @@ class TaskWriter:
 
     def __init__(
         self,
-        task: ExportTask | BucketTask,
+        task: WritingTask,
         job: ExportJob,
         target: TargetStore,
         letters: DeadLetters,

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from kts_source.export.job import ExportJob, RunnableTask
     from kts_source.export.progress import Progress
     from kts_source.export.report import BackfillReport
     from kts_source.export.settings import Transform
-    from kts_source.export.task import ExportJob, RunnableTask
 
 
 def backfill(

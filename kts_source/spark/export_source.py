@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from kts_source.export.task import ExportJob, RunnableTask
+    from kts_source.export.job import ExportJob, RunnableTask
 
 SCHEMA = StructType([StructField("task", IntegerType()), StructField("report", StringType())])
 

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from kts_source.export.job import ExportJob, RunnableTask
     from kts_source.export.table import Commit
-    from kts_source.export.task import ExportJob, RunnableTask
 
 TOPIC = "compacted"
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kts_source.export.target_store import open_target
+from kts_source.export.targets import open_target
 from tests.kts_source.export.exporting import (
     FORMATS,
     Lake,

@@ -25,7 +25,8 @@ from kts_source.export.executor import LocalExecutor
 from kts_source.export.iceberg import IcebergExportTable
 from kts_source.export.parquet_folder import ParquetFolder
 from kts_source.export.run import clean
-from kts_source.export.target_store import LocalTarget, open_target
+from kts_source.export.target_store import LocalTarget
+from kts_source.export.targets import open_target
 from tests.golden_data import expected_table
 from tests.kts_source.export.exporting import (
     FORMATS,
@@ -42,8 +43,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from kts_source.export.files import TaskReport
+    from kts_source.export.job import ExportJob, RunnableTask
     from kts_source.export.table import Commit
-    from kts_source.export.task import ExportJob, RunnableTask
 
 
 @pytest.fixture(params=FORMATS)

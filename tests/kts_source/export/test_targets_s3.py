@@ -19,7 +19,7 @@ from kts_source.export.executor import LocalExecutor
 from kts_source.export.run import export
 from kts_source.export.settings import export_settings
 from kts_source.export.target_s3 import S3Target
-from kts_source.export.target_store import open_target
+from kts_source.export.targets import open_target
 from kts_source.remote.storage_options import storage_options_from
 from tests.kts_source.export.exporting import assert_holds, source
 from tests.kts_source.export.killing import Killed, Steps, mortal_folder

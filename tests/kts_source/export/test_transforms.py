@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from kts_source.export.files import TaskReport
-    from kts_source.export.task import ExportJob, RunnableTask
+    from kts_source.export.job import ExportJob, RunnableTask
 
 SCHEMA = pa.schema([("a", pa.int64()), ("b", pa.string()), ("c", pa.list_(pa.float64()))])
 

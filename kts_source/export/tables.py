@@ -1,0 +1,31 @@
+"""Which table the settings of an export name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kts_source.export.settings import DELTA, ICEBERG
+
+if TYPE_CHECKING:
+    from kts_source.export.settings import ExportSettings
+    from kts_source.export.table import ExportTable
+
+
+def open_table(settings: ExportSettings) -> ExportTable:
+    """The target of an export.
+
+    Raises:
+        UnsupportedTargetError: It cannot keep the promise of exactly once.
+    """
+    if settings.table_format == DELTA:
+        from kts_source.export.delta import DeltaExportTable
+
+        return DeltaExportTable(settings)
+    if settings.table_format == ICEBERG:
+        from kts_source.export.iceberg import IcebergExportTable
+
+        return IcebergExportTable(settings)
+    from kts_source.export.parquet_folder import ParquetFolder
+    from kts_source.export.targets import open_target
+
+    return ParquetFolder(settings, open_target(settings.target, settings.storage))
