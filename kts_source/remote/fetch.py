@@ -97,8 +97,8 @@ def fetch_ranges(
         max_concurrent_requests: Threads, at least one.
         prefetch_bytes: Bytes of read-ahead; zero reads only what is asked for next.
         slow_start: Reads the first request by itself, and ahead only once the second result is
-            asked for, so that a consumer that stops early costs one request; then at most twice as
-            many bytes as were handed on, so that one that stops soon costs little.
+            asked for, so that a consumer that stops early costs one request; then at most as many
+            bytes as the consumer is done with, so that one that stops soon costs little.
         on_read: Called in the reading thread with the seconds that a request took.
 
     Returns:
@@ -143,13 +143,13 @@ def _results(
     prefetch_bytes: int,
     slow_start: bool,
 ) -> Generator[Fetched]:
-    handed_on = 0  # bytes; they bound the read-ahead of a slow start
+    done_with = 0  # bytes; they bound the read-ahead of a slow start
     if slow_start:
         first = next(requests, None)
         if first is None:
             return
         yield Fetched(first, store.read(first))
-        handed_on = first.byte_range.size
+        done_with = first.byte_range.size
     if not prefetch_bytes:
         # One at a time: planning does it thousands of times, and threads cost more than the work.
         for request in requests:
@@ -168,7 +168,7 @@ def _results(
 
     def fill(*, at_least_one: bool) -> None:
         nonlocal ahead_bytes
-        room = min(prefetch_bytes, 2 * handed_on) if slow_start else prefetch_bytes
+        room = min(prefetch_bytes, done_with) if slow_start else prefetch_bytes
         # Many tiny ranges must not make a long queue either.
         while (
             len(ahead) < _QUEUE_PER_THREAD * max_concurrent_requests
@@ -189,13 +189,13 @@ def _results(
             request, future = ahead.popleft()
             result = Fetched(request, future.result())
             ahead_bytes -= request.byte_range.size
-            handed_on += request.byte_range.size
             # While the consumer works on this result, what it leaves room for is read.
             fill(at_least_one=False)
             # Only the consumer holds the bytes from here on.
             del future
             yield result
             del result
+            done_with += request.byte_range.size
     finally:
         cancellation.cancel()
         pool.shutdown(wait=True, cancel_futures=True)
