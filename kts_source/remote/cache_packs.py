@@ -10,6 +10,14 @@ A line for each segment, ended by LF, its three parts separated by tabs:
 A line serves only a segment whose listed objects are exactly the same, so the listing alone decides
 what exists, and a line is parsed only when its segment is asked for. Segments whose objects have no
 version are not kept. Wrapped data keys are kept as manifests hold them; no key that opens anything.
+
+Planners that start at once on one machine, with nothing kept, each read the manifests; who ends
+last writes the pack, whole. A lock on each partition would save the second one's requests and next
+to no time: it would end when the first does. Measured over a store of 20 ms with 32 partitions of
+100 segments on two cores: 1.4 s alone, 1.8 s for each of two, 3,200 requests each, a tenth of a
+cent. And it would cost time where the first is slow or stuck: up to the read time-out for every
+round of partitions that are planned side by side. Tasks do hold such locks, on what they read: many
+of them start at once, on megabytes; planning is one process a query.
 """
 
 from __future__ import annotations

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from benchmarks.simulated import TOPIC, SimulatedTier
+from kts_source.options import parse_options
 from kts_source.remote.aiven_layout import AivenLayout
 from kts_source.remote.cache import CacheLimits, DiskCache
 from kts_source.remote.cache_packs import SegmentPack
+from kts_source.remote.cache_store import CachedStore, CacheSettings
 from kts_source.remote.local_store import LocalStore
 from kts_source.remote.local_tiered_layout import LocalTieredLayout
+from kts_source.scan.planner import plan_scan
 from tests.golden_data import KEY_PREFIX, LOCAL_TIER, TIER, TOPICS
 
 if TYPE_CHECKING:
+    from multiprocessing.queues import Queue
+    from multiprocessing.synchronize import Barrier
     from pathlib import Path
 
     from kts_source.remote.layout import Layout, SegmentEntry
     from kts_source.remote.store import RangeStore
+    from kts_source.scan.plan import ScanPlan
+    from kts_source.scan.task import SegmentSlice
 
 AIVEN = (AivenLayout(), LocalStore(TIER), KEY_PREFIX)
 
@@ -150,3 +159,50 @@ def test_without_a_cache_nothing_is_kept() -> None:
     pack.add(entry, layout.describe(store, entry))
     pack.save([entry])
     assert pack.find(entry) is None
+
+
+# -- planners that start at once
+
+
+def _plan(
+    folder: Path,
+    together: Barrier,
+    found: Queue[tuple[int, str]],
+) -> None:
+    tier = SimulatedTier(3, 40, latency_seconds=0.01, aborted_share=10**9)
+    kept = CacheSettings(index=CacheLimits(None, None), folder=str(folder))
+    options = parse_options(
+        {"path": "simulated", "subscribe": TOPIC, "isolationLevel": "read_uncommitted"}
+    )
+    together.wait(60)
+    plan = plan_scan(options, CachedStore(tier, kept))
+    text = repr([(part.segment_id, part.cut_start, part.cut_stop) for part in slices_of(plan)])
+    found.put((tier.counters.requests, text))
+
+
+def slices_of(plan: ScanPlan) -> list[SegmentSlice]:
+    return [part for task in plan.tasks for part in task.slices]
+
+
+def planned_at_once(folder: Path, planners: int) -> list[tuple[int, str]]:
+    """Requests and plan of each of so many processes."""
+    context = multiprocessing.get_context("spawn")
+    together, found = context.Barrier(planners), context.Queue()
+    processes = [
+        context.Process(target=_plan, args=(folder, together, found)) for _ in range(planners)
+    ]
+    for process in processes:
+        process.start()
+    answers = [found.get(timeout=100) for _ in processes]
+    for process in processes:
+        process.join(100)
+        assert process.exitcode == 0
+    return answers
+
+
+def test_two_cold_planners_at_once_leave_whole_packs(tmp_path: Path) -> None:
+    first, second = planned_at_once(tmp_path, 2)
+    assert first[1] == second[1]
+    # A manifest of each segment, and the checkpoint of each partition's newest; no second look.
+    assert 0 < max(first[0], second[0]) <= 3 * 40 + 3
+    assert planned_at_once(tmp_path, 1) == [(0, first[1])]
