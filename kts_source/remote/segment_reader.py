@@ -13,6 +13,7 @@ from kts_source.errors import CorruptSegmentError, ObjectNotFoundError, TieredKa
 from kts_source.remote.cache_store import CachedStore
 from kts_source.remote.coalesce import ByteRange
 from kts_source.remote.fetch import fetch_ranges
+from kts_source.remote.neighbours import NeighbourReads
 from kts_source.remote.stopwatch import Stopwatch
 from segment_format.errors import ChunkError, DecryptionError, SegmentFormatError
 from segment_format.manifest.segment_manifest import IndexRange
@@ -107,6 +108,7 @@ class SegmentReader:
 
     def __init__(self, store: RangeStore, key_ring: KeyRing) -> None:
         self.store = store
+        self._side_files = NeighbourReads(store)
         self._key_ring = key_ring
         self._data_keys: dict[
             WrappedDataKey, bytes
@@ -114,7 +116,8 @@ class SegmentReader:
         self.stopwatch = Stopwatch()
 
     def index(self, objects: SegmentObjects, kind: IndexType) -> bytes | None:
-        """The bytes of a side file as the broker wrote it; `None` when the segment has none.
+        """The bytes of a side file as the broker wrote it; `None` when the segment has none. Small
+        ones beside it come with the same request, see `NeighbourReads`.
 
         Raises:
             CorruptSegmentError: It is too large, or cannot be decrypted.
@@ -128,9 +131,7 @@ class SegmentReader:
                 f"{kind.value} index of {stored.size} bytes in {uri}: at most {MAX_INDEX_BYTES}"
                 f" are read"
             )
-        data = self.store.get_range(
-            stored.source.key, stored.start, stored.stop, version=stored.source.version
-        )
+        data = self._side_files.get(objects, kind)
         try:
             return bytes(
                 restore_index(
