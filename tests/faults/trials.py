@@ -116,8 +116,10 @@ def run_trials(
     kinds: tuple[str, ...],
     open_faulty: Callable[[Injector], tuple[str, RangeStore]],
     first_seed: int,
+    *,
+    least: int,
 ) -> Tally:
-    """So many trials, or as many as the time allows.
+    """So many trials, or as many as the time allows, but at least some.
 
     Args:
         count: Trials, each with a seed of its own.
@@ -125,11 +127,12 @@ def run_trials(
         kinds: Everything that can go wrong.
         open_faulty: Makes the store of a trial; returns its path too.
         first_seed: Of the first trial.
+        least: Trials before the time counts.
     """
     tally = Tally()
     began = time.monotonic()
     for number in range(count):
-        if time.monotonic() - began > seconds:
+        if number >= least and time.monotonic() - began > seconds:
             break
         _trial(first_seed + number, kinds, open_faulty, tally)
     return tally
