@@ -5,8 +5,10 @@ not.
 from __future__ import annotations
 
 import logging
+import threading
+from collections import OrderedDict
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kts_source.errors import CorruptSegmentError
 from kts_source.remote.segment import IndexType, RemoteSegment
@@ -18,6 +20,8 @@ from segment_format.index.offset_index import OffsetIndex
 from segment_format.index.producer_snapshot import ProducerStateEntry, parse_producer_snapshot
 from segment_format.index.time_index import TimeIndex
 from segment_format.index.transaction_index import AbortedTxn, parse_transaction_index
+from segment_format.record.batch_header import CRC_START, HEADER_SIZE, MAGIC_2, RecordBatchHeader
+from segment_format.record.checksum import crc32c
 from segment_format.record.control_record import ControlRecordType, parse_control_record_type
 from segment_format.record.records import DecodedBatch, iter_batches
 
@@ -28,6 +32,10 @@ if TYPE_CHECKING:
     from kts_source.scan.lineage import SegmentRange
 
 log = logging.getLogger(__name__)
+
+_REMEMBERED_BYTES: Final = 64 << 10
+"""Indexes up to this size are remembered: both bounds and the cut often fall into one segment."""
+_REMEMBERED: Final = 256  # of them: 16 MiB at most
 
 
 class SideFiles:
@@ -41,6 +49,10 @@ class SideFiles:
     def __init__(self, reader: SegmentReader, *, max_batch_bytes: int) -> None:
         self._reader = reader
         self._max_batch_bytes = max_batch_bytes
+        self._lock = threading.Lock()
+        self._remembered: OrderedDict[tuple[str, str | None, IndexType], bytes | None] = (
+            OrderedDict()
+        )
 
     def leader_epochs(self, segment: RemoteSegment) -> LeaderEpochCheckpoint:
         """The lineage known when the segment was uploaded.
@@ -58,12 +70,12 @@ class SideFiles:
         """The offset index, or `None` when it is empty or not valid: the segment is then read
         whole.
         """
-        data = self._reader.index(segment.objects, IndexType.OFFSET)
+        data = self._index(segment, IndexType.OFFSET)
         return parse_borders(data, segment.start_offset, segment.objects.size_in_bytes)
 
     def time_index(self, segment: RemoteSegment) -> TimeIndex | None:
         """The time index, or `None` when there is none or it is not valid."""
-        data = self._reader.index(segment.objects, IndexType.TIMESTAMP)
+        data = self._index(segment, IndexType.TIMESTAMP)
         try:
             return TimeIndex.from_bytes(data, base_offset=segment.start_offset) if data else None
         except SegmentFormatError as error:
@@ -92,9 +104,16 @@ class SideFiles:
         """Transactions that ended or stay open in a range, from its batches alone."""
         return replay_batches(self.batches(span.segment, 0), span, open_before)
 
-    def batches(self, segment: RemoteSegment, position: int) -> Iterator[DecodedBatch]:
+    def batches(
+        self, segment: RemoteSegment, position: int, *, dated_from_ms: int | None = None
+    ) -> Iterator[DecodedBatch]:
         """Batches from a border on, decoded by the readable reference; for the few that planning
         looks into.
+
+        Args:
+            segment: Whose.
+            position: Where to begin.
+            dated_from_ms: If given, batches may be left out whose largest timestamp lies below.
         """
         pending = b""
         at = position
@@ -110,12 +129,31 @@ class SideFiles:
         try:
             for _, window in self._reader.windows(spans):
                 pending += window
+                if dated_from_ms is not None:
+                    early = early_bytes(pending, dated_from_ms)
+                    pending = pending[early:]
+                    at += early
                 whole = whole_batches(pending)
                 yield from iter_batches(pending[:whole], max_batch_bytes=self._max_batch_bytes)
                 pending = pending[whole:]
                 at += whole
         except SegmentFormatError as error:
             raise self._located(error, segment, "record batch", at) from error
+
+    def _index(self, segment: RemoteSegment, kind: IndexType) -> bytes | None:
+        """A side file that is likely asked for again while the partition is planned."""
+        stored = segment.objects.indexes.get(kind)
+        if stored is None or stored.size > _REMEMBERED_BYTES:
+            return self._reader.index(segment.objects, kind)
+        place = stored.source.key, stored.source.version, kind
+        with self._lock:
+            known = self._remembered.pop(place, None)
+        data = self._reader.index(segment.objects, kind) if known is None else known
+        with self._lock:
+            self._remembered[place] = data
+            if len(self._remembered) > _REMEMBERED:
+                self._remembered.popitem(last=False)
+        return data
 
     def _located(
         self, error: SegmentFormatError, segment: RemoteSegment, what: str, base: int = 0
@@ -169,6 +207,25 @@ def whole_batches(data: bytes) -> int:
         if size < 0 or position + 12 + size > len(data):
             break
         position += 12 + size
+    return position
+
+
+def early_bytes(data: bytes, timestamp_ms: int) -> int:
+    """Bytes at the front of `data` that are sound batches of magic 2, all dated before a timestamp
+    by their headers.
+    """
+    position = 0
+    whole = whole_batches(data)
+    while position < whole:
+        stop = position + 12 + int.from_bytes(data[position + 8 : position + 12], "big")
+        if stop - position < HEADER_SIZE or data[position + 16] != MAGIC_2:
+            break
+        header = RecordBatchHeader.from_bytes(data, position)
+        if header.max_timestamp >= timestamp_ms:
+            break
+        if crc32c(memoryview(data)[position + CRC_START : stop]) != header.crc:
+            break  # who decodes it says so
+        position = stop
     return position
 
 

@@ -31,7 +31,8 @@ def first_offset_at_or_after(
 
 
 def _first_in(span: SegmentRange, timestamp_ms: int, side_files: SideFiles) -> int | None:
-    for batch in side_files.batches(span.segment, _start_position(span, timestamp_ms, side_files)):
+    position = _start_position(span, timestamp_ms, side_files)
+    for batch in side_files.batches(span.segment, position, dated_from_ms=timestamp_ms):
         if batch.base_offset >= span.stop:
             return None
         if batch.max_timestamp < timestamp_ms or batch.last_offset < span.start:
