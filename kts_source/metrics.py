@@ -76,7 +76,8 @@ class Summary:
             f"record batches   {total['batches']:>16,}, left out:"
             f" {total['batches_skipped_control']:,} control,"
             f" {total['batches_skipped_aborted']:,} aborted,"
-            f" {total['batches_skipped_offset']:,} outside the offsets",
+            f" {total['batches_skipped_offset']:,} outside the offsets,"
+            f" {total['batches_skipped_timestamp']:,} outside the timestamps",
             "task seconds     "
             + ", ".join(f"{name} {total[f'{name}_seconds']:.2f}" for name in _TIMES)
             + f"; all {total['seconds']:.2f}",

@@ -24,7 +24,8 @@ from kts_source.remote.segment_reader import (
 )
 from kts_source.scan.borders import Border, BorderCheck, borders, peek_stop
 from kts_source.scan.filtering import FilteringDecoder
-from kts_source.scan.predicate.bounds import TRUE, specialised
+from kts_source.scan.predicate.bounds import TRUE, region, specialised
+from kts_source.scan.pruning import first_millisecond, last_millisecond
 from kts_source.table import PARTITION, PLACE_COLUMNS, SEGMENT_ID, TOPIC
 from segment_format.arrow import RecordDecoder
 from segment_format.errors import SegmentFormatError, TruncatedBatchError
@@ -257,6 +258,9 @@ def _decoder(
 ) -> RecordDecoder | FilteringDecoder:
     part = span.part
     position = span.first.position
+    where = settings.where
+    rest = TRUE if where is None else specialised(where, part.topic, part.partition)
+    box = region(rest)
     make = partial(
         RecordDecoder,
         start_offset=part.start_offset,
@@ -270,9 +274,9 @@ def _decoder(
             span.first.after_offset + 1,
             part.segment_stop if span.last.last_offset is None else span.last.last_offset,
         ),
+        first_timestamp=first_millisecond(box),
+        last_timestamp=last_millisecond(box),
     )
-    where = settings.where
-    rest = TRUE if where is None else specialised(where, part.topic, part.partition)
     if rest == TRUE:
         return make(columns=columns, position=position)
     return FilteringDecoder(rest, make, columns=columns, position=position, max_rows=MAX_ROWS)

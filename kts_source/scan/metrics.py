@@ -73,6 +73,7 @@ class TaskMetrics:
         batches_skipped_aborted: Of transactions that were aborted.
         batches_skipped_offset: Outside the offsets wanted.
         records_skipped_offset: Outside the offsets wanted, within batches that were decoded.
+        batches_skipped_timestamp: Dated outside what option `where` lets through, by their headers.
         lost: Ranges of offsets that were left out because their objects had gone.
         pinned_by: How reads were held to the planned version of each object.
     """
@@ -107,6 +108,7 @@ class TaskMetrics:
     batches_skipped_aborted: int = 0
     batches_skipped_offset: int = 0
     records_skipped_offset: int = 0
+    batches_skipped_timestamp: int = 0
     lost: tuple[str, ...] = ()
     pinned_by: str = ""
 
@@ -148,7 +150,8 @@ class TaskMetrics:
             parts.append(f"{self.cache_hits} of {self.cache_hits + self.cache_misses} from cache")
         parts.append(
             f"{self.batches} batches, {skipped} of them control or aborted,"
-            f" {self.batches_skipped_offset} outside the offsets"
+            f" {self.batches_skipped_offset} outside the offsets,"
+            f" {self.batches_skipped_timestamp} outside the timestamps"
         )
         if self.lost:
             parts.append(f"lost: {'; '.join(self.lost)}")

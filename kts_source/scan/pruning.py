@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kts_source.scan.predicate.bounds import EVERYWHERE, MIN_INT64, Region, region, specialised
+from kts_source.scan.predicate.bounds import (
+    EVERYWHERE,
+    MAX_INT64,
+    MIN_INT64,
+    Region,
+    region,
+    specialised,
+)
 
 if TYPE_CHECKING:
     from kts_source.remote.segment import RemoteSegment
@@ -66,8 +73,15 @@ def region_of(where: Predicate | None, topic: str, partition: int) -> Region:
 
 
 def first_millisecond(box: Region) -> int:
-    """The earliest timestamp that matches, in Kafka's milliseconds."""
-    return -(-box.first_timestamp // 1000)
+    """The earliest timestamp that matches, in Kafka's milliseconds; the least int64 if any does."""
+    unbounded = box.first_timestamp == MIN_INT64
+    return MIN_INT64 if unbounded else -(-box.first_timestamp // 1000)
+
+
+def last_millisecond(box: Region) -> int:
+    """The latest timestamp that matches, in Kafka's milliseconds; the largest int64 if any does."""
+    unbounded = box.last_timestamp == MAX_INT64
+    return MAX_INT64 if unbounded else box.last_timestamp // 1000
 
 
 def fingerprint(where: Predicate | None) -> str | None:

@@ -64,6 +64,10 @@ SCRATCH: Final = 42  # address of a byte buffer, by the owner
 SCRATCH_ROOM: Final = 43
 SCRATCH_NEEDED: Final = 44  # with GROW_SCRATCH
 
+# --- Timestamps wanted, in milliseconds and inclusive: written once by the owner -----------------
+FIRST_TIMESTAMP: Final = 45
+LAST_TIMESTAMP: Final = 46
+
 # --- Columns: addresses and room, by the owner ---------------------------------------------------
 OFFSETS: Final = 48  # int64 per row
 TIMESTAMPS: Final = 49  # int64 per row, microseconds
@@ -117,6 +121,7 @@ BATCHES_SKIPPED_CONTROL: Final = 99
 BATCHES_SKIPPED_ABORTED: Final = 100
 BATCHES_SKIPPED_OFFSET: Final = 101
 RECORDS_SKIPPED_OFFSET: Final = 102
+BATCHES_SKIPPED_TIMESTAMP: Final = 103
 
 # --- With a negative status ----------------------------------------------------------------------
 ERROR_POSITION: Final = 104  # of the entry, in the window

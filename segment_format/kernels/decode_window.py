@@ -3,8 +3,8 @@ the frame.
 
 Entries and batch headers: `segment_format.record.framing` and `.batch_header` have the layouts.
 Order of decisions per entry: framing, offsets beyond the range, completeness, header, CRC, then
-control batches and aborted transactions. The CRC comes before the last two because a flipped
-attribute bit would otherwise hide a batch; it comes after the offsets because what lies outside the
+control batches, aborted transactions and timestamps. The CRC comes before the last three because a
+flipped bit would otherwise hide a batch; it comes after the offsets because what lies outside the
 range is none of the reader's business, as on a broker that looks up a fetch position.
 """
 
@@ -89,6 +89,20 @@ def _wrong_epoch(epoch: Value, base_offset: Value, last_offset: Value, frame: Fr
     frame[c.ERROR_FOUND] = epoch
     frame[c.ERROR_EXPECTED] = expected
     return epoch != expected
+
+
+@inlined
+def _dated_outside(max_timestamp: Value, append_time: Value, frame: Frame) -> Value:
+    """Whether no record of a batch can have a timestamp that is wanted.
+
+    The header has the largest one, and with LogAppendTime the only one. The base timestamp is not
+    the smallest: it is the first record's. A batch without timestamps (−1) is not judged.
+    """
+    if max_timestamp == -1:
+        return False
+    return max_timestamp < frame[c.FIRST_TIMESTAMP] or (
+        append_time != 0 and max_timestamp > frame[c.LAST_TIMESTAMP]
+    )
 
 
 @inlined
@@ -211,6 +225,9 @@ def _next_batch(source: Address, window_size: Value, frame: Frame) -> Value:
         frame[c.BATCHES_SKIPPED_ABORTED] += 1
         return np.int64(c.CONTINUE)
     if count == 0:
+        return np.int64(c.CONTINUE)
+    if _dated_outside(load_i64(at + np.uint64(35)), attributes & 8, frame):
+        frame[c.BATCHES_SKIPPED_TIMESTAMP] += 1
         return np.int64(c.CONTINUE)
 
     frame[c.RECORDS_LEFT] = count

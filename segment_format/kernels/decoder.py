@@ -57,6 +57,7 @@ class DecodeCounters:
         batches_skipped_aborted: Batches of aborted transactions.
         batches_skipped_offset: Entries that end before the first offset wanted.
         records_skipped_offset: Records outside the offsets wanted, inside decoded batches.
+        batches_skipped_timestamp: Batches without a timestamp wanted, by their header.
     """
 
     batches: int
@@ -66,6 +67,7 @@ class DecodeCounters:
     batches_skipped_aborted: int
     batches_skipped_offset: int
     records_skipped_offset: int
+    batches_skipped_timestamp: int = 0
 
 
 class RecordDecoder:
@@ -78,7 +80,8 @@ class RecordDecoder:
 
     The offset range is checked per record, and per batch before anything else; CRCs before control
     batches and aborted transactions are skipped. The first batch at or beyond `stop_offset` ends
-    the decoding (`done`).
+    the decoding (`done`). Timestamps only leave out whole batches, by what their headers promise:
+    every row of the timestamps wanted comes, and others may.
 
     Not thread-safe; the kernels release the GIL.
 
@@ -100,6 +103,8 @@ class RecordDecoder:
             second), are an error: no checksum covers a batch's base offset. A segment's own bounds,
             or narrower ones.
         position: Log position of the first byte that will be fed; errors name log positions.
+        first_timestamp: Least timestamp wanted, in milliseconds.
+        last_timestamp: Largest one, inclusive.
 
     Raises:
         ValueError: Unknown columns or a bound out of range.
@@ -119,12 +124,16 @@ class RecordDecoder:
         lineage: Sequence[EpochEntry] | None = None,
         offset_bounds: tuple[int, int] | None = None,
         position: int = 0,
+        first_timestamp: int = MIN_OFFSET,
+        last_timestamp: int = MAX_OFFSET,
     ) -> None:
         _check_range("max_rows", max_rows, 1, _LIMIT_MAX_ROWS)
         _check_range("max_bytes", max_bytes, 1, _LIMIT_MAX_BYTES)
         _check_range("max_batch_bytes", max_batch_bytes, HEADER_SIZE, _MAX_BATCH_BYTES)
         _check_range("start_offset", start_offset, MIN_OFFSET, MAX_OFFSET)
         _check_range("stop_offset", stop_offset, MIN_OFFSET, MAX_OFFSET)
+        _check_range("first_timestamp", first_timestamp, MIN_OFFSET, MAX_OFFSET)
+        _check_range("last_timestamp", last_timestamp, MIN_OFFSET, MAX_OFFSET)
         names = column_names(columns)
         self._kernel = _load_kernel()
         self._check_crcs = check_crcs
@@ -150,6 +159,8 @@ class RecordDecoder:
         frame[c.MAX_BATCH_BYTES] = max_batch_bytes
         frame[c.ABORTED_COUNT] = len(aborted)
         frame[c.LINEAGE_COUNT] = len(epochs)
+        frame[c.FIRST_TIMESTAMP] = first_timestamp
+        frame[c.LAST_TIMESTAMP] = last_timestamp
         if offset_bounds is not None:
             frame[c.ORDERED] = 1
             frame[c.NEXT_OFFSET], frame[c.OFFSETS_STOP] = offset_bounds
@@ -178,7 +189,7 @@ class RecordDecoder:
     @property
     def counters(self) -> DecodeCounters:
         """Counts up to now, also while a window is being decoded."""
-        return DecodeCounters(*self._slots[c.BATCHES : c.RECORDS_SKIPPED_OFFSET + 1].tolist())
+        return DecodeCounters(*self._slots[c.BATCHES : c.BATCHES_SKIPPED_TIMESTAMP + 1].tolist())
 
     @property
     def next_offset(self) -> int:

@@ -4,6 +4,7 @@ must not move.
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -11,6 +12,10 @@ import pytest
 
 from kts_source.errors import InvalidOptionError
 from kts_source.options import parse_options
+from kts_source.remote.segment_reader import SegmentReader
+from kts_source.remote.tier import open_tier
+from kts_source.scan.execute import ReadSettings, read_task
+from kts_source.scan.metrics import TaskMeter, TaskPlace
 from kts_source.scan.planner import plan_scan
 from kts_source.scan.predicate.parse import parse_predicate
 from tests.golden_data import TOPICS, assert_same_rows, expected_table, tier_options
@@ -102,6 +107,28 @@ def test_timestamps_leave_out_segments_that_are_too_old() -> None:
     assert plan.nominal_bytes < whole.nominal_bytes
     found = run(plan, options)["timestamp"].cast(pa.int64()).to_pylist()
     assert sorted(found) == [stamp for stamp in stamps if stamp >= newest]
+
+
+@pytest.mark.parametrize(("topic", "side"), [("codecs", ">="), ("txn", ">="), ("appendtime", "<")])
+def test_batches_dated_outside_are_not_decoded(topic: str, side: str) -> None:
+    table = expected_table(topic, "read_committed")
+    stamps = sorted(table["timestamp"].cast(pa.int64()).to_pylist())
+    bound = stamps[len(stamps) // 2]
+    options = parse_options(
+        tier_options(topic, where=f"timestamp {side} timestamp_micros({bound})")
+    )
+    plan = plan_scan(options)
+    found: list[int] = []
+    skipped = 0
+    with closing(open_tier(options)) as store:
+        reader = SegmentReader(store, options.key_ring)
+        for task in plan.tasks:
+            meter = TaskMeter(task, store, TaskPlace())
+            for batch in read_task(task, reader, ReadSettings.of(options), meter=meter):
+                found += batch.column("timestamp").cast(pa.int64()).to_pylist()
+            skipped += meter.finished("done").batches_skipped_timestamp
+    assert sorted(found) == [stamp for stamp in stamps if (stamp >= bound) is (side == ">=")]
+    assert skipped > 0
 
 
 def test_a_plan_narrowed_for_one_predicate_is_not_replayed_for_another(tmp_path: Path) -> None:

@@ -12,17 +12,29 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from segment_format.arrow import RecordDecoder
+from segment_format.errors import CrcMismatchError
 from segment_format.isolation import AbortedIntervals
+from segment_format.record.batch_header import TimestampType
 from segment_format.record.checksum import crc32c
 from segment_format.record.framing import iter_entries
+from segment_format.record.records import iter_batches
 from segment_format.testing import SimpleRecord, frame_batch, strategies, write_batch
 from tests.golden_data import LOCAL_TIER, TIER, VECTORS
-from tests.segment_format.kernels.yardstick import actual, expected, rows_of
+from tests.segment_format.kernels.yardstick import (
+    ALL_COLUMNS,
+    START,
+    actual,
+    decode_pieces,
+    expected,
+    rows_of,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from segment_format.testing.rows import BuiltLog
+    from tests.segment_format.kernels.yardstick import Row
 
 CUTS = st.lists(st.integers(1, 200), max_size=3).map(tuple)
 _CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -157,6 +169,50 @@ def test_offset_ranges_and_aborted_transactions(data: st.DataObject) -> None:
     )
     options: dict[str, Any] = {"start_offset": start, "stop_offset": stop, "aborted": aborted}
     assert actual(stored, cut=data.draw(CUTS), **options) == expected(stored, **options)
+
+
+@MANY
+@given(st.data())
+def test_timestamps_leave_out_only_batches_without_a_row_that_is_wanted(
+    data: st.DataObject,
+) -> None:
+    log = data.draw(strategies.logs(legacy=data.draw(st.booleans())))
+    stored = b"".join(segment.log for segment in log.segments)
+    everything = expected(stored)
+    assert isinstance(everything, list)
+    batches = [batch for batch in iter_batches(stored) if not batch.is_control_batch]
+    stamps = [record.timestamp for batch in batches for record in batch.records]
+    near = st.sampled_from([0, *stamps]).flatmap(lambda stamp: st.integers(stamp - 1, stamp + 1))
+    first = data.draw(near)
+    last = data.draw(near)
+    decoder = RecordDecoder(
+        columns=ALL_COLUMNS, start_offset=START, first_timestamp=first, last_timestamp=last
+    )
+    found = rows_of(decode_pieces(decoder, [stored]))
+
+    def dated(rows: list[Row]) -> list[Row]:
+        return [row for row in rows if first * 1000 <= row[3] <= last * 1000]
+
+    assert dated(found) == dated(everything)
+    # No batch is decoded of which the header says that nothing is wanted.
+    late = TimestampType.LOG_APPEND_TIME
+    needless = [
+        batch
+        for batch in batches
+        if batch.magic == 2 and batch.records and batch.max_timestamp != -1
+        if batch.max_timestamp < first
+        or (batch.timestamp_type == late and batch.max_timestamp > last)
+    ]
+    assert decoder.counters.batches_skipped_timestamp == len(needless)
+    assert len(found) == len(everything) - sum(len(batch.records) for batch in needless)
+
+
+def test_a_batch_that_timestamps_leave_out_has_its_checksum_compared() -> None:
+    data = bytearray(write_batch([SimpleRecord(b"a", timestamp=1000)], base_offset=0))
+    assert actual(bytes(data), first_timestamp=1000) == expected(bytes(data))
+    assert actual(bytes(data), first_timestamp=1001) == []
+    data[35 + 6] ^= 3  # of the largest timestamp
+    assert actual(bytes(data), first_timestamp=1001) == CrcMismatchError.__name__
 
 
 def _txn(producer_id: int, first: int, last: int) -> Any:  # noqa: ANN401

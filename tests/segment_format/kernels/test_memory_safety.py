@@ -134,6 +134,7 @@ def test_nothing_behind_the_room_is_written(sizes: tuple[int, ...]) -> None:
     frame = np.zeros(c.FRAME_SIZE, np.int64)
     frame[c.WANTED] = c.WANT_KEY | c.WANT_VALUE | c.WANT_HEADERS
     frame[[c.STOP_OFFSET, c.MAX_BYTES, c.MAX_BATCH_BYTES]] = 1 << 30
+    frame[[c.FIRST_TIMESTAMP, c.LAST_TIMESTAMP]] = -(1 << 62), 1 << 62
     frame[c.MAX_ROWS] = 3
     buffers.attach(frame.data)
     assert decode_window(data, data[:0], frame) == c.NEED_MORE
