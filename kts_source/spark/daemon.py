@@ -1,0 +1,54 @@
+"""Spark's worker daemon, with what tasks import loaded before it forks them.
+
+A worker that a LIMIT ended early is not used again: the next one starts from the daemon, and
+imports pyarrow, pandas, numba with the compiled kernel, and the client of the store anew: a second
+and more where the query itself is a few requests. With
+
+    spark.python.daemon.module=kts_source.spark.daemon
+
+set when the session is made, they are imported once for each executor. Of use where many short
+queries are asked, as in notebooks; the package must be installed on the executors.
+
+Spark starts a daemon of its own for each kind of worker and names the kind in the first argument;
+only the one for tasks is loaded in advance.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import sys
+from typing import Final
+
+MODULES: Final = (
+    "pandas",  # pyarrow brings it in with the first scalar
+    "pyspark.sql.pandas.types",
+    "segment_format.kernels.decode_window",
+    "kts_source.scan.measured",
+    "kts_source.spark.datasource",
+    "kts_source.spark.batch_reader",
+    "kts_source.remote.s3_store",
+    "kts_source.remote.local_store",
+    "s3fs",
+)
+
+
+def preload() -> None:
+    """Imports what is installed of `MODULES`. Starts no thread of Python's and opens nothing, so
+    that what has been loaded survives a fork.
+    """
+    for name in MODULES:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    # Children share these objects as long as their collector leaves them alone.
+    gc.collect()
+    gc.freeze()
+
+
+if __name__ == "__main__":
+    from pyspark.daemon import manager
+
+    if sys.argv[1:2] in ([], ["pyspark.worker"]):
+        preload()
+    manager()
