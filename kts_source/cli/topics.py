@@ -99,6 +99,7 @@ def _of_locked(
             "tier_end",
             "tier_end_timestamp_ms",
             "last_stable_offset",
+            "last_stable_timestamp_ms",
             "holes",
             "unverifiable",
             "skipped",

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from kts_source.errors import CorruptSegmentError
 from kts_source.options import READ_COMMITTED, ScanOptions, parse_options
 from kts_source.options.bounds import EarliestBound, LatestBound
+from kts_source.remote.segment_reader import SegmentReader
+from kts_source.remote.tier import open_tier
 from kts_source.scan.planner import plan_scan
+from kts_source.scan.side_files import SideFiles
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kts_source.remote.store import RangeStore
     from kts_source.scan.plan import PartitionPlan
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +34,10 @@ class PartitionWatermark:
         tier_end: One past the last tiered offset: the end for `read_uncommitted`.
         tier_end_timestamp_ms: Largest timestamp of the last segment, markers included; −1 unknown.
         last_stable_offset: The end for `read_committed`, exclusive.
+        last_stable_timestamp_ms: Some batch below it, in the last segment that has any, is dated so
+            and none is known to be dated later: the segment's largest timestamp, or inside of a
+            segment what its time index tells, which leaves out the last few batches. No record is
+            read for it; `None` where neither tells.
         reason: Why `read_committed` ends there.
         segments: Segments that serve the offsets.
         stored_bytes: Their log objects together.
@@ -44,6 +55,7 @@ class PartitionWatermark:
     tier_end: int
     tier_end_timestamp_ms: int
     last_stable_offset: int
+    last_stable_timestamp_ms: int | None
     reason: str
     segments: int
     stored_bytes: int
@@ -82,6 +94,7 @@ _TYPES = {
     "tier_end": pa.int64(),
     "tier_end_timestamp_ms": pa.int64(),
     "last_stable_offset": pa.int64(),
+    "last_stable_timestamp_ms": pa.int64(),
     "reason": pa.string(),
     "segments": pa.int64(),
     "stored_bytes": pa.int64(),
@@ -119,10 +132,37 @@ def describe(
         isolation_level=READ_COMMITTED,
         fail_on_data_loss=False,
     )
-    return TierDescription(tuple(_watermark(p) for p in plan_scan(whole, store).partitions))
+    opened = store or open_tier(whole)
+    try:
+        plan = plan_scan(whole, opened)
+        reader = SegmentReader(opened, whole.key_ring.loaded())
+        side_files = SideFiles(reader, max_batch_bytes=whole.max_batch_bytes)
+        return TierDescription(tuple(_watermark(part, side_files) for part in plan.partitions))
+    finally:
+        if store is None:
+            opened.close()
 
 
-def _watermark(part: PartitionPlan) -> PartitionWatermark:
+def _stable_timestamp(part: PartitionPlan, side_files: SideFiles) -> int | None:
+    below = [span for span in part.surviving.ranges if span.start < part.stop]
+    if not below:
+        return None
+    segment = below[-1].segment
+    if min(part.stop, below[-1].stop) == segment.stop_offset:
+        return segment.max_timestamp_ms if segment.max_timestamp_ms >= 0 else None
+    try:
+        times = side_files.time_index(segment)
+    except CorruptSegmentError as error:  # of a key that only this segment needs, perhaps
+        log.warning("no timestamp of the last stable offset: %s", error)
+        return None
+    if times is None:
+        return None
+    # An entry is the largest timestamp of all batches up to its offset.
+    earlier = times.timestamps[times.offsets < part.stop]
+    return int(earlier[-1]) if len(earlier) and earlier[-1] >= 0 else None
+
+
+def _watermark(part: PartitionPlan, side_files: SideFiles) -> PartitionWatermark:
     log = part.surviving
     used = [span.segment for span in log.ranges]
     return PartitionWatermark(
@@ -133,6 +173,7 @@ def _watermark(part: PartitionPlan) -> PartitionWatermark:
         tier_end=log.stop,
         tier_end_timestamp_ms=used[-1].max_timestamp_ms if used else -1,
         last_stable_offset=part.stop,
+        last_stable_timestamp_ms=_stable_timestamp(part, side_files),
         reason=part.end_reason,
         segments=len(used),
         stored_bytes=sum(segment.objects.log.size for segment in used),

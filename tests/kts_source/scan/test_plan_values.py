@@ -22,10 +22,14 @@ from kts_source.errors import (
     PlanTooLargeError,
 )
 from kts_source.options import parse_options
+from kts_source.remote.segment_reader import SegmentReader
 from kts_source.remote.stores import open_store
+from kts_source.remote.tier import open_tier
 from kts_source.scan.estimate import Price, estimate
 from kts_source.scan.plan_checks import check_plan
 from kts_source.scan.plan_json import plan_from_json
+from kts_source.scan.planner import plan_scan
+from kts_source.scan.side_files import SideFiles
 from kts_source.scan.task import ScanTask
 from kts_source.secret import Secret
 from tests.golden_data import (
@@ -188,6 +192,36 @@ def test_watermarks(topic: str) -> None:
         assert part.last_stable_offset == summary["tier_last_stable_offset"]
         assert part.tier_end_timestamp_ms == summary["remote_segments"][-1]["max_timestamp_ms"]
         assert ("open transaction" in part.reason) == bool(summary["undecided_in_tier"])
+
+
+@pytest.mark.parametrize("topic", ["encrypted", "txn", "codecs"])
+def test_the_timestamp_of_the_last_stable_offset_is_of_a_batch_below_it(topic: str) -> None:
+    options = parse_options(tier_options(topic))
+    store = open_tier(options)
+    reader = SegmentReader(store, options.key_ring.loaded())
+    side_files = SideFiles(reader, max_batch_bytes=1 << 30)
+    parts = kts_source.describe(options, store).partitions
+    for mark, part in zip(parts, plan_scan(options, store).partitions, strict=True):
+        below = [span for span in part.surviving.ranges if span.start < mark.last_stable_offset]
+        segment = below[-1].segment
+        stamps = [
+            batch.max_timestamp
+            for batch in side_files.batches(segment, 0)
+            if batch.last_offset < mark.last_stable_offset
+        ]
+        found = mark.last_stable_timestamp_ms
+        assert found is not None
+        assert max(stamps[: stamps.index(found) + 1]) == found
+        if mark.last_stable_offset == mark.tier_end:
+            assert found == max(stamps) == mark.tier_end_timestamp_ms
+
+
+def test_no_timestamp_is_told_without_a_time_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SideFiles, "time_index", lambda *_: None)
+    marks = {part.partition: part for part in kts_source.describe(tier_options("txn")).partitions}
+    assert marks[0].last_stable_offset < marks[0].tier_end
+    assert marks[0].last_stable_timestamp_ms is None
+    assert marks[1].last_stable_timestamp_ms == marks[1].tier_end_timestamp_ms
 
 
 def test_watermarks_as_a_table(tmp_path: Path) -> None:
