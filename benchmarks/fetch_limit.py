@@ -33,6 +33,8 @@ _SEGMENTS: Final = 100
 _SEGMENT_BYTES: Final = 1 << 30
 _CHUNK_BYTES: Final = 4 << 20
 _REPEATS: Final = 5
+_SPARKS_DAEMON: Final = "pyspark.daemon"
+_OUR_DAEMON: Final = "kts_source.spark.daemon"
 
 
 def limit_rows(pace: tuple[float, float]) -> list[Row]:
@@ -51,21 +53,27 @@ def limit_rows(pace: tuple[float, float]) -> list[Row]:
         tier = dataclasses.replace(small, path=root / BUCKET)
         _grow(small.path, tier.path)
         with gateway(program, root) as (port, _), paced(port, pace) as far:
-            seconds, touched = _measured(tier, far, Path(folder) / "metrics")
+            runs = {
+                module: _measured(tier, far, Path(folder) / "metrics", module)
+                for module in (_SPARKS_DAEMON, _OUR_DAEMON)
+            }
     name = "limit(10) of 100 GiB, 60 ms away, warm Spark"
-    return [
-        at_most(f"{name}, after planning", statistics.median(seconds), "s", 0.8).noted(
+    rows = [
+        at_most(f"{name}, after planning, {module}", statistics.median(seconds), "s", 0.8).noted(
             f"{min(seconds):.2f} to {max(seconds):.2f} s"
-        ),
-        at_most(f"{name}, bytes touched", max(touched) / (1 << 20), "MiB", 16),
+        )
+        for module, (seconds, _) in runs.items()
     ]
+    touched = max(most for _, found in runs.values() for most in found)
+    return [*rows, at_most(f"{name}, bytes touched", touched / (1 << 20), "MiB", 16)]
 
 
-def _measured(tier: Tier, port: int, metrics: Path) -> tuple[list[float], list[int]]:
+def _measured(tier: Tier, port: int, metrics: Path, daemon: str) -> tuple[list[float], list[int]]:
     from benchmarks.sparks import start_spark
     from kts_source import register
 
-    spark = start_spark()
+    # What a LIMIT closes early, Spark ends: each of these queries has a new worker.
+    spark = start_spark(settings={"spark.python.daemon.module": daemon})
     register(spark)
     options = {**s3_options(tier, port), "targetPartitionBytes": "128m"}
     frame = spark.read.format("tiered-kafka").options(**options, metricsPath=str(metrics)).load()
