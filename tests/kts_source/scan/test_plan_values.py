@@ -11,6 +11,7 @@ import shutil
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 import kts_source
@@ -32,6 +33,7 @@ from kts_source.scan.planner import plan_scan
 from kts_source.scan.side_files import SideFiles
 from kts_source.scan.task import ScanTask
 from kts_source.secret import Secret
+from segment_format.index.time_index import TimeIndex
 from tests.golden_data import (
     KEYS,
     TIER,
@@ -214,6 +216,16 @@ def test_the_timestamp_of_the_last_stable_offset_is_of_a_batch_below_it(topic: s
         assert max(stamps[: stamps.index(found) + 1]) == found
         if mark.last_stable_offset == mark.tier_end:
             assert found == max(stamps) == mark.tier_end_timestamp_ms
+
+
+def test_index_entries_at_the_last_stable_offset_are_not_below_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    end = 3675
+    index = TimeIndex(0, np.array([5, 6, 7]), np.array([end - 2, end - 1, end]))
+    monkeypatch.setattr(SideFiles, "time_index", lambda *_: index)
+    mark = kts_source.describe(tier_options("txn")).partitions[0]
+    assert (mark.last_stable_offset, mark.last_stable_timestamp_ms) == (end, 6)
 
 
 def test_no_timestamp_is_told_without_a_time_index(monkeypatch: pytest.MonkeyPatch) -> None:
