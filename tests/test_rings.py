@@ -336,6 +336,26 @@ def test_options_and_planning_load_without_the_compiler() -> None:
     assert loaded & {"numba", "llvmlite", "s3fs", "pandas"} == set()
 
 
+READING = """
+from kts_source.options import parse_options
+from kts_source.remote.segment_reader import SegmentReader
+from kts_source.remote.tier import open_tier
+from kts_source.scan.execute import ReadSettings, read_task
+from kts_source.scan.planner import plan_scan
+from tests.golden_data import TIER
+options = parse_options({"path": str(TIER), "keyPrefix": "tiered/", "subscribe": "codecs"})
+(task, *_) = plan_scan(options).tasks
+reader = SegmentReader(open_tier(options), options.key_ring)
+assert sum(batch.num_rows for batch in read_task(task, reader, ReadSettings.of(options))) > 0
+"""
+
+
+def test_reading_rows_loads_neither_pandas_nor_the_client_of_another_store() -> None:
+    loaded = {top(name) for name in loaded_after(READING)}
+    assert "numba" in loaded
+    assert loaded & {"pandas", "s3fs", "sqlglot", "matplotlib"} == set()
+
+
 def test_no_modules_import_each_other_in_a_circle() -> None:
     follows: dict[str, set[str]] = {}
     for found in ALL_IMPORTS:

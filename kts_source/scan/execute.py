@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 
 from kts_source.errors import (
@@ -307,10 +308,10 @@ class _PlaceColumns:
 
     def __init__(self, part: SegmentSlice, columns: Sequence[str]) -> None:
         self._columns = columns
-        self._values = {
-            TOPIC: pa.scalar(part.topic),
-            PARTITION: pa.scalar(part.partition, pa.int32()),
-            SEGMENT_ID: pa.scalar(part.segment_id),
+        self._values: dict[str, str | int] = {
+            TOPIC: part.topic,
+            PARTITION: part.partition,
+            SEGMENT_ID: part.segment_id,
         }
         self._constants: dict[str, pa.Array] = {}
 
@@ -325,5 +326,17 @@ class _PlaceColumns:
     def _constant(self, name: str, rows: int) -> pa.Array:
         known = self._constants.get(name)
         if known is None or len(known) < rows:
-            known = self._constants[name] = pa.repeat(self._values[name], max(rows, MAX_ROWS))
+            known = self._constants[name] = _repeated(self._values[name], max(rows, MAX_ROWS))
         return known.slice(0, rows)
+
+
+def _repeated(value: str | int, rows: int) -> pa.Array:
+    """One value in every row; `pa.scalar` and `pa.array` would bring in pandas, which takes longer
+    than a small read.
+    """
+    if isinstance(value, int):
+        numbers = pa.py_buffer(np.full(rows, value, np.int32))
+        return pa.Array.from_buffers(pa.int32(), rows, [None, numbers])
+    data = value.encode()
+    ends = np.arange(rows + 1, dtype=np.int32) * np.int32(len(data))
+    return pa.StringArray.from_buffers(rows, pa.py_buffer(ends), pa.py_buffer(data * rows))

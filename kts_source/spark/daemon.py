@@ -1,7 +1,7 @@
 """Spark's worker daemon, with what tasks import loaded before it forks them.
 
 A worker that a LIMIT ended early is not used again: the next one starts from the daemon, and
-imports pyarrow, pandas, numba with the compiled kernel, and the client of the store anew: a second
+imports pyarrow, numba with the compiled kernel, and the client of the store anew: a second
 and more where the query itself is a few requests. With
 
     spark.python.daemon.module=kts_source.spark.daemon
@@ -22,7 +22,7 @@ import sys
 from typing import Final
 
 MODULES: Final = (
-    "pandas",  # pyarrow brings it in with the first scalar
+    "pandas",  # pyarrow brings it in with the first value that `where` compares
     "pyspark.sql.pandas.types",
     "segment_format.kernels.decode_window",
     "kts_source.scan.measured",
