@@ -19,7 +19,7 @@ from typing import Final
 
 from benchmarks.bench import Bench, SkippedError
 from benchmarks.plot import draw
-from benchmarks.report import machine, print_table, read_json, write_json
+from benchmarks.report import joined, machine, print_table, read_json, write_json
 from benchmarks.results import write_results
 
 PARTS: Final = (
@@ -50,7 +50,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="the figures; default build/bench/….json")
     parser.add_argument("--results", action="store_true", help="renew benchmarks/RESULTS.md")
     parser.add_argument(
-        "--from-json", type=Path, help="measure nothing: RESULTS.md and figure from this file"
+        "--from-json",
+        type=Path,
+        nargs="+",
+        help="measure nothing: RESULTS.md and figure from these files, of several runs' parts",
     )
     parser.add_argument("--strict", action="store_true", help="fail if a goal is not met")
     options = parser.parse_args(arguments)
@@ -58,7 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
     if unknown:
         parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
     if options.from_json:
-        write_results(*read_json(options.from_json))
+        write_results(*joined([read_json(path) for path in options.from_json]))
         return 0
     bench = Bench(options.quick)
     wanted = set(options.parts or set(PARTS) - (LONG_PARTS if options.quick else set()))

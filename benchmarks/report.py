@@ -170,3 +170,15 @@ def read_json(path: Path) -> tuple[Report, dict[str, Any], bool]:
     others = (document[name] for name in ("budgets", "skipped", "failed", "seconds"))
     report = Report(rows, *others)
     return report, document["machine"], bool(document["quick"])
+
+
+def joined(
+    runs: Sequence[tuple[Report, dict[str, Any], bool]],
+) -> tuple[Report, dict[str, Any], bool]:
+    """Runs of different parts as one; of a part that several have, the last counts."""
+    whole = Report()
+    for report, _, _ in runs:
+        for field in dataclasses.fields(Report):
+            getattr(whole, field.name).update(getattr(report, field.name))
+    about = {key: value for _, found, _ in runs for key, value in found.items()}
+    return whole, about, any(quick for _, _, quick in runs)

@@ -11,7 +11,16 @@ import pytest
 
 from benchmarks import results, tiers
 from benchmarks.processes import processor_time
-from benchmarks.report import Report, Row, at_least, at_most, machine, read_json, write_json
+from benchmarks.report import (
+    Report,
+    Row,
+    at_least,
+    at_most,
+    joined,
+    machine,
+    read_json,
+    write_json,
+)
 from benchmarks.tiers import TierShape, make_tier
 from tests.kts_source.scan.scanning import scan
 
@@ -100,3 +109,12 @@ def test_processor_time_counts_children_that_have_ended() -> None:
     used = processor_time(os.getpid()) - before
     assert used.jvm == 0
     assert used.total == used.python > 0.02
+
+
+def test_runs_of_several_parts_become_one() -> None:
+    first = Report(rows={"decode": [Row("a", 1, "s")], "plan": [Row("b", 2, "s")]})
+    second = Report(rows={"plan": [Row("c", 3, "s")]}, seconds={"plan": 4.0})
+    whole, about, quick = joined([(first, {"cpu": "x"}, False), (second, {"cpu": "y"}, True)])
+    assert whole.rows == {"decode": [Row("a", 1, "s")], "plan": [Row("c", 3, "s")]}
+    assert whole.seconds == {"plan": 4.0}
+    assert (about, quick) == ({"cpu": "y"}, True)
