@@ -43,6 +43,7 @@ BATCH_RECORDS: Final = 16
 FIRST_MS: Final = 1_700_000_000_000
 DAYS: Final = 30
 _MANIFEST_BYTES: Final = 2048
+_KEPT_CHUNKS: Final = 8
 _PAGE_KEYS: Final = 1000
 _SHAPES: Final = 16
 assert uuid_from_text(TOPIC_ID)
@@ -107,6 +108,7 @@ class SimulatedTier:
         self._aborted_share = aborted_share
         self._lock = threading.Lock()
         self._counters = StoreCounters()
+        self._stored: dict[tuple[int, int], bytes] = {}
         self._listed: dict[int, list[ObjectInfo]] = {}
 
     @property
@@ -268,10 +270,19 @@ class SimulatedTier:
         for chunk, extra in enumerate(form.extra_blocks):
             size = _frame_size(extra)
             if position < stop and position + size > start:
-                frame = _frame(self._chunk(number, chunk), extra)
+                frame = self._stored_chunk(number, chunk, extra)
                 parts.append(frame[max(start - position, 0) : stop - position])
             position += size
         return b"".join(parts)
+
+    def _stored_chunk(self, number: int, chunk: int, extra: int) -> bytes:
+        """The chunk as stored, the same in every partition: made once, as no store works for it."""
+        known = self._stored.get((number, chunk))
+        if known is None:
+            known = _frame(self._chunk(number, chunk), extra)
+            if len(self._stored) < _KEPT_CHUNKS:
+                self._stored[number, chunk] = known
+        return known
 
     def _chunk(self, number: int, chunk: int) -> bytes:
         first = chunk * BATCHES_PER_CHUNK

@@ -15,7 +15,6 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
 from kts_source.remote.layout import (
-    CALCULATING,
     Orphan,
     PartitionListing,
     SegmentEntry,
@@ -131,8 +130,7 @@ class AivenLayout:
         assert log is not None
         assert indexes is not None
         data = store.get_range(info.key, 0, _bounded(info), version=info.version)
-        with CALCULATING:
-            return _segment(entry, SegmentManifest.from_json(data), _ref(log), _ref(indexes))
+        return _segment(entry, SegmentManifest.from_json(data), _ref(log), _ref(indexes))
 
 
 def _parsed_name(name: str) -> tuple[int, str, str] | None:

@@ -6,20 +6,14 @@ play in Java, reduced to what a reader needs.
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from segment_format.errors import InvalidManifestError
 
 if TYPE_CHECKING:
     from kts_source.remote.segment import RemoteSegment
     from kts_source.remote.store import ObjectInfo, RangeStore
-
-CALCULATING: Final = threading.Lock()
-"""Held, never while waiting for an answer, by the planning thread that calculates much: dozens that
-pass the interpreter's lock to and fro cost half as much again.
-"""
 
 
 @dataclass(frozen=True, slots=True)

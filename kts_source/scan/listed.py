@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final
 from kts_source.errors import CorruptSegmentError, ObjectNotFoundError
 from kts_source.remote.cache_packs import SegmentPack
 from kts_source.remote.cache_store import CachedStore
-from kts_source.remote.layout import CALCULATING
 from segment_format.errors import SegmentFormatError
 
 if TYPE_CHECKING:
@@ -118,14 +117,13 @@ class ListedSegments:
         """
         wanted = list(numbers)
         missing = []
-        with CALCULATING:
-            for number in wanted:
-                if number not in self._described:
-                    known = self._pack.find(self.entries[number])
-                    if known is None:
-                        missing.append(number)
-                    else:
-                        self._described[number] = known
+        for number in wanted:
+            if number not in self._described:
+                known = self._pack.find(self.entries[number])
+                if known is None:
+                    missing.append(number)
+                else:
+                    self._described[number] = known
         if missing:
             fresh = self._describer.described([self.entries[number] for number in missing])
             for number, segment in zip(missing, fresh, strict=True):

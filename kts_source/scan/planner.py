@@ -8,7 +8,6 @@ with it, so tasks need nothing from each other.
 from __future__ import annotations
 
 import logging
-from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from kts_source.errors import InvalidOptionError, TieredKafkaError
@@ -32,6 +31,7 @@ from kts_source.scan.isolation import Decisions
 from kts_source.scan.listed import Describer
 from kts_source.scan.plan import PartitionPlan, ScanPlan
 from kts_source.scan.plan_checks import check_plan, replayed
+from kts_source.scan.planning_threads import planning_pools
 from kts_source.scan.pruning import fingerprint
 from kts_source.scan.side_files import SideFiles
 from kts_source.scan.slicing import cut, pack, spans, target_bytes
@@ -40,6 +40,7 @@ from segment_format.isolation import NO_ABORTED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from concurrent.futures import Executor
 
     from kts_source.options import ScanOptions
     from kts_source.remote.store import RangeStore
@@ -48,8 +49,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PLANNING_THREADS = 64
-"""Partitions planned at a time, and as many manifests read: they wait for answers, mostly."""
 _INDEX_ENTRY_BYTES = 8
 
 
@@ -94,10 +93,7 @@ def _planned(options: ScanOptions, store: RangeStore) -> ScanPlan:
     reader = SegmentReader(store, options.key_ring.loaded())
     side_files = SideFiles(reader, max_batch_bytes=options.max_batch_bytes)
     layout = find_layout(options.layout)
-    with (
-        ThreadPoolExecutor(PLANNING_THREADS, thread_name_prefix="kts-plan") as pool,
-        ThreadPoolExecutor(PLANNING_THREADS, thread_name_prefix="kts-describe") as describing,
-    ):
+    with planning_pools("kts-plan", "kts-describe") as (pool, describing):
         describer = Describer(
             store, layout, describing, fail_on_data_loss=options.fail_on_data_loss
         )

@@ -30,7 +30,6 @@ from kts_source.options.bounds import (
     TimestampBound,
     TimestampsBound,
 )
-from kts_source.remote.layout import CALCULATING
 from kts_source.scan.isolation import Decisions, decide
 from kts_source.scan.lineage import (
     MAX_OFFSET,
@@ -193,8 +192,7 @@ class PartitionView:
             self.log = PartitionLog((), 0, 0, (), (), ())
             return
         lineage = self._side_files.leader_epochs(newest_segment(segments)).entries
-        with CALCULATING:
-            self.log = partition_log(segments, lineage)
+        self.log = partition_log(segments, lineage)
 
     def _frame(self) -> bool:
         """Finds where the log begins and ends from few segments; False where that is not safe."""

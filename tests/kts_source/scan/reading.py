@@ -16,7 +16,7 @@ from kts_source.errors import DataLossError, OffsetOutOfRangeError
 from kts_source.options import parse_options
 from kts_source.remote import fetch
 from kts_source.remote.segment_reader import SegmentReader
-from kts_source.scan import planner
+from kts_source.scan import planning_threads
 from kts_source.scan.execute import ReadSettings, read_task
 from kts_source.scan.planner import plan_scan
 from tests.kts_source.scan.history import TOPIC, History, World
@@ -249,7 +249,7 @@ class InTurn(Executor):
 def without_threads() -> Iterator[None]:
     """Plans and reads in this thread alone."""
     with (
-        mock.patch.object(planner, "ThreadPoolExecutor", InTurn),
+        mock.patch.object(planning_threads, "ThreadPoolExecutor", InTurn),
         mock.patch.object(fetch, "ThreadPoolExecutor", InTurn),
     ):
         yield
