@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from kts_source.errors import TieredKafkaError
 from kts_source.options import parse_options
 from kts_source.options.selection import Assign
+from kts_source.quiet import errors_only
 from kts_source.remote.layouts import find_layout
 from kts_source.remote.tier import open_tier
 from kts_source.scan.describe import describe
@@ -19,7 +19,7 @@ from kts_source.scan.listed import Describer
 from segment_format.errors import UnknownKeyError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from kts_source.options import ScanOptions
 
@@ -41,7 +41,7 @@ def topic_rows(options: Mapping[str, str]) -> list[dict[str, Any]]:
     except TieredKafkaError as error:
         if not _lacks_a_key(error):
             raise
-    with _no_remark_twice():
+    with errors_only("kts_source.scan"):  # the first attempt has said what there is to say
         found = _partitions(parsed)
         open_ones = [part for part, keys in found if not keys]
         rows = _described(_only(parsed, open_ones)) if open_ones else []
@@ -129,15 +129,3 @@ def _lacks_a_key(error: BaseException) -> bool:
             return True
         found = found.__cause__
     return False
-
-
-@contextmanager
-def _no_remark_twice() -> Iterator[None]:
-    """The first attempt has said already what there is to say."""
-    logger = logging.getLogger("kts_source.scan")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

@@ -148,17 +148,12 @@ def _spread(task: SpreadTask, job: ExportJob) -> TaskReport:
         target.close()
     return TaskReport(
         number=task.number,
-        files=(),
-        schema=None,
         rows_read=work.rows,
-        rejected=0,
-        dead_letters=None,
         segment_bytes=task.scan.nominal_bytes,
         requests=work.requests,
         bytes_read=work.bytes,
         retries=work.retries,
         seconds=time.monotonic() - started,
-        seconds_writing=0.0,
         spills=tuple(buckets.spills),
         newest_ms=tuple((*owner, newest) for owner, newest in sorted(buckets.newest.items())),
     )
@@ -214,13 +209,6 @@ def _merge(task: BucketTask, job: ExportJob) -> TaskReport:
         number=task.number,
         files=files,
         schema=None if writer.schema is None else encode_schema(writer.schema),
-        rows_read=0,
-        rejected=0,
-        dead_letters=None,
-        segment_bytes=0,
-        requests=0,
-        bytes_read=0,
-        retries=0,
         seconds=time.monotonic() - started,
         seconds_writing=time.monotonic() - started,
     )

@@ -104,7 +104,7 @@ class SpillFile:
     key: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TaskReport:
     """What one successful attempt of a task did.
 
@@ -125,17 +125,17 @@ class TaskReport:
     """
 
     number: int
-    files: tuple[WrittenFile, ...]
-    schema: str | None
-    rows_read: int
-    rejected: int
-    dead_letters: DeadLetterFile | None
-    segment_bytes: int
-    requests: int
-    bytes_read: int
-    retries: int
-    seconds: float
-    seconds_writing: float
+    files: tuple[WrittenFile, ...] = ()
+    schema: str | None = None
+    rows_read: int = 0
+    rejected: int = 0
+    dead_letters: DeadLetterFile | None = None
+    segment_bytes: int = 0
+    requests: int = 0
+    bytes_read: int = 0
+    retries: int = 0
+    seconds: float = 0.0
+    seconds_writing: float = 0.0
     spills: tuple[SpillFile, ...] = ()
     newest_ms: tuple[tuple[str, int, int], ...] = ()
 

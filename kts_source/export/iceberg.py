@@ -9,9 +9,7 @@ whose ranges were compared is still the newest, so nothing can come between.
 
 from __future__ import annotations
 
-import logging
 import re
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from kts_source.errors import InvalidOptionError
@@ -21,6 +19,7 @@ from kts_source.export.ranges import OffsetRange, PartitionKey, advanced
 from kts_source.export.table import BaseFile, Commit, TableState, WritePlace, check_base
 from kts_source.export.target_store import both_listed
 from kts_source.export.targets import open_target
+from kts_source.quiet import errors_only
 from kts_source.secret import scrub
 
 if TYPE_CHECKING:
@@ -252,7 +251,8 @@ class IcebergExportTable:
         # In this process only: a retry would commit behind a snapshot whose ranges nobody compared.
         table.metadata.properties[_NO_RETRIES] = "0"
         try:
-            with _quiet_statistics(), table.transaction() as transaction:
+            # PyIceberg warns of every column without bounds: keys and values have none on purpose.
+            with errors_only("pyiceberg.io.pyarrow"), table.transaction() as transaction:
                 transaction.set_properties(properties)
                 if commit.replace and table.current_snapshot() is not None:
                     transaction.delete(AlwaysTrue())
@@ -303,18 +303,6 @@ def _files(table: Table) -> tuple[BaseFile, ...]:
             raise ExportError("the table has a file elsewhere", uri=path)
         files.append(BaseFile(path.removeprefix(location), task.file.file_size_in_bytes, {}))
     return tuple(files)
-
-
-@contextmanager
-def _quiet_statistics() -> Iterator[None]:
-    """PyIceberg warns of every column without bounds; those of keys and values are left out."""
-    logger = logging.getLogger("pyiceberg.io.pyarrow")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def _check_schema(table: Table, schema: pa.Schema) -> None:

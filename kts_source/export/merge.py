@@ -119,17 +119,7 @@ def _spread(task: BaseTask, job: ExportJob) -> TaskReport:
         buckets.spill()
     return TaskReport(
         number=task.number,
-        files=(),
-        schema=None,
-        rows_read=0,
-        rejected=0,
-        dead_letters=None,
-        segment_bytes=0,
-        requests=0,
-        bytes_read=0,
-        retries=0,
         seconds=time.monotonic() - started,
-        seconds_writing=0.0,
         spills=tuple(buckets.spills),
         newest_ms=tuple((*owner, newest) for owner, newest in sorted(buckets.newest.items())),
     )

@@ -14,12 +14,7 @@ import re
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
-from kts_source.remote.layout import (
-    Orphan,
-    PartitionListing,
-    SegmentEntry,
-    TopicFolder,
-)
+from kts_source.remote.layout import Orphan, PartitionListing, SegmentEntry, TopicFolder
 from kts_source.remote.segment import (
     Envelope,
     IndexType,

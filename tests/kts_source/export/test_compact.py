@@ -137,20 +137,7 @@ def ending(offset: int, topic: str = TOPIC) -> str:
     return json.dumps({topic: {str(number): offset for number in numbers}})
 
 
-NO_REPORT = TaskReport(
-    number=0,
-    files=(),
-    schema=None,
-    rows_read=0,
-    rejected=0,
-    dead_letters=None,
-    segment_bytes=0,
-    requests=0,
-    bytes_read=0,
-    retries=0,
-    seconds=0.0,
-    seconds_writing=0.0,
-)
+NO_REPORT = TaskReport(number=0)
 RUNS = {"compacted": (300, 301, 900, 1700, 2968), "txn": (500, 1200, 3000, 3671)}
 
 
