@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import sys
 import uuid
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_collected_garbage = False
+_modules_frozen = 0
 
 
 class TieredKafkaInputPartition(InputPartition):
@@ -76,8 +77,10 @@ class TieredKafkaBatchReader(DataSourceReader):
             return
         from kts_source.scan.measured import measured_task
 
-        _keep_garbage_collector_short()
-        yield from measured_task(task, self._options, _place(self._scan))
+        try:
+            yield from measured_task(task, self._options, _place(self._scan))
+        finally:
+            _keep_garbage_collector_short()
 
 
 def _place(scan: str) -> TaskPlace:
@@ -92,9 +95,11 @@ def _place(scan: str) -> TaskPlace:
 
 
 def _keep_garbage_collector_short() -> None:
-    """Once a worker: Spark collects garbage after every task and passes frozen objects over."""
-    global _collected_garbage
-    if not _collected_garbage:
+    """Spark collects garbage after every task, and passes frozen objects over: those of a module's
+    code are many and stay. Called at the end, since the first task imports most of them late.
+    """
+    global _modules_frozen
+    if len(sys.modules) != _modules_frozen:
         gc.collect()
         gc.freeze()
-        _collected_garbage = True
+        _modules_frozen = len(sys.modules)
