@@ -356,11 +356,17 @@ def make_private_folder(folder: Path) -> None:
 
 def _write(path: str, parts: list[bytes | memoryview]) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    with open(os.open(path, flags, 0o600), "wb", buffering=0) as file:  # noqa: PTH123  # a descriptor
-        for part in parts:
-            view = memoryview(part)
-            while view:
-                view = view[file.write(view) :]
+    descriptor = os.open(path, flags, 0o600)
+    try:
+        views = [memoryview(part) for part in parts]
+        while views:
+            written = os.writev(descriptor, views)
+            while views and written >= len(views[0]):
+                written -= len(views.pop(0))
+            if views:
+                views[0] = views[0][written:]
+    finally:
+        os.close(descriptor)
 
 
 def _checked(header: bytes, name: bytes, file_size: int, descriptor: int) -> bytes | None:

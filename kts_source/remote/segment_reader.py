@@ -13,6 +13,7 @@ from kts_source.errors import CorruptSegmentError, ObjectNotFoundError, TieredKa
 from kts_source.remote.cache_store import CachedStore
 from kts_source.remote.coalesce import ByteRange
 from kts_source.remote.fetch import fetch_ranges
+from kts_source.remote.local_store import LocalStore
 from kts_source.remote.neighbours import NeighbourReads
 from kts_source.remote.stopwatch import Stopwatch
 from segment_format.errors import ChunkError, DecryptionError, SegmentFormatError
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator
 
     from kts_source.keyring import KeyRing
+    from kts_source.remote.cache_sides import SideFilePack
     from kts_source.remote.segment import Envelope, IndexType, SegmentObjects
     from kts_source.remote.store import RangeStore
     from segment_format.manifest.chunk_index import Chunk
@@ -104,20 +106,31 @@ class SegmentReader:
     Args:
         store: Where the objects are.
         key_ring: What opens encrypted ones.
+        pack: Where plans of one partition keep its side files; the reader is for that plan's
+            thread then.
     """
 
-    def __init__(self, store: RangeStore, key_ring: KeyRing) -> None:
+    def __init__(
+        self, store: RangeStore, key_ring: KeyRing, *, pack: SideFilePack | None = None
+    ) -> None:
         self.store = store
-        self._side_files = NeighbourReads(store)
+        self._side_files = NeighbourReads(store, pack)
         self._key_ring = key_ring
         self._data_keys: dict[
             WrappedDataKey, bytes
         ] = {}  # one RSA operation a segment, about a millisecond
         self.stopwatch = Stopwatch()
 
-    def index(self, objects: SegmentObjects, kind: IndexType) -> bytes | None:
+    def index(
+        self, objects: SegmentObjects, kind: IndexType, *, is_cut: bool = False
+    ) -> bytes | None:
         """The bytes of a side file as the broker wrote it; `None` when the segment has none. Small
         ones beside it come with the same request, see `NeighbourReads`.
+
+        Args:
+            objects: The segment.
+            kind: Which.
+            is_cut: Whether a bound cuts the segment, so that its indexes will be asked for too.
 
         Raises:
             CorruptSegmentError: It is too large, or cannot be decrypted.
@@ -131,7 +144,7 @@ class SegmentReader:
                 f"{kind.value} index of {stored.size} bytes in {uri}: at most {MAX_INDEX_BYTES}"
                 f" are read"
             )
-        data = self._side_files.get(objects, kind)
+        data = self._side_files.get(objects, kind, is_cut=is_cut)
         try:
             return bytes(
                 restore_index(
@@ -193,6 +206,7 @@ class SegmentReader:
             max_concurrent_requests=read_ahead.max_concurrent_requests,
             prefetch_bytes=read_ahead.prefetch_bytes,
             slow_start=read_ahead.slow_start,
+            near=isinstance(self.store, LocalStore),
             on_read=self.stopwatch.fetched,
         ) as fetched:
             try:
@@ -206,6 +220,8 @@ class SegmentReader:
                     for window in self._original(span, group, data, restored=restored):
                         yield span, window
                     under_way.popleft()
+                    # The next read may have this memory.
+                    del answer, data, window
             except TieredKafkaError as error:
                 if under_way:
                     self._locate(error, under_way[0][0])

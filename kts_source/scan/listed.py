@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from kts_source.errors import CorruptSegmentError, ObjectNotFoundError
 from kts_source.remote.cache_packs import SegmentPack
+from kts_source.remote.cache_sides import SideFilePack
 from kts_source.remote.cache_store import CachedStore
 from segment_format.errors import SegmentFormatError
 
@@ -45,13 +46,17 @@ class Describer:
         self._pool = pool
         self._fail_on_data_loss = fail_on_data_loss
 
-    def pack(self, folder: TopicFolder, partition: int) -> SegmentPack:
-        """What earlier plans kept of a partition."""
+    def packs(self, folder: TopicFolder, partition: int) -> tuple[SegmentPack, SideFilePack]:
+        """What earlier plans kept of a partition: of its segments, and of their side files."""
         if self._cached is None:
-            return SegmentPack(None, "")
+            return SegmentPack(None, ""), SideFilePack()
         uri = self._store.uri(f"{folder.folder}{folder.topic}-{folder.topic_id}")
-        name = self._cached.entry_name("segments", self._layout.name, uri, f"{partition}")
-        return SegmentPack(self._cached.index_cache, name)
+        segments, sides = (
+            self._cached.entry_name(what, self._layout.name, uri, f"{partition}")
+            for what in ("segments", "side files")
+        )
+        cache = self._cached.index_cache
+        return SegmentPack(cache, segments), SideFilePack(cache, sides)
 
     def described(self, entries: Sequence[SegmentEntry]) -> list[RemoteSegment | None]:
         """Each as the layout describes it; `None` for one that has gone, or cannot be read where
@@ -97,15 +102,21 @@ class ListedSegments:
     Args:
         entries: In order of base offset, then segment id.
         describer: What describes them.
-        pack: What is known of them already.
+        packs: What is known of them already.
+
+    Attributes:
+        side_files: What was read of their side files.
     """
 
     def __init__(
-        self, entries: Sequence[SegmentEntry], describer: Describer, pack: SegmentPack
+        self,
+        entries: Sequence[SegmentEntry],
+        describer: Describer,
+        packs: tuple[SegmentPack, SideFilePack],
     ) -> None:
         self.entries = entries
         self._describer = describer
-        self._pack = pack
+        self._pack, self.side_files = packs
         self._described: dict[int, RemoteSegment | None] = {}
 
     def described(self, numbers: Iterable[int]) -> list[RemoteSegment]:
@@ -138,5 +149,6 @@ class ListedSegments:
         return self.described(range(len(self.entries)))
 
     def save(self) -> None:
-        """Keeps what was described for later plans."""
+        """Keeps what was described and read for later plans."""
         self._pack.save(self.entries)
+        self.side_files.save()

@@ -39,7 +39,7 @@ from kts_source.scan.window import PartitionView, needs_a_part
 from segment_format.isolation import NO_ABORTED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from concurrent.futures import Executor
 
     from kts_source.options import ScanOptions
@@ -90,8 +90,7 @@ def plan_scan(options: ScanOptions, store: RangeStore | None = None) -> ScanPlan
 
 
 def _planned(options: ScanOptions, store: RangeStore) -> ScanPlan:
-    reader = SegmentReader(store, options.key_ring.loaded())
-    side_files = SideFiles(reader, max_batch_bytes=options.max_batch_bytes)
+    key_ring = options.key_ring.loaded()
     layout = find_layout(options.layout)
     with planning_pools("kts-plan", "kts-describe") as (pool, describing):
         describer = Describer(
@@ -99,6 +98,11 @@ def _planned(options: ScanOptions, store: RangeStore) -> ScanPlan:
         )
         topics = discover(options, store, layout, pool, describer)
         _check_named(options, topics)
+
+        def side_files(part: DiscoveredPartition) -> SideFiles:
+            reader = SegmentReader(store, key_ring, pack=part.listed.side_files)
+            return SideFiles(reader, max_batch_bytes=options.max_batch_bytes)
+
         planned = tuple(_plan_partitions(options, topics, side_files, pool))
     wanted = [span for _, partition_spans in planned for span in partition_spans]
     target = target_bytes(wanted, options)
@@ -135,16 +139,18 @@ def _check_named(options: ScanOptions, topics: Sequence[DiscoveredTopic]) -> Non
 def _plan_partitions(
     options: ScanOptions,
     topics: Iterable[DiscoveredTopic],
-    side_files: SideFiles,
+    side_files: Callable[[DiscoveredPartition], SideFiles],
     pool: Executor,
 ) -> Iterator[tuple[PartitionPlan, list[SegmentSlice]]]:
     found = [part for topic in topics for part in topic.partitions]
 
     def plan(part: DiscoveredPartition) -> tuple[PartitionPlan, list[SegmentSlice]] | None:
         try:
-            return _plan_partition(options, part, side_files)
+            return _plan_partition(options, part, side_files(part))
         except TieredKafkaError as error:
             raise error.located(topic=part.topic, partition=part.partition) from error.__cause__
+        finally:
+            part.listed.save()
 
     yield from (planned for planned in pool.map(plan, found) if planned is not None)
 
@@ -177,10 +183,10 @@ def _plan_partition(
     )
     stop = resolve_stop(options.ending, place, surviving, lookup=lookup, fail_on_data_loss=loss)
     check_order(place, start, stop)
+    side_files.bounds = start, stop
     surviving = view.covering(start, stop)
     check_no_holes(place, surviving, start, stop, fail_on_data_loss=loss)
     surviving, decisions = _decisions(options, view, place, start, stop)
-    part.listed.save()
     for skipped in surviving.skipped:
         log.info("%s: segment %s not read: %s", place, skipped.segment.segment_id, skipped.reason)
     check_outcomes(place, surviving, decisions.lost, fail_on_data_loss=loss)

@@ -5,10 +5,8 @@ not.
 from __future__ import annotations
 
 import logging
-import threading
-from collections import OrderedDict
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from kts_source.errors import CorruptSegmentError
 from kts_source.remote.segment import IndexType, RemoteSegment
@@ -31,28 +29,31 @@ if TYPE_CHECKING:
     from kts_source.remote.segment_reader import SegmentReader
     from kts_source.scan.lineage import SegmentRange
 
+_Index = TypeVar("_Index")
 log = logging.getLogger(__name__)
 
 _REMEMBERED_BYTES: Final = 64 << 10
 """Indexes up to this size are remembered: both bounds and the cut often fall into one segment."""
-_REMEMBERED: Final = 256  # of them: 16 MiB at most
+_REMEMBERED: Final = 4  # of them, parsed
 
 
 class SideFiles:
-    """Reads the side files of segments through one reader.
+    """Reads the side files of segments through one reader. Used by one thread at a time.
 
     Args:
         reader: What fetches and decrypts them.
         max_batch_bytes: Bound on one record batch when headers are replayed.
+
+    Attributes:
+        bounds: Offsets known to cut segments: of those, all side files will be wanted.
     """
 
     def __init__(self, reader: SegmentReader, *, max_batch_bytes: int) -> None:
         self._reader = reader
         self._max_batch_bytes = max_batch_bytes
-        self._lock = threading.Lock()
-        self._remembered: OrderedDict[tuple[str, str | None, IndexType], bytes | None] = (
-            OrderedDict()
-        )
+        self._offset_indexes: dict[tuple[str, str | None], OffsetIndex | None] = {}
+        self._time_indexes: dict[tuple[str, str | None], TimeIndex | None] = {}
+        self.bounds: tuple[int, ...] = ()
 
     def leader_epochs(self, segment: RemoteSegment) -> LeaderEpochCheckpoint:
         """The lineage known when the segment was uploaded.
@@ -60,7 +61,7 @@ class SideFiles:
         Raises:
             CorruptSegmentError: Missing or not valid; nothing else tells the lineage.
         """
-        data = self._reader.index(segment.objects, IndexType.LEADER_EPOCH)
+        data = self._read(segment, IndexType.LEADER_EPOCH)
         try:
             return LeaderEpochCheckpoint.from_bytes(data or b"")
         except SegmentFormatError as error:
@@ -70,21 +71,31 @@ class SideFiles:
         """The offset index, or `None` when it is empty or not valid: the segment is then read
         whole.
         """
-        data = self._index(segment, IndexType.OFFSET)
-        return parse_borders(data, segment.start_offset, segment.objects.size_in_bytes)
+        place = segment.objects.log.key, segment.objects.log.version
+        if place in self._offset_indexes:
+            return self._offset_indexes[place]
+        data = self._read(segment, IndexType.OFFSET)
+        index = parse_borders(data, segment.start_offset, segment.objects.size_in_bytes)
+        _remember(self._offset_indexes, place, index, data)
+        return index
 
     def time_index(self, segment: RemoteSegment) -> TimeIndex | None:
         """The time index, or `None` when there is none or it is not valid."""
-        data = self._index(segment, IndexType.TIMESTAMP)
+        place = segment.objects.log.key, segment.objects.log.version
+        if place in self._time_indexes:
+            return self._time_indexes[place]
+        data = self._read(segment, IndexType.TIMESTAMP)
+        index = None
         try:
-            return TimeIndex.from_bytes(data, base_offset=segment.start_offset) if data else None
+            index = TimeIndex.from_bytes(data, base_offset=segment.start_offset) if data else None
         except SegmentFormatError as error:
             log.warning("%s", self._located(error, segment, "time index"))
-            return None
+        _remember(self._time_indexes, place, index, data)
+        return index
 
     def snapshot(self, segment: RemoteSegment) -> tuple[ProducerStateEntry, ...] | None:
         """Producer state at the segment's end; `None` when the file is missing or not valid."""
-        data = self._reader.index(segment.objects, IndexType.PRODUCER_SNAPSHOT)
+        data = self._read(segment, IndexType.PRODUCER_SNAPSHOT)
         try:
             return parse_producer_snapshot(data) if data else None
         except SegmentFormatError as error:
@@ -93,7 +104,7 @@ class SideFiles:
 
     def aborted(self, segment: RemoteSegment) -> tuple[AbortedTxn, ...] | None:
         """Transactions whose abort marker is in the segment; `None` when the file is not valid."""
-        data = self._reader.index(segment.objects, IndexType.TRANSACTION)
+        data = self._read(segment, IndexType.TRANSACTION)
         try:
             return parse_transaction_index(data) if data else ()
         except SegmentFormatError as error:
@@ -140,20 +151,9 @@ class SideFiles:
         except SegmentFormatError as error:
             raise self._located(error, segment, "record batch", at) from error
 
-    def _index(self, segment: RemoteSegment, kind: IndexType) -> bytes | None:
-        """A side file that is likely asked for again while the partition is planned."""
-        stored = segment.objects.indexes.get(kind)
-        if stored is None or stored.size > _REMEMBERED_BYTES:
-            return self._reader.index(segment.objects, kind)
-        place = stored.source.key, stored.source.version, kind
-        with self._lock:
-            known = self._remembered.pop(place, None)
-        data = self._reader.index(segment.objects, kind) if known is None else known
-        with self._lock:
-            self._remembered[place] = data
-            if len(self._remembered) > _REMEMBERED:
-                self._remembered.popitem(last=False)
-        return data
+    def _read(self, segment: RemoteSegment, kind: IndexType) -> bytes | None:
+        is_cut = any(segment.start_offset < at < segment.stop_offset for at in self.bounds)
+        return self._reader.index(segment.objects, kind, is_cut=is_cut)
 
     def _located(
         self, error: SegmentFormatError, segment: RemoteSegment, what: str, base: int = 0
@@ -166,6 +166,19 @@ class SideFiles:
             uri=self._reader.store.uri(segment.objects.log.key),
             position=None if error.position is None else base + error.position,
         )
+
+
+def _remember(
+    known: dict[tuple[str, str | None], _Index],
+    place: tuple[str, str | None],
+    index: _Index,
+    data: bytes | None,
+) -> None:
+    if len(data or b"") > _REMEMBERED_BYTES:
+        return
+    if len(known) == _REMEMBERED:
+        del known[next(iter(known))]
+    known[place] = index
 
 
 def replay_batches(

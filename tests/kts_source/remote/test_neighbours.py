@@ -9,6 +9,8 @@ import pytest
 
 from kts_source.errors import ObjectNotFoundError
 from kts_source.remote.aiven_layout import AivenLayout
+from kts_source.remote.cache import CacheLimits, DiskCache
+from kts_source.remote.cache_sides import MAX_PACK_BYTES, SideFilePack
 from kts_source.remote.local_store import LocalStore
 from kts_source.remote.local_tiered_layout import LocalTieredLayout
 from kts_source.remote.neighbours import MAX_TOGETHER_BYTES, NeighbourReads
@@ -18,11 +20,13 @@ from tests.golden_data import KEY_PREFIX, LOCAL_TIER, TIER, TOPICS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from kts_source.remote.layout import Layout
     from kts_source.remote.store import RangeStore
 
-SNAPSHOT, EPOCH, TRANSACTION = (
+OFFSET, SNAPSHOT, EPOCH, TRANSACTION = (
+    IndexType.OFFSET,
     IndexType.PRODUCER_SNAPSHOT,
     IndexType.LEADER_EPOCH,
     IndexType.TRANSACTION,
@@ -154,3 +158,69 @@ def test_a_failure_leaves_nothing_behind() -> None:
     store.gone = False
     assert len(reads.get(objects, TRANSACTION)) == 11
     assert store.asked == [(0, 20), (9, 20)]
+
+
+def all_five() -> SegmentObjects:
+    return made_up(
+        offset=(0, 10),
+        timestamp=(10, 30),
+        producer_snapshot=(30, 45),
+        leader_epoch=(45, 60),
+        transaction=(60, 80),
+    )
+
+
+@pytest.mark.parametrize("first", list(IndexType))
+def test_of_a_segment_that_a_bound_cuts_all_come_with_one_request(first: IndexType) -> None:
+    store = Ranges()
+    reads = NeighbourReads(store, SideFilePack())
+    objects = all_five()
+    assert len(reads.get(objects, first, is_cut=True)) == objects.indexes[first].size
+    for kind, part in objects.indexes.items():
+        assert len(reads.get(objects, kind)) == part.size
+    assert store.asked == [(0, 80)]
+
+
+def test_a_position_comes_with_a_time() -> None:
+    store = Ranges()
+    reads = NeighbourReads(store)
+    objects = all_five()
+    assert len(reads.get(objects, IndexType.TIMESTAMP)) == 20
+    assert len(reads.get(objects, IndexType.OFFSET)) == 10
+    assert store.asked == [(0, 80)]
+
+
+def test_an_offset_index_is_read_alone() -> None:
+    store = Ranges()
+    assert len(NeighbourReads(store, SideFilePack()).get(all_five(), OFFSET)) == 10
+    assert store.asked == [(0, 10)]
+
+
+def test_where_the_pack_has_no_room_each_is_read_alone() -> None:
+    store = Ranges()
+    pack = SideFilePack()
+    pack.add(ObjectRef("full", 1, "1"), 0, bytes(MAX_PACK_BYTES - 20))
+    reads = NeighbourReads(store, pack)
+    objects = all_five()
+    assert len(reads.get(objects, SNAPSHOT)) == 15
+    assert len(reads.get(objects, EPOCH)) == 15
+    assert store.asked == [(30, 45), (45, 60)]
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_every_golden_segment_with_a_pack(topic: str, tmp_path: Path) -> None:
+    store = LocalStore(TIER)
+    cache = DiskCache(tmp_path / "cache", CacheLimits(None, None))
+    for objects in segments(AivenLayout(), store, KEY_PREFIX, topic):
+        for reader in range(2):
+            pack = SideFilePack(cache, objects.log.key)
+            reads = NeighbourReads(store, pack)
+            before = store.counters.requests
+            kinds = [kind for kind, part in objects.indexes.items() if part.size]
+            random.Random(objects.log.key).shuffle(kinds)
+            found = {kind: reads.get(objects, kind, is_cut=True) for kind in kinds}
+            assert store.counters.requests - before == (0 if reader else 1)
+            pack.save()
+            for kind, data in found.items():
+                part = objects.indexes[kind]
+                assert data == store.get_range(part.source.key, part.start, part.stop)
