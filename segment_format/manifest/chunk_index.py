@@ -243,19 +243,21 @@ class VariableChunkIndex(ChunkIndex):
             self._take(transformed_sizes)
 
     def _take(self, transformed_sizes: Sequence[int] | npt.NDArray[np.integer]) -> None:
-        original_chunk_size, original_file_size = self.original_chunk_size, self.original_file_size
         sizes = np.array(transformed_sizes, ndmin=1)
         if not len(sizes):
             sizes = sizes.astype(np.int32)
         if len(sizes) and (int(sizes.min()) < 0 or int(sizes.max()) > MAX_INT32):
             raise InvalidManifestError("transformed chunk size outside 0 … 2^31−1")
+        self._hold(sizes.astype(np.int32, copy=False))
+
+    def _hold(self, sizes: npt.NDArray[np.int32]) -> None:
+        """Keeps sizes of 0 … 2^31−1 in an array that nobody else has."""
         # An empty file is no chunk here, one chunk of no bytes upstream.
         if len(sizes) != self.chunk_count and (self.chunk_count or len(sizes) > 1 or sizes.any()):
             raise InvalidManifestError(
-                f"{len(sizes)} transformed chunks where {original_file_size} bytes in chunks of "
-                f"{original_chunk_size} make {self.chunk_count}"
+                f"{len(sizes)} transformed chunks where {self.original_file_size} bytes in chunks "
+                f"of {self.original_chunk_size} make {self.chunk_count}"
             )
-        sizes = sizes.astype(np.int32, copy=False)
         sizes.setflags(write=False)
         self._stops = np.cumsum(sizes, dtype=np.int64)
         self._total = int(self._stops[-1]) if len(sizes) else 0
@@ -270,12 +272,11 @@ class VariableChunkIndex(ChunkIndex):
         Raises:
             InvalidManifestError: The text is not a list, or not one of this many chunks.
         """
-        return cls(
-            original_chunk_size,
-            original_file_size,
-            decode_chunk_sizes(transformed_chunks),
-            transformed_chunks=transformed_chunks,
+        index = cls(
+            original_chunk_size, original_file_size, None, transformed_chunks=transformed_chunks
         )
+        index._hold(decode_chunk_sizes(transformed_chunks))
+        return index
 
     @classmethod
     def deferred(
@@ -326,7 +327,7 @@ class VariableChunkIndex(ChunkIndex):
         if self._sizes is None:
             assert self._text is not None
             known = self._total
-            self._take(decode_chunk_sizes(self._text))
+            self._hold(decode_chunk_sizes(self._text))
             if self._total != known:
                 raise InvalidManifestError(f"chunks of {self._total} bytes, not {known} as before")
         assert self._sizes is not None

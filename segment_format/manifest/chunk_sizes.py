@@ -124,15 +124,21 @@ def unpack_chunk_sizes(payload: bytes) -> ChunkSizes:
         raise InvalidManifestError(f"chunk size list with values of {width} bytes", position=8)
     _expect_length(payload, _MANY.size + (count - 1) * width + _SIZE.size)
     packed = np.frombuffer(payload, dtype=np.uint8, count=(count - 1) * width, offset=_MANY.size)
-    wide = np.zeros((count - 1, 4), dtype=np.uint8)
-    wide[:, 4 - width :] = packed.reshape(count - 1, width)
-    deltas = wide.view(">u4")[:, 0]
+    if width == 1:
+        deltas = packed
+    else:
+        wide = np.zeros((count - 1, 4), dtype=np.uint8)
+        wide[:, 4 - width :] = packed.reshape(count - 1, width)
+        deltas = wide.view(">u4")[:, 0]
     if int(deltas.max()) > MAX_INT32 - base:
         raise InvalidManifestError("chunk size outside 0 … 2^31−1", position=_MANY.size)
     sizes = np.empty(count, dtype=np.int32)
-    np.add(deltas, base, out=sizes[:-1], casting="unsafe")
-    (sizes[-1],) = _SIZE.unpack_from(payload, len(payload) - _SIZE.size)
-    return _checked(sizes)
+    np.add(deltas, base, out=sizes[:-1], dtype=np.int32, casting="unsafe")
+    (last,) = _SIZE.unpack_from(payload, len(payload) - _SIZE.size)
+    if last < 0:
+        raise InvalidManifestError("chunk size outside 0 … 2^31−1")
+    sizes[-1] = last
+    return sizes
 
 
 def pack_chunk_sizes(sizes: Sequence[int] | npt.NDArray[np.integer]) -> bytes:

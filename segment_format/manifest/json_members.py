@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from segment_format.errors import InvalidManifestError
 
@@ -24,7 +24,7 @@ def parse_json_object(data: bytes, what: str) -> dict[str, object]:
     except UnicodeDecodeError as error:
         raise InvalidManifestError(f"{what} is not UTF-8", position=error.start) from error
     try:
-        value = json.loads(text, parse_constant=_refuse_constant)
+        value = _DECODER.decode(text)
     except json.JSONDecodeError as error:
         position = len(text[: error.pos].encode("utf-8"))
         raise InvalidManifestError(f"{what} is not JSON: {error.msg}", position=position) from error
@@ -39,19 +39,26 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(name)
 
 
+_DECODER: Final = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
 class Members:
     """The members of one JSON object; those never asked for are reported as unknown.
 
     Args:
         members: The parsed object.
-        path: Path of the object in the document, "" for the document itself.
+        parent: Of what it is a member, `None` for the document itself.
+        name: Of the member.
     """
 
-    __slots__ = ("_asked", "_children", "_members", "_path")
+    __slots__ = ("_asked", "_children", "_members", "_name", "_parent")
 
-    def __init__(self, members: dict[str, object], path: str = "") -> None:
+    def __init__(
+        self, members: dict[str, object], parent: Members | None = None, name: str = ""
+    ) -> None:
         self._members = members
-        self._path = path
+        self._parent = parent
+        self._name = name
         self._asked: set[str] = set()
         self._children: list[Members] = []
 
@@ -60,7 +67,8 @@ class Members:
 
     def path(self, name: str) -> str:
         """Path of a member in the document."""
-        return f"{self._path}.{name}" if self._path else name
+        own = self._parent.path(self._name) if self._parent is not None else ""
+        return f"{own}.{name}" if own else name
 
     def fail(self, name: str, problem: str) -> InvalidManifestError:
         """The error to raise about a member."""
@@ -119,7 +127,7 @@ class Members:
         value = self.value(name)
         if not isinstance(value, dict):
             raise self.fail(name, "is not a JSON object")
-        child = Members(value, self.path(name))
+        child = Members(value, self, name)
         self._children.append(child)
         return child
 
@@ -134,5 +142,9 @@ class Members:
 
     def unknown(self) -> tuple[str, ...]:
         """Paths of the members that nobody asked for, here and in the objects asked for."""
-        own = [self.path(name) for name in self._members if name not in self._asked]
-        return tuple(own) + tuple(path for child in self._children for path in child.unknown())
+        own: tuple[str, ...] = ()
+        if not self._asked.issuperset(self._members):
+            own = tuple(self.path(name) for name in self._members if name not in self._asked)
+        for child in self._children:
+            own += child.unknown()
+        return own
