@@ -28,7 +28,7 @@ from segment_format.manifest.encryption import encrypt
 from segment_format.manifest.transform import restore_chunk
 
 if TYPE_CHECKING:
-    from kts_source.remote.store import RangeStore
+    from kts_source.remote.store import Data, RangeStore
     from kts_source.scan.plan import ScanPlan
 
 FIRST_BYTE_SECONDS: Final = 0.06
@@ -39,7 +39,7 @@ _LIMIT_BATCHES: Final = 2  # what Spark takes of a slow source before it closes 
 class PacedStore(LocalStore):
     """Local files with the first byte and the bandwidth of one connection to an object store."""
 
-    def get_range(self, key: str, start: int, stop: int, *, version: str | None = None) -> bytes:
+    def get_range(self, key: str, start: int, stop: int, *, version: str | None = None) -> Data:
         """As a folder's, later."""
         began = time.monotonic()
         data = super().get_range(key, start, stop, version=version)

@@ -187,7 +187,7 @@ class _ObjectFile(io.RawIOBase):
         if not (low >= 0 and stop <= self._held_start + len(self._held)):
             ahead = min(max(stop, start + _READ_AHEAD), self._base.size)
             self._held, self._held_start = (
-                self._store.get_range(self._base.key, start, ahead),
+                bytes(self._store.get_range(self._base.key, start, ahead)),
                 start,
             )
             low = 0

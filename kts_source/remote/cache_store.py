@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from kts_source.remote.counters import StoreCounters
     from kts_source.remote.segment import SegmentObjects
-    from kts_source.remote.store import ObjectInfo, RangeStore
+    from kts_source.remote.store import Data, ObjectInfo, RangeStore
     from kts_source.secret import Secret
     from segment_format.manifest.chunk_index import Chunk
 
@@ -133,7 +133,7 @@ class CachedStore:
         """See `RangeStore.list_objects`."""
         return self._store.list_objects(prefix)
 
-    def get_range(self, key: str, start: int, stop: int, *, version: str | None = None) -> bytes:
+    def get_range(self, key: str, start: int, stop: int, *, version: str | None = None) -> Data:
         """See `RangeStore.get_range`; from the cache of side files."""
         return self._ranges.get(key, [_Piece(start, stop)], version)
 
@@ -188,7 +188,7 @@ class _LogStore:
         """See `RangeStore.list_objects`."""
         return self._whole.list_objects(prefix)
 
-    def get_range(self, key: str, start: int, stop: int, *, version: str | None = None) -> bytes:
+    def get_range(self, key: str, start: int, stop: int, *, version: str | None = None) -> Data:
         """See `RangeStore.get_range`; from the cache of chunks.
 
         If `restores`, the range is one of the original segment, at borders of chunks, and an object
@@ -262,7 +262,7 @@ class _CachedRanges:
         pieces: Sequence[_Piece],
         version: str | None,
         restore: Restore | None = None,
-    ) -> bytes:
+    ) -> Data:
         """The bytes of all pieces, which follow each other without a gap; restored ones if told how
         to.
         """
@@ -315,20 +315,20 @@ class _CachedRanges:
             if at == end:
                 return
             span = pieces[at:end]
-            data = self._store.get_range(key, span[0].start, span[-1].stop, version=version)
+            data = bytes(self._store.get_range(key, span[0].start, span[-1].stop, version=version))
             for number, part in enumerate(_parts(data, span, restore), at):
                 found[number] = part
                 cache.put(names[number], part)
 
 
-def _parts(data: bytes, pieces: Sequence[_Piece], restore: Restore | None) -> Iterator[bytes]:
+def _parts(data: Data, pieces: Sequence[_Piece], restore: Restore | None) -> Iterator[bytes]:
     """The bytes of each piece, given those of all."""
     base = pieces[0].start
     for start, stop, chunk in pieces:
         if restore is not None and chunk is not None:
             yield bytes(restore(chunk, memoryview(data)[start - base : stop - base]))
         else:
-            yield data if len(pieces) == 1 else data[start - base : stop - base]
+            yield bytes(data if len(pieces) == 1 else data[start - base : stop - base])
 
 
 def open_cached(

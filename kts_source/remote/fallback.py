@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from kts_source.remote.counters import StoreCounters
-    from kts_source.remote.store import ObjectInfo, RangeStore
+    from kts_source.remote.store import Data, ObjectInfo, RangeStore
 
 log = logging.getLogger(__name__)
 
@@ -113,11 +113,11 @@ class FallbackStore:
         """See `RangeStore.head`."""
         return self._tried(0, lambda number: _stamped(number, self._places[number].head(key)))
 
-    def get_range(self, key: str, start: int, stop: int, *, version: str | None = None) -> bytes:
+    def get_range(self, key: str, start: int, stop: int, *, version: str | None = None) -> Data:
         """See `RangeStore.get_range`."""
         home, size, pin = _parsed(version)
 
-        def read(number: int) -> bytes:
+        def read(number: int) -> Data:
             own = pin if number == home and size is not None else self._version(number, key, size)
             return self._places[number].get_range(key, start, stop, version=own)
 

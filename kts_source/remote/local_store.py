@@ -21,9 +21,12 @@ from kts_source.errors import (
 )
 from kts_source.remote.counters import StoreCounters, Tally
 from kts_source.remote.store import ObjectInfo, check_key, check_range
+from segment_format.reused_memory import writable_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from kts_source.remote.store import Data
 
 
 # Non-blocking: opening a named pipe must fail, not wait for a writer.
@@ -161,7 +164,7 @@ class LocalStore:
         self._require_file(status, key)
         return _info(key, status)
 
-    def get_range(self, key: str, start: int, stop: int, *, version: str | None = None) -> bytes:
+    def get_range(self, key: str, start: int, stop: int, *, version: str | None = None) -> Data:
         """See `RangeStore.get_range`."""
         check_range(start, stop)
         if start == stop:
@@ -185,7 +188,7 @@ class LocalStore:
                     f"the object has {size} bytes, more than the {max_bytes} allowed here",
                     uri=self.uri(key),
                 )
-            return self._read(descriptor, key, 0, size, version)
+            return bytes(self._read(descriptor, key, 0, size, version))
         finally:
             os.close(descriptor)
 
@@ -208,7 +211,7 @@ class LocalStore:
             self._folders[folder] = str(path.parent)
         return descriptor
 
-    def _read(self, descriptor: int, key: str, start: int, stop: int, version: str | None) -> bytes:
+    def _read(self, descriptor: int, key: str, start: int, stop: int, version: str | None) -> Data:
         before = os.fstat(descriptor)
         self._require_file(before, key)
         self._require_version(before, key, version)
@@ -218,25 +221,24 @@ class LocalStore:
                 uri=self.uri(key),
                 position=before.st_size,
             )
-        parts = []
+        data = writable_bytes(stop - start)
         position = start
         while position < stop:
             try:
-                part = os.pread(descriptor, stop - position, position)
+                size = os.preadv(descriptor, [data[position - start :]], position)
             except OSError as error:
                 raise self._translated(error, key) from None
-            if not part:
+            if not size:
                 raise TruncatedObjectError(
                     f"the object shrank to {position} bytes while [{start}, {stop}) was read",
                     uri=self.uri(key),
                     position=position,
                 )
-            parts.append(part)
-            position += len(part)
+            position += size
         # Files are replaced in place: what was read counts only if nothing happened meanwhile.
         self._require_version(os.fstat(descriptor), key, version or _version(before))
         self._tally.add(received=stop - start)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return data.toreadonly()
 
     # -- checks
 

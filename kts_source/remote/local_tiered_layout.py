@@ -203,7 +203,7 @@ def _read(store: RangeStore, info: ObjectInfo) -> bytes:
         raise CorruptIndexError(
             f"{info.key} has {info.size} bytes; at most {MAX_SIDE_FILE_BYTES} are read"
         )
-    return store.get_range(info.key, 0, info.size, version=info.version)
+    return bytes(store.get_range(info.key, 0, info.size, version=info.version))
 
 
 def _offset_index(

@@ -13,6 +13,7 @@ from kts_source.errors import CorruptSegmentError, ObjectNotFoundError, TieredKa
 from kts_source.remote.cache_store import CachedStore
 from kts_source.remote.coalesce import ByteRange
 from kts_source.remote.fetch import fetch_ranges
+from kts_source.remote.local_store import LocalStore
 from kts_source.remote.neighbours import NeighbourReads
 from kts_source.remote.stopwatch import Stopwatch
 from segment_format.errors import ChunkError, DecryptionError, SegmentFormatError
@@ -205,6 +206,7 @@ class SegmentReader:
             max_concurrent_requests=read_ahead.max_concurrent_requests,
             prefetch_bytes=read_ahead.prefetch_bytes,
             slow_start=read_ahead.slow_start,
+            near=isinstance(self.store, LocalStore),
             on_read=self.stopwatch.fetched,
         ) as fetched:
             try:
@@ -218,6 +220,8 @@ class SegmentReader:
                     for window in self._original(span, group, data, restored=restored):
                         yield span, window
                     under_way.popleft()
+                    # The next read may have this memory.
+                    del answer, data, window
             except TieredKafkaError as error:
                 if under_way:
                     self._locate(error, under_way[0][0])

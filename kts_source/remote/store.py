@@ -9,7 +9,7 @@ its own. Retries live in the stores, nowhere else.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 from kts_source.errors import InvalidKeyError
 from kts_source.remote.counters import StoreCounters
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = [
+    "Data",
     "ObjectInfo",
     "RangeStore",
     "StoreCounters",
@@ -25,6 +26,9 @@ __all__ = [
     "check_range",
     "pinning",
 ]
+
+Data: TypeAlias = bytes | memoryview
+"""What was read; a view may be of memory that is used again once the view is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +86,7 @@ class RangeStore(Protocol):
         """
         ...
 
-    def get_range(self, key: str, start: int, stop: int, *, version: str | None = None) -> bytes:
+    def get_range(self, key: str, start: int, stop: int, *, version: str | None = None) -> Data:
         """Bytes [start, stop) of an object: exactly as many, or an error.
 
         Args:

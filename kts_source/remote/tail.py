@@ -13,7 +13,7 @@ from segment_format.errors import (
 
 if TYPE_CHECKING:
     from kts_source.remote.segment import ObjectRef
-    from kts_source.remote.store import RangeStore
+    from kts_source.remote.store import Data, RangeStore
 
 WINDOW_BYTES: Final = 64 << 10
 """Fetched at once; batches that run past a window are stepped over, not fetched."""
@@ -40,7 +40,8 @@ def last_offset(store: RangeStore, log: ObjectRef, position: int) -> int:
         CorruptRecordError: A size below the least, or offsets that do not ascend.
     """
     last = -1
-    window, window_start = b"", position
+    window: Data = b""
+    window_start = position
     if position >= log.size:
         raise TruncatedBatchError(f"no batch in a log of {log.size} bytes", position=position)
     while position < log.size:
@@ -62,9 +63,9 @@ def last_offset(store: RangeStore, log: ObjectRef, position: int) -> int:
     return last
 
 
-def _entry(window: bytes, at: int, position: int) -> tuple[int, int]:
+def _entry(window: Data, at: int, position: int) -> tuple[int, int]:
     """Size of the whole entry that begins at byte `at` of the window, and its last offset."""
-    entry = window[at : at + _PEEK_BYTES]
+    entry = bytes(window[at : at + _PEEK_BYTES])
     if len(entry) < _PEEK_BYTES:
         # The smallest legacy entry is one byte shorter than what is looked at.
         entry = entry.ljust(_PEEK_BYTES, b"\0") if len(entry) >= _MIN_LENGTH[0] + 12 else b""

@@ -34,6 +34,7 @@ from segment_format.manifest.private_key import (
     load_private_key,
     load_public_key,
 )
+from segment_format.reused_memory import writable_bytes
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -181,7 +182,7 @@ def wrap_data_key(data_key: bytes, *, key_id: str, public_key: PublicKey) -> Wra
 
 def decrypt(
     message: bytes | memoryview, *, data_key: bytes, aad: bytes, key_id: str | None = None
-) -> bytes:
+) -> memoryview:
     """The plaintext of one AES-GCM message.
 
     Args:
@@ -191,7 +192,7 @@ def decrypt(
         key_id: Only for the error's text.
 
     Returns:
-        `len(message) - 28` bytes.
+        `len(message) - 28` bytes, in memory that is used again once the view is gone.
 
     Raises:
         DecryptionError: The message does not authenticate: wrong key, or changed bytes.
@@ -201,13 +202,15 @@ def decrypt(
     view = memoryview(message)
     if len(view) < AES_OVERHEAD:
         raise DecryptionError(f"encrypted message of {len(view)} bytes, at least {AES_OVERHEAD}")
+    plaintext = writable_bytes(len(view) - AES_OVERHEAD)
     try:
-        return _cipher(data_key).decrypt(view[:IV_SIZE], view[IV_SIZE:], aad)
+        _cipher(data_key).decrypt_into(view[:IV_SIZE], view[IV_SIZE:], aad, plaintext)
     except InvalidTag:
         named = "" if key_id is None else f" (data key wrapped with {key_id[:80]!r})"
         raise DecryptionError(
             f"encrypted message does not authenticate: wrong key, or changed bytes{named}"
         ) from None
+    return plaintext.toreadonly()
 
 
 def encrypt(

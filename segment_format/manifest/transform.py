@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from segment_format.errors import ChunkError, DecryptionError
 from segment_format.manifest.encryption import AES_OVERHEAD, decrypt, encrypt
+from segment_format.reused_memory import writable_bytes
 
 if TYPE_CHECKING:
     from zstandard import ZstdDecompressor
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from segment_format.manifest.segment_manifest import IndexRange
 
 _LEVEL = 3
+_RLE_BLOCK = 1
+_CHECKSUM_FLAG = 4
 _local = threading.local()
 
 
@@ -153,7 +156,7 @@ def _required(aad: bytes | None) -> bytes:
 
 def _decrypt(
     data: bytes | memoryview, data_key: bytes, aad: bytes | None, what: str, position: int
-) -> bytes:
+) -> memoryview:
     if len(data) < AES_OVERHEAD:
         raise ChunkError(
             f"{what}: {len(data)} bytes are too few for an encrypted message", position=position
@@ -164,7 +167,7 @@ def _decrypt(
         raise DecryptionError(f"{what}: {error.message}", position=position) from None
 
 
-def _decompress(data: bytes | memoryview, chunk: Chunk) -> bytes:
+def _decompress(data: bytes | memoryview, chunk: Chunk) -> memoryview:
     import zstandard  # only compressed segments need it
 
     try:
@@ -176,13 +179,34 @@ def _decompress(data: bytes | memoryview, chunk: Chunk) -> bytes:
         raise _chunk_error(
             chunk, f"zstd frame states {stated}, the manifest {chunk.original_size} bytes"
         )
+    beyond = len(data) - _frame_size(memoryview(data))
+    if beyond > 0:
+        raise _chunk_error(chunk, f"zstd frame does not decompress: {beyond} bytes follow it")
+    restored = writable_bytes(size)
     try:
-        restored = _decompressor().decompress(data, allow_extra_data=False)
+        with _decompressor().stream_reader(data) as reader:
+            length = reader.readinto(restored)
+            more = len(reader.read(1))
     except zstandard.ZstdError as error:
         raise _chunk_error(chunk, "zstd frame does not decompress") from error
-    if len(restored) != chunk.original_size:
-        raise _chunk_error(chunk, f"zstd frame holds {len(restored)} bytes")
-    return restored
+    if length != size or more:
+        raise _chunk_error(chunk, f"zstd frame holds {length + more} bytes")
+    return restored.toreadonly()
+
+
+def _frame_size(frame: memoryview) -> int:
+    """Bytes from a frame's magic to its end by its block headers (RFC 8878, 3.1.1), which the
+    library does not tell; at least as many as there are if the frame is cut short.
+    """
+    import zstandard
+
+    position = int(zstandard.frame_header_size(frame))
+    last = False
+    while not last and position < len(frame):
+        header = int.from_bytes(frame[position : position + 3], "little")
+        last, kind, size = bool(header & 1), header >> 1 & 3, header >> 3
+        position += 3 + (1 if kind == _RLE_BLOCK else size)
+    return position + (4 if frame[4] & _CHECKSUM_FLAG else 0)
 
 
 def _decompressor() -> ZstdDecompressor:

@@ -50,7 +50,7 @@ class Place(Protocol):
 
 
 def _first_bytes(store: RangeStore, key: str) -> bytes:
-    return store.get_range(key, 0, 4)
+    return bytes(store.get_range(key, 0, 4))
 
 
 class RangeStoreSuite:
@@ -323,7 +323,7 @@ class RangeStoreSuite:
         version = tree.head(key).version
 
         def read(start: int) -> bytes:
-            return tree.get_range(key, start, start + 10, version=version)
+            return bytes(tree.get_range(key, start, start + 10, version=version))
 
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
             before = tree.counters

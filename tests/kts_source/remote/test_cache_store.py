@@ -22,7 +22,7 @@ from kts_source.remote.cache_store import (
     open_cached,
 )
 from kts_source.remote.local_store import LocalStore
-from kts_source.remote.store import ObjectInfo, StoreCounters
+from kts_source.remote.store import Data, ObjectInfo, StoreCounters
 from kts_source.scan.planner import plan_scan
 from tests.golden_data import TIER, expected_table, tier_options
 from tests.kts_source.scan.scanning import run
@@ -63,7 +63,7 @@ class SlowStore:
         self._note("objects")
         return iter(())
 
-    def get_range(self, key: str, start: int, stop: int, *, version: str | None = None) -> bytes:
+    def get_range(self, key: str, start: int, stop: int, *, version: str | None = None) -> Data:
         self._note(f"{key}:{start}-{stop}")
         time.sleep(self._seconds)
         if version == "gone":
@@ -223,7 +223,7 @@ class CountingStore(LocalStore):
 
     log_reads = 0
 
-    def get_range(self, key: str, start: int, stop: int, *, version: str | None = None) -> bytes:
+    def get_range(self, key: str, start: int, stop: int, *, version: str | None = None) -> Data:
         self.log_reads += key.endswith(".log")
         return super().get_range(key, start, stop, version=version)
 

@@ -16,7 +16,7 @@ from kts_source.errors import (
 from kts_source.options import parse_options
 from kts_source.remote.fallback import FallbackStore
 from kts_source.remote.local_store import LocalStore
-from kts_source.remote.store import RangeStore, pinning
+from kts_source.remote.store import Data, RangeStore, pinning
 from tests.golden_data import TIER, assert_same_rows, expected_table, tier_options
 from tests.kts_source.scan.scanning import scan
 
@@ -38,7 +38,7 @@ class FailingStore(LocalStore):
         if self.failure is not None:
             raise self.failure
 
-    def get_range(self, key: str, start: int, stop: int, *, version: str | None = None) -> bytes:
+    def get_range(self, key: str, start: int, stop: int, *, version: str | None = None) -> Data:
         self._fail()
         return super().get_range(key, start, stop, version=version)
 

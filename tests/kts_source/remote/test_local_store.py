@@ -175,30 +175,30 @@ def test_a_file_that_changes_while_it_is_read_is_refused(
 ) -> None:
     path = tmp_path / "x"
     path.write_bytes(DATA)
-    read = os.pread
+    read = os.preadv
 
-    def change_then_read(descriptor: int, size: int, position: int) -> bytes:
+    def change_then_read(descriptor: int, views: list[memoryview], position: int) -> int:
         if how == "shortened":
             os.truncate(path, 4)
         else:
             path.write_bytes(DATA[::-1])
             os.utime(path, ns=(0, 1))
-        return read(descriptor, size, position)
+        return read(descriptor, views, position)
 
     store = store_of(tmp_path)
-    monkeypatch.setattr(os, "pread", change_then_read)
+    monkeypatch.setattr(os, "preadv", change_then_read)
     with pytest.raises(StoreError, match="changed" if how == "rewritten" else "shrank"):
         store.get_range("x", 0, len(DATA))
 
 
 def test_short_reads_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "x").write_bytes(DATA)
-    read = os.pread
+    read = os.preadv
 
-    def little(descriptor: int, size: int, position: int) -> bytes:
-        return read(descriptor, min(size, 100), position)
+    def little(descriptor: int, views: list[memoryview], position: int) -> int:
+        return read(descriptor, [views[0][:100]], position)
 
-    monkeypatch.setattr(os, "pread", little)
+    monkeypatch.setattr(os, "preadv", little)
     assert store_of(tmp_path).get_range("x", 3, 1000) == DATA[3:1000]
 
 
