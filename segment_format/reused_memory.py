@@ -1,0 +1,76 @@
+"""Memory for large pieces of a log, used again once nobody looks at it.
+
+Fresh memory costs a page fault per 4 KiB, which takes longer than to copy as much into it; memory
+used a moment ago is in the processor's cache besides. A view keeps the array under it alive by a
+reference, so an array that only its list refers to is free.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+LEAST_BYTES: Final = 256 << 10
+"""Below this, fresh memory is as good: the allocator has it at hand."""
+_MAX_ARRAYS: Final = 4
+_MAX_KEPT_BYTES: Final = 32 << 20
+_ROUNDED_TO: Final = 1 << 20
+
+
+class _Kept:
+    """Arrays of this process, the longest unused first."""
+
+    def __init__(self) -> None:
+        self.process = os.getpid()
+        self.lock = threading.Lock()
+        self.arrays: list[NDArray[np.uint8]] = []
+
+
+_kept = _Kept()
+
+
+def writable_bytes(size: int) -> memoryview:
+    """A view of `size` bytes of any content, which nobody else sees as long as it, or a view made
+    from it, lives. Safe to call from any thread.
+
+    Args:
+        size: How many bytes; the caller has bounded it.
+    """
+    global _kept
+    if size < LEAST_BYTES:
+        return memoryview(bytearray(size))
+    if _kept.process != os.getpid():
+        _kept = _Kept()  # after a fork a thread that is not here may hold the lock
+    with _kept.lock:
+        arrays = _kept.arrays
+        for number in range(len(arrays)):
+            # A small piece must not hold on to the memory of a large one.
+            fits = size <= arrays[number].size <= 4 * size + _ROUNDED_TO
+            if fits and sys.getrefcount(arrays[number]) == _ONLY_KEPT:
+                array = arrays.pop(number)
+                break
+        else:
+            array = np.empty(-(-size // _ROUNDED_TO) * _ROUNDED_TO, np.uint8)
+        view = array[:size].data
+        arrays.append(array)
+        while len(arrays) > _MAX_ARRAYS or (
+            sum(kept.size for kept in arrays) > _MAX_KEPT_BYTES and len(arrays) > 1
+        ):
+            del arrays[0]
+        return view
+
+
+def _only_kept() -> int:
+    arrays: list[Any] = [np.empty(0, np.uint8)]
+    return sys.getrefcount(arrays[0])
+
+
+_ONLY_KEPT: Final = _only_kept()
+"""References to an array that only a list has, counted as above."""

@@ -1,0 +1,97 @@
+"""Memory is used again when nobody looks at it, and never before."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+
+import numpy as np
+import pytest
+
+from segment_format import reused_memory
+from segment_format.reused_memory import LEAST_BYTES, writable_bytes
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reused_memory, "_kept", reused_memory._Kept())
+
+
+def _address(view: memoryview) -> int:
+    return int(np.frombuffer(view, np.uint8).ctypes.data)
+
+
+@pytest.mark.parametrize("size", [0, 1, LEAST_BYTES - 1, LEAST_BYTES, (3 << 20) + 1])
+def test_as_many_bytes_as_asked_for(size: int) -> None:
+    view = writable_bytes(size)
+    assert (view.nbytes, view.format, view.readonly) == (size, "B", False)
+
+
+def test_memory_nobody_looks_at_is_used_again() -> None:
+    view = writable_bytes(4 << 20)
+    address = _address(view)
+    del view
+    assert _address(writable_bytes(4 << 20)) == address
+    assert _address(writable_bytes(2 << 20)) == address
+
+
+def _looks(view: memoryview) -> dict[str, object]:
+    return {
+        "slice": view[5:7],
+        "read-only": view.toreadonly(),
+        "array": np.frombuffer(view, np.uint8)[9:],
+    }
+
+
+@pytest.mark.parametrize("look", ["slice", "read-only", "array"])
+def test_memory_is_left_alone_while_somebody_looks_at_it(look: str) -> None:
+    view = writable_bytes(1 << 20)
+    view[:] = b"a" * len(view)
+    kept = _looks(view)[look]
+    del view
+    for _ in range(8):
+        writable_bytes(1 << 20)[:] = b"b" * (1 << 20)
+    assert set(bytes(np.asarray(kept))) == {ord("a")}
+
+
+def test_a_small_piece_does_not_hold_on_to_a_large_one() -> None:
+    large = writable_bytes(16 << 20)
+    address = _address(large)
+    del large
+    assert _address(writable_bytes(1 << 20)) != address
+
+
+def test_what_is_kept_is_bounded() -> None:
+    views = [writable_bytes(8 << 20) for _ in range(9)]
+    assert len({_address(view) for view in views}) == 9
+    kept = reused_memory._kept.arrays
+    assert sum(array.size for array in kept) <= 32 << 20
+    views = [writable_bytes(1 << 20) for _ in range(9)]
+    assert len(reused_memory._kept.arrays) <= 4
+    huge = writable_bytes(100 << 20)
+    assert [array.size for array in reused_memory._kept.arrays] == [huge.nbytes]
+
+
+def test_threads_never_get_the_same_memory() -> None:
+    def fill(number: int) -> bool:
+        mark = bytes([number])
+        for _ in range(200):
+            view = writable_bytes(LEAST_BYTES)
+            view[:] = mark * LEAST_BYTES
+            if bytes(view) != mark * LEAST_BYTES:
+                return False
+        return True
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(fill, range(8)))
+
+
+def test_a_child_of_a_fork_starts_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    view = writable_bytes(1 << 20)
+    address = _address(view)
+    del view
+    parent = reused_memory._kept
+    assert parent.lock.acquire(blocking=False)  # by a thread that the child does not have
+    monkeypatch.setattr(os, "getpid", lambda: parent.process + 1)
+    assert _address(writable_bytes(1 << 20)) != address
+    parent.lock.release()
