@@ -1,8 +1,8 @@
 """Spark's worker daemon, with what tasks import loaded before it forks them.
 
 A worker that a LIMIT ended early is not used again: the next one starts from the daemon, and
-imports pyarrow, numba with the compiled kernel, and the client of the store anew: a second
-and more where the query itself is a few requests. With
+imports pyarrow and the client of the store, and links the decoder, anew: longer than the few
+requests of the query itself. With
 
     spark.python.daemon.module=kts_source.spark.daemon
 
@@ -24,7 +24,7 @@ from typing import Final
 MODULES: Final = (
     "pandas",  # pyarrow brings it in with the first value that `where` compares
     "pyspark.sql.pandas.types",
-    "segment_format.kernels.decode_window",
+    "segment_format.arrow",
     "kts_source.scan.measured",
     "kts_source.spark.datasource",
     "kts_source.spark.batch_reader",
@@ -41,6 +41,9 @@ def preload() -> None:
     for name in MODULES:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    from segment_format.kernels.decoder import load_kernel
+
+    load_kernel()
     # Children share these objects as long as their collector leaves them alone.
     gc.collect()
     gc.freeze()

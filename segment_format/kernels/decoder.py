@@ -135,7 +135,7 @@ class RecordDecoder:
         _check_range("first_timestamp", first_timestamp, MIN_OFFSET, MAX_OFFSET)
         _check_range("last_timestamp", last_timestamp, MIN_OFFSET, MAX_OFFSET)
         names = column_names(columns)
-        self._kernel = _load_kernel()
+        self._kernel = load_kernel()
         self._check_crcs = check_crcs
         self._max_batch_bytes = max_batch_bytes
         epochs = lineage or ()
@@ -370,7 +370,12 @@ class RecordDecoder:
 
 
 @functools.cache
-def _load_kernel() -> Callable[..., Any]:
+def load_kernel() -> Callable[..., Any]:
+    """The compiled `decode_window`: linked from its object file, else by numba."""
+    from segment_format.kernels import object_code
+
+    if (stored := object_code.load()) is not None:
+        return stored
     from segment_format.kernels.decode_window import decode_window  # brings in numba
 
     return decode_window

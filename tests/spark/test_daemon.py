@@ -13,9 +13,11 @@ import os, sys, threading
 from kts_source.spark import daemon
 from tests.golden_data import assert_same_rows, expected_table, tier_options
 
-loaded = "segment_format.kernels.decode_window" in sys.modules
-assert not loaded
+from segment_format.kernels.decoder import load_kernel
+
+assert load_kernel.cache_info().currsize == 0
 daemon.preload()
+assert load_kernel.cache_info().currsize == 1
 assert threading.enumerate() == [threading.main_thread()]
 before = set(sys.modules)
 child = os.fork()
@@ -54,7 +56,7 @@ def test_only_the_daemon_of_tasks_is_loaded_in_advance() -> None:
         program = f"""
 import runpy, sys
 import pyspark.daemon
-pyspark.daemon.manager = lambda: print("numba" in sys.modules)
+pyspark.daemon.manager = lambda: print("llvmlite" in sys.modules)
 sys.argv = ["daemon", {kind!r}]
 runpy.run_module("kts_source.spark.daemon", run_name="__main__")
 """

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
 import os
-import stat
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import numba
@@ -41,7 +39,6 @@ def test_the_compiled_kernel_is_the_one_in_use() -> None:
     assert not compiled.numba_config.DISABLE_JIT
     assert isinstance(decode_window, numba.core.dispatcher.Dispatcher)
     assert len(decode_window.nopython_signatures) == 1
-    assert RecordDecoder(columns=())._kernel is decode_window
 
 
 def test_importing_the_package_brings_in_neither_numba_nor_pyarrow() -> None:
@@ -59,57 +56,13 @@ def test_decoding_does_not_bring_in_pandas() -> None:
     assert result.stdout.split() == ["3", "False"], result.stderr
 
 
-def test_machine_code_goes_to_a_private_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(compiled.numba_config, "CACHE_DIR", "")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    folder = compiled.cache_folder()
-    assert folder is not None
-    assert folder.is_relative_to(tmp_path)
-    for level in (folder, folder.parent, folder.parent.parent):
-        assert stat.S_IMODE(level.stat().st_mode) == 0o700
-
-
-def test_a_folder_that_others_can_write_is_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(compiled.numba_config, "CACHE_DIR", "")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path / "tmp"))
-    shared = tmp_path / "home" / "tiered-kafka"
-    shared.mkdir(parents=True)
-    shared.chmod(0o777)
-    elsewhere = compiled.cache_folder()
-    assert elsewhere is not None
-    assert elsewhere.is_relative_to(tmp_path / "tmp")
-    planted = tmp_path / "tmp" / f"tiered-kafka-{os.getuid()}"
-    planted.rename(tmp_path / "aside")
-    planted.symlink_to(tmp_path / "aside")
-    assert compiled.cache_folder() is None
-
-
-def test_other_sources_get_another_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """An upgrade must never run machine code of the version before."""
-    monkeypatch.setattr(compiled.numba_config, "CACHE_DIR", str(tmp_path))
-    before = compiled.cache_folder()
-    copy = tmp_path / "kernels"
-    copy.mkdir()
-    for path in Path(compiled.__file__).parent.glob("*.py"):
-        (copy / path.name).write_bytes(path.read_bytes())
-    monkeypatch.setattr(compiled, "__file__", str(copy / "compiled.py"))
-    assert compiled.cache_folder() == before
-    with (copy / "crc32c.py").open("a") as file:
-        file.write("# changed\n")
-    assert compiled.cache_folder() != before
-
-
 @pytest.mark.slow
 def test_no_folder_means_compiling_anew() -> None:
     nowhere = (
-        "from segment_format.kernels import compiled\ncompiled._candidates = lambda: iter(())\n"
+        "from segment_format.kernels import code_folder\n"
+        "code_folder._candidates = lambda: iter(())\n"
     )
-    result = run(nowhere + DECODE + "print(compiled.cache_folder())", NUMBA_CACHE_DIR="")
+    result = run(nowhere + DECODE + "print(code_folder.code_folder())", NUMBA_CACHE_DIR="")
     assert result.stdout.split() == ["3", "None"], result.stderr
 
 
@@ -124,6 +77,7 @@ def test_many_processes_may_start_at_once(tmp_path: Path) -> None:
     ]
     assert [process.communicate(timeout=250)[0].strip() for process in processes] == [b"3"] * 3
     assert len(list(tmp_path.rglob("*.nbc"))) == 1
+    assert len(list(tmp_path.rglob("*.o"))) == 1
 
 
 def test_wrong_use_is_told() -> None:

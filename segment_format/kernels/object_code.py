@@ -1,0 +1,182 @@
+"""The kernel as an object file, which runs without numba.
+
+Importing numba and unpickling what it keeps takes a third of a second; linking an object file takes
+milliseconds. Every new worker of Spark pays it before its first row. So the process that compiles
+`decode_window` also leaves its object file beside numba's own, and later ones link that with LLVM
+alone. It is the same machine code: numba's optimised module, without what Python calls it by.
+
+File: SHA-256 of the rest (32 bytes), object file in the host's format. LLVM ends the process over a
+broken one, so what does not have its digest is not looked at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import os
+import re
+import tempfile
+from typing import TYPE_CHECKING, Any, Final
+
+import llvmlite.binding as llvm
+
+from segment_format.kernels.code_folder import code_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+_SYMBOL: Final = "kts_decode_window"
+_FAILED: Final = -(2**63)
+_DIGEST_SIZE: Final = 32
+_MAX_BYTES: Final = 16 << 20
+_FROM_THE_C_LIBRARY: Final = frozenset({"memcpy", "memmove", "memset"})
+
+_Entry = ctypes.CFUNCTYPE(
+    ctypes.c_int64,
+    *(ctypes.c_void_p, ctypes.c_int64),
+    *(ctypes.c_void_p, ctypes.c_int64),
+    *(ctypes.c_void_p, ctypes.c_int64),
+)
+
+# Numba passes an array as owner, parent, number of items, item size, address, shape and strides.
+_SHIM: Final = """
+define i64 @{symbol}(ptr %w, i64 %wn, ptr %p, i64 %pn, ptr %f, i64 %fn) {{
+  %found = alloca i64
+  %why = alloca ptr
+  store i64 {failed}, ptr %found
+  %code = call i32 @{kernel}(ptr %found, ptr %why,
+    ptr null, ptr null, i64 %wn, i64 1, ptr %w, i64 %wn, i64 1,
+    ptr null, ptr null, i64 %pn, i64 1, ptr %p, i64 %pn, i64 1,
+    ptr null, ptr null, i64 %fn, i64 8, ptr %f, i64 %fn, i64 8)
+  %fine = icmp eq i32 %code, 0
+  %status = load i64, ptr %found
+  %answer = select i1 %fine, i64 %status, i64 {failed}
+  ret i64 %answer
+}}
+"""
+
+_engines: list[Any] = []  # the code lives as long as they do
+
+
+def load() -> Callable[[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.int64]], int] | None:
+    """`decode_window` from its object file; None where there is none for these sources and this
+    CPU, or numba's compiler is switched off.
+    """
+    if os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
+        return None
+    path = _path()
+    if path is None:
+        return None
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_BYTES)
+    except OSError:
+        return None
+    code = data[_DIGEST_SIZE:]
+    if hashlib.sha256(code).digest() != data[:_DIGEST_SIZE]:
+        return None
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    machine = llvm.Target.from_default_triple().create_target_machine(jit=True)
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    _engines.append(engine)
+    entry = _Entry(engine.get_function_address(_SYMBOL))  # lets the interpreter go while it runs
+
+    def decode_window(
+        window: NDArray[np.uint8], payload: NDArray[np.uint8], frame: NDArray[np.int64]
+    ) -> int:
+        status: int = entry(
+            window.__array_interface__["data"][0],
+            window.size,
+            payload.__array_interface__["data"][0],
+            payload.size,
+            frame.__array_interface__["data"][0],
+            frame.size,
+        )
+        if status == _FAILED:
+            raise RuntimeError("the kernel raised an error, which it never should")
+        return status
+
+    return decode_window
+
+
+def store(dispatcher: Any) -> None:  # noqa: ANN401  # numba ships no types
+    """Leaves the object file of `decode_window` if this process has compiled it. Never fails.
+
+    Args:
+        dispatcher: The kernel as numba made it.
+    """
+    with contextlib.suppress(Exception):  # it only saves time
+        (signature,) = dispatcher.signatures
+        path = _path()
+        fresh = not dispatcher.stats.cache_hits
+        if path is None or path.exists() or not fresh:
+            return
+        kernel = dispatcher.overloads[signature].fndesc.llvm_func_name
+        code = _emitted(dispatcher.inspect_llvm(signature), kernel, dispatcher.targetctx.codegen())
+        _write(path, hashlib.sha256(code).digest() + code)
+
+
+def _path() -> Path | None:
+    folder = code_folder()
+    if folder is None:
+        return None
+    # A hypervisor may hide some of what a CPU of this name can do.
+    features = llvm.get_host_cpu_features().flatten()
+    return folder / f"decode_window-{hashlib.sha256(features.encode()).hexdigest()[:16]}.o"
+
+
+def _emitted(text: str, kernel: str, codegen: Any) -> bytes:  # noqa: ANN401
+    """The object file of a module's kernel, and of nothing else."""
+    # Arrays come without an owner, so there is none to release.
+    text = re.sub(
+        r"^declare void @NRT_MemInfo_call_dtor\(ptr\).*$",
+        "define void @NRT_MemInfo_call_dtor(ptr %owner) {\n  ret void\n}",
+        text,
+        flags=re.MULTILINE,
+    )
+    module = llvm.parse_assembly(text + _SHIM.format(symbol=_SYMBOL, kernel=kernel, failed=_FAILED))
+    module.verify()
+    for function in module.functions:
+        if not function.is_declaration and function.name != _SYMBOL:
+            function.linkage = "internal"
+    triple, cpu, features = codegen.magic_tuple()
+    machine = llvm.Target.from_triple(triple).create_target_machine(
+        cpu=cpu,
+        features=features,
+        opt=3,
+        reloc="static" if triple.startswith(("x86", "i386", "i686")) else "default",
+        codemodel="jitdefault",
+        jit=True,
+    )
+    passes = llvm.create_new_module_pass_manager()
+    passes.add_global_dead_code_eliminate_pass()
+    tuning = llvm.create_pipeline_tuning_options(speed_level=3)
+    passes.run(module, llvm.create_pass_builder(machine, tuning))
+    wanted = {
+        function.name
+        for function in module.functions
+        if function.is_declaration and not function.name.startswith("llvm.")
+    }
+    if missing := wanted - _FROM_THE_C_LIBRARY:
+        raise ValueError(f"the kernel needs {sorted(missing)}")
+    code: bytes = machine.emit_object(module)
+    return code
+
+
+def _write(path: Path, data: bytes) -> None:
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.replace(name, path)  # noqa: PTH105 - names, not paths
+    except BaseException:
+        os.unlink(name)  # noqa: PTH108
+        raise

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from segment_format.arrow import LINEAGE_COLUMNS, RECORD_COLUMNS, RecordDecoder
+from segment_format.errors import SegmentFormatError
+from segment_format.kernels import contract as c
+from segment_format.kernels import decoder, object_code
+from segment_format.testing import SimpleRecord, write_batch
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ROOT = Path(__file__).resolve().parents[3]
+COLUMNS = (*RECORD_COLUMNS, *LINEAGE_COLUMNS)
+LOG = b"".join(
+    write_batch(
+        [
+            SimpleRecord(b"v" * (number % 50), key=b"k", headers=(("h", b"x"), ("i", None)))
+            for number in range(20)
+        ],
+        base_offset=base,
+        codec=codec,
+    )
+    for base, codec in ((0, "none"), (20, "lz4"), (40, "snappy"), (60, "zstd"), (80, "none"))
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled() -> None:
+    from segment_format.kernels import decode_window  # noqa: F401 - the first one leaves the file
+
+
+def decoded(data: bytes, monkeypatch: pytest.MonkeyPatch, *, stored: bool) -> list[pa.RecordBatch]:
+    def kernel() -> object:
+        if stored:
+            return object_code.load()
+        from segment_format.kernels.decode_window import decode_window
+
+        return decode_window
+
+    monkeypatch.setattr(decoder, "load_kernel", kernel)
+    found = RecordDecoder(columns=COLUMNS, max_rows=7)
+    return [*found.feed(data), *found.finish()]
+
+
+def outcome(data: bytes, *, stored: bool) -> object:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        try:
+            return decoded(data, monkeypatch, stored=stored)
+        except SegmentFormatError as error:
+            return type(error), str(error), error.position, error.offset
+
+
+def test_the_object_file_gives_the_rows_that_numba_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = decoded(LOG, monkeypatch, stored=True)
+    assert sum(batch.num_rows for batch in rows) == 100
+    assert rows == decoded(LOG, monkeypatch, stored=False)
+
+
+@settings(max_examples=60)
+@given(st.integers(0, len(LOG) - 1), st.integers(1, 255))
+def test_and_the_errors(position: int, flipped: int) -> None:
+    data = bytearray(LOG)
+    data[position] ^= flipped
+    assert outcome(bytes(data), stored=True) == outcome(bytes(data), stored=False)
+
+
+def test_a_broken_object_file_is_not_linked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = object_code._path()
+    assert path is not None
+    whole = path.read_bytes()
+    copy = tmp_path / "copy.o"
+    monkeypatch.setattr(object_code, "_path", lambda: copy)
+    assert object_code.load() is None
+    for broken in (b"", whole[:-1], whole[:500], whole[:99] + b"?" + whole[100:]):
+        copy.write_bytes(broken)
+        assert object_code.load() is None
+    copy.write_bytes(whole)
+    assert object_code.load() is not None
+
+
+def test_what_the_kernel_raises_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(object_code, "_Entry", lambda _address: lambda *_arguments: -(2**63))
+    kernel = object_code.load()
+    assert kernel is not None
+    nothing = np.zeros(0, np.uint8)
+    with pytest.raises(RuntimeError, match="never should"):
+        kernel(nothing, nothing, np.zeros(c.FRAME_SIZE, np.int64))
+
+
+def test_a_process_that_did_not_compile_reads_without_numba() -> None:
+    code = """
+import sys, segment_format
+from segment_format.testing import SimpleRecord, write_batch
+(batch,) = segment_format.iter_arrow(write_batch([SimpleRecord(b"v")], base_offset=3))
+print(batch.num_rows, {"numba", "pandas"} & set(sys.modules))
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert run.stdout.split() == ["1", "set()"]
+
+
+def test_without_the_compiler_there_is_no_object_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
+    assert object_code.load() is None
