@@ -26,6 +26,11 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 NEWEST: Final = Path(sys.executable)
 OLDEST: Final = ROOT / ".venv-spark40" / "bin" / "python"
 
+ZSTD_LEVEL: Final = 1
+"""Of everybody who writes Parquet: what Arrow's writer takes, and so our export."""
+ZSTD_LEVEL_OPTION: Final = "parquet.compression.codec.zstd.level"
+"""Of Spark's writer, whose own level is 3."""
+
 
 @dataclass(frozen=True, slots=True)
 class Query:
@@ -223,8 +228,7 @@ def _sink(frame: DataFrame, query: Query) -> int:
             return len(frame.collect())
         case "parquet":
             writer = frame.write.mode("overwrite").option("compression", "zstd")
-            # The level of our export, which is that of Arrow.
-            writer.option("parquet.compression.codec.zstd.level", "1").parquet(query.target)
+            writer.option(ZSTD_LEVEL_OPTION, str(ZSTD_LEVEL)).parquet(query.target)
         case _:
             raise ValueError(query.sink)
     return 0
