@@ -34,7 +34,7 @@ from kts_source.options.selection import (
     SubscribePattern,
 )
 from kts_source.remote.cache_store import NO_CACHE, CacheSettings
-from kts_source.remote.presigned_store import hide_query
+from kts_source.remote.presigned_path import hide_query
 from kts_source.remote.storage_options import S3_OPTIONS, storage_options_from
 from kts_source.table import ALL_COLUMNS, DEFAULT_COLUMNS, HEADERS, LINEAGE_COLUMNS
 

@@ -14,13 +14,12 @@ alone, so an object is looked up by reading its first byte; the version is its E
 from __future__ import annotations
 
 import json
-import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit
 
 from kts_source.errors import (
     AccessDeniedError,
@@ -35,6 +34,7 @@ from kts_source.remote.async_client import AsyncClient
 from kts_source.remote.cancel import CancelledFetchError
 from kts_source.remote.counters import StoreCounters, Tally
 from kts_source.remote.http_answer import object_size, require_length, require_range
+from kts_source.remote.presigned_path import PATH_SECRET, shown, without_prefix
 from kts_source.remote.retry import DEFAULT_RETRY_POLICY, RetryPolicy, TransientError
 from kts_source.remote.store import ObjectInfo, check_key, check_range
 from kts_source.secret import Secret, scrub
@@ -42,16 +42,9 @@ from kts_source.secret import Secret, scrub
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-PREFIX: Final = "presigned+"
-LIST_NAME: Final = re.compile(r"https?://[^?#]+\.(json|txt|urls)(\?.*)?", re.IGNORECASE | re.DOTALL)
-PATH_SECRET: Final = "presigned.path"  # under this name the whole path travels with the secrets
+
 MAX_LIST_BYTES: Final = 256 << 20
 _LOOK_UPS: Final = 16
-
-
-def is_presigned(path: str) -> bool:
-    """Whether a path names a list of presigned URLs."""
-    return path.lower().startswith(PREFIX) or LIST_NAME.fullmatch(path) is not None
 
 
 class PresignedStore:
@@ -171,7 +164,7 @@ class PresignedStore:
             return self._urls
 
     def _list_text(self) -> str:
-        path = _without_prefix(self._path.reveal())
+        path = without_prefix(self._path.reveal())
         self._tally.add(list_requests=1)
         if path.lower().startswith(("http:", "https:")):
             _, _, body = self._fetched(path, {}, self._shown, None, None)
@@ -327,28 +320,6 @@ def open_presigned(
     return PresignedStore(
         Secret(storage.reveal().get(PATH_SECRET, path)), retry_policy=retry_policy
     )
-
-
-def hide_query(
-    path: str, storage: Secret[Mapping[str, str]]
-) -> tuple[str, Secret[Mapping[str, str]]]:
-    """A path that may be shown, and storage options that carry what it lacks."""
-    if not is_presigned(path) or "?" not in path:
-        return path, storage
-    prefix = PREFIX if path.lower().startswith(PREFIX) else ""
-    return prefix + shown(path), Secret({**storage.reveal(), PATH_SECRET: path})
-
-
-def shown(path: str) -> str:
-    """A path without its query string and user."""
-    parts = urlsplit(_without_prefix(path))
-    if not parts.netloc:
-        return path.partition("?")[0]
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
-
-
-def _without_prefix(path: str) -> str:
-    return path[len(PREFIX) :] if path.lower().startswith(PREFIX) else path
 
 
 def _key(url: str) -> str:

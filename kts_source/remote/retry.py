@@ -6,20 +6,13 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from tenacity import (
-    RetryCallState,
-    Retrying,
-    retry_if_exception_type,
-    stop_after_attempt,
-    stop_after_delay,
-    wait_random_exponential,
-)
-
 from kts_source.errors import StoreUnavailableError
 from kts_source.remote.cancel import pause
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from tenacity import RetryCallState
 
     from kts_source.remote.counters import Tally
 
@@ -71,6 +64,15 @@ class RetryPolicy:
         Raises:
             StoreUnavailableError: Every attempt failed; carries the history.
         """
+        # It imports event loops, which a folder has no use for.
+        from tenacity import (
+            Retrying,
+            retry_if_exception_type,
+            stop_after_attempt,
+            stop_after_delay,
+            wait_random_exponential,
+        )
+
         began = time.monotonic()
         history: list[str] = []
 

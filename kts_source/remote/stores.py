@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from kts_source.errors import InvalidOptionError
+from kts_source.remote.presigned_path import is_presigned
 from kts_source.remote.retry import DEFAULT_RETRY_POLICY, RetryPolicy
 
 if TYPE_CHECKING:
@@ -45,11 +46,10 @@ def open_store(
     if not path.strip():
         raise InvalidOptionError("the path is empty: give a folder, s3://bucket or another URL")
     scheme, _ = split_scheme(path)
-    if (scheme or "").startswith(("http", "presigned+")):
-        from kts_source.remote.presigned_store import is_presigned, open_presigned
+    if is_presigned(path):
+        from kts_source.remote.presigned_store import open_presigned
 
-        if is_presigned(path):
-            return open_presigned(path, storage, retry_policy=retry_policy)
+        return open_presigned(path, storage, retry_policy=retry_policy)
     if scheme is None or scheme == "file":
         from kts_source.remote.local_store import LocalStore, local_root
 

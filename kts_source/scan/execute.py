@@ -24,7 +24,6 @@ from kts_source.remote.segment_reader import (
     VanishedSpanError,
 )
 from kts_source.scan.borders import Border, BorderCheck, borders, peek_stop
-from kts_source.scan.filtering import FilteringDecoder
 from kts_source.scan.predicate.bounds import TRUE, region, specialised
 from kts_source.scan.pruning import first_millisecond, last_millisecond
 from kts_source.table import PARTITION, PLACE_COLUMNS, SEGMENT_ID, TOPIC
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
 
     from kts_source.options import ScanOptions
+    from kts_source.scan.filtering import FilteringDecoder
     from kts_source.scan.metrics import TaskMeter
     from kts_source.scan.predicate.model import Predicate
     from kts_source.scan.task import ScanTask, SegmentSlice
@@ -280,6 +280,8 @@ def _decoder(
     )
     if rest == TRUE:
         return make(columns=columns, position=position)
+    from kts_source.scan.filtering import FilteringDecoder  # brings in Arrow's functions
+
     return FilteringDecoder(rest, make, columns=columns, position=position, max_rows=MAX_ROWS)
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from kts_source.scan.predicate.evaluate import evaluate
 from kts_source.scan.predicate.model import (
     And,
     Column,
@@ -181,6 +180,8 @@ def _simplified(predicate: Predicate, row: pa.RecordBatch) -> Predicate:
 def _leaf_simplified(leaf: Leaf, row: pa.RecordBatch) -> Predicate:
     known = [operand.source in PLACE_COLUMNS for operand in operands(leaf)]
     if all(known):
+        from kts_source.scan.predicate.evaluate import evaluate  # brings in Arrow's functions
+
         return Constant(evaluate(leaf, row)[0].as_py())
     if isinstance(leaf, Compare) and any(known):
         right = leaf.right

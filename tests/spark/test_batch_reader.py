@@ -1,0 +1,67 @@
+"""The reader's generator, called as Spark's worker calls it, without a Spark."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from kts_source.options import parse_options
+from kts_source.scan import execute, measured
+from kts_source.spark import batch_reader
+from kts_source.spark.batch_reader import TieredKafkaBatchReader
+from tests.golden_data import assert_same_rows, expected_table, tier_options
+
+
+@pytest.fixture
+def fresh_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_reader, "_modules_frozen", 0)
+    monkeypatch.setattr(gc, "freeze", lambda: None)  # for a worker's whole life, not for the tests'
+
+
+def reader_of(topic: str) -> TieredKafkaBatchReader:
+    return TieredKafkaBatchReader(parse_options(tier_options(topic, includeHeaders="true")))
+
+
+@pytest.mark.usefixtures("fresh_worker")
+def test_the_collector_rests_until_the_first_rows_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    original = execute.read_task
+
+    def watched(*arguments: object, **named: object) -> object:
+        seen.append(gc.isenabled())
+        return original(*arguments, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(measured, "read_task", watched)
+    reader = reader_of("codecs")
+    partition, *_ = reader.partitions()
+    rows = reader.read(partition)
+    first = next(rows)
+    assert seen == [False]
+    assert gc.isenabled()
+    assert first.num_rows
+    rows.close()  # type: ignore[attr-defined]  # a generator
+    assert gc.isenabled()
+    next(reader.read(partition))
+    assert seen == [False, True]  # a worker's second task has nothing left to import
+
+
+@pytest.mark.usefixtures("fresh_worker")
+def test_the_collector_works_again_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_arguments: object, **_named: object) -> object:
+        raise OSError("broken")
+
+    reader = reader_of("codecs")
+    partition, *_ = reader.partitions()
+    monkeypatch.setattr(measured, "read_task", broken)
+    with pytest.raises(OSError, match="broken"):
+        next(reader.read(partition))
+    assert gc.isenabled()
+
+
+def test_all_rows_come_once() -> None:
+    reader = reader_of("codecs")
+    import pyarrow as pa
+
+    rows = [batch for part in reader.partitions() for batch in reader.read(part)]
+    assert_same_rows(pa.Table.from_batches(rows), expected_table("codecs", "read_committed"))
