@@ -1,4 +1,4 @@
-"""The facts of all described segments of one partition as one entry of the index cache, so that
+"""The facts of all described segments of one partition as one value in the index cache, so that
 planning a topic of 100,000 segments a second time reads hundreds of files.
 
 A line for each segment, ended by LF, its three parts separated by tabs:
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from kts_source.remote.cache import DiskCache
+    from kts_source.remote.cache_parts import CachedParts
     from kts_source.remote.layout import SegmentEntry
     from segment_format.manifest.chunk_index import ChunkIndex
 
@@ -62,7 +63,7 @@ class SegmentPack:
         name: Of the pack.
     """
 
-    def __init__(self, cache: DiskCache | None, name: str) -> None:
+    def __init__(self, cache: DiskCache | CachedParts | None, name: str) -> None:
         self._cache = cache
         self._name = name
         self._lines: dict[str, str] | None = None
@@ -102,7 +103,7 @@ class SegmentPack:
         lines = [f"{name}\t{self._lines[name]}\n" for name in listed if name in self._lines]
         self._cache.put(self._name, "".join(lines).encode())
 
-    def _loaded(self, cache: DiskCache) -> dict[str, str]:
+    def _loaded(self, cache: DiskCache | CachedParts) -> dict[str, str]:
         data = cache.get(self._name)
         if data is None:
             return {}

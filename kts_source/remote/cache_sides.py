@@ -1,5 +1,5 @@
-"""The small side files that plans of one partition looked at, as stored, as one entry of the index
-cache: a second plan of a window reads one file, and the first writes one.
+"""The small side files that plans of one partition looked at, as stored, as one value in the index
+cache.
 
     a JSON list of [object key, version, first byte, one past the last], ended by LF
     the bytes, one behind the other
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from kts_source.remote.cache import DiskCache
+    from kts_source.remote.cache_parts import CachedParts
     from kts_source.remote.segment import ObjectRef
 
 log = logging.getLogger(__name__)
@@ -30,10 +31,10 @@ class SideFilePack:
 
     Args:
         cache: Where it is kept between plans; `None` keeps nothing longer than the instance.
-        name: Of the entry.
+        name: Of the value.
     """
 
-    def __init__(self, cache: DiskCache | None = None, name: str = "") -> None:
+    def __init__(self, cache: DiskCache | CachedParts | None = None, name: str = "") -> None:
         self._cache = cache
         self._name = name
         self._earlier: dict[_Place, list[_Part]] | None = None
@@ -66,7 +67,7 @@ class SideFilePack:
         return self._used_bytes + size <= MAX_PACK_BYTES
 
     def save(self) -> None:
-        """Writes the entry if there is something new, with as much as there is room for of what
+        """Writes the value if there is something new, with as much as there is room for of what
         earlier plans looked at.
         """
         if self._cache is None or not self._changed:
@@ -108,7 +109,7 @@ class SideFilePack:
                 found.setdefault((key, version), []).append((start, stop, memoryview(data)[at:end]))
                 at = end
         except (ValueError, TypeError):
-            log.warning("%s: an entry that cannot be read; reading side files anew", self._name)
+            log.warning("%s: a value that cannot be read; reading side files anew", self._name)
             return {}
         return found
 

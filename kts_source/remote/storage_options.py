@@ -52,8 +52,9 @@ _S3_NAMES = tuple(name for name, _ in S3_OPTIONS)
 
 CONNECT_TIMEOUT_SECONDS = 1.0
 READ_TIMEOUT_SECONDS = 5.0
-# Above any concurrency a task is allowed; botocore's own limit of 10 would queue requests silently.
-MAX_POOL_CONNECTIONS = 64
+# What a plan has under way at a time, and above any concurrency a task is allowed; botocore's own
+# limit of 10 would queue requests silently.
+MAX_POOL_CONNECTIONS = 96
 
 # Values under these names may be shown; all others are erased from the messages of client
 # libraries.

@@ -177,7 +177,7 @@ def _discover_topic(
     )
     listed = {
         (folder, partition): ListedSegments(
-            listing.segments, describer, describer.packs(folder, partition)
+            listing.segments, describer, describer.kept(folder, partition)
         )
         for (folder, partition), listing in listings.items()
     }

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Final
 
 from kts_source.errors import CorruptSegmentError, ObjectNotFoundError
 from kts_source.remote.cache_packs import SegmentPack
+from kts_source.remote.cache_parts import CachedParts
 from kts_source.remote.cache_sides import SideFilePack
 from kts_source.remote.cache_store import CachedStore
+from kts_source.scan.planning_threads import PLANNING_THREADS
 from segment_format.errors import SegmentFormatError
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ log = logging.getLogger(__name__)
 
 _GROUPS: Final = 64
 _GROUP_SEGMENTS: Final = 16
+_FEW: Final = 8
 
 
 class Describer:
@@ -45,18 +48,22 @@ class Describer:
         self._layout = layout
         self._pool = pool
         self._fail_on_data_loss = fail_on_data_loss
+        self._alone = 1
 
-    def packs(self, folder: TopicFolder, partition: int) -> tuple[SegmentPack, SideFilePack]:
-        """What earlier plans kept of a partition: of its segments, and of their side files."""
-        if self._cached is None:
-            return SegmentPack(None, ""), SideFilePack()
+    def expect(self, partitions: int) -> None:
+        """Tells how many partitions are going to be planned side by side. Where they keep the store
+        busy, each of them reads a few manifests itself, one after the other: to hand them to
+        threads and back takes longer than all else that is done about them.
+        """
+        self._alone = _FEW if partitions >= PLANNING_THREADS else 1
+
+    def kept(self, folder: TopicFolder, partition: int) -> CachedParts | None:
+        """What earlier plans kept of a partition; `None` where nothing is kept."""
+        if self._cached is None or self._cached.index_cache is None:
+            return None
         uri = self._store.uri(f"{folder.folder}{folder.topic}-{folder.topic_id}")
-        segments, sides = (
-            self._cached.entry_name(what, self._layout.name, uri, f"{partition}")
-            for what in ("segments", "side files")
-        )
-        cache = self._cached.index_cache
-        return SegmentPack(cache, segments), SideFilePack(cache, sides)
+        name = self._cached.entry_name("partition", self._layout.name, uri, f"{partition}")
+        return CachedParts(self._cached.index_cache, name)
 
     def described(self, entries: Sequence[SegmentEntry]) -> list[RemoteSegment | None]:
         """Each as the layout describes it; `None` for one that has gone, or cannot be read where
@@ -65,8 +72,8 @@ class Describer:
         Raises:
             CorruptSegmentError: What describes a segment cannot be read.
         """
-        if len(entries) == 1:
-            return [self._described(entries[0])]
+        if len(entries) <= self._alone:
+            return self._group(entries)
         size = min(max(len(entries) // _GROUPS, 1), _GROUP_SEGMENTS)
         groups = [entries[at : at + size] for at in range(0, len(entries), size)]
         return [found for group in self._pool.map(self._group, groups) for found in group]
@@ -102,7 +109,7 @@ class ListedSegments:
     Args:
         entries: In order of base offset, then segment id.
         describer: What describes them.
-        packs: What is known of them already.
+        kept: What is known of them already.
 
     Attributes:
         side_files: What was read of their side files.
@@ -112,11 +119,13 @@ class ListedSegments:
         self,
         entries: Sequence[SegmentEntry],
         describer: Describer,
-        packs: tuple[SegmentPack, SideFilePack],
+        kept: CachedParts | None = None,
     ) -> None:
         self.entries = entries
         self._describer = describer
-        self._pack, self.side_files = packs
+        self._kept = kept
+        self._pack = SegmentPack(kept, "segments")
+        self.side_files = SideFilePack(kept, "side files")
         self._described: dict[int, RemoteSegment | None] = {}
 
     def described(self, numbers: Iterable[int]) -> list[RemoteSegment]:
@@ -152,3 +161,7 @@ class ListedSegments:
         """Keeps what was described and read for later plans."""
         self._pack.save(self.entries)
         self.side_files.save()
+        if self._kept is not None:
+            self._kept.save()
+        # What is asked for from now on is described already.
+        self._pack, self.side_files = SegmentPack(None, ""), SideFilePack()

@@ -98,6 +98,7 @@ def _planned(options: ScanOptions, store: RangeStore) -> ScanPlan:
         )
         topics = discover(options, store, layout, pool, describer)
         _check_named(options, topics)
+        describer.expect(sum(len(topic.partitions) for topic in topics))
 
         def side_files(part: DiscoveredPartition) -> SideFiles:
             reader = SegmentReader(store, key_ring, pack=part.listed.side_files)

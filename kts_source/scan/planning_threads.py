@@ -14,11 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
+from kts_source.remote.storage_options import MAX_POOL_CONNECTIONS
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PLANNING_THREADS: Final = 64
-"""Requests of a plan under way at a time; what stores' connection pools hold."""
+PLANNING_THREADS: Final = MAX_POOL_CONNECTIONS
+"""Requests of a plan under way at a time."""
 
 
 @contextmanager

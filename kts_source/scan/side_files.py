@@ -5,6 +5,7 @@ not.
 from __future__ import annotations
 
 import logging
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -18,18 +19,18 @@ from segment_format.index.offset_index import OffsetIndex
 from segment_format.index.producer_snapshot import ProducerStateEntry, parse_producer_snapshot
 from segment_format.index.time_index import TimeIndex
 from segment_format.index.transaction_index import AbortedTxn, parse_transaction_index
-from segment_format.record.batch_header import CRC_START, HEADER_SIZE, MAGIC_2, RecordBatchHeader
-from segment_format.record.checksum import crc32c
 from segment_format.record.control_record import ControlRecordType, parse_control_record_type
+from segment_format.record.record_times import iter_record_times
 from segment_format.record.records import DecodedBatch, iter_batches
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from kts_source.remote.segment_reader import SegmentReader
     from kts_source.scan.lineage import SegmentRange
 
 _Index = TypeVar("_Index")
+_Read = TypeVar("_Read")
 log = logging.getLogger(__name__)
 
 _REMEMBERED_BYTES: Final = 64 << 10
@@ -115,17 +116,29 @@ class SideFiles:
         """Transactions that ended or stay open in a range, from its batches alone."""
         return replay_batches(self.batches(span.segment, 0), span, open_before)
 
-    def batches(
-        self, segment: RemoteSegment, position: int, *, dated_from_ms: int | None = None
-    ) -> Iterator[DecodedBatch]:
+    def batches(self, segment: RemoteSegment, position: int) -> Iterator[DecodedBatch]:
         """Batches from a border on, decoded by the readable reference; for the few that planning
         looks into.
-
-        Args:
-            segment: Whose.
-            position: Where to begin.
-            dated_from_ms: If given, batches may be left out whose largest timestamp lies below.
         """
+        return self._whole_entries(
+            segment, position, partial(iter_batches, max_batch_bytes=self._max_batch_bytes)
+        )
+
+    def record_times(
+        self, segment: RemoteSegment, position: int, *, dated_from_ms: int
+    ) -> Iterator[tuple[int, int]]:
+        """Offset and timestamp of the records from a border on, without batches whose largest
+        timestamp lies below `dated_from_ms`.
+        """
+        read = partial(
+            iter_record_times, dated_from_ms=dated_from_ms, max_batch_bytes=self._max_batch_bytes
+        )
+        return self._whole_entries(segment, position, read)
+
+    def _whole_entries(
+        self, segment: RemoteSegment, position: int, read: Callable[[bytes], Iterator[_Read]]
+    ) -> Iterator[_Read]:
+        """What is read of the log from a border on, whole batches at a time."""
         pending = b""
         at = position
         # One chunk first: what is looked for is nearly always there.
@@ -140,12 +153,8 @@ class SideFiles:
         try:
             for _, window in self._reader.windows(spans):
                 pending += window
-                if dated_from_ms is not None:
-                    early = early_bytes(pending, dated_from_ms)
-                    pending = pending[early:]
-                    at += early
                 whole = whole_batches(pending)
-                yield from iter_batches(pending[:whole], max_batch_bytes=self._max_batch_bytes)
+                yield from read(pending[:whole])
                 pending = pending[whole:]
                 at += whole
         except SegmentFormatError as error:
@@ -220,25 +229,6 @@ def whole_batches(data: bytes) -> int:
         if size < 0 or position + 12 + size > len(data):
             break
         position += 12 + size
-    return position
-
-
-def early_bytes(data: bytes, timestamp_ms: int) -> int:
-    """Bytes at the front of `data` that are sound batches of magic 2, all dated before a timestamp
-    by their headers.
-    """
-    position = 0
-    whole = whole_batches(data)
-    while position < whole:
-        stop = position + 12 + int.from_bytes(data[position + 8 : position + 12], "big")
-        if stop - position < HEADER_SIZE or data[position + 16] != MAGIC_2:
-            break
-        header = RecordBatchHeader.from_bytes(data, position)
-        if header.max_timestamp >= timestamp_ms:
-            break
-        if crc32c(memoryview(data)[position + CRC_START : stop]) != header.crc:
-            break  # who decodes it says so
-        position = stop
     return position
 
 

@@ -32,14 +32,12 @@ def first_offset_at_or_after(
 
 def _first_in(span: SegmentRange, timestamp_ms: int, side_files: SideFiles) -> int | None:
     position = _start_position(span, timestamp_ms, side_files)
-    for batch in side_files.batches(span.segment, position, dated_from_ms=timestamp_ms):
-        if batch.base_offset >= span.stop:
+    times = side_files.record_times(span.segment, position, dated_from_ms=timestamp_ms)
+    for offset, dated_ms in times:
+        if offset >= span.stop:
             return None
-        if batch.max_timestamp < timestamp_ms or batch.last_offset < span.start:
-            continue
-        for record in batch.records:
-            if span.start <= record.offset < span.stop and record.timestamp >= timestamp_ms:
-                return record.offset
+        if offset >= span.start and dated_ms >= timestamp_ms:
+            return offset
     return None
 
 

@@ -57,7 +57,7 @@ def test_they_become_arguments_of_the_client() -> None:
     assert config == {
         "connect_timeout": 0.5,
         "read_timeout": 7.0,
-        "max_pool_connections": 64,
+        "max_pool_connections": 96,
         "response_checksum_validation": "when_required",
         "s3": {"addressing_style": "path"},
         "proxies": {"http": "http://p", "https": "http://p"},

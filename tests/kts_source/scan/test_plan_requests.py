@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +13,11 @@ import pytest
 from benchmarks.simulated import FIRST_MS, TOPIC, SimulatedTier
 from kts_source.errors import TieredKafkaError
 from kts_source.options import parse_options
+from kts_source.remote.aiven_layout import AivenLayout
 from kts_source.remote.cache import CacheLimits
 from kts_source.remote.cache_store import CachedStore, CacheSettings
 from kts_source.remote.local_store import LocalStore
-from kts_source.scan import planner, window
+from kts_source.scan import listed, planner, window
 from kts_source.scan.planner import plan_scan
 from tests.golden_data import TIER, TOPICS, partition_summaries, tier_options
 from tests.kts_source.scan.history import TOPIC as HISTORY_TOPIC
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
+    from kts_source.remote.layout import SegmentEntry
+    from kts_source.remote.segment import RemoteSegment
     from kts_source.remote.store import ObjectInfo, RangeStore
     from kts_source.scan.plan import ScanPlan
 
@@ -39,13 +43,13 @@ class TimedListing:
     def timed(self, infos: Iterator[ObjectInfo], read: Callable[[str], bytes]) -> Iterator[Any]:
         from dataclasses import replace
 
-        listed = list(infos)
+        found = list(infos)
         times = {
             info.key.rsplit(".", 1)[0]: manifest(read(info.key))["eventTimestampMs"]
-            for info in listed
+            for info in found
             if info.key.endswith(".rsm-manifest")
         }
-        for info in listed:
+        for info in found:
             yield replace(info, last_modified_ms=times.get(info.key.rsplit(".", 1)[0], 0))
 
 
@@ -296,6 +300,27 @@ def test_a_plan_in_part_reads_what_the_whole_plan_reads() -> None:
     assert table.num_rows == sum(part.stop - part.start for part in plan.partitions)
 
 
+def test_the_plan_of_many_partitions_is_the_plan_of_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which thread reads the manifests of a window changes nothing."""
+    tier = SimulatedTier(8, 40, latency_seconds=0)
+    given = window_of(tier, 20, 22)
+    names: list[str] = []
+    described = AivenLayout.describe
+
+    def note(self: AivenLayout, store: RangeStore, entry: SegmentEntry) -> RemoteSegment:
+        names.append(threading.current_thread().name)
+        return described(self, store, entry)
+
+    monkeypatch.setattr(AivenLayout, "describe", note)
+    expected = essence(planned(tier, **given))
+    assert any("describe" in name for name in names)
+    names.clear()
+    monkeypatch.setattr(listed, "PLANNING_THREADS", 8)
+    assert essence(planned(tier, **given)) == expected
+    assert names
+    assert not any("describe" in name for name in names)
+
+
 def test_the_second_plan_asks_only_for_listings(tmp_path: Path) -> None:
     first, second = (SimulatedTier(3, 40, latency_seconds=0, aborted_share=5) for _ in range(2))
     index = CacheLimits(None, None)
@@ -306,6 +331,18 @@ def test_the_second_plan_asks_only_for_listings(tmp_path: Path) -> None:
     assert second.counters.requests == 0
     assert second.counters.list_requests == first.counters.list_requests
     assert len(list(tmp_path.glob("v1/index/*.entry"))) < 60
+
+
+def test_the_second_plan_of_a_window_asks_only_for_listings(tmp_path: Path) -> None:
+    first, second = (SimulatedTier(3, 40, latency_seconds=0, aborted_share=5) for _ in range(2))
+    kept = CacheSettings(index=CacheLimits(None, None), folder=str(tmp_path))
+    given = window_of(first, 20, 22)
+    expected = planned(CachedStore(first, kept), **given)
+    assert first.counters.requests > 3 * 5
+    assert essence(planned(CachedStore(second, kept), **given)) == essence(expected)
+    assert second.counters.requests == 0
+    # One file for each partition, and that of the sweep.
+    assert len(list(tmp_path.glob("v1/index/*.entry"))) == 3
 
 
 def test_a_manifest_is_asked_for_once() -> None:

@@ -31,4 +31,4 @@ def test_threads_of_all_pools_share_one_core() -> None:
 def test_as_many_requests_are_under_way_as_there_are_threads() -> None:
     meeting = threading.Barrier(PLANNING_THREADS, timeout=60)
     with planning_pools("a") as (pool,):
-        assert len(list(pool.map(lambda _: meeting.wait(), range(PLANNING_THREADS)))) == 64
+        assert len(list(pool.map(lambda _: meeting.wait(), range(PLANNING_THREADS)))) == 96

@@ -1,0 +1,124 @@
+"""The short look at a batch tells the offsets and timestamps that the readable decoder tells."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from segment_format.errors import CorruptRecordError, CrcMismatchError, SegmentFormatError
+from segment_format.record.batch_header import CRC_START
+from segment_format.record.checksum import crc32c
+from segment_format.record.record_times import iter_record_times
+from segment_format.record.records import iter_batches
+from segment_format.testing import strategies
+from segment_format.testing.batches import SimpleRecord, write_batch
+from tests.golden_data import TIER
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from segment_format.testing.rows import BuiltLog
+    from segment_format.testing.segment import SegmentFiles
+
+ALL = -(2**63)
+
+
+def expected(data: bytes, dated_from_ms: int) -> list[tuple[int, int]]:
+    return [
+        (record.offset, record.timestamp)
+        for batch in iter_batches(data)
+        if batch.max_timestamp >= dated_from_ms
+        for record in batch.records
+    ]
+
+
+def found(data: bytes, dated_from_ms: int) -> list[tuple[int, int]]:
+    return list(iter_record_times(data, dated_from_ms=dated_from_ms))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data(), strategies.logs(legacy=True) | strategies.logs())
+def test_any_log(data: st.DataObject, log: BuiltLog) -> None:
+    for segment in log.segments:
+        times = sorted({time for _, time in expected(segment.log, ALL)})
+        for moment in (ALL, 0, data.draw(st.sampled_from(times or [0]))):
+            assert found(segment.log, moment) == expected(segment.log, moment)
+
+
+def raw_logs() -> list[Path]:
+    """Those that are the file a broker wrote."""
+    plain = []
+    for path in sorted(TIER.rglob("*.log")):
+        data = path.read_bytes()
+        try:
+            next(iter_batches(data))
+        except SegmentFormatError:
+            continue  # chunks that are compressed or encrypted
+        plain.append(path)
+    return plain
+
+
+def test_every_raw_golden_segment() -> None:
+    paths = raw_logs()
+    assert len(paths) > 50
+    for path in paths:
+        data = path.read_bytes()
+        assert found(data, ALL) == expected(data, ALL)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data(), strategies.segments())
+def test_what_is_spoilt_is_refused_or_told_alike(
+    data: st.DataObject, segment: SegmentFiles
+) -> None:
+    spoilt = data.draw(strategies.mutations(segment.log))
+    try:
+        wanted = expected(spoilt, ALL)
+    except SegmentFormatError:
+        with pytest.raises(SegmentFormatError):
+            found(spoilt, ALL)
+    else:
+        assert found(spoilt, ALL) == wanted
+
+
+def sealed(data: bytearray) -> bytes:
+    """The batch with the checksum of what it holds now."""
+    data[17:21] = crc32c(bytes(data[CRC_START:])).to_bytes(4, "big")
+    return bytes(data)
+
+
+BATCH = write_batch([SimpleRecord(None, b"abc", timestamp=5 + n) for n in range(3)], base_offset=7)
+FIRST_RECORD = 61
+
+
+def test_a_wrong_checksum_is_seen_before_anything_is_told() -> None:
+    data = bytearray(BATCH)
+    data[-1] ^= 1
+    with pytest.raises(CrcMismatchError):
+        next(iter_record_times(bytes(data), dated_from_ms=ALL))
+    with pytest.raises(CrcMismatchError):
+        found(bytes(data), 100)  # where it would be left out, too
+
+
+@pytest.mark.parametrize("length", [0, 5, 127, 1 << 7])
+def test_lengths_that_cannot_be_are_refused_as_by_the_decoder(length: int) -> None:
+    data = bytearray(BATCH)
+    assert data[FIRST_RECORD] == 2 * 9  # nine bytes, zigzag
+    data[FIRST_RECORD] = 2 * length & 0xFF
+    with pytest.raises(CorruptRecordError):
+        expected(sealed(data), ALL)
+    with pytest.raises(CorruptRecordError, match="record") as caught:
+        found(sealed(data), ALL)
+    assert (caught.value.position, caught.value.offset) == (0, 7)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_more_or_fewer_records_than_stated_are_refused(count: int) -> None:
+    data = bytearray(BATCH)
+    data[57:61] = count.to_bytes(4, "big")
+    data[23:27] = (count - 1).to_bytes(4, "big")
+    with pytest.raises(CorruptRecordError):
+        found(sealed(data), ALL)
