@@ -47,18 +47,14 @@ class Members:
 
     Args:
         members: The parsed object.
-        parent: Of what it is a member, `None` for the document itself.
-        name: Of the member.
+        path: Names that lead to the object, from the document on.
     """
 
-    __slots__ = ("_asked", "_children", "_members", "_name", "_parent")
+    __slots__ = ("_asked", "_children", "_members", "_path")
 
-    def __init__(
-        self, members: dict[str, object], parent: Members | None = None, name: str = ""
-    ) -> None:
+    def __init__(self, members: dict[str, object], path: tuple[str, ...] = ()) -> None:
         self._members = members
-        self._parent = parent
-        self._name = name
+        self._path = path
         self._asked: set[str] = set()
         self._children: list[Members] = []
 
@@ -67,8 +63,7 @@ class Members:
 
     def path(self, name: str) -> str:
         """Path of a member in the document."""
-        own = self._parent.path(self._name) if self._parent is not None else ""
-        return f"{own}.{name}" if own else name
+        return ".".join((*self._path, name))
 
     def fail(self, name: str, problem: str) -> InvalidManifestError:
         """The error to raise about a member."""
@@ -127,7 +122,7 @@ class Members:
         value = self.value(name)
         if not isinstance(value, dict):
             raise self.fail(name, "is not a JSON object")
-        child = Members(value, self, name)
+        child = Members(value, (*self._path, name))
         self._children.append(child)
         return child
 
