@@ -150,9 +150,9 @@ def check_order(place: Place, start: int, stop: int) -> None:
 def check_decided(
     bound: Bound, place: Place, stop: int, decided: int, reason: str, *, fail_on_data_loss: bool
 ) -> None:
-    """Refuses an ending offset above the first undecided transaction, or warns.
+    """Refuses an ending offset above the first undecided transaction.
 
-    Ends that name no offset (`latest`, −1, timestamps) are where they can be: always a warning.
+    Ends that name no offset (`latest`, −1, timestamps) are where they can be: never refused.
 
     Raises:
         OffsetOutOfRangeError: The user named the offset and allowed no loss.
@@ -161,7 +161,6 @@ def check_decided(
         return
     wanted = _wanted(bound, place) if isinstance(bound, OffsetsBound) else None
     if wanted is None or wanted == LATEST_OFFSET or not fail_on_data_loss:
-        log.warning("%s: read_committed ends at offset %d: %s", place, decided, reason)
         return
     raise OffsetOutOfRangeError(
         f"{place}: endingOffsets asks for offset {wanted}, but read_committed ends at offset"

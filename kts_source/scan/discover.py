@@ -62,6 +62,20 @@ class DiscoveredTopic:
     partitions: tuple[DiscoveredPartition, ...]
     empty_partitions: tuple[int, ...]
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the topic should know: which incarnation it is, and what it lacks."""
+        found = []
+        if self.other_ids:
+            others = ", ".join(self.other_ids)
+            found.append(f"topic {self.topic}: reading topic id {self.topic_id}, not {others}")
+        if self.empty_partitions:
+            found.append(
+                f"topic {self.topic}: no segments of partitions {list(self.empty_partitions)} under"
+                f" topic id {self.topic_id}"
+            )
+        return tuple(found)
+
 
 def discover(
     options: ScanOptions,
@@ -183,10 +197,6 @@ def _discover_topic(
     }
     chosen = _choose(options, topic, folders, listed)
     others = tuple(folder.topic_id for folder in folders if folder != chosen)
-    if others:
-        log.warning(
-            "topic %s: reading topic id %s, not %s", topic, chosen.topic_id, ", ".join(others)
-        )
     present = {
         partition: listing
         for (folder, partition), listing in listings.items()
@@ -199,14 +209,10 @@ def _discover_topic(
         if partition in present
     )
     empty = tuple(partition for partition in wanted if partition not in present)
-    if empty:
-        log.warning(
-            "topic %s: no segments of partitions %s under topic id %s",
-            topic,
-            list(empty),
-            chosen.topic_id,
-        )
-    return DiscoveredTopic(topic, chosen.topic_id, others, partitions, empty)
+    found = DiscoveredTopic(topic, chosen.topic_id, others, partitions, empty)
+    for note in found.notes:
+        log.warning("%s", note)
+    return found
 
 
 def _wanted_partitions(

@@ -32,6 +32,7 @@ def explain(plan: ScanPlan, prices: Mapping[str, Price] = S3_PRICES) -> str:
     ]
     for name, (requests, size) in sorted(work.by_class.items()):
         lines.append(f"  {name}: {requests:,} requests, {size:,} bytes")
+    lines += plan.notes
     kept = None if plan.where is None else _kept(plan)
     if kept is not None:
         lines.append(_where(plan, kept))
@@ -95,7 +96,7 @@ def _partition(
                 what += f", where leaves [{left[0]}, {left[1]})"
         yield f"  segment {segment.segment_id}: {what}, {segment.objects.size_in_bytes:,} bytes"
     for hole in log.holes:
-        yield f"  hole: offsets [{hole.start}, {hole.stop}) before {hole.after.objects.log.key}"
+        yield f"  hole: {hole}"
     for gap in log.unverifiable:
         yield f"  gap that cannot be proven: offsets [{gap.start}, {gap.stop})"
     for skipped in log.skipped:

@@ -59,6 +59,12 @@ class Hole:
     before: RemoteSegment | None
     after: RemoteSegment
 
+    def __str__(self) -> str:
+        before = self.before.objects.log.key if self.before else "the log start"
+        return (
+            f"offsets [{self.start}, {self.stop}) between {before} and {self.after.objects.log.key}"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class PartitionLog:

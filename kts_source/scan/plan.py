@@ -56,12 +56,15 @@ class ScanPlan:
         columns: Columns of the table, in order.
         where: The predicate that the tasks were narrowed for, as text that tells it from others;
             `None` = they hold every row.
+        notes: Which incarnation of a topic is read, where there are several, and which partitions
+            have no segments in it, in words.
     """
 
     partitions: tuple[PartitionPlan, ...]
     tasks: tuple[ScanTask, ...]
     columns: tuple[str, ...]
     where: str | None = None
+    notes: tuple[str, ...] = ()
 
     def explain(self, prices: Mapping[str, Price] | None = None) -> str:
         """What is read, what is left out and why, and what it will cost, in words.

@@ -59,6 +59,7 @@ def plan_to_json(plan: ScanPlan) -> str:
         "version": VERSION,
         "columns": plan.columns,
         "where": plan.where,
+        "notes": plan.notes,
         "partitions": partitions,
         "tasks": [[_slice_to(part, ids) for part in task.slices] for task in plan.tasks],
         "segments": [_segment_to(segment) for segment in segments],
@@ -87,6 +88,7 @@ def plan_from_json(text: str) -> ScanPlan:
             ),
             tuple(document["columns"]),
             document.get("where"),
+            tuple(str(note) for note in document.get("notes", ())),
         )
     except (
         KeyError,

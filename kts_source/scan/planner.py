@@ -8,6 +8,7 @@ with it, so tasks need nothing from each other.
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kts_source.errors import InvalidOptionError, TieredKafkaError
@@ -28,6 +29,7 @@ from kts_source.scan.bounds import (
 from kts_source.scan.discover import DiscoveredPartition, DiscoveredTopic, discover
 from kts_source.scan.garbage import paused_collector
 from kts_source.scan.isolation import Decisions
+from kts_source.scan.left_out import report_left_out
 from kts_source.scan.listed import Describer
 from kts_source.scan.plan import PartitionPlan, ScanPlan
 from kts_source.scan.plan_checks import check_plan, replayed
@@ -49,7 +51,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_INDEX_ENTRY_BYTES = 8
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """A partition's plan, what of its segments is read, and how many aborted transactions have data
+    there.
+    """
+
+    plan: PartitionPlan
+    spans: list[SegmentSlice]
+    aborted: int
 
 
 def plan(options: Mapping[str, str], store: RangeStore | None = None) -> ScanPlan:
@@ -105,14 +116,16 @@ def _planned(options: ScanOptions, store: RangeStore) -> ScanPlan:
             return SideFiles(reader, max_batch_bytes=options.max_batch_bytes)
 
         planned = tuple(_plan_partitions(options, topics, side_files, pool))
-    wanted = [span for _, partition_spans in planned for span in partition_spans]
+    report_left_out([one.plan for one in planned], [one.aborted for one in planned])
+    wanted = [span for one in planned for span in one.spans]
     target = target_bytes(wanted, options)
     slices = (part for span in wanted for part in cut(span, target))
     return ScanPlan(
-        tuple(plan for plan, _ in planned),
+        tuple(one.plan for one in planned),
         tuple(pack(slices, target, options)),
         options.columns,
         fingerprint(options.where),
+        tuple(note for topic in topics for note in topic.notes),
     )
 
 
@@ -142,10 +155,10 @@ def _plan_partitions(
     topics: Iterable[DiscoveredTopic],
     side_files: Callable[[DiscoveredPartition], SideFiles],
     pool: Executor,
-) -> Iterator[tuple[PartitionPlan, list[SegmentSlice]]]:
+) -> Iterator[_Planned]:
     found = [part for topic in topics for part in topic.partitions]
 
-    def plan(part: DiscoveredPartition) -> tuple[PartitionPlan, list[SegmentSlice]] | None:
+    def plan(part: DiscoveredPartition) -> _Planned | None:
         try:
             return _plan_partition(options, part, side_files(part))
         except TieredKafkaError as error:
@@ -158,7 +171,7 @@ def _plan_partitions(
 
 def _plan_partition(
     options: ScanOptions, part: DiscoveredPartition, side_files: SideFiles
-) -> tuple[PartitionPlan, list[SegmentSlice]] | None:
+) -> _Planned | None:
     place = Place(part.topic, part.partition)
     view = PartitionView(
         part.listed,
@@ -187,7 +200,7 @@ def _plan_partition(
     side_files.bounds = start, stop
     surviving = view.covering(start, stop)
     check_no_holes(place, surviving, start, stop, fail_on_data_loss=loss)
-    surviving, decisions = _decisions(options, view, place, start, stop)
+    surviving, decisions = _decisions(options, view, start, stop)
     for skipped in surviving.skipped:
         log.info("%s: segment %s not read: %s", place, skipped.segment.segment_id, skipped.reason)
     check_outcomes(place, surviving, decisions.lost, fail_on_data_loss=loss)
@@ -203,21 +216,12 @@ def _plan_partition(
         decisions.undecided,
     )
     check_decided(options.ending, place, stop, plan.stop, plan.end_reason, fail_on_data_loss=loss)
-    return plan, list(spans(plan, decisions, options, side_files))
+    return _Planned(plan, list(spans(plan, decisions, options, side_files)), len(decisions.aborted))
 
 
 def _decisions(
-    options: ScanOptions, view: PartitionView, place: Place, start: int, stop: int
+    options: ScanOptions, view: PartitionView, start: int, stop: int
 ) -> tuple[PartitionLog, Decisions]:
     if start >= stop or not options.read_committed:
         return view.covering(start, stop), Decisions(NO_ABORTED, max(start, stop), ())
-    surviving, decisions = view.decided(start, stop)
-    if len(decisions.aborted):
-        log.info(
-            "%s: %d aborted transactions are left out of offsets [%d, %d)",
-            place,
-            len(decisions.aborted),
-            start,
-            stop,
-        )
-    return surviving, decisions
+    return view.decided(start, stop)
