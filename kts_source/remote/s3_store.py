@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kts_source.errors import (
     AccessDeniedError,
+    ArchivedObjectError,
     InvalidOptionError,
     ObjectChangedError,
     ObjectNotFoundError,
@@ -313,7 +314,9 @@ class S3Store:
                 wanted = arguments.get("Range", "")
                 return TruncatedObjectError(f"the object ends before {wanted}", uri=uri)
         if code == "InvalidObjectState":
-            return StoreError(f"the object is archived and must be restored first: {text}", uri=uri)
+            return ArchivedObjectError(
+                f"the object is archived and must be restored first: {text}", uri=uri
+            )
         if status in (401, 403) or code in _DENIED_CODES:
             # A missing key looks the same where the caller may not list the bucket.
             return AccessDeniedError(f"access denied: {text}", uri=uri)

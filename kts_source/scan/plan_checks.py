@@ -33,7 +33,7 @@ def check_plan(plan: ScanPlan, options: ScanOptions, store: RangeStore) -> None:
         ArchivedObjectError: Objects that must be restored first.
         PlanTooLargeError: Above `maxPlanBytes` or `maxPlanRequests`.
     """
-    archived = [ref.key for ref in _logs(plan) if ref.storage_class in ARCHIVE_CLASSES]
+    archived = [ref.key for ref in _objects(plan) if ref.storage_class in ARCHIVE_CLASSES]
     if archived:
         shown = ", ".join(store.uri(key) for key in sorted(archived)[:_SHOWN_OBJECTS])
         raise ArchivedObjectError(
@@ -80,10 +80,14 @@ def replayed(options: ScanOptions, store: RangeStore) -> ScanPlan:
             )
 
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="kts-plan") as pool:
-        for _ in pool.map(check, _logs(plan)):
+        for _ in pool.map(check, _objects(plan)):
             pass
     return replace(plan, columns=options.columns)
 
 
-def _logs(plan: ScanPlan) -> list[ObjectRef]:
-    return list({part.objects.log: None for task in plan.tasks for part in task.slices})
+def _objects(plan: ScanPlan) -> list[ObjectRef]:
+    """All that the tasks will read: logs, and offset indexes where borders are looked up."""
+    parts = [part for task in plan.tasks for part in task.slices]
+    logs = dict.fromkeys(part.objects.log for part in parts)
+    indexes = dict.fromkeys(part.offset_index.source for part in parts if not part.is_whole)
+    return [*logs, *indexes]

@@ -10,6 +10,7 @@ import pytest
 
 from kts_source.errors import (
     AccessDeniedError,
+    ArchivedObjectError,
     InvalidKeyError,
     InvalidOptionError,
     ObjectChangedError,
@@ -278,7 +279,7 @@ FINAL: dict[str, tuple[Callable[[Answer], object], type[StoreError], str]] = {
     "denied": (status(403, "AccessDenied"), AccessDeniedError, "AccessDenied"),
     "signature": (status(403, "SignatureDoesNotMatch"), AccessDeniedError, "Signature"),
     "expired": (status(400, "ExpiredToken"), AccessDeniedError, "ExpiredToken"),
-    "archived": (status(403, "InvalidObjectState"), StoreError, "archived"),
+    "archived": (status(403, "InvalidObjectState"), ArchivedObjectError, "archived"),
     "missing": (status(404, "NoSuchKey"), ObjectNotFoundError, "no such object"),
     "bad request": (status(400, "InvalidRequest"), StoreError, "InvalidRequest"),
     "not implemented": (status(501, "NotImplemented"), StoreError, "NotImplemented"),

@@ -23,6 +23,7 @@ from kts_source.errors import (
     PlanTooLargeError,
 )
 from kts_source.options import parse_options
+from kts_source.remote.local_store import LocalStore
 from kts_source.remote.segment_reader import SegmentReader
 from kts_source.remote.stores import open_store
 from kts_source.remote.tier import open_tier
@@ -46,7 +47,10 @@ from tests.golden_data import (
 from tests.kts_source.scan.scanning import run, scan
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+
+    from kts_source.remote.store import ObjectInfo
 
 
 @pytest.mark.parametrize("topic", TOPICS)
@@ -81,6 +85,23 @@ def test_a_replayed_plan_finds_changed_and_missing_objects(tmp_path: Path) -> No
     log.unlink()
     with pytest.raises(ObjectNotFoundError, match=re.escape(log.name)):
         kts_source.plan(replay)
+
+
+def test_a_replayed_plan_finds_changed_indexes_where_tasks_read_them(tmp_path: Path) -> None:
+    tier = shutil.copytree(TIER, tmp_path / "tier")
+    for size, is_found in (("100k", True), ("1g", False)):
+        options = {**tier_options("codecs", targetPartitionBytes=size), "path": str(tier)}
+        plan_file = tmp_path / f"{size}.json"
+        plan_file.write_text(kts_source.plan(options).to_json())
+        index = sorted(tier.glob("tiered/codecs-*/0/*.indexes"))[1]
+        data = index.read_bytes()
+        index.write_bytes(data + b"x")
+        replay = {**options, "planFile": str(plan_file)}
+        if is_found:
+            with pytest.raises(ObjectChangedError, match=re.escape(index.name)):
+                kts_source.plan(replay)
+        else:
+            kts_source.plan(replay)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"version":9}', '{"version":1,"segments":[{}]}'])
@@ -169,6 +190,51 @@ def test_archived_objects_are_an_error_at_planning() -> None:
     options = parse_options(tier_options("codecs"))
     with pytest.raises(ArchivedObjectError, match=re.escape(part.objects.log.key)):
         check_plan(replace(plan, tasks=(frozen,)), options, open_store(TIER.as_uri(), Secret({})))
+
+
+class ClassedStore(LocalStore):
+    """Tells storage classes in its listing, as S3 does.
+
+    Args:
+        classes: End of a key to the class of such objects.
+    """
+
+    def __init__(self, **classes: str) -> None:
+        super().__init__(TIER)
+        self._classes = classes
+
+    def list_objects(self, prefix: str) -> Iterator[ObjectInfo]:
+        for info in super().list_objects(prefix):
+            suffix = info.key.rsplit(".", 1)[1]
+            yield replace(info, storage_class=self._classes.get(suffix, "STANDARD"))
+
+
+@pytest.mark.parametrize("storage_class", ["GLACIER", "DEEP_ARCHIVE", "Archive"])
+def test_what_the_listing_calls_archived_is_an_error_that_names_it(storage_class: str) -> None:
+    with pytest.raises(ArchivedObjectError) as caught:
+        kts_source.plan(tier_options("codecs"), ClassedStore(log=storage_class))
+    names = [path.name for path in TIER.glob("tiered/codecs-*/0/*.log")]
+    assert f"{len(names)} objects" in str(caught.value)
+    assert all(name in str(caught.value) for name in names)
+    cut = tier_options("codecs", targetPartitionBytes="100k")
+    with pytest.raises(ArchivedObjectError, match=r"\.indexes"):
+        kts_source.plan(cut, ClassedStore(indexes=storage_class))
+    # Of whole segments, no task reads an index.
+    kts_source.plan(tier_options("codecs"), ClassedStore(indexes=storage_class))
+
+
+def test_explain_tells_requests_and_bytes_by_the_class_that_the_listing_reports() -> None:
+    plan = kts_source.plan(tier_options("codecs"), ClassedStore(log="GLACIER_IR"))
+    work = estimate(plan.tasks)
+    text = plan.explain()
+    assert f"  GLACIER_IR: {work.requests:,} requests, {work.bytes:,} bytes" in text
+    assert "STANDARD" not in text
+    prices = {
+        "STANDARD": Price(1e9, 1e9, 1e9),
+        "GLACIER_IR": Price(2_000_000.0, 1024.0, 512.0),
+    }
+    dollars = 2 * work.requests + work.bytes / (1 << 20) * 1.5
+    assert f"about ${dollars:.4f}" in plan.explain(prices)
 
 
 def test_cost_follows_the_price_table() -> None:
