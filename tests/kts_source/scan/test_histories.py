@@ -115,14 +115,16 @@ def test_a_transaction_that_ends_in_a_hole_behind_the_range_is_an_error() -> Non
 
 
 def test_failing_histories_are_shortened() -> None:
-    history = random_history(random.Random(2))
-
     def fails(candidate: History) -> bool:
         kinds = [step.kind for step in candidate.steps]
         return "upload" in kinds and "roll" in kinds[: kinds.index("upload")]
 
-    assert fails(history)
-    assert [step.kind for step in shortened(history, fails).steps] == ["roll", "upload"]
+    # What a seed makes changes with the generator, so those that fail are looked for.
+    drawn = (random_history(random.Random(seed)) for seed in range(40))
+    failing = [history for history in drawn if fails(history)]
+    assert len(failing) > 10
+    for history in failing:
+        assert [step.kind for step in shortened(history, fails).steps] == ["roll", "upload"]
 
 
 def test_a_history_is_the_same_tier_again() -> None:

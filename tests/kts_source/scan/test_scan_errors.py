@@ -31,6 +31,9 @@ from tests.golden_data import (
     expected_table,
     tier_options,
 )
+from tests.kts_source.scan.history import TOPIC as HISTORY_TOPIC
+from tests.kts_source.scan.history import History, Shape, Step, World
+from tests.kts_source.scan.memory_store import MemoryStore
 from tests.kts_source.scan.scanning import run, scan
 
 if TYPE_CHECKING:
@@ -210,6 +213,67 @@ def test_a_hole_is_an_error_that_names_it(tier: Path, caplog: pytest.LogCaptureF
     assert table["offset"].to_pylist() == [o for o in offsets if not 5841 <= o < 10634]
 
 
+def test_every_hole_is_listed_with_its_neighbours(tier: Path) -> None:
+    logs = objects(tier, "timeline", "log")
+    names = [log.name for log in logs]
+    facts = [
+        json.loads(path.read_text())["remoteLogSegmentMetadata"]
+        for path in objects(tier, "timeline", "rsm-manifest")
+    ]
+    for number in (9, 4, 3):
+        remove_segment(tier, "timeline", number)
+    options = options_for(tier, "timeline")
+    with pytest.raises(DataLossError) as caught:
+        plan_scan(parse_options(options))
+    text = str(caught.value)
+    assert "timeline-0" in text
+    for first, last in ((3, 4), (9, 9)):
+        missing = f"[{facts[first]['startOffset']}, {facts[last]['endOffset'] + 1})"
+        at = text.index(missing)
+        assert text.index(names[first - 1]) > at
+        assert text.index(names[last + 1]) > text.index(names[first - 1])
+    assert text.count(" between ") == 2
+    told = plan_scan(parse_options({**options, "failOnDataLoss": "false"})).explain()
+    assert told.count("hole: offsets") == 2
+    for number in (2, 5, 8, 10):
+        assert names[number] in told
+    # A range that reaches into one hole lists that part of it alone.
+    start, stop = facts[4]["startOffset"], facts[6]["startOffset"]
+    bounds = {
+        "startingOffsets": json.dumps({"timeline": {"0": start}}),
+        "endingOffsets": json.dumps({"timeline": {"0": stop}}),
+    }
+    with pytest.raises(DataLossError) as caught:
+        plan_scan(parse_options({**options, **bounds}))
+    assert f"[{start}, {facts[4]['endOffset'] + 1})" in str(caught.value)
+    assert str(caught.value).count(" between ") == 1
+
+
+def test_stragglers_of_a_delete_below_the_log_start_are_reported_and_are_no_hole(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    segment = (Step("append", b=2), Step("roll", a=7), Step("upload", a=15))
+    delete_under_way = Step("retain", a=1, b=7, c=1)
+    history = History(
+        Shape(),
+        (*segment * 5, delete_under_way, delete_under_way, *segment, Step("lose", a=1, b=0)),
+    )
+    world = World(history)
+    options = {"path": "/", "subscribe": HISTORY_TOPIC}
+    with caplog.at_level(logging.INFO, "kts_source"):
+        plan = plan_scan(parse_options(options), MemoryStore(world.store))
+    (part,) = plan.partitions
+    assert not part.surviving.holes
+    bases = sorted(span.segment.start_offset for span in part.surviving.ranges)
+    assert part.start == part.surviving.log_start == min(bases) > 0
+    skipped = [one.segment for one in part.surviving.skipped]
+    assert [one.start_offset for one in skipped] == [0, 6, 9]  # of four, one is gone
+    for one in skipped:
+        line = f"segment {one.segment_id} not read: below the log start"
+        assert line in caplog.text
+        assert f"skipped segment {one.segment_id}: below the log start" in plan.explain()
+
+
 def test_a_hole_outside_the_range_does_not_matter(tier: Path) -> None:
     remove_segment(tier, "codecs", 1)
     table = scan(options_for(tier, "codecs", startingOffsets='{"codecs":{"0":11000}}'))
@@ -220,6 +284,23 @@ def test_a_log_without_manifest_is_an_orphan(tier: Path) -> None:
     objects(tier, "codecs", "rsm-manifest")[3].unlink()
     table = scan(options_for(tier, "codecs"))
     assert table["offset"].to_pylist()[-1] == 18660
+    (part,) = plan_scan(parse_options(options_for(tier, "codecs"))).partitions
+    (orphan,) = part.orphans
+    assert "no .rsm-manifest" in orphan.reason
+    assert {key.rsplit(".", 1)[1] for key in orphan.keys} == {"indexes", "log"}
+
+
+def test_a_manifest_without_its_log_is_an_orphan_and_its_offsets_are_missing(tier: Path) -> None:
+    gone = objects(tier, "codecs", "log")[1]
+    gone.unlink()
+    with pytest.raises(DataLossError, match=r"\[5841, 10634\)"):
+        plan_scan(parse_options(options_for(tier, "codecs")))
+    given = options_for(tier, "codecs", failOnDataLoss="false")
+    plan = plan_scan(parse_options(given))
+    (orphan,) = plan.partitions[0].orphans
+    assert "no .log" in orphan.reason
+    assert gone.stem in orphan.keys[0]
+    assert gone.stem in plan.explain()
 
 
 @pytest.mark.parametrize(
