@@ -336,6 +336,56 @@ def test_lineage_columns_tell_where_a_record_came_from() -> None:
         assert row["codec"] in {"none", "gzip", "snappy", "lz4", "zstd"}
 
 
+LINEAGE = (
+    *("leaderEpoch", "producerId", "producerEpoch", "sequence"),
+    *("isTransactional", "batchBaseOffset", "codec", "segmentId"),
+)
+
+
+def or_null(number: int) -> int | None:
+    """Kafka writes −1 where there is none."""
+    return None if number < 0 else number
+
+
+@pytest.mark.parametrize("topic", ["txn", "epochs", "encrypted", "codecs"])
+def test_lineage_columns_by_name_are_what_the_batches_say(topic: str) -> None:
+    asked = ("offset", "partition", *LINEAGE)
+    options = tier_options(topic, columns=",".join(asked), isolationLevel="read_uncommitted")
+    plan = kts_source.plan(options)
+    reader = SegmentReader(
+        open_store(TIER.as_uri(), Secret({})), parse_options(options).key_ring.loaded()
+    )
+    side_files = SideFiles(reader, max_batch_bytes=1 << 30)
+    expected = [
+        (
+            *(record.offset, part.partition, record.leader_epoch),
+            *map(or_null, (batch.producer_id, batch.producer_epoch, record.sequence)),
+            *(batch.is_transactional, batch.base_offset),
+            *(batch.compression_type.name.lower(), span.segment.segment_id),
+        )
+        for part in plan.partitions
+        for span in part.surviving.ranges
+        for batch in side_files.batches(span.segment, 0)
+        if not batch.is_control_batch
+        for record in batch.records
+        if span.start <= record.offset < span.stop
+    ]
+    table = run(plan, options)
+    assert table.column_names == list(asked)
+    found = [tuple(row.values()) for row in table.to_pylist()]
+    assert found == expected
+    if topic == "txn":
+        assert len({row[3] for row in found}) > 3
+        assert {row[6] for row in found} == {True, False}
+
+
+def test_one_lineage_column_alone_and_none_by_default() -> None:
+    assert scan(tier_options("epochs", columns="segmentId")).column_names == ["segmentId"]
+    assert not set(scan(tier_options("epochs")).column_names) & set(LINEAGE)
+    everything = scan(tier_options("epochs", includeLineage="true")).column_names
+    assert set(LINEAGE) < set(everything)
+
+
 def test_a_plan_as_json_is_plain_json() -> None:
     document = json.loads(kts_source.plan(tier_options("codecs")).to_json())
     assert document["version"] == 1
