@@ -1,5 +1,5 @@
-"""Jars of Kafka and of Spark's Kafka source, resolved once with Maven and kept in the repository's
-cache folder.
+"""Jars of Kafka, of Spark's Kafka source and of Spark's readers of Delta and Iceberg tables. Maven
+resolves them once; they are kept in the repository's cache folder.
 """
 
 from __future__ import annotations
@@ -27,6 +27,14 @@ ARTIFACTS = (
 SPARK_KAFKA = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"
 # PySpark brings these.
 SPARK_PROVIDES = ("org.apache.spark:spark-sql_2.13", "org.apache.hadoop:*")
+
+# The last one opens the catalog that PyIceberg keeps in SQLite.
+SPARK_LAKE = (
+    "io.delta:delta-spark_2.13:4.0.0",
+    "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.10.0",
+    "org.xerial:sqlite-jdbc:3.50.3.0",
+)
+SPARK_PROVIDES_ALL = ("org.apache.spark:*", "org.scala-lang:*", "org.antlr:*", "org.slf4j:*")
 
 _POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
   <modelVersion>4.0.0</modelVersion>
@@ -68,6 +76,15 @@ def spark_kafka_jars() -> tuple[Path, ...]:
     Skips the calling test where java or mvn is absent, or fails it when the run promised them.
     """
     folder = _jars(_pom((SPARK_KAFKA,), SPARK_PROVIDES), "-DincludeScope=runtime")
+    return tuple(sorted(folder.glob("*.jar")))
+
+
+def spark_lake_jars() -> tuple[Path, ...]:
+    """The jars that Spark 4.0 needs for Delta tables and for Iceberg tables of a SQLite catalog.
+
+    Skips the calling test where java or mvn is absent, or fails it when the run promised them.
+    """
+    folder = _jars(_pom(SPARK_LAKE, SPARK_PROVIDES_ALL), "-DincludeScope=runtime")
     return tuple(sorted(folder.glob("*.jar")))
 
 

@@ -1,0 +1,74 @@
+"""A script that reads tables in one Spark session, with the readers that Delta and Iceberg bring.
+
+It runs in an environment of its own, with the oldest supported Spark, and imports nothing of the
+tests and nothing of ours. Its one argument is a JSON file:
+
+    jars       list of paths for `spark.jars`
+    settings   more Spark settings
+    tables     name to what Spark SQL calls the table
+    conditions what Delta's log is asked to prune by
+    out        folder
+
+It leaves `<name>.parquet` with the rows and the file of each (`_file`), `pruned.json` with the
+files that each condition leaves to be read of the Delta table, and `bounds.json` with what
+Iceberg's manifests say of each file.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+BOUNDS = """
+select file_path as file, record_count as rows,
+  readable_metrics.`offset`.lower_bound as first_offset,
+  readable_metrics.`offset`.upper_bound as last_offset,
+  unix_micros(readable_metrics.timestamp.lower_bound) as first_us,
+  unix_micros(readable_metrics.timestamp.upper_bound) as last_us
+from {}.files
+"""
+
+
+def main(spec: dict[str, Any]) -> None:
+    """Reads both tables, and what they know of their files."""
+    out = Path(spec["out"])
+    spark = _session(spec, out)
+    for name, table in spec["tables"].items():
+        frame = spark.table(table).selectExpr("*", "input_file_name() as _file")
+        frame.write.parquet(str(out / f"{name}.parquet"))
+    delta = spark.table(spec["tables"]["delta"])
+    pruned = [delta.where(condition).inputFiles() for condition in spec["conditions"]]
+    (out / "pruned.json").write_text(json.dumps(pruned))
+    bounds = spark.sql(BOUNDS.format(spec["tables"]["iceberg"])).toJSON().collect()
+    (out / "bounds.json").write_text(json.dumps([json.loads(str(text)) for text in bounds]))
+    spark.stop()
+
+
+def _session(spec: dict[str, Any], out: Path) -> SparkSession:
+    settings = {
+        "spark.jars": ",".join(spec["jars"]),
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.memory": "1g",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.local.dir": str(out / "local"),
+        "spark.sql.warehouse.dir": str(out / "warehouse"),
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+        **spec["settings"],
+    }
+    builder = SparkSession.builder.master("local[2]").appName("tables read by others")
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("OFF")
+    return session
+
+
+if __name__ == "__main__":
+    main(json.loads(Path(sys.argv[1]).read_text()))

@@ -1,0 +1,168 @@
+"""Delta and Iceberg tables that an export wrote, read by Delta's and Iceberg's own code in Spark.
+
+The Java libraries share nothing with `deltalake` and `pyiceberg`, which write: neither the log and
+the manifests, nor the catalog, nor how statistics are read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlparse
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from tests.golden_data import TOPICS
+from tests.integration.kafka_jars import spark_lake_jars
+from tests.integration.spark_kafka import RUN_SECONDS, spark_python
+from tests.kts_source.export.exporting import ICEBERG_TABLE, Lake, assert_holds, source
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(720)]
+
+FORMATS = ("delta", "iceberg")
+SCRIPT = Path(__file__).with_name("lake_side.py")
+OFFSETS = (0, 100, 500, 3000, 3600)
+CATALOG = "spark.sql.catalog.lake"
+
+
+@dataclass(frozen=True)
+class Read:
+    """What Spark found.
+
+    Attributes:
+        rows: Of each format, with the file that each row is in (`_file`).
+        pruned: Of each of `OFFSETS`, the files of the Delta table that may hold it.
+        bounds: What Iceberg's manifests say of each file.
+    """
+
+    rows: Mapping[str, pa.Table]
+    pruned: Sequence[frozenset[str]]
+    bounds: Sequence[Mapping[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def read(tmp_path_factory: pytest.TempPathFactory) -> Read:
+    jars = spark_lake_jars()
+    folder = tmp_path_factory.mktemp("lakes")
+    lakes = {name: Lake(folder / name, name) for name in FORMATS}
+    for lake in lakes.values():
+        lake.folder.mkdir()
+        # Several commits, the second run adds a topic.
+        lake.export(source(TOPICS[1:]), partition_by=["topic", "date(timestamp)"])
+        lake.export(source(TOPICS[:1]), partition_by=["topic", "date(timestamp)"])
+    out = folder / "out"
+    out.mkdir()
+    spec = {
+        "jars": [str(path) for path in jars],
+        "settings": {
+            "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+            "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+            CATALOG: "org.apache.iceberg.spark.SparkCatalog",
+            f"{CATALOG}.catalog-impl": "org.apache.iceberg.jdbc.JdbcCatalog",
+            f"{CATALOG}.uri": f"jdbc:sqlite:{lakes['iceberg'].folder}/catalog.db",
+            f"{CATALOG}.warehouse": lakes["iceberg"].folder.as_uri(),
+            f"{CATALOG}.jdbc.schema-version": "V1",
+        },
+        "tables": {
+            "delta": f"delta.`{lakes['delta'].target}`",
+            "iceberg": f"lake.{ICEBERG_TABLE}",
+        },
+        "conditions": [f"`offset` = {offset}" for offset in OFFSETS],
+        "out": str(out),
+    }
+    _run(spec, out)
+    return Read(
+        {name: pq.read_table(out / f"{name}.parquet") for name in FORMATS},
+        [frozenset(map(_path, files)) for files in json.loads((out / "pruned.json").read_text())],
+        json.loads((out / "bounds.json").read_text()),
+    )
+
+
+def _run(spec: Mapping[str, Any], out: Path) -> None:
+    (out / "spec.json").write_text(json.dumps(spec))
+    python = str(spark_python())
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("PYTHON")},
+        "PYSPARK_PYTHON": python,
+        "PYSPARK_DRIVER_PYTHON": python,
+    }
+    environment.pop("SPARK_HOME", None)
+    run = subprocess.run(
+        [python, SCRIPT, out / "spec.json"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=out,
+        timeout=RUN_SECONDS,
+        check=False,
+    )
+    if run.returncode != 0:
+        raise RuntimeError(f"Spark ended with code {run.returncode}:\n{run.stderr[-4000:]}")
+
+
+def _path(uri: str) -> str:
+    return unquote(urlparse(uri).path)
+
+
+def _files(rows: pa.Table) -> dict[str, dict[str, int]]:
+    """Bounds and number of the rows that came out of each file."""
+    microseconds = rows["timestamp"].cast(pa.timestamp("us")).cast(pa.int64())
+    found = (
+        rows.select(["_file", "offset"])
+        .append_column("us", microseconds)
+        .group_by("_file")
+        .aggregate(
+            [("offset", "min"), ("offset", "max"), ("us", "min"), ("us", "max"), ([], "count_all")]
+        )
+    )
+    return {
+        _path(row["_file"]): {
+            "rows": row["count_all"],
+            "first_offset": row["offset_min"],
+            "last_offset": row["offset_max"],
+            "first_us": row["us_min"],
+            "last_us": row["us_max"],
+        }
+        for row in found.to_pylist()
+    }
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_spark_reads_the_golden_rows(read: Read, table_format: str) -> None:
+    rows = read.rows[table_format]
+    assert_holds(rows, TOPICS)
+    if "timestamp_date" in rows.column_names:
+        days = rows["timestamp"].cast(pa.timestamp("us")).cast(pa.date32())
+        assert pc.all(pc.equal(rows["timestamp_date"], days)).as_py()
+
+
+def test_iceberg_knows_the_bounds_of_every_file(read: Read) -> None:
+    files = _files(read.rows["iceberg"])
+    assert len(files) > len(TOPICS)
+    known = {_path(entry["file"]): {**entry} for entry in read.bounds}
+    for entry in known.values():
+        del entry["file"]
+    assert known == files
+
+
+def test_delta_skips_every_file_without_the_offset(read: Read) -> None:
+    files = _files(read.rows["delta"])
+    assert len(files) > len(TOPICS)
+    for offset, left in zip(OFFSETS, read.pruned, strict=True):
+        holding = {
+            path
+            for path, bounds in files.items()
+            if bounds["first_offset"] <= offset <= bounds["last_offset"]
+        }
+        assert left == holding
+    assert all(0 < len(left) < len(files) for left in read.pruned)
