@@ -173,3 +173,50 @@ def test_the_plan_names_the_topic_id_it_reads_and_those_it_does_not(
     older = plan_scan(parse_options(tier_options("recreated", topicId=other)))
     assert {one.topic_id for one in older.partitions} == {other}
     assert part.topic_id in older.notes[0]
+
+
+CODECS_STOP = partition_summaries("codecs")[0]["tier_end_offset"]
+TRIMMED = partition_summaries("trimmed")[0]
+
+
+@pytest.mark.parametrize(
+    ("topic", "options", "expected"),
+    [
+        ("codecs", {"endingOffsets": ends("codecs", p0=99_999)}, (0, CODECS_STOP)),
+        ("codecs", {"startingOffsets": ends("codecs", p0=99_999)}, (CODECS_STOP, CODECS_STOP)),
+        (
+            "trimmed",
+            {"startingOffsets": ends("trimmed", p0=5)},
+            (TRIMMED["log_start_offset"], TRIMMED["tier_end_offset"]),
+        ),
+    ],
+)
+def test_bounds_outside_are_refused_or_clamped_and_reported(
+    topic: str,
+    options: dict[str, str],
+    expected: tuple[int, int],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (option,) = options
+    (asked,) = json.loads(options[option])[topic].values()
+    low, high = expected[0], expected[1]
+    with pytest.raises(OffsetOutOfRangeError) as caught:
+        plan_scan(parse_options(tier_options(topic, **options)))
+    reason = "below the log start" if asked < low else "not tiered yet"
+    for words in (f"{topic}-0", option, f"offset {asked}", reason, f"{high})"):
+        assert words in str(caught.value)
+    caplog.set_level(logging.WARNING, "kts_source")
+    plan = plan_scan(parse_options(tier_options(topic, failOnDataLoss="false", **options)))
+    (part,) = plan.partitions
+    assert (part.start, part.stop) == expected
+    (line,) = caplog.messages
+    assert f"offset {asked}, which is {reason}" in line
+    assert "reading what there is" in line
+
+
+def test_a_range_of_no_offset_is_empty() -> None:
+    at = ends("codecs", p0=7000)
+    plan = plan_scan(parse_options(tier_options("codecs", startingOffsets=at, endingOffsets=at)))
+    assert plan.tasks == ()
+    (part,) = plan.partitions
+    assert (part.start, part.stop) == (7000, 7000)
