@@ -160,6 +160,10 @@ def verify(as_json: bool, dotted: tuple[str, ...], **named: str | None) -> None:
 @click.option("--target-file-bytes", type=int, help="Close a file once it has as many bytes.")
 @click.option("--row-group-rows", type=int, help="Rows of a row group, at most.")
 @click.option("--compression", default="zstd", help="Codec of the Parquet pages.")
+@click.option("--commit-bytes", type=int, help="Original bytes per commit, at least.")
+@click.option("--compact", is_flag=True, help="Keep the latest record of every key only.")
+@click.option("--tombstones", help="With --compact: keep, remove or remove-old.")
+@click.option("--delete-retention-ms", type=int, help="What remove-old takes for old.")
 @click.option("--export-id", default="kts", help="Tells exports into the same table apart.")
 @click.option("--no-resume", is_flag=True, help="Refuse a target that holds some of the offsets.")
 @click.option("--catalog", multiple=True, metavar="NAME=VALUE", help="PyIceberg's properties.")
@@ -169,8 +173,7 @@ def verify(as_json: bool, dotted: tuple[str, ...], **named: str | None) -> None:
 @click.option(
     "--older-than-hours",
     type=float,
-    default=24.0,
-    help="What --clean takes for dead; younger files may belong to a run under way.",
+    help="What --clean takes for dead, a week by default; younger files may belong to a run.",
 )
 @click.option("--dry-run", is_flag=True, help="--clean only lists.")
 @click.option("--dead-letters", metavar="FOLDER", help="Whose leftovers --clean removes too.")
@@ -201,6 +204,10 @@ def export(
             "target_file_bytes",
             "row_group_rows",
             "compression",
+            "commit_bytes",
+            "compact",
+            "tombstones",
+            "delete_retention_ms",
             "export_id",
             "no_resume",
             "catalog",

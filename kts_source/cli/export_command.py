@@ -9,6 +9,7 @@ import click
 from kts_source.cli.commands import print_json
 from kts_source.export.executor import LocalExecutor
 from kts_source.export.progress import default_progress
+from kts_source.export.run import DEFAULT_CLEAN_HOURS
 from kts_source.export.run import clean as run_clean
 from kts_source.export.run import export as run_export
 from kts_source.export.settings import export_settings
@@ -29,7 +30,7 @@ def export(
     clean: bool,
     as_json: bool,
     png: str | None,
-    older_than_hours: float,
+    older_than_hours: float | None,
     dry_run: bool,
 ) -> None:
     """Runs an export on this machine, or through Spark, and prints its report."""
@@ -47,7 +48,11 @@ def export(
     else:
         checked = export_settings(target, source=options, **named)
         if clean:
-            _clean(checked, older_than_hours, remove=not dry_run)
+            _clean(
+                checked,
+                DEFAULT_CLEAN_HOURS if older_than_hours is None else older_than_hours,
+                remove=not dry_run,
+            )
             return
         report = run_export(options, checked, LocalExecutor(workers), progress=default_progress())
     if png is not None:

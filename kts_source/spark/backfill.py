@@ -81,8 +81,9 @@ def backfill(
             why; without it such a row is an error.
         compact: Keep the latest record of every (topic, partition, key) only, as Kafka's cleaner
             does; a column `topicId` is added. Later runs read what is new and merge it with the
-            table's own files, which they replace in the step that moves the offsets; plain Parquet
-            cannot do that: there it needs a new folder.
+            table's own files, all of which they rewrite and replace in the step that moves the
+            offsets: the work grows with the table, not with what is new. Plain Parquet cannot do
+            that: there it needs a new folder.
         tombstones: What becomes of latest records whose value is null: `keep`, `remove`, or
             `remove-old`: only those older than `delete_retention_ms` before the newest record.
         delete_retention_ms: See `tombstones`.

@@ -13,6 +13,7 @@ import pyarrow.dataset as ds
 import pytest
 
 from kts_source.cli.app import main
+from kts_source.export.executor import LocalExecutor
 from kts_source.options import OPTIONS
 from tests.golden_data import KEYS, TIER, expected_table, partition_summaries
 
@@ -138,7 +139,55 @@ def test_export_without_spark(capsys: pytest.CaptureFixture[str], tmp_path: Path
     assert json.loads(out)["rows"] == 0
 
 
-def test_exit_codes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_export_of_the_latest_records_in_several_commits(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    keyed = ("--where", "key is not null")
+    where = ("--subscribe", "compacted", *keyed, "--workers", "1", "--json")
+    plain, compact = tmp_path / "plain", tmp_path / "compact"
+    small = ("--commit-bytes", "1", "--targetPartitionBytes", "20k")
+    code, out, _ = run(capsys, "export", str(plain), *where, *small)
+    assert code == 0
+    assert json.loads(out)["commits"] > 1
+    arguments = ("--table-format", "delta", "--compact", "--tombstones", "remove")
+    code, out, _ = run(capsys, "export", str(compact), *where, *arguments)
+    assert code == 0
+    rows = expected_table("compacted", "read_committed").select(["partition", "key", "value"])
+    latest = {
+        (row["partition"], row["key"]): row["value"]
+        for row in rows.to_pylist()
+        if row["key"] is not None
+    }
+    alive = sum(value is not None for value in latest.values())
+    assert json.loads(out)["rows"] == alive < rows.num_rows
+    assert run(capsys, "export", str(plain), *where, "--compact")[0] == 1
+
+
+def test_clean_removes_what_dead_attempts_left_and_nothing_else(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    target = tmp_path / "lake"
+    export = ("export", str(target), "--subscribe", "epochs", "--workers", "1")
+    assert run(capsys, *export)[0] == 0
+    dead = target / "_kts" / "attempts" / "dead" / "000000-dead-0000.parquet"
+    dead.parent.mkdir(parents=True)
+    dead.write_bytes(b"PAR1")
+    held = {path for path in target.rglob("*") if path.is_file()}
+    code, out, _ = run(capsys, *export, "--clean")
+    assert (code, json.loads(out)) == (0, []), "it may belong to a run under way"
+    listed = run(capsys, *export, "--clean", "--older-than-hours", "0", "--dry-run")
+    assert (listed[0], json.loads(listed[1])) == (0, [dead.relative_to(target).as_posix()])
+    assert {path for path in target.rglob("*") if path.is_file()} == held
+    assert run(capsys, *export, "--clean", "--older-than-hours", "0")[:2] == listed[:2]
+    assert {path for path in target.rglob("*") if path.is_file()} == held - {dead}
+    assert json.loads(run(capsys, *export, "--clean", "--older-than-hours", "0")[1]) == []
+    table = ds.dataset(target, format="parquet").to_table(columns=["offset"])
+    assert sorted(table["offset"].to_pylist()) == list(range(865))
+
+
+def test_exit_codes(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert run(capsys, "plan", "--subscribe", "nosuch")[0] == 1
     assert run(capsys, "plan")[0] == 2
     assert run(capsys, "plan", "--subscrib", "x")[0] == 2
@@ -150,6 +199,19 @@ def test_exit_codes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, _, err = run(capsys, "plan", "--subscribe", "codecs", path=tier)
     assert code == 3
     assert "[5841, 10634)" in err
+    # Somebody else's rules are the target's fault, and what is interrupted says so.
+    target = str(tmp_path / "lake")
+    export = ("export", target, "--subscribe", "epochs", "--workers", "1")
+    assert run(capsys, *export)[0] == 0
+    assert run(capsys, *export, "--isolationLevel", "read_uncommitted")[0] == 1
+    monkeypatch.setattr(LocalExecutor, "run", _interrupted)
+    code, _, err = run(capsys, *export[:1], f"{target}2", *export[2:])
+    assert code == 130
+    assert "interrupted" in err
+
+
+def _interrupted(*_arguments: object) -> None:
+    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("command", ["topics", "segments", "plan", "cat", "verify", "export"])
@@ -228,6 +290,7 @@ def test_no_command_needs_pyspark(tmp_path: Path) -> None:
 import sys
 sys.modules["pyspark"] = None
 from kts_source.cli.app import main
+from kts_source.export.executor import LocalExecutor
 sys.exit(max(main(command) for command in {commands!r}))
 """
     done = subprocess.run(
