@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import os
 import sys
 import uuid
 from typing import TYPE_CHECKING
@@ -55,6 +56,7 @@ class TieredKafkaBatchReader(DataSourceReader):
         Raises:
             TieredKafkaError: What planning refuses.
         """
+        _let_spark_collect_log_lines()
         from kts_source.scan.planner import plan_scan
 
         plan = plan_scan(self._options)
@@ -76,6 +78,7 @@ class TieredKafkaBatchReader(DataSourceReader):
         task = None if partition is None else partition.value
         if task is None:
             return
+        _let_spark_collect_log_lines()
         rows = None
         try:
             with _garbage_left_alone():
@@ -91,6 +94,15 @@ class TieredKafkaBatchReader(DataSourceReader):
             if rows is not None:
                 rows.close()
             _keep_garbage_collector_short()
+
+
+def _let_spark_collect_log_lines() -> None:
+    """The line of each task is among what Spark collects of workers' logs, where it does
+    (`python_worker_logs()`) and nobody has chosen a level: Python's default begins at warnings.
+    """
+    ours = logging.getLogger("kts_source")
+    if "PYSPARK_SPARK_SESSION_UUID" in os.environ and ours.level == logging.NOTSET:
+        ours.setLevel(logging.INFO)
 
 
 def _place(scan: str) -> TaskPlace:
