@@ -249,6 +249,21 @@ def test_a_stalled_answer_is_given_up_and_tried_again(
     store.close()
 
 
+def test_a_late_answer_is_asked_for_a_second_time(bucket: Bucket, proxy: FaultyProxy) -> None:
+    options = {**bucket.server.options, "s3.endpoint": proxy.endpoint, "s3.request-timeout": "30"}
+    policy = RetryPolicy(max_attempts=1, hedge_after_seconds=0.1)
+    store = open_store(bucket.path, storage_options_from(options), retry_policy=policy)
+    proxy.faults += [Stall()]
+    began = time.monotonic()
+    assert store.get_range("x", 5, 10) == DATA[5:10]
+    assert time.monotonic() - began < 20
+    work = store.counters
+    assert (work.hedges, work.requests, work.retries) == (1, 2, 0)
+    assert store.get_object("x", max_bytes=len(DATA)) == DATA  # whole objects are not hedged
+    assert store.counters.hedges == 1
+    store.close()
+
+
 def test_a_request_has_a_deadline_of_its_own(bucket: Bucket, proxy: FaultyProxy) -> None:
     options = {**bucket.server.options, "s3.endpoint": proxy.endpoint, "s3.request-timeout": "30"}
     policy = RetryPolicy(max_attempts=1, request_deadline_seconds=0.3)
