@@ -1,0 +1,89 @@
+"""A driver whose tasks are tried twice at a time: `python -m … MASTER FOLDER`.
+
+The first attempt of one task of every export takes very long, so that Spark starts another one.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
+
+from kts_source.spark.backfill import SparkExecutor
+from tests.kts_source.export.exporting import FORMATS, Lake, source
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SLOW_SECONDS = 60.0
+SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.driver.memory": "1g",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.executor.memory": "1g",
+    "spark.executor.cores": "2",
+    "spark.speculation": "true",
+    "spark.speculation.interval": "100ms",
+    "spark.speculation.minTaskRuntime": "500ms",
+    "spark.speculation.multiplier": "1.1",
+    "spark.speculation.quantile": "0.1",
+}
+
+
+@dataclass(frozen=True)
+class Dawdles:
+    """A transform that changes nothing and, in the first process that meets offset 900 or what lies
+    behind it in partition 0, does not come to an end.
+
+    Attributes:
+        folder: Gets a file named after every process that met it.
+        fingerprint: As that of no transform.
+    """
+
+    folder: Path
+    fingerprint: str = ""
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        first = (batch["partition"][0].as_py(), batch["offset"][0].as_py())
+        if first[0] == 0 and first[1] >= 900 and not (self.folder / str(os.getpid())).exists():
+            try:
+                (self.folder / "first").mkdir()
+                slow = True
+            except FileExistsError:
+                slow = False
+            (self.folder / str(os.getpid())).touch()
+            if slow:
+                time.sleep(SLOW_SECONDS)
+                (self.folder / "slept").touch()
+        return batch
+
+
+def main(master: str, folder: str) -> None:
+    """One export of each format, every one in a single wave."""
+    builder = SparkSession.builder.master(master).appName("two attempts")
+    for name, value in SETTINGS.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    for table_format in FORMATS:
+        lake = Lake(Path(folder) / table_format, table_format)
+        met = Path(folder) / f"{table_format}-met"
+        lake.folder.mkdir()
+        met.mkdir()
+        lake.export(
+            source(),
+            executor=SparkExecutor(spark),
+            transform=Dawdles(met),
+            commit_bytes=1 << 40,
+        )
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
