@@ -7,6 +7,7 @@ reference, so an array that only its list refers to is free.
 
 from __future__ import annotations
 
+import mmap
 import os
 import sys
 import threading
@@ -57,7 +58,7 @@ def writable_bytes(size: int) -> memoryview:
                 array = arrays.pop(number)
                 break
         else:
-            array = np.empty(-(-size // _ROUNDED_TO) * _ROUNDED_TO, np.uint8)
+            array = _mapped(-(-size // _ROUNDED_TO) * _ROUNDED_TO)
         view = array[:size].data
         arrays.append(array)
         while len(arrays) > _MAX_ARRAYS or (
@@ -65,6 +66,17 @@ def writable_bytes(size: int) -> memoryview:
         ):
             del arrays[0]
         return view
+
+
+def _mapped(size: int) -> NDArray[np.uint8]:
+    """Memory that goes back to the system with its last view. What the allocator is given back by
+    many threads it keeps, for each of them: half as much again as was in use.
+    """
+    if hasattr(mmap, "MAP_PRIVATE"):
+        mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    else:  # pragma: no cover - Windows
+        mapping = mmap.mmap(-1, size)
+    return np.frombuffer(mapping, np.uint8)
 
 
 def _only_kept() -> int:

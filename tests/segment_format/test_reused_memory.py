@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import concurrent.futures
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -95,3 +98,33 @@ def test_a_child_of_a_fork_starts_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getpid", lambda: parent.process + 1)
     assert _address(writable_bytes(1 << 20)) != address
     parent.lock.release()
+
+
+_MANY_THREADS = """
+from concurrent.futures import ThreadPoolExecutor
+from segment_format.reused_memory import writable_bytes
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+def piece(_number):
+    view = writable_bytes(8 << 20)
+    view[:] = bytes(len(view))
+    return view
+
+with ThreadPoolExecutor(16) as pool:
+    before = resident()
+    for _ in range(6):
+        found = list(pool.map(piece, range(16)))
+        del found
+    print(resident() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="Linux tells what is resident")
+def test_what_many_threads_no_longer_need_goes_back_to_the_system() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", _MANY_THREADS], capture_output=True, text=True, check=True
+    )
+    assert int(run.stdout) < 48 << 20  # what is kept, of the 128 MiB that were in use
