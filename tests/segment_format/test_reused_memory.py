@@ -101,6 +101,7 @@ def test_a_child_of_a_fork_starts_anew(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 _MANY_THREADS = """
+import numpy as np
 from concurrent.futures import ThreadPoolExecutor
 from segment_format.reused_memory import writable_bytes
 
@@ -110,7 +111,7 @@ def resident():
 
 def piece(_number):
     view = writable_bytes(8 << 20)
-    view[:] = bytes(len(view))
+    np.frombuffer(view, np.uint8)[::4096] = 1
     return view
 
 with ThreadPoolExecutor(16) as pool:
