@@ -142,3 +142,36 @@ class EmptySource(DataSource):
     def reader(self, schema: StructType) -> EmptyReader:
         """A reader of nothing."""
         return EmptyReader(int(self.options["tasks"]))
+
+
+class EndlessReader(DataSourceReader):
+    """One task after the other that never runs out of rows."""
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """As many tasks as a topic of 100 GiB has."""
+        return [InputPartition(number) for number in range(800)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Zeros, made without what brings in pandas."""
+        zeros = pa.py_buffer(bytes(8 * BATCH_ROWS))
+        offsets = pa.Array.from_buffers(pa.int64(), BATCH_ROWS, [None, zeros])
+        batch = pa.RecordBatch.from_arrays([offsets], names=["offset"])
+        while True:
+            yield batch
+
+
+class EndlessSource(DataSource):
+    """What a LIMIT over a Python data source costs that has its rows at hand."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return "endless"
+
+    def schema(self) -> StructType:
+        """One column."""
+        return spark_schema(("offset",))
+
+    def reader(self, schema: StructType) -> EndlessReader:
+        """A reader of zeros."""
+        return EndlessReader()
