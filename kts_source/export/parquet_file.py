@@ -6,6 +6,7 @@ import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from kts_source.export.files import ColumnStatistics
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 ROW_GROUP_BYTES: Final = 48 << 20
 """A row group is written once its rows fill as much memory, however few they are."""
-SORT_BYTES: Final = 96 << 20
+SORT_BYTES: Final = 64 << 20
 """Rows that are sorted in memory at a time, and so in one file."""
 
 _DICTIONARY: Final = frozenset({"topic", "partition", "timestampType"})
@@ -96,8 +97,18 @@ class ParquetFile:
         table = pa.Table.from_batches(self._held, self._schema)
         self._held, self._held_rows, self.held_bytes = [], 0, 0
         if self._sort_by:
-            table = table.sort_by([(name, "ascending") for name in self._sort_by])
-        self._writer.write_table(table, self._row_group_rows)
+            table = table.combine_chunks()  # lets go of what was held
+            self._write_sorted(table)
+        else:
+            self._writer.write_table(table, self._row_group_rows)
+
+    def _write_sorted(self, table: pa.Table) -> None:
+        """One row group after another: a sorted copy of all rows would need their memory again."""
+        order = pc.sort_indices(table, sort_keys=[(name, "ascending") for name in self._sort_by])
+        groups = -(-table.nbytes // ROW_GROUP_BYTES)
+        rows = min(self._row_group_rows, -(-table.num_rows // max(1, groups)))
+        for start in range(0, table.num_rows, rows):
+            self._writer.write_table(table.take(order.slice(start, rows)), rows)
 
     def close(self) -> tuple[int, dict[str, ColumnStatistics]]:
         """Completes the file; returns its size and its columns' bounds."""

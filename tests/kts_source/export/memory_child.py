@@ -1,0 +1,27 @@
+"""Exports a topic in this process and prints its peak memory: `python -m … TIER TARGET SORT_BY`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from kts_source.export.executor import LocalExecutor
+from kts_source.export.run import export
+from kts_source.export.settings import export_settings
+
+
+def main(tier: str, target: str, sort_by: str) -> None:
+    """One task, whatever the size of the segment."""
+    report = export(
+        {"path": tier, "subscribe": "large", "targetPartitionBytes": "8g"},
+        export_settings(target, sort_within_files=[sort_by] if sort_by else []),
+        LocalExecutor(1),
+    )
+    # What getrusage tells counts the process that this one was made from.
+    status = Path("/proc/self/status").read_text()
+    peak = int(status.partition("VmHWM:")[2].split()[0]) << 10
+    sys.stdout.write(f"{report.rows} {peak}\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
