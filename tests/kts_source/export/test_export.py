@@ -226,8 +226,9 @@ def test_iceberg_prunes_by_its_manifests(tmp_path: Path) -> None:
         catalog.close()
 
 
-def test_sorted_files(lake: Lake) -> None:
-    lake.export(source("txn"), sort_within_files=["value", "offset"])
+@pytest.mark.parametrize("row_group_rows", [1 << 20, 50])
+def test_sorted_files(lake: Lake, row_group_rows: int) -> None:
+    lake.export(source("txn"), sort_within_files=["value", "offset"], row_group_rows=row_group_rows)
     assert_holds(lake.read(), ["txn"])
     files = [path for path in lake.folder.rglob("*.parquet") if "_delta_log" not in path.parts]
     assert files
