@@ -206,12 +206,23 @@ class Bench:
             raise SkippedError(f"not on PATH: {', '.join(missing)}")
 
 
-def ceiling(columns: Sequence[str], *, rows: int, tasks: int, value_bytes: int) -> Query:
-    """Prebuilt batches of the same schema and sizes, from as many tasks."""
+def ceiling(
+    columns: Sequence[str], *, rows: int, tasks: int, value_bytes: int, batches: int = 1
+) -> Query:
+    """Prebuilt batches of the same schema and sizes, from as many tasks.
+
+    Args:
+        columns: Of the table.
+        rows: Of all tasks.
+        tasks: How many.
+        value_bytes: Of each value.
+        batches: How many different ones a worker has.
+    """
     shape = {
         "columns": ",".join(columns),
         "rows": str(rows),
         "tasks": str(tasks),
         "valueBytes": str(value_bytes),
+        "batches": str(batches),
     }
     return Query("transport-ceiling", shape)

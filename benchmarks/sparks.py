@@ -5,6 +5,7 @@ goes.
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -59,7 +60,9 @@ class CeilingPartition(InputPartition):
 
 
 class CeilingReader(DataSourceReader):
-    """Yields the same batch over and over: what the way into the JVM gives at best."""
+    """Yields prebuilt batches over and over: what the way into the JVM gives at best. One batch
+    stays in the processor's cache, which rows that were ever read do not; more of them do not fit.
+    """
 
     def __init__(self, schema: StructType, options: dict[str, str]) -> None:
         self._columns = columns_of(schema)
@@ -71,17 +74,23 @@ class CeilingReader(DataSourceReader):
         return [CeilingPartition(int(self._options["rows"]) // tasks) for _ in range(tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """One prebuilt batch of each size, repeated."""
-        batch = _prebuilt(tuple(self._columns), int(self._options["valuebytes"]))
+        """As many batches as the options say, repeated."""
+        value_bytes, count = int(self._options["valuebytes"]), int(self._options["batches"])
+        batches = itertools.cycle(_prebuilt(tuple(self._columns), value_bytes, count))
         left = partition.value
         while left:
+            batch = next(batches)
             rows = min(left, BATCH_ROWS)
             yield batch if rows == BATCH_ROWS else batch.slice(0, rows)
             left -= rows
 
 
 @functools.cache
-def _prebuilt(columns: tuple[str, ...], value_bytes: int) -> pa.RecordBatch:
+def _prebuilt(columns: tuple[str, ...], value_bytes: int, count: int) -> list[pa.RecordBatch]:
+    return [_batch(columns, value_bytes) for _ in range(count)]
+
+
+def _batch(columns: tuple[str, ...], value_bytes: int) -> pa.RecordBatch:
     offsets = pa.array(range(BATCH_ROWS), pa.int64())
     arrays = {
         "key": pa.array([number.to_bytes(8, "big") for number in range(BATCH_ROWS)], pa.binary()),

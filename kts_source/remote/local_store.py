@@ -59,6 +59,7 @@ def _version(status: os.stat_result) -> str:
 class LocalStore:
     """Files below a folder. The version of a file is its size and modification time in ns."""
 
+    is_near = True  # see `fetch.fetch_ranges`
     pinning = "the file's size and modification time before and after every read"
 
     def __init__(self, root: Path) -> None:

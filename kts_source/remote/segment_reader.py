@@ -13,10 +13,10 @@ from kts_source.errors import CorruptSegmentError, ObjectNotFoundError, TieredKa
 from kts_source.remote.cache_store import CachedStore
 from kts_source.remote.coalesce import ByteRange
 from kts_source.remote.fetch import fetch_ranges
-from kts_source.remote.local_store import LocalStore
 from kts_source.remote.neighbours import NeighbourReads
 from kts_source.remote.stopwatch import Stopwatch
 from segment_format.errors import ChunkError, DecryptionError, SegmentFormatError
+from segment_format.manifest.chunk_index import Chunk
 from segment_format.manifest.segment_manifest import IndexRange
 from segment_format.manifest.transform import RestoreTimes, restore_chunk, restore_index
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from kts_source.remote.cache_sides import SideFilePack
     from kts_source.remote.segment import Envelope, IndexType, SegmentObjects
     from kts_source.remote.store import RangeStore
-    from segment_format.manifest.chunk_index import Chunk
     from segment_format.manifest.encryption import WrappedDataKey
 
 # Object stores serve ranges of 8-16 MB at full speed: a request ends with the chunk that makes it
@@ -35,6 +34,9 @@ if TYPE_CHECKING:
 ENOUGH_REQUEST_BYTES = 8 << 20
 MAX_REQUEST_BYTES = 16 << 20
 FIRST_REQUEST_BYTES = 1 << 20  # of a task: a LIMIT may need no more
+# A file of this machine has no latency to save, and a piece of this size is still in the core's
+# cache when it is decoded.
+NEAR_REQUEST_BYTES = 2 << 20
 MAX_INDEX_BYTES = 64 << 20  # far above segment.index.bytes (10 MiB); a bound, not an expectation
 
 
@@ -182,6 +184,7 @@ class SegmentReader:
         under_way: deque[tuple[S, tuple[Chunk, ...]]] = deque()
         log_store = self.store.log_store if isinstance(self.store, CachedStore) else None
         restored = log_store is not None and log_store.restores
+        near = getattr(self.store, "is_near", False)
 
         def requests() -> Iterator[tuple[str, str | None, ByteRange]]:
             first = read_ahead.prefetch_bytes > 0
@@ -190,7 +193,9 @@ class SegmentReader:
                 if log_store is not None:
                     log_store.expect(objects, partial(self._restore, objects))
                 chunks = objects.chunk_index.chunks(span.start, span.stop)
-                for group in request_groups(chunks, first):
+                plain = not objects.compression and objects.encryption is None
+                groups = _near_groups(chunks, plain) if near else request_groups(chunks, first)
+                for group in groups:
                     first = False
                     under_way.append((span, group))
                     low, high = group[0], group[-1]
@@ -206,7 +211,7 @@ class SegmentReader:
             max_concurrent_requests=read_ahead.max_concurrent_requests,
             prefetch_bytes=read_ahead.prefetch_bytes,
             slow_start=read_ahead.slow_start,
-            near=isinstance(self.store, LocalStore),
+            near=near,
             on_read=self.stopwatch.fetched,
         ) as fetched:
             try:
@@ -305,21 +310,39 @@ def _key_hint(error: SegmentFormatError, envelope: Envelope | None) -> str:
     return f" (encrypted with key id {key_id!r})"
 
 
-def request_groups(chunks: tuple[Chunk, ...], first_is_small: bool) -> Iterator[tuple[Chunk, ...]]:
+def _near_groups(chunks: tuple[Chunk, ...], plain: bool) -> Iterator[tuple[Chunk, ...]]:
+    """Runs of chunks, and where chunks are stored as they are, of pieces of them."""
+    pieces = tuple(piece for chunk in chunks for piece in _pieces(chunk)) if plain else chunks
+    return request_groups(pieces, False, enough=NEAR_REQUEST_BYTES, most=NEAR_REQUEST_BYTES)
+
+
+def _pieces(chunk: Chunk) -> Iterator[Chunk]:
+    for start in range(0, chunk.original_size, NEAR_REQUEST_BYTES):
+        size = min(NEAR_REQUEST_BYTES, chunk.original_size - start)
+        original, stored = chunk.original_position + start, chunk.transformed_position + start
+        yield Chunk(chunk.id, original, size, stored, size)
+
+
+def request_groups(
+    chunks: tuple[Chunk, ...],
+    first_is_small: bool,
+    *,
+    enough: int = ENOUGH_REQUEST_BYTES,
+    most: int = MAX_REQUEST_BYTES,
+) -> Iterator[tuple[Chunk, ...]]:
     """Runs of neighbouring chunks, each a request.
 
-    A run ends when it has `ENOUGH_REQUEST_BYTES`, and before it would have more than
-    `MAX_REQUEST_BYTES`, unless one chunk alone has. The first may be small: at most
-    `FIRST_REQUEST_BYTES`, or one chunk.
+    A run ends when it has `enough` bytes, and before it would have more than `most`, unless one
+    chunk alone has. The first may be small: at most `FIRST_REQUEST_BYTES`, or one chunk.
     """
-    limit = FIRST_REQUEST_BYTES if first_is_small else MAX_REQUEST_BYTES
+    limit = FIRST_REQUEST_BYTES if first_is_small else most
     group: list[Chunk] = []
     for chunk in chunks:
         start = group[0].transformed_position if group else chunk.transformed_position
-        enough = chunk.transformed_position - start >= ENOUGH_REQUEST_BYTES
-        if group and (enough or chunk.transformed_stop - start > limit):
+        is_enough = chunk.transformed_position - start >= enough
+        if group and (is_enough or chunk.transformed_stop - start > limit):
             yield tuple(group)
-            group, limit = [], MAX_REQUEST_BYTES
+            group, limit = [], most
         group.append(chunk)
     if group:
         yield tuple(group)

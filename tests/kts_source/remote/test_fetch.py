@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -343,3 +344,49 @@ def test_a_cancelled_scope_pauses_no_more() -> None:
     assert calls == ["during", "after"]
     assert cancellation.cancelled
     pause(0)
+
+
+# -- near stores
+
+
+class ThreadsNoted(RecordingStore):
+    """Notes the thread of each read, which gives its core away so many times."""
+
+    def __init__(self, waits: int) -> None:
+        super().__init__()
+        self.threads: list[int] = []
+        self._waits = waits
+
+    def get_range(self, key: str, start: int, stop: int, *, version: str | None = None) -> bytes:
+        self.threads.append(threading.get_ident())
+        for _ in range(self._waits):
+            time.sleep(1e-4)
+        return super().get_range(key, start, stop, version=version)
+
+
+def near(store: ThreadsNoted, count: int) -> FetchedRanges:
+    wanted = [("key", None, ByteRange(10 * at, 10 * at + 10)) for at in range(count)]
+    return fetch_ranges(
+        store, iter(wanted), max_concurrent_requests=4, prefetch_bytes=1000, near=True
+    )
+
+
+def test_bytes_in_memory_are_read_by_who_wants_them_and_not_ahead() -> None:
+    store = ThreadsNoted(waits=0)
+    with near(store, 100) as fetched:
+        for number, answer in enumerate(fetched, 1):
+            assert bytes(answer.data) == DATA[10 * number - 10 : 10 * number]
+            assert len(store.asked) == number
+    assert number == 100
+    assert set(store.threads) == {threading.get_ident()}
+
+
+def test_bytes_that_must_be_waited_for_are_read_ahead() -> None:
+    store = ThreadsNoted(waits=20)
+    with near(store, 100) as fetched:
+        data = b"".join(answer.data for answer in fetched)
+    assert data == DATA[:1000]
+    first, *others = dict.fromkeys(store.threads)
+    assert first == threading.get_ident()
+    assert others
+    assert store.threads.count(first) <= 2
