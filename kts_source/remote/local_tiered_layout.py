@@ -26,6 +26,7 @@ from kts_source.remote.segment import (
     SegmentObjects,
     StoredIndex,
     epochs_between,
+    plain_chunks,
 )
 from kts_source.remote.tail import last_offset
 from segment_format.errors import CorruptIndexError, SegmentFormatError
@@ -33,7 +34,6 @@ from segment_format.index.leader_epoch_checkpoint import LeaderEpochCheckpoint
 from segment_format.index.offset_index import OffsetIndex
 from segment_format.index.time_index import TimeIndex
 from segment_format.kafka_uuid import uuid_to_text
-from segment_format.manifest.chunk_index import FixedChunkIndex
 from segment_format.manifest.local_key import (
     ROOT_DIRECTORY,
     parse_local_file_name,
@@ -47,8 +47,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-CHUNK_BYTES: Final = 4 << 20
-"""Files are not chunked; this is the granularity at which they are read and cut."""
 MAX_SIDE_FILE_BYTES: Final = 64 << 20
 
 _LOG: Final = "log"
@@ -160,7 +158,7 @@ class LocalTieredLayout:
             leader_epochs=epochs_between(checkpoint.entries, base, end),
             objects=SegmentObjects(
                 log=_ref(files[_LOG]),
-                chunk_index=_plain_chunks(size),
+                chunk_index=plain_chunks(size),
                 compression=False,
                 encryption=None,
                 indexes={
@@ -181,17 +179,6 @@ def _partition_folders(
         parsed = parse_local_partition_directory(key[len(root) : -1])
         if parsed is not None and (topic is None or parsed.topic == topic):
             yield parsed.topic, uuid_to_text(parsed.topic_id), parsed.partition
-
-
-def _plain_chunks(size: int) -> FixedChunkIndex:
-    """A file of `size` bytes as it is, in steps of `CHUNK_BYTES`."""
-    step = min(CHUNK_BYTES, size)
-    return FixedChunkIndex(
-        original_chunk_size=step,
-        original_file_size=size,
-        transformed_chunk_size=step,
-        final_transformed_chunk_size=size - (-(-size // step) - 1) * step,
-    )
 
 
 def _ref(info: ObjectInfo) -> ObjectRef:

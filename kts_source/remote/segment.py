@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import zip_longest
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from segment_format.manifest.chunk_index import FixedChunkIndex
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -13,6 +15,9 @@ if TYPE_CHECKING:
     from segment_format.index.leader_epoch_checkpoint import EpochEntry
     from segment_format.manifest.chunk_index import ChunkIndex
     from segment_format.manifest.encryption import WrappedDataKey
+
+_PLAIN_CHUNK_BYTES: Final = 4 << 20
+"""Files that are stored as they are have no chunks; they are read and cut in these."""
 
 
 class IndexType(Enum):
@@ -122,6 +127,20 @@ class RemoteSegment:
     def stop_offset(self) -> int:
         """One past the last offset."""
         return self.end_offset + 1
+
+
+def plain_chunks(size: int) -> FixedChunkIndex:
+    """The chunk table of a log of `size` bytes that is stored as it is: cut so that reads of it are
+    bounded.
+    """
+    step = min(_PLAIN_CHUNK_BYTES, size)
+    last = size - (-(-size // step) - 1) * step if size else 0
+    return FixedChunkIndex(
+        original_chunk_size=step,
+        original_file_size=size,
+        transformed_chunk_size=step,
+        final_transformed_chunk_size=last,
+    )
 
 
 def epochs_between(

@@ -28,7 +28,7 @@ TEXT = (Path(__file__).resolve().parents[3] / "docs" / "layout-plugin.md").read_
 def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Installs the example."""
     (code,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
-    assert len(code.splitlines()) <= 120
+    assert len(code.splitlines()) <= 60
     (name, target) = re.findall(r'(\S+) = "(named_files:\w+)"', TEXT)[0]
     site = tmp_path / "site"
     info = site / "named_files-1.dist-info"
