@@ -59,7 +59,7 @@ def s3_rows(
         paced(port, (0.0, 0.0)) as near,
         paced(port, pace) as far,
     ):
-        _upload(port, tier)
+        upload(port, tier)
         ports = {"near": near, "far": far}
         for number in range(repeats + 1):
             for name in runs:
@@ -149,7 +149,8 @@ def gateway(program: str, root: Path) -> Iterator[tuple[int, int]]:
         process.wait(30)
 
 
-def _upload(port: int, tier: Tier) -> None:
+def upload(port: int, tier: Tier) -> None:
+    """Puts all objects of the tier into the bucket."""
     import botocore.config
     import botocore.session
 
