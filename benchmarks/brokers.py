@@ -2,8 +2,8 @@
 
 `small` and `large` have their closed segments in the tier only (`LocalTieredStorage`, which our
 source reads from its folder); `small-hot` and `large-hot` hold the same records on the broker's
-disk and in the page cache; a quick run has no large ones. Records are dated over 30 days. `aborts`
-has 5 % of its records in aborted transactions.
+disk and in the page cache. `month` is a longer `small`, in the tier only. A quick run has the small
+ones alone. Records are dated over 30 days. `aborts` has 5 % of its records in aborted transactions.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import os
 import random
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import psutil
@@ -72,6 +72,29 @@ class Topic:
 
 
 @dataclass(frozen=True, slots=True)
+class _Kind:
+    """Topics to fill.
+
+    Attributes:
+        count: Records.
+        is_hot_too: Whether there is one that is not tiered.
+    """
+
+    name: str
+    value_bytes: int
+    count: int
+    is_hot_too: bool = True
+
+
+_QUICK: Final = (_Kind("small", 100, 600_000),)
+_FULL: Final = (
+    _Kind("small", 100, 6_000_000),
+    _Kind("large", 1000, 1_200_000),
+    _Kind("month", 100, 16_000_000, is_hot_too=False),
+)
+
+
+@dataclass(frozen=True, slots=True)
 class FilledBroker:
     """A running broker with its topics.
 
@@ -121,8 +144,7 @@ def filled_broker(
         quick: Less data.
         say: Told how far it is.
     """
-    counts = {100: 600_000} if quick else {100: 6_000_000, 1000: 1_200_000}
-    names = {100: "small"} if quick else {100: "small", 1000: "large"}
+    kinds = _QUICK if quick else _FULL
     segment = str((16 if quick else 64) << 20)
     settings = {**_SETTINGS, "internal_segment_bytes": segment}
     with running_broker(folder / "broker") as broker:
@@ -131,26 +153,27 @@ def filled_broker(
             for child in psutil.Process().children()
             if str(folder / "broker" / "server.properties") in child.cmdline()
         )
-        broker.create_topics(dict.fromkeys((*names.values(), "aborts"), PARTITIONS), **settings)
+        names = [kind.name for kind in kinds]
+        broker.create_topics(dict.fromkeys((*names, "aborts"), PARTITIONS), **settings)
         local = {**settings, "remote_storage_enable": "false", "local_retention_bytes": "-2"}
-        broker.create_topics({f"{name}-hot": PARTITIONS for name in names.values()}, **local)
-        for value_bytes, name in names.items():
-            for topic in (name, f"{name}-hot"):
-                _fill(broker.bootstrap, topic, counts[value_bytes], value_bytes)
+        hot = {f"{kind.name}-hot": PARTITIONS for kind in kinds if kind.is_hot_too}
+        broker.create_topics(hot, **local)
+        for kind in kinds:
+            for topic in (kind.name, f"{kind.name}-hot")[: 1 + kind.is_hot_too]:
+                _fill(broker.bootstrap, topic, kind.count, kind.value_bytes)
                 say(f"broker: {topic} is filled")
-        _fill_with_aborts(broker.bootstrap, counts[100] // 2)
+        _fill_with_aborts(broker.bootstrap, kinds[0].count // 2)
         say("broker: transactions are filled")
-        tiered = [(name, n) for name in (*names.values(), "aborts") for n in range(PARTITIONS)]
+        tiered = [(name, n) for name in (*names, "aborts") for n in range(PARTITIONS)]
         broker.wait_until_tiered(tiered)
         say("broker: closed segments are in the tier")
         ends = broker.offsets("latest-tiered")
         topics = {}
-        for value_bytes, name in (*names.items(), (100, "aborts")):
-            stops = {number: ends[name, number] + 1 for number in range(PARTITIONS)}
-            step = SPAN_MS / (counts[value_bytes] / PARTITIONS)
-            topics[name] = Topic(name, value_bytes, stops, step)
-            if name != "aborts":
-                topics[f"{name}-hot"] = Topic(f"{name}-hot", value_bytes, stops, step)
+        for kind in (*kinds, replace(kinds[0], name="aborts")):
+            stops = {number: ends[kind.name, number] + 1 for number in range(PARTITIONS)}
+            step = SPAN_MS / (kind.count / PARTITIONS)
+            for name in (kind.name, f"{kind.name}-hot"):
+                topics[name] = Topic(name, kind.value_bytes, stops, step)
         yield FilledBroker(broker, pid, topics)
 
 
@@ -206,7 +229,7 @@ def _fill(bootstrap: str, topic: str, count: int, value_bytes: int) -> None:
             _send(producer, topic, partition, number, values.next(), ms)
         if number % 1000 == 0:
             producer.poll(0)
-    if producer.flush(120):
+    if producer.flush(300):
         raise TimeoutError(f"the broker did not take all of {topic}")
 
 
