@@ -15,8 +15,9 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from segment_format.errors import ChunkError, DecryptionError
+from segment_format.errors import ChunkError, DecompressionError, DecryptionError
 from segment_format.manifest.encryption import AES_OVERHEAD, decrypt, encrypt
+from segment_format.record.zstd_frames import scan_frames
 from segment_format.reused_memory import writable_bytes
 
 if TYPE_CHECKING:
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from segment_format.manifest.segment_manifest import IndexRange
 
 _LEVEL = 3
-_RLE_BLOCK = 1
-_CHECKSUM_FLAG = 4
 _local = threading.local()
 
 
@@ -179,9 +178,12 @@ def _decompress(data: bytes | memoryview, chunk: Chunk) -> memoryview:
         raise _chunk_error(
             chunk, f"zstd frame states {stated}, the manifest {chunk.original_size} bytes"
         )
-    beyond = len(data) - _frame_size(memoryview(data))
-    if beyond > 0:
-        raise _chunk_error(chunk, f"zstd frame does not decompress: {beyond} bytes follow it")
+    try:
+        frames = scan_frames(memoryview(data))
+    except DecompressionError as error:
+        raise _chunk_error(chunk, "zstd frame does not decompress") from error
+    if len(frames) != 1 or frames[0].stop != len(data):
+        raise _chunk_error(chunk, "zstd frame does not decompress: bytes follow it")
     restored = writable_bytes(size)
     try:
         with _decompressor().stream_reader(data) as reader:
@@ -192,21 +194,6 @@ def _decompress(data: bytes | memoryview, chunk: Chunk) -> memoryview:
     if length != size or more:
         raise _chunk_error(chunk, f"zstd frame holds {length + more} bytes")
     return restored.toreadonly()
-
-
-def _frame_size(frame: memoryview) -> int:
-    """Bytes from a frame's magic to its end by its block headers (RFC 8878, 3.1.1), which the
-    library does not tell; at least as many as there are if the frame is cut short.
-    """
-    import zstandard
-
-    position = int(zstandard.frame_header_size(frame))
-    last = False
-    while not last and position < len(frame):
-        header = int.from_bytes(frame[position : position + 3], "little")
-        last, kind, size = bool(header & 1), header >> 1 & 3, header >> 3
-        position += 3 + (1 if kind == _RLE_BLOCK else size)
-    return position + (4 if frame[4] & _CHECKSUM_FLAG else 0)
 
 
 def _decompressor() -> ZstdDecompressor:
