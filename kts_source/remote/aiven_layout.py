@@ -86,7 +86,9 @@ class AivenLayout:
         assert log is not None
         assert indexes is not None
         data = store.get_range(info.key, 0, _bounded(info), version=info.version)
-        return _segment(entry, SegmentManifest.from_json(bytes(data)), _ref(log), _ref(indexes))
+        return _segment(
+            entry, SegmentManifest.from_json(bytes(data)), ObjectRef.of(log), ObjectRef.of(indexes)
+        )
 
 
 def listed_segments(
@@ -202,10 +204,6 @@ def _bounded(info: ObjectInfo) -> int:
             f"manifest of {info.size} bytes; at most {MAX_MANIFEST_BYTES} are read"
         )
     return info.size
-
-
-def _ref(info: ObjectInfo) -> ObjectRef:
-    return ObjectRef(info.key, info.size, info.version, info.storage_class)
 
 
 def _segment(

@@ -165,7 +165,7 @@ def _chunk_facts(index: ChunkIndex) -> list[Any] | None:
 def _ref(entry: SegmentEntry, suffix: str) -> ObjectRef:
     for name, info in entry.objects:
         if name == suffix:
-            return ObjectRef(info.key, info.size, info.version, info.storage_class)
+            return ObjectRef.of(info)
     raise KeyError(suffix)
 
 

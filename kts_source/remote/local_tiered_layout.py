@@ -135,7 +135,7 @@ class LocalTieredLayout:
         index = _offset_index(store, files["index"], base, size)
         end = last_offset(
             store,
-            _ref(files[_LOG]),
+            ObjectRef.of(files[_LOG]),
             int(index.positions[-1]) if index is not None and len(index) else 0,
         )
         floor = int(index.offsets[-1]) if index is not None and len(index) else base
@@ -157,12 +157,12 @@ class LocalTieredLayout:
             event_timestamp_ms=None,
             leader_epochs=epochs_between(checkpoint.entries, base, end),
             objects=SegmentObjects(
-                log=_ref(files[_LOG]),
+                log=ObjectRef.of(files[_LOG]),
                 chunk_index=plain_chunks(size),
                 compression=False,
                 encryption=None,
                 indexes={
-                    kind: StoredIndex(_ref(files[suffix]), 0, files[suffix].size)
+                    kind: StoredIndex(ObjectRef.of(files[suffix]), 0, files[suffix].size)
                     for kind, suffix in _SIDE_FILES
                     if suffix in files
                 },
@@ -179,10 +179,6 @@ def _partition_folders(
         parsed = parse_local_partition_directory(key[len(root) : -1])
         if parsed is not None and (topic is None or parsed.topic == topic):
             yield parsed.topic, uuid_to_text(parsed.topic_id), parsed.partition
-
-
-def _ref(info: ObjectInfo) -> ObjectRef:
-    return ObjectRef(info.key, info.size, info.version, info.storage_class)
 
 
 def _read(store: RangeStore, info: ObjectInfo) -> bytes:

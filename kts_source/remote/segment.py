@@ -12,6 +12,7 @@ from segment_format.manifest.chunk_index import FixedChunkIndex
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from kts_source.remote.store import ObjectInfo
     from segment_format.index.leader_epoch_checkpoint import EpochEntry
     from segment_format.manifest.chunk_index import ChunkIndex
     from segment_format.manifest.encryption import WrappedDataKey
@@ -48,6 +49,11 @@ class ObjectRef:
     size: int
     version: str | None
     storage_class: str | None = None
+
+    @classmethod
+    def of(cls, info: ObjectInfo) -> ObjectRef:
+        """The listed version."""
+        return cls(info.key, info.size, info.version, info.storage_class)
 
 
 @dataclass(frozen=True, slots=True)
