@@ -194,7 +194,9 @@ class SegmentReader:
                     log_store.expect(objects, partial(self._restore, objects))
                 chunks = objects.chunk_index.chunks(span.start, span.stop)
                 plain = not objects.compression and objects.encryption is None
-                groups = _near_groups(chunks, plain) if near else request_groups(chunks, first)
+                groups = (
+                    _near_groups(span, chunks, plain) if near else request_groups(chunks, first)
+                )
                 for group in groups:
                     first = False
                     under_way.append((span, group))
@@ -310,10 +312,20 @@ def _key_hint(error: SegmentFormatError, envelope: Envelope | None) -> str:
     return f" (encrypted with key id {key_id!r})"
 
 
-def _near_groups(chunks: tuple[Chunk, ...], plain: bool) -> Iterator[tuple[Chunk, ...]]:
-    """Runs of chunks, and where chunks are stored as they are, of pieces of them."""
-    pieces = tuple(piece for chunk in chunks for piece in _pieces(chunk)) if plain else chunks
-    return request_groups(pieces, False, enough=NEAR_REQUEST_BYTES, most=NEAR_REQUEST_BYTES)
+def _near_groups(
+    span: SegmentSpan, chunks: tuple[Chunk, ...], plain: bool
+) -> Iterator[tuple[Chunk, ...]]:
+    """Runs of chunks, and where chunks are stored as they are, of those of their pieces that hold
+    some of the span.
+    """
+    if plain:
+        chunks = tuple(
+            piece
+            for chunk in chunks
+            for piece in _pieces(chunk)
+            if span.start < piece.original_stop and piece.original_position < span.stop
+        )
+    return request_groups(chunks, False, enough=NEAR_REQUEST_BYTES, most=NEAR_REQUEST_BYTES)
 
 
 def _pieces(chunk: Chunk) -> Iterator[Chunk]:
