@@ -17,9 +17,11 @@ import hashlib
 import os
 import re
 import tempfile
+import weakref
 from typing import TYPE_CHECKING, Any, Final
 
 import llvmlite.binding as llvm
+import numpy as np
 
 from segment_format.kernels.code_folder import code_folder
 
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    import numpy as np
     from numpy.typing import NDArray
 
 _SYMBOL: Final = "kts_decode_window"
@@ -89,15 +90,22 @@ def load() -> Callable[[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.int64]]
     _engines.append(engine)
     entry = _Entry(engine.get_function_address(_SYMBOL))  # lets the interpreter go while it runs
 
+    known = _places(np.empty(0, np.uint8), np.empty(0, np.int64))
+
     def decode_window(
         window: NDArray[np.uint8], payload: NDArray[np.uint8], frame: NDArray[np.int64]
     ) -> int:
+        nonlocal known
+        places = known  # other threads replace it as a whole
+        if places[0]() is not window or places[1]() is not frame:
+            known = places = _places(window, frame)
+        _, _, window_address, frame_address = places
         status: int = entry(
-            window.__array_interface__["data"][0],
+            window_address,
             window.size,
-            payload.__array_interface__["data"][0],
+            payload.__array_interface__["data"][0] if payload.size else 0,
             payload.size,
-            frame.__array_interface__["data"][0],
+            frame_address,
             frame.size,
         )
         if status == _FAILED:
@@ -105,6 +113,12 @@ def load() -> Callable[[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.int64]]
         return status
 
     return decode_window
+
+
+def _places(window: NDArray[np.uint8], frame: NDArray[np.int64]) -> tuple[Any, Any, int, int]:
+    """Two arrays, not kept alive, and where they are: to ask numpy takes longer than to call."""
+    addresses = [array.__array_interface__["data"][0] for array in (window, frame)]
+    return weakref.ref(window), weakref.ref(frame), addresses[0], addresses[1]
 
 
 def store(dispatcher: Any) -> None:  # noqa: ANN401  # numba ships no types
