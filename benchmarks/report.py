@@ -181,6 +181,8 @@ def joined(
         for field in dataclasses.fields(Report):
             getattr(whole, field.name).update(getattr(report, field.name))
     about = {key: value for _, found, _ in runs for key, value in found.items()}
-    dates = [f"{', '.join(report.rows)}: {found['date']}" for report, found, _ in runs]
+    dates = [
+        f"{', '.join(report.rows)}: {found['date']}" for report, found, _ in runs if report.rows
+    ]
     about["date"] = "; ".join(dates)
     return whole, about, any(quick for _, _, quick in runs)
