@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.decode import codec_alone
+from benchmarks.report import best_seconds
 from benchmarks.session import ZSTD_LEVEL
 from kts_source.options import parse_options
 from kts_source.remote.segment_reader import SegmentReader
@@ -24,7 +25,7 @@ from kts_source.scan.planner import plan_scan
 from segment_format.record.framing import iter_entries
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping
 
 PARQUET_CODEC: Final = "zstd"
 _HEADER_SIZE: Final = 61
@@ -57,7 +58,9 @@ def measure_parts(options: Mapping[str, str], codec: str, repeats: int) -> Expor
             for data in (path.read_bytes() for path in Path(options["path"]).glob("*/*/*.log"))
             for entry in iter_entries(data)
         ]
-        (decompress,) = _least([codec_alone(codec, payloads)], repeats)
+        (decompress,) = best_seconds(
+            codec_alone(codec, payloads), repeats=repeats, clock=time.process_time
+        )
     return ExportParts(write, decompress, compress)
 
 
@@ -68,7 +71,8 @@ def _writing(table: pa.Table, repeats: int) -> list[float]:
         lambda: _write(table),
         lambda: [compressor.compress(piece, asbytes=False) for piece in pieces],
     ]
-    return _least(actions, repeats)
+    # Of the process, since writers may use threads.
+    return best_seconds(*actions, repeats=repeats, clock=time.process_time)
 
 
 def _all_rows(options: Mapping[str, str]) -> pa.Table:
@@ -93,14 +97,3 @@ def _pieces(table: pa.Table, name: str) -> list[pa.Buffer]:
     data = pa.concat_arrays(table.column(name).chunks).buffers()[2]
     starts = range(0, data.size, _PAGE)
     return [data.slice(start, min(_PAGE, data.size - start)) for start in starts]
-
-
-def _least(actions: Sequence[Callable[[], object]], repeats: int) -> list[float]:
-    """Of the process, since writers may use threads."""
-    best = [float("inf")] * len(actions)
-    for _ in range(repeats):
-        for index, action in enumerate(actions):
-            started = time.process_time()
-            action()
-            best[index] = min(best[index], time.process_time() - started)
-    return best

@@ -9,19 +9,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from segment_format._cursor import Cursor, byte_view, wrap_i64
-from segment_format.errors import CorruptRecordError, CrcMismatchError, SegmentFormatError
+from segment_format.errors import CorruptRecordError, SegmentFormatError
 from segment_format.record.batch_header import (
-    CRC_START,
     HEADER_SIZE,
     MAGIC_2,
     RecordBatchHeader,
     TimestampType,
     compression_type,
 )
-from segment_format.record.checksum import crc32c
 from segment_format.record.compression import DEFAULT_MAX_BATCH_BYTES, decompress
 from segment_format.record.framing import Entry, iter_entries
 from segment_format.record.legacy import decode_legacy_entry
+from segment_format.record.records import require_crc
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,13 +64,7 @@ def _of_batch(
     view: memoryview, entry: Entry, dated_from_ms: int, max_batch_bytes: int
 ) -> Iterator[tuple[int, int]]:
     header = RecordBatchHeader.from_bytes(view, entry.position)
-    computed = crc32c(view[entry.position + CRC_START : entry.stop])
-    if computed != header.crc:
-        raise CrcMismatchError(
-            f"stored CRC {header.crc:#010x}, computed {computed:#010x}",
-            position=entry.position,
-            offset=header.base_offset,
-        )
+    require_crc(view, entry, header)
     codec = compression_type(header.attributes, position=entry.position)
     if header.max_timestamp < dated_from_ms or not header.record_count:
         return

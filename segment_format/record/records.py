@@ -97,18 +97,32 @@ def iter_batches(
             )
 
 
+def require_crc(view: memoryview, entry: Entry, header: RecordBatchHeader) -> None:
+    """Compares a batch's checksum with its bytes.
+
+    Args:
+        view: What the entry's positions count in.
+        entry: A whole batch of magic 2.
+        header: Its header.
+
+    Raises:
+        CrcMismatchError: They differ.
+    """
+    computed = crc32c(view[entry.position + CRC_START : entry.stop])
+    if computed != header.crc:
+        raise CrcMismatchError(
+            f"stored CRC {header.crc:#010x}, computed {computed:#010x}",
+            position=entry.position,
+            offset=header.base_offset,
+        )
+
+
 def _decode_batch(
     view: memoryview, entry: Entry, check_crcs: bool, max_batch_bytes: int
 ) -> DecodedBatch:
     header = RecordBatchHeader.from_bytes(view, entry.position)
     if check_crcs:
-        computed = crc32c(view[entry.position + CRC_START : entry.stop])
-        if computed != header.crc:
-            raise CrcMismatchError(
-                f"stored CRC {header.crc:#010x}, computed {computed:#010x}",
-                position=entry.position,
-                offset=header.base_offset,
-            )
+        require_crc(view, entry, header)
     codec = compression_type(header.attributes, position=entry.position)
     records: tuple[Record, ...] = ()
     if header.record_count:
