@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 LEAST_BYTES: Final = 256 << 10
 """Below this, fresh memory is as good: the allocator has it at hand."""
-_MAX_ARRAYS: Final = 4
+_MAX_ARRAYS: Final = 6  # as read, decrypted and decompressed, and what the consumer still holds
 _MAX_KEPT_BYTES: Final = 32 << 20
 _ROUNDED_TO: Final = 1 << 20
 
@@ -51,12 +51,15 @@ def writable_bytes(size: int) -> memoryview:
         _kept = _Kept()  # after a fork a thread that is not here may hold the lock
     with _kept.lock:
         arrays = _kept.arrays
-        for number in range(len(arrays)):
-            # A small piece must not hold on to the memory of a large one.
-            fits = size <= arrays[number].size <= 4 * size + _ROUNDED_TO
-            if fits and sys.getrefcount(arrays[number]) == _ONLY_KEPT:
-                array = arrays.pop(number)
-                break
+        # A small piece must not hold on to the memory of a large one, which is wanted next.
+        free = [
+            number
+            for number in range(len(arrays))
+            if size <= arrays[number].size <= 4 * size + _ROUNDED_TO
+            and sys.getrefcount(arrays[number]) == _ONLY_KEPT
+        ]
+        if free:
+            array = arrays.pop(min(free, key=lambda number: arrays[number].size))
         else:
             array = _mapped(-(-size // _ROUNDED_TO) * _ROUNDED_TO)
         view = array[:size].data

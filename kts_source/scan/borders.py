@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from kts_source.errors import CorruptSegmentError
 from kts_source.remote.segment import IndexType
+from kts_source.remote.segment_reader import request_groups
 from kts_source.scan.side_files import parse_borders
 
 if TYPE_CHECKING:
@@ -85,10 +86,29 @@ def borders(part: SegmentSlice, reader: SegmentReader) -> tuple[Border, Border]:
     return _border(index, part.cut_start, part), _border(index, part.cut_stop, part)
 
 
+def segment_start(part: SegmentSlice) -> Border:
+    """Where a slice begins that no cut begins."""
+    return Border(0, None, part.segment_start - 1)
+
+
+def sure_stop(part: SegmentSlice) -> int:
+    """End of the first request's bytes where the slice has them wherever it turns out to end: a
+    segment's first slice, unless it is that short. 0 where it is not, or nothing is to be looked
+    up.
+    """
+    if part.cut_start != 0 or part.is_whole:
+        return 0
+    chunks = part.objects.chunk_index.chunks(0, part.cut_stop)
+    first = next(request_groups(chunks, True))
+    return first[-1].original_stop if len(first) < len(chunks) else 0
+
+
 def _border(index: OffsetIndex | None, cut: int, part: SegmentSlice) -> Border:
     size = part.objects.size_in_bytes
-    if cut == 0 or cut == size or index is None:
-        return Border(0 if cut == 0 else size, None, part.segment_start - 1)
+    if cut == 0:
+        return segment_start(part)
+    if cut == size or index is None:
+        return Border(size, None, part.segment_start - 1)
     number = int(index.positions.searchsorted(cut, side="left"))
     if number == len(index.positions):
         return Border(size, None, part.segment_start - 1)
@@ -97,11 +117,15 @@ def _border(index: OffsetIndex | None, cut: int, part: SegmentSlice) -> Border:
 
 
 class BorderCheck:
-    """Follows the bytes of one slice and compares its borders with the index as they pass."""
+    """Follows the bytes of one slice and compares its borders with the index as they pass.
 
-    def __init__(self, start: Border, stop: Border) -> None:
+    Attributes:
+        stop: Where the slice ends; may be told later than bytes that are surely before it.
+    """
+
+    def __init__(self, start: Border) -> None:
         self._start = start
-        self._stop = stop
+        self.stop: Border | None = None
         self._position = start.position
         self._head = b""
         self._tail = b""
@@ -116,7 +140,9 @@ class BorderCheck:
             self._head += bytes(window[: PEEK_BYTES - len(self._head)])
             if len(self._head) == PEEK_BYTES:
                 self._start.check(self._head, self._start.after_offset + 1)
-        size = max(0, min(len(window), self._stop.position - self._position))
+        size = len(window)
+        if self.stop is not None:
+            size = max(0, min(size, self.stop.position - self._position))
         self._tail += bytes(window[size:])
         self._position += len(window)
         return window[:size]
@@ -130,7 +156,8 @@ class BorderCheck:
         Raises:
             CorruptSegmentError: See `Border.check`.
         """
-        self._stop.check(self._tail, next_offset)
+        assert self.stop is not None, "the last span of a slice tells its end"
+        self.stop.check(self._tail, next_offset)
 
 
 def peek_stop(stop: Border, size: int) -> int:

@@ -23,7 +23,14 @@ from kts_source.remote.segment_reader import (
     SegmentSpan,
     VanishedSpanError,
 )
-from kts_source.scan.borders import Border, BorderCheck, borders, peek_stop
+from kts_source.scan.borders import (
+    Border,
+    BorderCheck,
+    borders,
+    peek_stop,
+    segment_start,
+    sure_stop,
+)
 from kts_source.scan.predicate.bounds import TRUE, region, specialised
 from kts_source.scan.pruning import first_millisecond, last_millisecond
 from kts_source.table import PARTITION, PLACE_COLUMNS, SEGMENT_ID, TOPIC
@@ -119,14 +126,16 @@ def _read(
 ) -> Generator[pa.RecordBatch, None, SegmentSlice | None]:
     """The rows up to the first slice whose object has gone, which is returned."""
     decoding: _SliceDecoder | None = None
-    windows = reader.windows(_spans(slices, reader), read_ahead=settings.read_ahead)
+    ahead = settings.read_ahead
+    windows = reader.windows(_spans(slices, reader, early=ahead.slow_start), read_ahead=ahead)
     with closing(windows):
         try:
             for span, window in windows:
-                if decoding is None or decoding.span is not span:
+                if decoding is None or decoding.span.part is not span.part:
                     if decoding is not None:
                         yield from decoding.finish(meter)
                     decoding = _SliceDecoder(span, reader, settings)
+                decoding.go_on(span)
                 yield from decoding.feed(window)
                 if decoding.done and span.part is slices[-1]:
                     break
@@ -179,33 +188,46 @@ def _lost(part: SegmentSlice, reader: SegmentReader, *, started: bool) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _SliceSpan(SegmentSpan):
-    """The bytes of one slice, and a few more where its end is to be checked."""
+    """Bytes of one slice, and a few more where its end is to be checked.
+
+    Attributes:
+        last: `None` where more of the slice follows in the next span, and nobody has looked yet
+            where it ends.
+    """
 
     part: SegmentSlice
     first: Border
-    last: Border
+    last: Border | None
+
+    @classmethod
+    def of(
+        cls, part: SegmentSlice, start: int, stop: int, first: Border, last: Border | None
+    ) -> _SliceSpan:
+        """Original bytes [start, stop) of the slice's segment."""
+        place = (part.topic, part.partition, part.start_offset)
+        return cls(*place, part.objects, start, stop, part, first, last)
 
 
-def _spans(slices: Sequence[SegmentSlice], reader: SegmentReader) -> Iterator[_SliceSpan]:
+def _spans(
+    slices: Sequence[SegmentSlice], reader: SegmentReader, *, early: bool
+) -> Iterator[_SliceSpan]:
+    """The bytes of the slices. With `early`, those of the first request are a span by themselves
+    where they need no look at an index: a LIMIT may want no more.
+    """
     for part in slices:
+        sure = sure_stop(part) if early else 0
+        early = False
+        if sure:
+            yield _SliceSpan.of(part, 0, sure, segment_start(part), None)
         try:
             with _located(part, reader):
                 first, last = borders(part, reader)
         except ObjectNotFoundError as error:
             raise _VanishedSliceError(part) from error
         if first.position < last.position:
+            start = max(first.position, sure)
             stop = peek_stop(last, part.objects.size_in_bytes)
-            yield _SliceSpan(
-                part.topic,
-                part.partition,
-                part.start_offset,
-                part.objects,
-                first.position,
-                stop,
-                part,
-                first,
-                last,
-            )
+            yield _SliceSpan.of(part, start, stop, first, last)
 
 
 class _SliceDecoder:
@@ -216,7 +238,7 @@ class _SliceDecoder:
         names = tuple(name for name in settings.columns if name not in PLACE_COLUMNS)
         self.span = span
         self._reader = reader
-        self._check = BorderCheck(span.first, span.last)
+        self._check = BorderCheck(span.first)
         self._place = _PlaceColumns(part, settings.columns)
         # A batch of no column would have no length.
         self._decoder = _decoder(span, settings, names or ("offset",))
@@ -225,6 +247,11 @@ class _SliceDecoder:
     def done(self) -> bool:
         """Whether the slice's last offset has passed."""
         return self._decoder.done
+
+    def go_on(self, span: _SliceSpan) -> None:
+        """The next bytes are of this span of the same slice."""
+        if span.last is not None:
+            self._check.stop = span.last
 
     def feed(self, window: memoryview) -> Iterator[pa.RecordBatch]:
         """The rows of the next bytes."""
@@ -273,7 +300,10 @@ def _decoder(
         lineage=part.lineage or None,
         offset_bounds=(
             span.first.after_offset + 1,
-            part.segment_stop if span.last.last_offset is None else span.last.last_offset,
+            # Where the slice's end is not known yet, what follows it is checked when it is.
+            part.segment_stop
+            if span.last is None or span.last.last_offset is None
+            else span.last.last_offset,
         ),
         first_timestamp=first_millisecond(box),
         last_timestamp=last_millisecond(box),

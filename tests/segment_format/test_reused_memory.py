@@ -57,6 +57,15 @@ def test_memory_is_left_alone_while_somebody_looks_at_it(look: str) -> None:
     assert set(bytes(np.asarray(kept))) == {ord("a")}
 
 
+def test_the_smallest_that_fits_is_taken_so_that_a_large_piece_finds_a_large_one() -> None:
+    large, small = writable_bytes(4 << 20), writable_bytes(2 << 20)
+    addresses = _address(large), _address(small)
+    del large, small
+    small = writable_bytes(2 << 20)
+    large = writable_bytes(4 << 20)
+    assert (_address(large), _address(small)) == addresses
+
+
 def test_a_small_piece_does_not_hold_on_to_a_large_one() -> None:
     large = writable_bytes(16 << 20)
     address = _address(large)
@@ -70,7 +79,7 @@ def test_what_is_kept_is_bounded() -> None:
     kept = reused_memory._kept.arrays
     assert sum(array.size for array in kept) <= 32 << 20
     views = [writable_bytes(1 << 20) for _ in range(9)]
-    assert len(reused_memory._kept.arrays) <= 4
+    assert len(reused_memory._kept.arrays) <= 6
     huge = writable_bytes(100 << 20)
     assert [array.size for array in reused_memory._kept.arrays] == [huge.nbytes]
 

@@ -40,16 +40,18 @@ MIB = 1 << 20
 
 
 class CountedTier(SimulatedTier):
-    """Notes the reads of segment bytes."""
+    """Notes the reads of segment bytes, and in which order objects are read."""
 
     def __init__(self, partitions: int = PARTITIONS, segments: int = SEGMENTS) -> None:
         super().__init__(partitions, segments, latency_seconds=0, aborted_share=10**9)
         self.reads: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        self.keys: list[str] = []
         self._reads_lock = threading.Lock()
 
     def get_range(self, key: str, start: int, stop: int, *, version: str | None = None) -> bytes:
-        if key.endswith(".log"):
-            with self._reads_lock:
+        with self._reads_lock:
+            self.keys.append(key)
+            if key.endswith(".log"):
                 self.reads[key].append((start, stop))
         return super().get_range(key, start, stop, version=version)
 
@@ -183,14 +185,18 @@ def test_a_second_scan_with_a_chunk_cache_asks_for_no_data(tmp_path: Path) -> No
         assert (store.counters.bytes == 0) == bool(number)
 
 
+@pytest.mark.parametrize("target", ["3m", "4g"])
 @pytest.mark.parametrize("batches", [1, 2])
-def test_a_limit_touches_little(batches: int) -> None:
+def test_a_limit_touches_little(batches: int, target: str) -> None:
     store = CountedTier()
-    plan = planned(store, targetPartitionBytes="4g")
+    plan = planned(store, targetPartitionBytes=target)
+    assert plan.tasks[0].slices[0].is_whole == (target == "4g")
     assert stored_bytes() > 3 * 16 * MIB
-    before = store.counters
+    before, planning = store.counters, len(store.keys)
     assert rows(plan, store, batches=batches) >= 10
     done = store.counters - before
     assert done.bytes <= 16 * MIB
     first = next(iter(store.reads.values()))[0]
     assert first[1] - first[0] <= max(MIB, CHUNK_BYTES)
+    # Where the first task ends in a segment is nothing that the first rows wait for.
+    assert store.keys[planning] == next(iter(store.reads))
