@@ -2,8 +2,8 @@
 
 `small` and `large` have their closed segments in the tier only (`LocalTieredStorage`, which our
 source reads from its folder); `small-hot` and `large-hot` hold the same records on the broker's
-disk and in the page cache. `month` is a longer `small`, in the tier only. A quick run has the small
-ones alone. Records are dated over 30 days. `aborts` has 5 % of its records in aborted transactions.
+disk and in the page cache. A quick run has the small ones alone. Records are dated over 30 days.
+`aborts` has 5 % of its records in aborted transactions.
 """
 
 from __future__ import annotations
@@ -77,20 +77,17 @@ class _Kind:
 
     Attributes:
         count: Records.
-        is_hot_too: Whether there is one that is not tiered.
     """
 
     name: str
     value_bytes: int
     count: int
-    is_hot_too: bool = True
 
 
 _QUICK: Final = (_Kind("small", 100, 600_000),)
 _FULL: Final = (
-    _Kind("small", 100, 6_000_000),
-    _Kind("large", 1000, 1_200_000),
-    _Kind("month", 100, 16_000_000, is_hot_too=False),
+    _Kind("small", 100, 12_000_000),
+    _Kind("large", 1000, 3_000_000),
 )
 
 
@@ -156,10 +153,10 @@ def filled_broker(
         names = [kind.name for kind in kinds]
         broker.create_topics(dict.fromkeys((*names, "aborts"), PARTITIONS), **settings)
         local = {**settings, "remote_storage_enable": "false", "local_retention_bytes": "-2"}
-        hot = {f"{kind.name}-hot": PARTITIONS for kind in kinds if kind.is_hot_too}
+        hot = {f"{kind.name}-hot": PARTITIONS for kind in kinds}
         broker.create_topics(hot, **local)
         for kind in kinds:
-            for topic in (kind.name, f"{kind.name}-hot")[: 1 + kind.is_hot_too]:
+            for topic in (kind.name, f"{kind.name}-hot"):
                 _fill(broker.bootstrap, topic, kind.count, kind.value_bytes)
                 say(f"broker: {topic} is filled")
         _fill_with_aborts(broker.bootstrap, kinds[0].count // 2)

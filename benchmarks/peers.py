@@ -32,7 +32,7 @@ def run(bench: Bench) -> list[Row]:
         _same_rows(bench, broker, topic)
         rows += _full_scans(bench, broker, topic)
         rows += _one_column(bench, broker, topic)
-    rows += _window(bench, broker, broker.topics[_SMALL if bench.quick else "month"])
+    rows += _window(bench, broker, broker.topics[_SMALL])
     rows += _limit(bench, broker)
     rows += _consumer(bench, broker)
     return rows
