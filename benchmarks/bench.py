@@ -207,7 +207,7 @@ class Bench:
 
 
 def ceiling(
-    columns: Sequence[str], *, rows: int, tasks: int, value_bytes: int, batches: int = 1
+    columns: Sequence[str], *, rows: int, tasks: int, value_bytes: int, logs: Path | None = None
 ) -> Query:
     """Prebuilt batches of the same schema and sizes, from as many tasks.
 
@@ -216,13 +216,14 @@ def ceiling(
         rows: Of all tasks.
         tasks: How many.
         value_bytes: Of each value.
-        batches: How many different ones a worker has.
+        logs: Folder of logs whose bytes are read, checked and copied into the batches; see
+            `CeilingReader`.
     """
     shape = {
         "columns": ",".join(columns),
         "rows": str(rows),
         "tasks": str(tasks),
         "valueBytes": str(value_bytes),
-        "batches": str(batches),
+        "logs": "" if logs is None else str(logs),
     }
     return Query("transport-ceiling", shape)

@@ -5,11 +5,13 @@ goes.
 from __future__ import annotations
 
 import functools
-import itertools
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import google_crc32c
+import numpy as np
 import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
@@ -53,15 +55,18 @@ def start_spark(
 
 
 class CeilingPartition(InputPartition):
-    """How many rows one task yields."""
+    """How many rows one task yields, and the log whose bytes become their values, if any does."""
 
-    def __init__(self, rows: int) -> None:
-        super().__init__(rows)
+    def __init__(self, rows: int, log: str | None) -> None:
+        super().__init__((rows, log))
 
 
 class CeilingReader(DataSourceReader):
     """Yields prebuilt batches over and over: what the way into the JVM gives at best. One batch
-    stays in the processor's cache, which rows that were ever read do not; more of them do not fit.
+    stays in the processor's cache, which rows that were ever read do not.
+
+    With a folder of logs, the values of each batch are bytes of a log, read, checked by CRC-32C and
+    copied once: the least that a source does whose rows are stored somewhere.
     """
 
     def __init__(self, schema: StructType, options: dict[str, str]) -> None:
@@ -71,30 +76,44 @@ class CeilingReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """As many tasks of as many rows as the options say."""
         tasks = int(self._options["tasks"])
-        return [CeilingPartition(int(self._options["rows"]) // tasks) for _ in range(tasks)]
+        folder = self._options["logs"]
+        logs = sorted(map(str, Path(folder).glob("**/*.log"))) if folder else [None]
+        rows = int(self._options["rows"]) // tasks
+        return [CeilingPartition(rows, logs[number % len(logs)]) for number in range(tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """As many batches as the options say, repeated."""
-        value_bytes, count = int(self._options["valuebytes"]), int(self._options["batches"])
-        batches = itertools.cycle(_prebuilt(tuple(self._columns), value_bytes, count))
-        left = partition.value
-        while left:
-            batch = next(batches)
-            rows = min(left, BATCH_ROWS)
-            yield batch if rows == BATCH_ROWS else batch.slice(0, rows)
-            left -= rows
+        """Batches that are there already, repeated."""
+        left, log = partition.value
+        value_bytes = int(self._options["valuebytes"])
+        columns = tuple(self._columns)
+        values = _values(value_bytes)
+        batch = _prebuilt(columns, value_bytes)
+        with open(log or os.devnull, "rb", buffering=0) as file:  # noqa: PTH123  # may be none
+            while left:
+                if log:
+                    if len(piece := file.read(len(values))) < len(values):
+                        file.seek(0)
+                        piece = file.read(len(values))
+                    google_crc32c.value(piece)
+                    values[:] = piece
+                rows = min(left, BATCH_ROWS)
+                yield batch if rows == BATCH_ROWS else batch.slice(0, rows)
+                left -= rows
 
 
 @functools.cache
-def _prebuilt(columns: tuple[str, ...], value_bytes: int, count: int) -> list[pa.RecordBatch]:
-    return [_batch(columns, value_bytes) for _ in range(count)]
+def _values(value_bytes: int) -> memoryview:
+    return memoryview(bytearray(os.urandom(BATCH_ROWS * value_bytes)))
 
 
-def _batch(columns: tuple[str, ...], value_bytes: int) -> pa.RecordBatch:
+@functools.cache
+def _prebuilt(columns: tuple[str, ...], value_bytes: int) -> pa.RecordBatch:
+    ends = np.arange(BATCH_ROWS + 1, dtype=np.int32) * np.int32(value_bytes)
+    values = [None, pa.py_buffer(ends), pa.py_buffer(_values(value_bytes))]
     offsets = pa.array(range(BATCH_ROWS), pa.int64())
     arrays = {
         "key": pa.array([number.to_bytes(8, "big") for number in range(BATCH_ROWS)], pa.binary()),
-        "value": pa.array([os.urandom(value_bytes) for _ in range(BATCH_ROWS)], pa.binary()),
+        "value": pa.Array.from_buffers(pa.binary(), BATCH_ROWS, values),
         "topic": pa.array(["bench"] * BATCH_ROWS, pa.string()),
         "partition": pa.array([0] * BATCH_ROWS, pa.int32()),
         "offset": offsets,

@@ -105,9 +105,7 @@ class KeyRing:
         """
         key_id = wrapped.key_id.lower()
         pem = self.pems.reveal().get(key_id) or self._read(key_id, wrapped.key_id)
-        from segment_format.manifest.encryption import unwrap_data_key
-
-        return unwrap_data_key(wrapped, _private_key(pem))
+        return _data_key(wrapped, pem)
 
     def _here(self, key_id: str) -> bytes | None:
         """The PEM bytes if this machine has them."""
@@ -149,6 +147,16 @@ def _private_key(pem: bytes) -> PrivateKey:
     from segment_format.manifest.encryption import load_private_key
 
     return load_private_key(pem)
+
+
+@functools.lru_cache(maxsize=1024)
+def _data_key(wrapped: WrappedDataKey, pem: bytes) -> bytes:
+    """The opened key, for the next tasks of this worker that read the same segment: an RSA
+    operation in Python takes milliseconds.
+    """
+    from segment_format.manifest.encryption import unwrap_data_key
+
+    return unwrap_data_key(wrapped, _private_key(pem))
 
 
 def _called(callback: str, key_id: str) -> bytes:

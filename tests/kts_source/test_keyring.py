@@ -15,6 +15,9 @@ from cryptography.hazmat.primitives.serialization import (
 
 from kts_source.errors import CorruptSegmentError, InvalidOptionError
 from kts_source.keyring import KeyRing
+from kts_source.secret import Secret
+from segment_format.errors import DecryptionError, UnknownKeyError
+from segment_format.manifest import encryption
 from segment_format.testing.tiers import AivenTierWriter, EncryptionKey
 from segment_format.testing.uniform import uniform_segment, write_uniform_batches
 from tests.golden_data import (
@@ -29,6 +32,8 @@ from tests.kts_source.scan.scanning import scan
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from segment_format.manifest.encryption import WrappedDataKey
 
 OPTION = "encryption.key.pairs.{}.private.key.{}"
 PEMS = {path.name.removesuffix(".private.pem"): path for path in KEYS.glob("*.private.pem")}
@@ -131,6 +136,32 @@ def test_a_wrong_key_and_changed_bytes_are_told_apart(tmp_path: Path) -> None:
         scan({**tier_options("encrypted"), **{OPTION.format(k, "file"): str(wrong) for k in PEMS}})
     assert "does not open with the private key" in str(mistaken.value)
     assert "changed" not in str(mistaken.value)
+
+
+def test_a_key_is_opened_once_in_a_worker_and_not_by_a_ring_without_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened: list[WrappedDataKey] = []
+
+    def noted(wrapped: WrappedDataKey, key: encryption.PrivateKey) -> bytes:
+        opened.append(wrapped)
+        return unwrap(wrapped, key)
+
+    unwrap = encryption.unwrap_data_key
+    monkeypatch.setattr(encryption, "unwrap_data_key", noted)
+    data_key = bytes(range(32))
+    key = private_key()
+    public = encryption.load_public_key(public_pem(key))
+    wrapped = encryption.wrap_data_key(data_key, key_id="k", public_key=public)
+    ring = KeyRing(pems=Secret({"k": private_pem(key)}))
+    for copy in (ring, pickle.loads(pickle.dumps(ring))):
+        assert copy.unwrap(wrapped) == data_key
+    assert opened == [wrapped]
+    for _ in range(2):
+        with pytest.raises(DecryptionError):
+            KeyRing(pems=Secret({"k": private_pem(private_key())})).unwrap(wrapped)
+    with pytest.raises(UnknownKeyError):
+        KeyRing().unwrap(wrapped)
 
 
 def test_a_rotated_key_ring_opens_old_and_new_segments(tmp_path: Path) -> None:
