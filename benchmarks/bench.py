@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from benchmarks.brokers import FilledBroker
+    from benchmarks.tiers import Tier
 
 SPARK_4_0: Final = "Spark 4.0"
 NEWEST_SPARK: Final = "newest Spark"
@@ -207,7 +208,7 @@ class Bench:
 
 
 def ceiling(
-    columns: Sequence[str], *, rows: int, tasks: int, value_bytes: int, logs: Path | None = None
+    columns: Sequence[str], *, rows: int, tasks: int, value_bytes: int, stored: Tier | None = None
 ) -> Query:
     """Prebuilt batches of the same schema and sizes, from as many tasks.
 
@@ -216,14 +217,15 @@ def ceiling(
         rows: Of all tasks.
         tasks: How many.
         value_bytes: Of each value.
-        logs: Folder of logs whose bytes are read, checked and copied into the batches; see
-            `CeilingReader`.
+        stored: What libraries read, undo, check and copy meanwhile; see `LibraryWork`.
     """
     shape = {
         "columns": ",".join(columns),
         "rows": str(rows),
         "tasks": str(tasks),
         "valueBytes": str(value_bytes),
-        "logs": "" if logs is None else str(logs),
+        "logs": "" if stored is None else str(stored.path),
+        "codec": "none" if stored is None else stored.shape.codec,
+        "key": "" if stored is None else str(stored.key_file),
     }
     return Query("transport-ceiling", shape)

@@ -10,12 +10,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import google_crc32c
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
+from benchmarks.libraries import LibraryWork
 from kts_source.spark.schema import columns_of, spark_schema
 
 if TYPE_CHECKING:
@@ -65,8 +65,8 @@ class CeilingReader(DataSourceReader):
     """Yields prebuilt batches over and over: what the way into the JVM gives at best. One batch
     stays in the processor's cache, which rows that were ever read do not.
 
-    With a folder of logs, the values of each batch are bytes of a log, read, checked by CRC-32C and
-    copied once: the least that a source does whose rows are stored somewhere.
+    With a folder of logs, libraries go through a log of it meanwhile and copy it into the values:
+    see `LibraryWork`.
     """
 
     def __init__(self, schema: StructType, options: dict[str, str]) -> None:
@@ -83,22 +83,17 @@ class CeilingReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Batches that are there already, repeated."""
-        left, log = partition.value
+        rows, log = partition.value
         value_bytes = int(self._options["valuebytes"])
-        columns = tuple(self._columns)
-        values = _values(value_bytes)
-        batch = _prebuilt(columns, value_bytes)
-        with open(log or os.devnull, "rb", buffering=0) as file:  # noqa: PTH123  # may be none
-            while left:
-                if log:
-                    if len(piece := file.read(len(values))) < len(values):
-                        file.seek(0)
-                        piece = file.read(len(values))
-                    google_crc32c.value(piece)
-                    values[:] = piece
-                rows = min(left, BATCH_ROWS)
-                yield batch if rows == BATCH_ROWS else batch.slice(0, rows)
-                left -= rows
+        values, batch = _values(value_bytes), _prebuilt(tuple(self._columns), value_bytes)
+        libraries = LibraryWork(log, self._options["codec"], self._options["key"]) if log else None
+        done = 0
+        while done < rows:
+            count = min(rows - done, BATCH_ROWS)
+            done += count
+            if libraries is not None:
+                libraries.go_on(done / rows, values)
+            yield batch if count == BATCH_ROWS else batch.slice(0, count)
 
 
 @functools.cache

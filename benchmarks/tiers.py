@@ -20,6 +20,7 @@ from segment_format.testing.uniform import uniform_segment, write_uniform_batche
 TOPIC = "bench"
 _SEGMENT_BYTES = 64 << 20
 _KEY_ID = "bench"
+_KEY_FILE = "private.pem"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +66,13 @@ class Tier:
         options = {"path": str(self.path), "subscribe": TOPIC}
         if self.shape.encryption:
             name = f"encryption.key.pairs.{_KEY_ID}.private.key.file"
-            options[name] = str(self.path / "private.pem")
+            options[name] = str(self.key_file)
         return options
+
+    @property
+    def key_file(self) -> Path:
+        """The private key, of a tier that is encrypted."""
+        return self.path / _KEY_FILE
 
 
 @functools.cache
@@ -111,7 +117,7 @@ def _new_key(path: Path) -> EncryptionKey:
     from cryptography.hazmat.primitives.asymmetric import rsa
 
     private = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-    (path / "private.pem").write_bytes(
+    (path / _KEY_FILE).write_bytes(
         private.private_bytes(
             serialization.Encoding.PEM,
             serialization.PrivateFormat.PKCS8,
