@@ -170,20 +170,17 @@ def _decompress(data: bytes | memoryview, chunk: Chunk) -> memoryview:
     import zstandard  # only compressed segments need it
 
     try:
-        size = zstandard.get_frame_parameters(data).content_size
-    except zstandard.ZstdError as error:
-        raise _chunk_error(chunk, "not a zstd frame") from error
-    if size != chunk.original_size:
-        stated = "no size" if size == zstandard.CONTENTSIZE_UNKNOWN else f"{size} bytes"
+        frames = scan_frames(memoryview(data))
+    except DecompressionError as error:
+        raise _chunk_error(chunk, f"zstd frame does not decompress: {error.message}") from error
+    if len(frames) != 1 or (frames[0].start, frames[0].stop) != (0, len(data)):
+        raise _chunk_error(chunk, "zstd frame does not decompress: it is not alone")
+    size = frames[0].content_size
+    if size is None or size != chunk.original_size:
+        stated = "no size" if size is None else f"{size} bytes"
         raise _chunk_error(
             chunk, f"zstd frame states {stated}, the manifest {chunk.original_size} bytes"
         )
-    try:
-        frames = scan_frames(memoryview(data))
-    except DecompressionError as error:
-        raise _chunk_error(chunk, "zstd frame does not decompress") from error
-    if len(frames) != 1 or frames[0].stop != len(data):
-        raise _chunk_error(chunk, "zstd frame does not decompress: bytes follow it")
     restored = writable_bytes(size)
     try:
         with _decompressor().stream_reader(data) as reader:

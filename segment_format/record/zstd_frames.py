@@ -53,11 +53,13 @@ class Frame(NamedTuple):
         stop: Byte after the last.
         max_output: Bytes it cannot expand beyond: the content size where stated, else the sum over
             its blocks.
+        content_size: What it states, None where it does not.
     """
 
     start: int
     stop: int
     max_output: int
+    content_size: int | None
 
 
 def plain_frame_bound(view: memoryview) -> int:
@@ -181,4 +183,4 @@ def _scan_frame(view: memoryview, start: int, end: int) -> Frame:
                 position=start,
             )
         max_output = content_size
-    return Frame(start, position, max_output)
+    return Frame(start, position, max_output, content_size)

@@ -113,7 +113,8 @@ def test_frames_the_plugin_does_not_write_are_refused() -> None:
         with pytest.raises(ChunkError, match="chunk 3"):
             restore_chunk(stored, chunk_of(TEXT, stored), compression=True)
     frame = transform_chunk(TEXT, compression=True)
-    for stored in (frame + b"x", frame + frame):
+    skippable = b"\x50\x2a\x4d\x18" + bytes(4)
+    for stored in (frame + b"x", frame + frame, skippable, skippable + frame, frame + skippable):
         with pytest.raises(ChunkError, match="does not decompress"):
             restore_chunk(stored, chunk_of(TEXT, stored), compression=True)
 
