@@ -120,13 +120,12 @@ def listed_segments(
             continue
         before = stem
         segments.append(
-            SegmentEntry(
-                folder.topic,
-                folder.topic_id,
+            SegmentEntry.listed(
+                folder,
                 partition,
                 int(stem[:_OFFSET_DIGITS]),
                 stem[_OFFSET_DIGITS + 1 :],
-                manifest.key,
+                manifest,
                 ((_INDEXES, indexes), (_LOG, log), (_MANIFEST, manifest)),
             )
         )
@@ -184,16 +183,9 @@ def _listing(
                 )
             )
             continue
+        ordered = tuple([(suffix, objects[suffix]) for suffix in _IN_ORDER])
         segments.append(
-            SegmentEntry(
-                folder.topic,
-                folder.topic_id,
-                partition,
-                base,
-                id_text,
-                objects[_MANIFEST].key,
-                tuple([(suffix, objects[suffix]) for suffix in _IN_ORDER]),
-            )
+            SegmentEntry.listed(folder, partition, base, id_text, objects[_MANIFEST], ordered)
         )
     return PartitionListing(tuple(segments), tuple(orphans))
 

@@ -47,6 +47,20 @@ class SegmentEntry:
     described_by: str
     objects: tuple[tuple[str, ObjectInfo], ...]
 
+    @classmethod
+    def listed(
+        cls,
+        folder: TopicFolder,
+        partition: int,
+        base_offset: int,
+        segment_id: str,
+        described_by: ObjectInfo,
+        objects: tuple[tuple[str, ObjectInfo], ...],
+    ) -> SegmentEntry:
+        """The segment of a topic's folder that has these objects."""
+        place = (folder.topic, folder.topic_id, partition)
+        return cls(*place, base_offset, segment_id, described_by.key, objects)
+
     def object(self, suffix: str) -> ObjectInfo | None:
         """The listed object with this suffix."""
         return next((info for name, info in self.objects if name == suffix), None)

@@ -115,16 +115,9 @@ class LocalTieredLayout:
                 reason = f"no .{', no .'.join(missing)}: a copy or a delete that did not finish"
                 orphans.append(Orphan(keys, reason))
                 continue
+            ordered = tuple(sorted(objects.items()))
             segments.append(
-                SegmentEntry(
-                    folder.topic,
-                    folder.topic_id,
-                    partition,
-                    base,
-                    id_text,
-                    objects[_LOG].key,
-                    tuple(sorted(objects.items())),
-                )
+                SegmentEntry.listed(folder, partition, base, id_text, objects[_LOG], ordered)
             )
         return PartitionListing(tuple(segments), tuple(orphans))
 
