@@ -5,11 +5,13 @@ All of it is measured on the very bytes that are exported, on one core.
 
 from __future__ import annotations
 
+import multiprocessing
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,15 +19,20 @@ import pyarrow.parquet as pq
 from benchmarks.decode import codec_alone
 from benchmarks.report import best_seconds
 from benchmarks.session import ZSTD_LEVEL
+from kts_source.export.parquet_file import ParquetFile
+from kts_source.export.settings import DEFAULT_ROW_GROUP_ROWS
 from kts_source.options import parse_options
 from kts_source.remote.segment_reader import SegmentReader
-from kts_source.remote.stores import open_store
+from kts_source.remote.tier import open_tier
 from kts_source.scan.execute import ReadSettings, read_task
 from kts_source.scan.planner import plan_scan
+from kts_source.table import TOPIC
 from segment_format.record.framing import iter_entries
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+
+_Result = TypeVar("_Result")
 
 PARQUET_CODEC: Final = "zstd"
 _HEADER_SIZE: Final = 61
@@ -41,16 +48,37 @@ class ExportParts:
         decompress: The codec's library with the batches of the log; 0 where they are not
             compressed.
         compress: zstd with keys and values alone, in pieces of a page.
+        write: Our writer with the same batches, from memory to a file.
+        records: Of all that.
     """
 
     write_table: float
     decompress: float
     compress: float
+    write: float
+    records: int
 
 
-def measure_parts(options: Mapping[str, str], codec: str, repeats: int) -> ExportParts:
-    """The parts of an export of all of a tier without chunk compression."""
-    write, compress = _writing(_all_rows(options), repeats)
+def in_a_process(work: Callable[..., _Result], *arguments: object) -> _Result:
+    """Runs it in a process of its own, whose memory and caches nobody else has touched."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        return pool.submit(work, *arguments).result()
+
+
+def measure_parts(
+    options: Mapping[str, str], codec: str, repeats: int, most_records: int = 1 << 62
+) -> ExportParts:
+    """The parts of an export of all of a tier without chunk compression, or of its first records.
+
+    Args:
+        options: Of the data source.
+        codec: Of the batches; anything but `none` only for all of a tier.
+        repeats: Of each.
+        most_records: About where to end.
+    """
+    table = _rows(options, most_records)
+    write_table, compress, write = _writing(table, repeats)
     decompress = 0.0
     if codec != "none":
         payloads = [
@@ -61,36 +89,60 @@ def measure_parts(options: Mapping[str, str], codec: str, repeats: int) -> Expor
         (decompress,) = best_seconds(
             codec_alone(codec, payloads), repeats=repeats, clock=time.process_time
         )
-    return ExportParts(write, decompress, compress)
+    return ExportParts(write_table, decompress, compress, write, table.num_rows)
 
 
 def _writing(table: pa.Table, repeats: int) -> list[float]:
     compressor = pa.Codec(PARQUET_CODEC, compression_level=ZSTD_LEVEL)
     pieces = [piece for name in ("key", "value") for piece in _pieces(table, name)]
     actions = [
-        lambda: _write(table),
+        lambda: _write_table(table),
         lambda: [compressor.compress(piece, asbytes=False) for piece in pieces],
+        lambda: _write(table),
     ]
     # Of the process, since writers may use threads.
     return best_seconds(*actions, repeats=repeats, clock=time.process_time)
 
 
-def _all_rows(options: Mapping[str, str]) -> pa.Table:
+def _rows(options: Mapping[str, str], most: int) -> pa.Table:
     parsed = parse_options(options)
-    store = open_store(parsed.path, parsed.storage)
+    store = open_tier(parsed)
     reader = SegmentReader(store, parsed.key_ring)
     settings = ReadSettings.of(parsed)
+    batches: list[pa.RecordBatch] = []
+    rows = 0
     try:
-        return pa.Table.from_batches(
-            batch for task in plan_scan(parsed).tasks for batch in read_task(task, reader, settings)
-        )
+        for task in plan_scan(parsed).tasks:
+            for batch in read_task(task, reader, settings):
+                batches.append(batch)
+                rows += batch.num_rows
+                if rows >= most:
+                    break
+            if rows >= most:
+                break
     finally:
         store.close()
+    return pa.Table.from_batches(batches)
+
+
+def _write_table(table: pa.Table) -> None:
+    with tempfile.NamedTemporaryFile() as file:
+        pq.write_table(table, file, compression=PARQUET_CODEC, compression_level=ZSTD_LEVEL)
 
 
 def _write(table: pa.Table) -> None:
-    with tempfile.NamedTemporaryFile() as file:
-        pq.write_table(table, file, compression=PARQUET_CODEC, compression_level=ZSTD_LEVEL)
+    with tempfile.NamedTemporaryFile() as sink:
+        file = ParquetFile(
+            sink,
+            table.schema,
+            compression=PARQUET_CODEC,
+            row_group_rows=DEFAULT_ROW_GROUP_ROWS,
+            sort_by=(),
+            constants={TOPIC: table.column(TOPIC)[0].as_py()},
+        )
+        for batch in table.to_batches():
+            file.add(batch)
+        file.close()
 
 
 def _pieces(table: pa.Table, name: str) -> list[pa.Buffer]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -12,17 +14,20 @@ import pyarrow.parquet as pq
 from kts_source.export.files import ColumnStatistics
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
 ROW_GROUP_BYTES: Final = 48 << 20
 """A row group is written once its rows fill as much memory, however few they are."""
 SORT_BYTES: Final = 64 << 20
 """Rows that are sorted in memory at a time, and so in one file."""
 
+_NO_CONSTANTS: Final[Mapping[str, str]] = MappingProxyType({})
 _DICTIONARY: Final = frozenset({"topic", "partition", "timestampType"})
 # Smaller than the defaults. Keys and values stay PLAIN: from DELTA_LENGTH_BYTE_ARRAY pages with
 # nulls the vectorized reader of Spark 4.0.0 makes wrong bytes without an error (4.3 does not).
 _ENCODINGS: Final = {"offset": "DELTA_BINARY_PACKED", "timestamp": "DELTA_BINARY_PACKED"}
+_WRITE_BATCH_ROWS: Final = 4096
+"""Rows that Arrow's writer encodes at a time: those of a batch that comes in."""
 
 
 class ParquetFile:
@@ -35,6 +40,7 @@ class ParquetFile:
         row_group_rows: Rows of a row group, at most.
         sort_by: Columns to sort by; all rows are then held until `close`.
         bounded: Columns that get bounds whatever their type.
+        constants: Columns of text to the one text that all of their rows hold.
     """
 
     def __init__(
@@ -46,9 +52,12 @@ class ParquetFile:
         row_group_rows: int,
         sort_by: Sequence[str],
         bounded: Collection[str] = (),
+        constants: Mapping[str, str] = _NO_CONSTANTS,
     ) -> None:
         self._sink = sink
         self._schema = schema
+        # Sorting takes them as they come.
+        self._constants = {} if sort_by else dict(constants)
         self._row_group_rows = row_group_rows
         self._sort_by = sort_by
         self._held: list[pa.RecordBatch] = []
@@ -59,7 +68,7 @@ class ParquetFile:
         encodings = {name: _ENCODINGS[name] for name in schema.names if _fits(schema, name)}
         self._writer = pq.ParquetWriter(
             sink,
-            schema,
+            _as_dictionaries(schema, self._constants),
             compression=compression.upper(),
             use_dictionary=[column for column in _leaves(schema) if column not in encodings],
             column_encoding=encodings or None,
@@ -68,6 +77,7 @@ class ParquetFile:
             ],
             metadata_collector=self._collected,
             store_schema=False,
+            write_batch_size=_WRITE_BATCH_ROWS,
         )
 
     @property
@@ -82,10 +92,11 @@ class ParquetFile:
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Takes rows; writes a row group when enough are held."""
+        rows = batch.num_rows
         self._held.append(batch)
-        self._held_rows += batch.num_rows
+        self._held_rows += rows
         self.held_bytes += batch.nbytes
-        self.rows += batch.num_rows
+        self.rows += rows
         full = self.held_bytes >= ROW_GROUP_BYTES or self._held_rows >= self._row_group_rows
         if full and not self._sort_by:
             self.flush()
@@ -100,7 +111,14 @@ class ParquetFile:
             table = table.combine_chunks()  # lets go of what was held
             self._write_sorted(table)
         else:
-            self._writer.write_table(table, self._row_group_rows)
+            self._writer.write_table(self._with_constants(table), self._row_group_rows)
+
+    def _with_constants(self, table: pa.Table) -> pa.Table:
+        """Constant texts as dictionaries of one entry: the writer then looks at no text again."""
+        for name, text in self._constants.items():
+            at = table.schema.get_field_index(name)
+            table = table.set_column(at, name, _constant(text, table.num_rows))
+        return table
 
     def _write_sorted(self, table: pa.Table) -> None:
         """One row group after another: a sorted copy of all rows would need their memory again."""
@@ -126,6 +144,24 @@ class ParquetFile:
                 closing()
             except Exception:  # noqa: BLE001  # it failed before; that error counts
                 continue
+
+
+def _as_dictionaries(schema: pa.Schema, names: Collection[str]) -> pa.Schema:
+    """The schema as the writer is given it; in the file these columns are text as before."""
+    for name in names:
+        field = pa.field(name, pa.dictionary(pa.int8(), pa.string()))
+        schema = schema.set(schema.get_field_index(name), field)
+    return schema
+
+
+def _constant(text: str, rows: int) -> pa.DictionaryArray:
+    """One text in every row; `pa.array` would bring in pandas."""
+    data = text.encode()
+    ends = pa.py_buffer(np.array([0, len(data)], np.int32))
+    texts = pa.StringArray.from_buffers(1, ends, pa.py_buffer(data))
+    zeros = pa.py_buffer(np.zeros(rows, np.int8))
+    indices = pa.Array.from_buffers(pa.int8(), rows, [None, zeros])
+    return pa.DictionaryArray.from_arrays(indices, texts)
 
 
 def _fits(schema: pa.Schema, name: str) -> bool:

@@ -158,7 +158,7 @@ class TaskWriter:
                     " do not have"
                 )
             self.schema = rows.schema.remove_metadata()
-        elif not rows.schema.equals(self.schema):
+        elif self._job.transform is not None and not rows.schema.equals(self.schema):
             raise TransformError(
                 f"the transform must always return the same columns: first {self.schema}, then"
                 f" {rows.schema}"
@@ -195,6 +195,8 @@ class TaskWriter:
         start: int,
     ) -> _OpenFile:
         place = self._job.place
+        # A transform may put anything there.
+        is_constant = self._job.transform is None and TOPIC in schema.names
         subfolder = folder(self._job.partition_by, values) if place.in_folders else ""
         name = f"{self._task.number:06d}-{self._attempt}-{self._count:04d}{place.suffix}"
         key = f"{place.prefix}{subfolder}{name}"
@@ -206,6 +208,7 @@ class TaskWriter:
             row_group_rows=self._job.row_group_rows,
             sort_by=self._job.sort_within_files,
             bounded={field.source for field in self._job.partition_by},
+            constants={TOPIC: owner.topic} if is_constant else {},
         )
         return _OpenFile(
             key, file, owner.topic, owner.topic_id, owner.partition, values, start, start
