@@ -2,86 +2,162 @@
 
 from __future__ import annotations
 
+import os
+import time
 from typing import Final
 
-from benchmarks.bench import NEWEST_SPARK, SPARK_4_0, Bench, Contestant, SkippedError, Timings
+import google_crc32c
+import numpy as np
+
+from benchmarks.bench import (
+    NEWEST_SPARK,
+    SPARK_4_0,
+    Bench,
+    Contestant,
+    SkippedError,
+    Timings,
+    ceiling,
+)
 from benchmarks.report import Row, at_least
 from benchmarks.session import Query
 from benchmarks.tiers import Tier, TierShape, make_tier
+from kts_source.table import DEFAULT_COLUMNS
 
 _PARTITIONS: Final = 6
+_CORES: Final = 2
+_LARGE: Final = 512 << 20
+"""Bytes of a task that hands on next to nothing: Spark's own time for a task counts then."""
+_PIECE_BYTES: Final = 2 << 20
+_VALUE_BYTES: Final = 100
+_WHAT: Final = "WHERE key = …"
 
 
 def run(bench: Bench) -> list[Row]:
     """The key's rows are counted, so that nobody skips work."""
     log_bytes = (96 << 20) if bench.quick else (6200 << 20)
-    tier = make_tier(TierShape(100, log_bytes, partitions=_PARTITIONS))
-    repeats = 1 if bench.quick else 3
-    ours = bench.in_turns({"ours": Contestant(NEWEST_SPARK, _ours(tier))}, repeats=repeats)["ours"]
-    if ours.runs[0].rows != _PARTITIONS:
-        raise AssertionError(f"{ours.runs[0].rows} rows have the key")
-    what = f"WHERE key = …, {tier.records / 1e6:.1f} M records of 100 B"
-    speed = tier.records / ours.seconds
+    tier = make_tier(TierShape(_VALUE_BYTES, log_bytes, partitions=_PARTITIONS))
+    tasks = max(_PARTITIONS, tier.stored_bytes // _LARGE)
+    contestants = {
+        "usual": Contestant(NEWEST_SPARK, _ours(tier)),
+        "large": Contestant(NEWEST_SPARK, _ours(tier, targetPartitionBytes=str(_LARGE))),
+        "empty": Contestant(NEWEST_SPARK, Query("empty-tasks", {"tasks": str(tasks)})),
+    }
+    kafka_records = _add_kafka(bench, contestants)
+    found = bench.in_turns(contestants, repeats=_rounds(bench))
+    for name in ("usual", "large"):
+        _check_rows(found[name], _PARTITIONS)
+    what = f"{_WHAT}, {tier.records / 1e6:.1f} M records of 100 B"
+    usual, large = found["usual"].seconds, found["large"].seconds
+    least = _seconds_of_bytes(tier) / _CORES + found["empty"].seconds
     rows = [
-        Row(f"ours, {what}", ours.seconds, "s"),
-        Row(f"ours, {what}: scanned", speed / 1e6, "M records/s"),
+        Row(f"ours, {what}: scanned", tier.records / usual / 1e6, "M records/s"),
         Row(
-            f"ours, {what}: stored bytes scanned",
-            tier.stored_bytes / ours.seconds / 1e9,
-            "GB/s",
+            f"ours, {what}, targetPartitionBytes=512m: scanned",
+            tier.records / large / 1e6,
+            "M records/s",
+        ).noted(
+            f"{large:.2f} s; to read the bytes and check their CRC, and Spark's tasks with nothing"
+            f" to do: {least:.2f} s"
         ),
+        Row(f"ours, {what}: bytes scanned", tier.stored_bytes / large / 1e9, "GB/s"),
     ]
-    try:
-        rows += _against_kafka(bench, speed, repeats)
-    except SkippedError as skipped:
-        bench.report.skipped["WHERE on Spark's Kafka source"] = str(skipped)
+    if kafka_records:
+        rows += _against_kafka(found, kafka_records, tier.records, least)
     return rows + _columns(bench)
+
+
+def _rounds(bench: Bench) -> int:
+    return min(bench.repeats, 3)
 
 
 def _literal(number: int) -> str:
     return f"X'{number.to_bytes(8, 'big').hex()}'"
 
 
-def _ours(tier: Tier) -> Query:
+def _ours(tier: Tier, **options: str) -> Query:
     condition = f"key = {_literal(tier.records_per_partition // 2)}"
-    options = {**tier.options, "columns": "partition,offset,value", "where": condition}
-    return Query("tiered-kafka", options, sink="rows")
+    wanted = {"columns": "partition,offset,value", "where": condition}
+    return Query("tiered-kafka", {**tier.options, **wanted, **options}, sink="rows")
 
 
-def _against_kafka(bench: Bench, speed: float, repeats: int) -> list[Row]:
-    """Per record scanned: the Kafka source's topic is smaller, and its speed does not depend on
-    that.
-    """
-    from benchmarks.brokers import PARTITIONS, some_key
+def _check_rows(timings: Timings, count: int) -> None:
+    if timings.runs[0].rows != count:
+        raise AssertionError(f"{timings.runs[0].rows} rows have the key, not {count}")
 
-    broker = bench.broker()
+
+def _seconds_of_bytes(tier: Tier) -> float:
+    """To read the tier's logs and compute their CRC-32C, on one core."""
+    room = np.empty(_PIECE_BYTES, np.uint8)
+    began = time.perf_counter()
+    for path in sorted(tier.path.glob("*/*/*.log")):
+        with path.open("rb", buffering=0) as file:
+            while size := os.readv(file.fileno(), [room.data]):
+                google_crc32c.value(room[:size])
+    return time.perf_counter() - began
+
+
+def _add_kafka(bench: Bench, contestants: dict[str, Contestant]) -> int:
+    """Adds Spark's Kafka source, if there is one: how many records it will go through."""
+    from benchmarks.brokers import some_key
+
+    try:
+        broker = bench.broker()
+        bench.session(SPARK_4_0)
+    except SkippedError as skipped:
+        bench.report.skipped["WHERE on Spark's Kafka source"] = str(skipped)
+        return 0
     topic = broker.topics["small"]
     number = int.from_bytes(some_key(topic), "big")
     query = broker.through_broker("small", where=f"key = {_literal(number)}", sink="rows")
-    timings = bench.in_turns({"kafka": Contestant(SPARK_4_0, query)}, repeats=repeats)["kafka"]
-    if timings.runs[0].rows != PARTITIONS:
-        raise AssertionError(f"{timings.runs[0].rows} rows have the key")
-    theirs = topic.records / timings.seconds
-    name = "Spark's Kafka source, WHERE key = …, data in the tier, 100 B: scanned"
+    contestants["kafka"] = Contestant(SPARK_4_0, query)
+    return topic.records
+
+
+def _against_kafka(
+    found: dict[str, Timings], kafka_records: int, records: int, least: float
+) -> list[Row]:
+    """Per record scanned: the Kafka source's topic is smaller, and its speed does not depend on
+    that.
+    """
+    from benchmarks.brokers import PARTITIONS
+
+    _check_rows(found["kafka"], PARTITIONS)
+    each = found["kafka"].seconds / kafka_records
+    rows = [
+        Row(
+            f"Spark's Kafka source, {_WHAT}, data in the tier, 100 B: scanned",
+            1 / each / 1e6,
+            "M records/s",
+        )
+    ]
+    name = f"against Spark's Kafka source, {_WHAT}, records scanned a second"
+    scale = records / kafka_records
+    usual = found["usual"].times_faster_than(found["kafka"]) * scale
+    large = found["large"].times_faster_than(found["kafka"]) * scale
+    note = f"{each * records / least:.3g} × is what bytes, their CRC and Spark's tasks leave"
     return [
-        Row(name, theirs / 1e6, "M records/s"),
-        at_least(
-            "against Spark's Kafka source, WHERE key = …, records scanned a second",
-            speed / theirs,
-            "×",
-            25,
-        ),
+        *rows,
+        Row(name, usual, "×"),
+        at_least(f"{name}, targetPartitionBytes=512m", large, "×", 25).noted(note),
     ]
 
 
 def _columns(bench: Bench) -> list[Row]:
-    tier = make_tier(TierShape(100, (96 if bench.quick else 1536) << 20, partitions=_PARTITIONS))
-    query = Query("tiered-kafka", tier.options)
+    size = (96 if bench.quick else 1536) << 20
+    tier = make_tier(TierShape(_VALUE_BYTES, size, partitions=_PARTITIONS))
     narrow = Query("tiered-kafka", {**tier.options, "columns": "offset"})
-    found: dict[str, Timings] = bench.in_turns(
-        {"all": Contestant(NEWEST_SPARK, query), "offset": Contestant(NEWEST_SPARK, narrow)},
-        repeats=1 if bench.quick else 5,
+    tasks = max(_PARTITIONS, tier.stored_bytes >> 27)
+    bounds = {
+        name: ceiling(columns, rows=tier.records, tasks=tasks, value_bytes=_VALUE_BYTES)
+        for name, columns in (("ceiling", DEFAULT_COLUMNS), ("narrow ceiling", ("offset",)))
+    }
+    queries = {"all": Query("tiered-kafka", tier.options), "offset": narrow, **bounds}
+    found = bench.in_turns(
+        {name: Contestant(NEWEST_SPARK, query) for name, query in queries.items()},
+        repeats=_rounds(bench),
     )
+    handed = found["narrow ceiling"].times_faster_than(found["ceiling"])
+    share = found["offset"].times_faster_than(found["narrow ceiling"])
     return [
         Row("columns=offset, 100 B", tier.records / found["offset"].seconds / 1e6, "M records/s"),
         at_least(
@@ -89,5 +165,8 @@ def _columns(bench: Bench) -> list[Row]:
             found["offset"].times_faster_than(found["all"]),
             "×",
             3.5,
+        ).noted(
+            f"batches that are there already: {handed:.3g} ×, of which columns=offset runs at"
+            f" {share:.3g} of the speed"
         ),
     ]
