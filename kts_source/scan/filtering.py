@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from segment_format.arrow import DecodeCounters, RecordDecoder
     from segment_format.index.leader_epoch_checkpoint import EpochEntry
 
-_PROBE_ROWS: Final = 16384
+_PROBE_ROWS: Final = 32768
+"""More than a window of small records has: every batch costs the same calls."""
 _LARGE_COLUMNS: Final = frozenset(("value", "headers"))
 """Worth a second pass: the others are as quickly decoded as stepped over."""
 _MAX_BYTES: Final = 8 << 20
