@@ -8,6 +8,7 @@ import click
 
 from kts_source.cli.commands import print_json
 from kts_source.export.executor import LocalExecutor
+from kts_source.export.extras import require
 from kts_source.export.progress import default_progress
 from kts_source.export.run import DEFAULT_CLEAN_HOURS
 from kts_source.export.run import clean as run_clean
@@ -33,12 +34,19 @@ def export(
     older_than_hours: float | None,
     dry_run: bool,
 ) -> None:
-    """Runs an export on this machine, or through Spark, and prints its report."""
+    """Runs an export on this machine, or through Spark, and prints its report.
+
+    Raises:
+        InvalidOptionError: Options that do not fit, or a library for them that is not installed.
+    """
+    if png is not None:
+        require("matplotlib", "plot", "--png")  # now, not once the work is done
     named = {name: value for name, value in settings.items() if value not in (None, ())}
     named["resume"] = not named.pop("no_resume")
     if "catalog" in named:
         named["catalog"] = dict(pair.partition("=")[::2] for pair in named["catalog"])
     if with_spark and not clean:
+        require("pyspark", "spark", "--spark")
         from pyspark.sql import SparkSession
 
         from kts_source.spark.backfill import backfill

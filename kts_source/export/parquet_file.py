@@ -26,6 +26,9 @@ _DICTIONARY: Final = frozenset({"topic", "partition", "timestampType"})
 # Smaller than the defaults. Keys and values stay PLAIN: from DELTA_LENGTH_BYTE_ARRAY pages with
 # nulls the vectorized reader of Spark 4.0.0 makes wrong bytes without an error (4.3 does not).
 _ENCODINGS: Final = {"offset": "DELTA_BINARY_PACKED", "timestamp": "DELTA_BINARY_PACKED"}
+_EPOCH: Final = datetime.datetime(1970, 1, 1)  # as text it gets its zone
+_PER_MILLISECOND: Final = {"s": 1, "ms": 1, "us": 1000, "ns": 1_000_000}
+"""Units as files hold them: Parquet has no seconds."""
 _WRITE_BATCH_ROWS: Final = 4096
 """Rows that Arrow's writer encodes at a time: those of a batch that comes in."""
 
@@ -200,25 +203,29 @@ def statistics_of(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str, Col
                 break
             nulls += bounds.null_count
             if bounds.has_min_max:
-                lows.append(bounds.min)
-                highs.append(bounds.max)
+                # A timestamp as such would bring in pandas, and has years from 1 to 9999 only.
+                is_raw = pa.types.is_timestamp(field.type)
+                lows.append(bounds.min_raw if is_raw else bounds.min)
+                highs.append(bounds.max_raw if is_raw else bounds.max)
         else:
             found[field.name] = ColumnStatistics(
-                _plain(min(lows), up=False) if lows else None,
-                _plain(max(highs), up=True) if highs else None,
+                _plain(min(lows), field.type, up=False) if lows else None,
+                _plain(max(highs), field.type, up=True) if highs else None,
                 nulls,
             )
     return found
 
 
-def _plain(value: Any, *, up: bool) -> int | str:  # noqa: ANN401  # int, date or datetime
-    if isinstance(value, datetime.datetime):
-        rest = value.microsecond % 1000
-        value -= datetime.timedelta(microseconds=rest)
-        if rest and up:
-            value += datetime.timedelta(milliseconds=1)
-        text = value.replace(tzinfo=None).isoformat(timespec="milliseconds")
-        return f"{text}Z" if value.tzinfo is not None else text
+def _plain(value: Any, kind: pa.DataType, *, up: bool) -> int | str | None:  # noqa: ANN401  # int or date
+    if pa.types.is_timestamp(kind):
+        divisor = _PER_MILLISECOND[kind.unit]
+        milliseconds = -(-value // divisor) if up else value // divisor
+        try:
+            time = _EPOCH + datetime.timedelta(milliseconds=milliseconds)
+        except OverflowError:
+            return None
+        text = time.isoformat(timespec="milliseconds")
+        return text if kind.tz is None else f"{text}Z"
     if isinstance(value, datetime.date):
         return value.isoformat()
     return int(value)

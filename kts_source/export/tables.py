@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kts_source.export.extras import require
 from kts_source.export.settings import DELTA, ICEBERG
 
 if TYPE_CHECKING:
@@ -16,12 +17,15 @@ def open_table(settings: ExportSettings) -> ExportTable:
 
     Raises:
         UnsupportedTargetError: It cannot keep the promise of exactly once.
+        InvalidOptionError: The format's library is not installed.
     """
     if settings.table_format == DELTA:
+        require("deltalake", "delta", "a Delta table")
         from kts_source.export.delta import DeltaExportTable
 
         return DeltaExportTable(settings)
     if settings.table_format == ICEBERG:
+        require("pyiceberg", "iceberg", "an Iceberg table")
         from kts_source.export.iceberg import IcebergExportTable
 
         return IcebergExportTable(settings)

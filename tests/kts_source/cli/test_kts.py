@@ -210,6 +210,32 @@ def test_exit_codes(
     assert "interrupted" in err
 
 
+@pytest.mark.parametrize(
+    ("library", "extra", "arguments"),
+    [
+        ("deltalake", "delta", ["--table-format", "delta"]),
+        ("deltalake", "delta", ["--table-format", "delta", "--clean"]),
+        ("pyiceberg", "iceberg", ["--table-format", "iceberg", "--catalog", "type=sql"]),
+        ("pyspark", "spark", ["--spark"]),
+        ("matplotlib", "plot", ["--png", "report.png"]),
+    ],
+)
+def test_a_missing_extra_is_named_before_any_work(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    library: str,
+    extra: str,
+    arguments: list[str],
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    target = tmp_path / "lake"
+    code, _, err = run(capsys, "export", str(target), "--subscribe", "epochs", *arguments)
+    assert code == 2
+    assert f"pip install 'tiered-kafka[{extra}]'" in err
+    assert not target.exists()
+
+
 def _interrupted(*_arguments: object) -> None:
     raise KeyboardInterrupt
 

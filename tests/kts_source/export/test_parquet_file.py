@@ -1,17 +1,22 @@
-"""Files of rows that all hold one topic: written by another way, the same to every reader."""
+"""One file: constant columns read as if written row by row, bounds hold whatever the unit."""
 
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from kts_source.export.parquet_file import ParquetFile
+from tests.golden_data import TIER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
 _ROWS = 10_000
 
@@ -65,3 +70,42 @@ def test_a_constant_text_reads_as_if_every_row_had_been_written() -> None:
 def test_sorted_rows_keep_the_texts_they_came_with() -> None:
     file = _written({"topic": "orders-ö"}, sort_by=["value"])
     assert file.read().column("topic").to_pylist() == ["orders-ö"] * _ROWS
+
+
+@pytest.mark.parametrize(
+    ("unit", "zone", "values", "low", "high"),
+    [
+        ("s", None, [-1, 86_400], "1969-12-31T23:59:59.000", "1970-01-02T00:00:00.000"),
+        ("ms", "UTC", [-1, 1], "1969-12-31T23:59:59.999Z", "1970-01-01T00:00:00.001Z"),
+        ("us", "UTC", [-1, 1], "1969-12-31T23:59:59.999Z", "1970-01-01T00:00:00.001Z"),
+        ("ns", None, [-1, 1], "1969-12-31T23:59:59.999", "1970-01-01T00:00:00.001"),
+        ("us", "UTC", [0, 1 << 60], "1970-01-01T00:00:00.000Z", None),  # the year 38505
+    ],
+)
+def test_bounds_of_timestamps_hold_every_row(
+    unit: str, zone: str | None, values: list[int], low: str, high: str | None
+) -> None:
+    times = pa.array([*values, None], pa.int64()).cast(pa.timestamp(unit, zone))
+    rows = pa.RecordBatch.from_arrays([times], names=["at"])
+    file = ParquetFile(_Kept(), rows.schema, compression="zstd", row_group_rows=1, sort_by=())
+    file.add(rows)
+    _, bounds = file.close()
+    assert (bounds["at"].low, bounds["at"].high, bounds["at"].nulls) == (low, high, 1)
+
+
+def test_a_task_needs_no_pandas(tmp_path: Path) -> None:
+    program = f"""
+import sys
+sys.modules["pandas"] = None
+from kts_source.export.executor import LocalExecutor
+from kts_source.export.run import export
+from kts_source.export.settings import export_settings
+source = {{"path": {str(TIER)!r}, "keyPrefix": "tiered/", "subscribe": "wide"}}
+print(export(source, export_settings({str(tmp_path / "lake")!r}), LocalExecutor(1)).rows)
+assert "pytz" not in sys.modules
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 0
