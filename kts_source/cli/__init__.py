@@ -20,4 +20,7 @@ def main() -> int:
             raise
         print(f"kts needs {error.name}: pip install 'tiered-kafka[cli]'", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:  # while the libraries are loaded; `run` answers for the rest
+        print("interrupted", file=sys.stderr)
+        return 130
     return run()
