@@ -18,5 +18,9 @@ def require(library: str, extra: str, what: str) -> None:
     Raises:
         InvalidOptionError: It is not installed; says what to install.
     """
-    if importlib.util.find_spec(library) is None:
+    try:
+        found = importlib.util.find_spec(library)
+    except ModuleNotFoundError:  # the package that it lies in
+        found = None
+    if found is None:
         raise InvalidOptionError(f"{what} needs {library}: pip install 'tiered-kafka[{extra}]'")

@@ -21,6 +21,7 @@ from urllib.parse import quote
 
 from kts_source.errors import InvalidOptionError
 from kts_source.export.errors import ExportError
+from kts_source.export.extras import require
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 AVRO: Final = "AVRO"
 JSON: Final = "JSON"
 PROTOBUF: Final = "PROTOBUF"
+
+EXTRA: Final = "registry"
+"""The extra of this package that brings what decodes Avro and Protobuf."""
 
 _MAX_SCHEMA_BYTES: Final = 16 << 20
 _MAX_REFERENCES: Final = 256
@@ -76,7 +80,8 @@ def find_schema(
 
     Raises:
         LookupError: There is no such schema.
-        RegistryError: The registry does not answer as it should.
+        RegistryError: The registry does not answer as it should, or there is no such folder.
+        InvalidOptionError: The library that a folder's file needs is not installed here.
     """
     if registry.startswith(("http://", "https://")):
         return _Client(registry.rstrip("/"), auth).schema(schema_id)
@@ -90,11 +95,14 @@ def _read(folder: Path, schema_id: int) -> RegisteredSchema:
             return RegisteredSchema(kind, ((path.name, path.read_bytes()),))
     path = folder / f"{schema_id}.desc"
     if path.is_file():
+        require("google.protobuf", EXTRA, "Protobuf")
         from google.protobuf import descriptor_pb2
 
         files = descriptor_pb2.FileDescriptorSet.FromString(path.read_bytes()).file
         parts = tuple((file.name, file.SerializeToString()) for file in files)
         return RegisteredSchema(PROTOBUF, parts)
+    if not folder.is_dir():
+        raise RegistryError(f"there is no folder of schemas at {folder} on this machine")
     raise LookupError(f"the folder has no schema {schema_id}")
 
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from kts_source.errors import TieredKafkaError
-from kts_source.export.schema_registry import AVRO, JSON, check_registry, find_schema
+from kts_source.export.extras import require
+from kts_source.export.schema_registry import AVRO, EXTRA, JSON, check_registry, find_schema
 from kts_source.export.transforms import (
     DEFAULT_KEPT,
     Transformed,
@@ -77,6 +78,7 @@ class WireFormatColumns:
 
         Raises:
             RegistryError: The registry does not answer.
+            InvalidOptionError: The library for a schema's kind is not installed here.
         """
         return assemble(
             batch, self.keep, decode_rows(batch, self.column, self.schema, self._decode)
@@ -108,6 +110,7 @@ class WireFormatColumns:
 
 def _avro(schemas: Sequence[Any]) -> Callable[[bytes], dict[str, Any]]:
     """Decodes by the last schema; those before it are what it refers to."""
+    require("fastavro", EXTRA, "Avro")
     import fastavro
 
     named: dict[str, Any] = {}
@@ -144,6 +147,7 @@ def _json(payload: bytes) -> dict[str, Any]:
 
 def _protobuf(parts: Sequence[tuple[str, bytes]]) -> Callable[[bytes], dict[str, Any]]:
     """Decodes by the last file; those before it are what it imports, by the names it uses."""
+    require("google.protobuf", EXTRA, "Protobuf")
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
     pool = descriptor_pool.DescriptorPool()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kts_source.errors import InvalidOptionError
@@ -115,6 +115,7 @@ PIECES = st.sampled_from(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(PIECES, max_size=8).map(b"".join), max_size=5))
 def test_json_batches_equal_single_values(values: list[bytes]) -> None:
     together = parse_json_objects(pa.array(values, pa.binary()), SCHEMA)

@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import pickle
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
@@ -117,6 +118,22 @@ def test_wire_format_rejects(registry: Path) -> None:
 def test_a_silent_registry_is_not_the_rows_fault() -> None:
     transform = WireFormatColumns(PAIR, "http://127.0.0.1:9", keep=KEEP)
     with pytest.raises(RegistryError, match="does not answer"):
+        transform.apply(batch_of([header(1) + b"x"]))
+
+
+@pytest.mark.parametrize(("number", "library"), [(1, "fastavro"), (3, "google.protobuf")])
+def test_a_machine_without_the_library_is_not_the_rows_fault(
+    registry: Path, monkeypatch: pytest.MonkeyPatch, number: int, library: str
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    transform = WireFormatColumns(PAIR, str(registry), keep=KEEP)
+    with pytest.raises(InvalidOptionError, match=r"pip install 'tiered-kafka\[registry\]'"):
+        transform.apply(batch_of([header(number) + b"\0x"]))
+
+
+def test_a_machine_without_the_folder_is_not_the_rows_fault(tmp_path: Path) -> None:
+    transform = WireFormatColumns(PAIR, str(tmp_path / "nowhere"), keep=KEEP)
+    with pytest.raises(RegistryError, match="no folder of schemas"):
         transform.apply(batch_of([header(1) + b"x"]))
 
 
