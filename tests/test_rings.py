@@ -73,7 +73,13 @@ OPTIONAL: dict[str, tuple[set[str], str]] = {
     "kts_source.metrics": ({"matplotlib"}, "a plot for the notebook that asks for one"),
 }
 # Parts of a declared dependency that come as packages of their own.
-COMES_WITH = {"llvmlite": "numba", "botocore": "s3fs", "aiohttp": "s3fs", "py4j": "pyspark"}
+COMES_WITH = {
+    "llvmlite": "numba",
+    "aiobotocore": "s3fs",
+    "botocore": "s3fs",
+    "aiohttp": "s3fs",
+    "py4j": "pyspark",
+}
 
 # Where pyspark may be imported, and whether only inside functions.
 SPARK_RING = "kts_source.spark"

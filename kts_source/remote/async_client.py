@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from kts_source.remote.cancel import CancelledFetchError, cancelled_by
 from kts_source.remote.hedge import hedged
+from kts_source.remote.meanwhile import take_work
 from kts_source.remote.retry import TransientError
 from kts_source.secret import scrub
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine
 
 T = TypeVar("T")
 
@@ -27,10 +28,23 @@ _CLOSE_SECONDS = 2.0
 
 
 class AsyncClient:
-    """Owns the file system of this process and runs coroutines on its loop."""
+    """Owns the file system of this process and runs coroutines on its loop.
 
-    def __init__(self, connect: Callable[[], Any], *, deadline_seconds: float) -> None:
+    Args:
+        connect: Makes the file system.
+        deadline_seconds: What one `run` may take.
+        prepare: Awaited on the loop before each call: what the first one needs.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], Any],
+        *,
+        deadline_seconds: float,
+        prepare: Callable[[Any], Awaitable[object]] | None = None,
+    ) -> None:
         self._connect = connect
+        self._prepare = prepare
         self._deadline_seconds = deadline_seconds
         self._process = os.getpid()
         self._lock = threading.Lock()
@@ -59,7 +73,8 @@ class AsyncClient:
         hedge_after_seconds: float | None = None,
         on_hedge: Callable[[], object] = lambda: None,
     ) -> T:
-        """The result of `call(filesystem)`, awaited on the file system's loop.
+        """The result of `call(filesystem)`, awaited on the file system's loop. Does what
+        `doing_meanwhile` has for it as soon as the call has begun.
 
         Args:
             call: Makes one attempt.
@@ -71,13 +86,25 @@ class AsyncClient:
             CancelledFetchError: The caller's scope was cancelled.
         """
         filesystem = self.filesystem
-        attempt = hedged(
-            lambda: call(filesystem), after_seconds=hedge_after_seconds, on_second=on_hedge
-        )
-        coroutine = asyncio.wait_for(attempt, self._deadline_seconds)
+        begun = threading.Event()
+
+        async def attempt() -> T:
+            if self._prepare is not None:
+                await self._prepare(filesystem)
+            begun.set()
+            return await hedged(
+                lambda: call(filesystem), after_seconds=hedge_after_seconds, on_second=on_hedge
+            )
+
+        coroutine = asyncio.wait_for(attempt(), self._deadline_seconds)
         future = asyncio.run_coroutine_threadsafe(coroutine, filesystem.loop)
         try:
             with cancelled_by(future.cancel):
+                if (work := take_work()) is not None:
+                    future.add_done_callback(lambda _future: begun.set())
+                    begun.wait()
+                    if not future.done():
+                        work()
                 return future.result()
         except concurrent.futures.CancelledError:
             raise CancelledFetchError from None

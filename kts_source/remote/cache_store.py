@@ -152,11 +152,12 @@ class CachedStore:
 
 class _LogStore:
     """The same store for the bytes of segments: kept chunk by chunk, so that reads cut elsewhere
-    find them.
+    find them; or not kept at all.
     """
 
     def __init__(self, whole: CachedStore, ranges: _CachedRanges, *, restores: bool) -> None:
         self.restores = restores
+        self.keeps = ranges.cache is not None
         self._whole = whole
         self._ranges = ranges
         self._expected: dict[tuple[str, str | None], _Expected] = {}

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from kts_source.remote.cancel import Cancellation
+from kts_source.remote.meanwhile import doing_meanwhile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
@@ -89,6 +90,7 @@ def fetch_ranges(
     slow_start: bool = False,
     near: bool = False,
     on_read: Callable[[float], object] = lambda _seconds: None,
+    meanwhile: Callable[[], object] | None = None,
 ) -> FetchedRanges:
     """Reads ranges ahead of the consumer and hands them on in order.
 
@@ -110,6 +112,8 @@ def fetch_ranges(
             thread reads them, as long as it need not wait for them. Threads would only copy them
             into memory that no core has at hand.
         on_read: Called in the reading thread with the seconds that a request took.
+        meanwhile: What the consumer's thread may do while it waits for the first answer of a slow
+            start, see `doing_meanwhile`.
 
     Returns:
         The results. Nothing is read before the first is asked for. The error of a request is raised
@@ -132,6 +136,7 @@ def fetch_ranges(
             prefetch_bytes,
             slow_start,
             near,
+            meanwhile,
         )
     )
 
@@ -158,6 +163,7 @@ def _results(
     prefetch_bytes: int,
     slow_start: bool,
     near: bool,
+    meanwhile: Callable[[], object] | None,
 ) -> Generator[Fetched]:
     done_with = 0  # bytes; they bound the read-ahead of a slow start
     if near and _OF_THREAD is not None:
@@ -177,7 +183,10 @@ def _results(
         first = next(requests, None)
         if first is None:
             return
-        yield Fetched(first, store.read(first))
+        with doing_meanwhile(meanwhile):
+            data = store.read(first)
+        yield Fetched(first, data)
+        del data
         done_with = first.byte_range.size
     if not prefetch_bytes:
         # One at a time: planning does it thousands of times, and threads cost more than the work.

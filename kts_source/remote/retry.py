@@ -64,15 +64,6 @@ class RetryPolicy:
         Raises:
             StoreUnavailableError: Every attempt failed; carries the history.
         """
-        # It imports event loops, which a folder has no use for.
-        from tenacity import (
-            Retrying,
-            retry_if_exception_type,
-            stop_after_attempt,
-            stop_after_delay,
-            wait_random_exponential,
-        )
-
         began = time.monotonic()
         history: list[str] = []
 
@@ -84,22 +75,13 @@ class RetryPolicy:
                 history.append(f"attempt {len(history) + 1}, failed after {after:.2f} s: {error}")
                 raise
 
-        def count(_state: RetryCallState) -> None:
-            tally.add(retries=1)
-
-        retrying = Retrying(
-            stop=stop_after_attempt(self.max_attempts)
-            | stop_after_delay(self.give_up_after_seconds),
-            wait=wait_random_exponential(
-                multiplier=self.first_pause_seconds, max=self.max_pause_seconds
-            ),
-            retry=retry_if_exception_type(TransientError),
-            sleep=pause,
-            before_sleep=count,
-            reraise=True,
-        )
+        first: list[TransientError] = []
         try:
-            return retrying(attempt)
+            return attempt()
+        except TransientError as error:
+            first.append(error)
+        try:
+            return self._again(attempt, first, time.monotonic() - began, tally)
         except TransientError as error:
             # The library's own exceptions stay out: their texts are not ours to vouch for.
             raise StoreUnavailableError(
@@ -107,6 +89,42 @@ class RetryPolicy:
                 uri=uri,
                 attempts=tuple(history),
             ) from None
+
+    def _again(
+        self, attempt: Callable[[], T], first: list[TransientError], seconds: float, tally: Tally
+    ) -> T:
+        """The loop after its first attempt, which took so many seconds; takes out how it failed.
+
+        Most requests need no second one, and a short query not the library, whose import takes as
+        long as some answers.
+        """
+        from tenacity import (
+            Retrying,
+            retry_if_exception_type,
+            stop_after_attempt,
+            stop_after_delay,
+            wait_random_exponential,
+        )
+
+        def next_attempt() -> T:
+            if first:
+                raise first.pop()
+            return attempt()
+
+        def count(_state: RetryCallState) -> None:
+            tally.add(retries=1)
+
+        return Retrying(
+            stop=stop_after_attempt(self.max_attempts)
+            | stop_after_delay(max(0.0, self.give_up_after_seconds - seconds)),
+            wait=wait_random_exponential(
+                multiplier=self.first_pause_seconds, max=self.max_pause_seconds
+            ),
+            retry=retry_if_exception_type(TransientError),
+            sleep=pause,
+            before_sleep=count,
+            reraise=True,
+        )(next_attempt)
 
 
 DEFAULT_RETRY_POLICY = RetryPolicy()

@@ -83,7 +83,9 @@ class S3Store:
         self._tally = Tally()
         self._hidden = Secret(secret_values(storage.reveal()))
         self._client = AsyncClient(
-            self._connect, deadline_seconds=retry_policy.request_deadline_seconds
+            self._connect,
+            deadline_seconds=retry_policy.request_deadline_seconds,
+            prepare=lambda filesystem: filesystem.set_session(),
         )
 
     @classmethod
@@ -231,16 +233,15 @@ class S3Store:
     # -- requests
 
     def _connect(self) -> Any:  # noqa: ANN401  # s3fs ships no types
-        import s3fs
+        from kts_source.remote.s3_client import connect
 
-        arguments = s3_arguments(
-            self._storage.reveal(),
-            connect_timeout_seconds=self._retry_policy.connect_timeout_seconds,
-            read_timeout_seconds=self._retry_policy.read_timeout_seconds,
+        return connect(
+            s3_arguments(
+                self._storage.reveal(),
+                connect_timeout_seconds=self._retry_policy.connect_timeout_seconds,
+                read_timeout_seconds=self._retry_policy.read_timeout_seconds,
+            )
         )
-        filesystem = s3fs.S3FileSystem(**arguments, skip_instance_cache=True)
-        filesystem.retries = 1
-        return filesystem
 
     def _request(
         self,

@@ -17,11 +17,10 @@ from kts_source.remote.neighbours import NeighbourReads
 from kts_source.remote.stopwatch import Stopwatch
 from segment_format.errors import ChunkError, DecryptionError, SegmentFormatError
 from segment_format.manifest.chunk_index import Chunk
-from segment_format.manifest.segment_manifest import IndexRange
 from segment_format.manifest.transform import RestoreTimes, restore_chunk, restore_index
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator
 
     from kts_source.keyring import KeyRing
     from kts_source.remote.cache_sides import SideFilePack
@@ -137,6 +136,8 @@ class SegmentReader:
         Raises:
             CorruptSegmentError: It is too large, or cannot be decrypted.
         """
+        from segment_format.manifest.segment_manifest import IndexRange  # with all of a manifest
+
         stored = objects.indexes.get(kind)
         if stored is None or stored.size == 0:
             return None if stored is None else b""
@@ -161,8 +162,19 @@ class SegmentReader:
                 f"{kind.value} index in {uri}, bytes [{stored.start}, {stored.stop}): {error}"
             ) from error
 
+    def reads_parts(self, objects: SegmentObjects) -> bool:
+        """Whether of a span's first and last chunks only its own bytes are read: where chunks are
+        stored as they are, and no cache keeps them whole.
+        """
+        cached = isinstance(self.store, CachedStore) and self.store.log_store.keeps
+        return _is_plain(objects) and not cached and not getattr(self.store, "is_near", False)
+
     def windows(
-        self, spans: Iterable[S], *, read_ahead: ReadAhead = NO_READ_AHEAD
+        self,
+        spans: Iterable[S],
+        *,
+        read_ahead: ReadAhead = NO_READ_AHEAD,
+        meanwhile: Callable[[], object] | None = None,
     ) -> Generator[tuple[S, memoryview]]:
         """The original bytes of spans, one span after the other, cut at chunk borders.
 
@@ -171,6 +183,7 @@ class SegmentReader:
         Args:
             spans: What to read; taken one by one as the read-ahead gets to them.
             read_ahead: How much to have under way.
+            meanwhile: What this thread may do while it waits for a slow start's first bytes.
 
         Yields:
             The span and its next bytes, in order.
@@ -193,10 +206,12 @@ class SegmentReader:
                 if log_store is not None:
                     log_store.expect(objects, partial(self._restore, objects))
                 chunks = objects.chunk_index.chunks(span.start, span.stop)
-                plain = not objects.compression and objects.encryption is None
-                groups = (
-                    _near_groups(span, chunks, plain) if near else request_groups(chunks, first)
-                )
+                if near:
+                    groups = _near_groups(span, chunks, _is_plain(objects))
+                else:
+                    if self.reads_parts(objects):
+                        chunks = tuple(_inside(span, chunk) for chunk in chunks)
+                    groups = request_groups(chunks, first)
                 for group in groups:
                     first = False
                     under_way.append((span, group))
@@ -215,6 +230,7 @@ class SegmentReader:
             slow_start=read_ahead.slow_start,
             near=near,
             on_read=self.stopwatch.fetched,
+            meanwhile=meanwhile,
         ) as fetched:
             try:
                 while True:
@@ -310,6 +326,18 @@ def _key_hint(error: SegmentFormatError, envelope: Envelope | None) -> str:
             f" bytes were changed)"
         )
     return f" (encrypted with key id {key_id!r})"
+
+
+def _is_plain(objects: SegmentObjects) -> bool:
+    return not objects.compression and objects.encryption is None
+
+
+def _inside(span: SegmentSpan, chunk: Chunk) -> Chunk:
+    """What of a chunk belongs to the span, where it is stored as it is."""
+    low = max(span.start, chunk.original_position)
+    size = min(span.stop, chunk.original_stop) - low
+    stored = chunk.transformed_position + low - chunk.original_position
+    return Chunk(chunk.id, low, size, stored, size)
 
 
 def _near_groups(

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from kts_source.errors import CorruptSegmentError
 from kts_source.remote.segment import IndexType
-from kts_source.remote.segment_reader import request_groups
-from kts_source.scan.side_files import parse_borders
+from kts_source.remote.segment_reader import FIRST_REQUEST_BYTES, request_groups
 
 if TYPE_CHECKING:
     from kts_source.remote.segment_reader import SegmentReader
@@ -78,11 +77,12 @@ def borders(part: SegmentSlice, reader: SegmentReader) -> tuple[Border, Border]:
     segment.
     """
     size = part.objects.size_in_bytes
-    index = (
-        None
-        if part.is_whole
-        else parse_borders(reader.index(part.objects, IndexType.OFFSET), part.segment_start, size)
-    )
+    index = None
+    if not part.is_whole:
+        from kts_source.scan.side_files import parse_borders  # the first bytes are read without
+
+        stored = reader.index(part.objects, IndexType.OFFSET)
+        index = parse_borders(stored, part.segment_start, size)
     return _border(index, part.cut_start, part), _border(index, part.cut_stop, part)
 
 
@@ -91,12 +91,16 @@ def segment_start(part: SegmentSlice) -> Border:
     return Border(0, None, part.segment_start - 1)
 
 
-def sure_stop(part: SegmentSlice) -> int:
+def sure_stop(part: SegmentSlice, reader: SegmentReader) -> int:
     """End of the first request's bytes where the slice has them wherever it turns out to end: a
-    segment's first slice, unless it is that short. 0 where it is not, or nothing is to be looked
-    up.
+    segment's first slice, unless it is that short. 0 where it is not, or the request would be as
+    small in any case, and nothing is to be looked up.
     """
-    if part.cut_start != 0 or part.is_whole:
+    if part.cut_start != 0:
+        return 0
+    if reader.reads_parts(part.objects):
+        return FIRST_REQUEST_BYTES if part.cut_stop > FIRST_REQUEST_BYTES else 0
+    if part.is_whole:
         return 0
     chunks = part.objects.chunk_index.chunks(0, part.cut_stop)
     first = next(request_groups(chunks, True))

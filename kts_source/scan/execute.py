@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,17 +30,13 @@ from kts_source.scan.borders import (
     segment_start,
     sure_stop,
 )
-from kts_source.scan.predicate.bounds import TRUE, region, specialised
-from kts_source.scan.pruning import first_millisecond, last_millisecond
 from kts_source.table import PARTITION, PLACE_COLUMNS, SEGMENT_ID, TOPIC
-from segment_format.arrow import RecordDecoder
 from segment_format.errors import SegmentFormatError, TruncatedBatchError
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
 
     from kts_source.options import ScanOptions
-    from kts_source.scan.filtering import FilteringDecoder
     from kts_source.scan.metrics import TaskMeter
     from kts_source.scan.predicate.model import Predicate
     from kts_source.scan.task import ScanTask, SegmentSlice
@@ -127,7 +122,8 @@ def _read(
     """The rows up to the first slice whose object has gone, which is returned."""
     decoding: _SliceDecoder | None = None
     ahead = settings.read_ahead
-    windows = reader.windows(_spans(slices, reader, early=ahead.slow_start), read_ahead=ahead)
+    spans = _spans(slices, reader, early=ahead.slow_start)
+    windows = reader.windows(spans, read_ahead=ahead, meanwhile=_prepare_decoder)
     with closing(windows):
         try:
             for span, window in windows:
@@ -160,6 +156,12 @@ def _read(
         if decoding is not None:
             yield from decoding.finish(meter)
     return None
+
+
+def _prepare_decoder() -> None:
+    from kts_source.scan.slice_decoder import prepare
+
+    prepare()
 
 
 class _VanishedSliceError(Exception):
@@ -215,7 +217,7 @@ def _spans(
     where they need no look at an index: a LIMIT may want no more.
     """
     for part in slices:
-        sure = sure_stop(part) if early else 0
+        sure = sure_stop(part, reader) if early else 0
         early = False
         if sure:
             yield _SliceSpan.of(part, 0, sure, segment_start(part), None)
@@ -240,8 +242,16 @@ class _SliceDecoder:
         self._reader = reader
         self._check = BorderCheck(span.first)
         self._place = _PlaceColumns(part, settings.columns)
-        # A batch of no column would have no length.
-        self._decoder = _decoder(span, settings, names or ("offset",))
+        from kts_source.scan.slice_decoder import open_decoder
+
+        self._decoder = open_decoder(
+            part,
+            span.first,
+            span.last,
+            settings,
+            columns=names or ("offset",),  # a batch of no column would have no length
+            max_rows=MAX_ROWS,
+        )
 
     @property
     def done(self) -> bool:
@@ -279,40 +289,6 @@ class _SliceDecoder:
                 yield self._place.added_to(batch)
         if meter is not None:
             meter.add_decoded(self._decoder.counters)
-
-
-def _decoder(
-    span: _SliceSpan, settings: ReadSettings, columns: tuple[str, ...]
-) -> RecordDecoder | FilteringDecoder:
-    part = span.part
-    position = span.first.position
-    where = settings.where
-    rest = TRUE if where is None else specialised(where, part.topic, part.partition)
-    box = region(rest)
-    make = partial(
-        RecordDecoder,
-        start_offset=part.start_offset,
-        stop_offset=part.stop_offset,
-        aborted=part.aborted,
-        check_crcs=settings.check_crcs,
-        max_rows=MAX_ROWS,
-        max_batch_bytes=settings.max_batch_bytes,
-        lineage=part.lineage or None,
-        offset_bounds=(
-            span.first.after_offset + 1,
-            # Where the slice's end is not known yet, what follows it is checked when it is.
-            part.segment_stop
-            if span.last is None or span.last.last_offset is None
-            else span.last.last_offset,
-        ),
-        first_timestamp=first_millisecond(box),
-        last_timestamp=last_millisecond(box),
-    )
-    if rest == TRUE:
-        return make(columns=columns, position=position)
-    from kts_source.scan.filtering import FilteringDecoder  # brings in Arrow's functions
-
-    return FilteringDecoder(rest, make, columns=columns, position=position, max_rows=MAX_ROWS)
 
 
 @contextmanager

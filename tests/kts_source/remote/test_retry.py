@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from kts_source.errors import StoreError, StoreUnavailableError
@@ -82,3 +84,29 @@ def test_no_attempt_begins_after_the_time_is_up(pauses: list[float]) -> None:
         RetryPolicy(give_up_after_seconds=0).run(operation, uri="u", tally=Tally())
     assert operation.calls == 1
     assert pauses == []
+
+
+def test_the_first_attempt_uses_up_time(pauses: list[float]) -> None:
+    class Slow(Flaky):
+        def __call__(self) -> str:
+            time.sleep(0.02)
+            return super().__call__()
+
+    operation = Slow(99)
+    with pytest.raises(StoreUnavailableError, match="1 attempts"):
+        RetryPolicy(give_up_after_seconds=0.01).run(operation, uri="u", tally=Tally())
+    assert operation.calls == 1
+    assert pauses == []
+
+
+def test_a_final_error_after_a_transient_one_stands_alone(pauses: list[float]) -> None:
+    operation = Flaky(1)
+
+    def then_broken() -> None:
+        operation()
+        raise StoreError("final")
+
+    with pytest.raises(StoreError, match="final") as caught:
+        RetryPolicy().run(then_broken, uri="u", tally=Tally())
+    assert caught.value.__context__ is None
+    assert len(pauses) == 1
