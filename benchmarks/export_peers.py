@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import shutil
 from typing import TYPE_CHECKING, Final
 
 from benchmarks.bench import SPARK_4_0, Bench, Contestant, Timings
@@ -29,26 +29,22 @@ def run(bench: Bench) -> list[Row]:
 
 
 def _one(bench: Bench, name: str) -> list[Row]:
-    """Every run writes into a folder of its own: an export into a full one has nothing to do."""
+    """Every run finds its folder empty: an export into a full one has nothing to do."""
     broker = bench.broker()
     topic = broker.topics[name]
-    folder = bench.folder()
-    numbers = itertools.count()
-
-    def target() -> str:
-        return str(folder / str(next(numbers)))
-
+    target = bench.folder() / "written"
     nothing = Query("empty-tasks", {"tasks": "2"}, sink="rows")
     runs: dict[str, list[Run]] = {"ours": [], "kafka": [], "empty": []}
     for number in range((1 if bench.quick else 3) + 1):
-        ours = broker.from_tier(name, sink="backfill", target=target())
-        kafka = broker.through_broker(name, sink="parquet", target=target())
+        ours = broker.from_tier(name, sink="backfill", target=str(target))
+        kafka = broker.through_broker(name, sink="parquet", target=str(target))
         for key, contestant in (
             ("ours", Contestant(SPARK_4_0, ours)),
             ("kafka", Contestant(SPARK_4_0, kafka, with_broker=True)),
             ("empty", Contestant(SPARK_4_0, nothing)),
         ):
             run = bench.run(contestant)
+            shutil.rmtree(target, ignore_errors=True)
             if number:
                 runs[key].append(run)
     mine, theirs, empty = (Timings(tuple(found)) for found in runs.values())
