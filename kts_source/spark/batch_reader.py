@@ -118,8 +118,8 @@ def _place(scan: str) -> TaskPlace:
 
 @contextlib.contextmanager
 def _garbage_left_alone() -> Iterator[None]:
-    """No collection before a worker's first rows: what is imported meanwhile is many objects and no
-    garbage, and looking through it took a fifth of the time.
+    """No collection before a worker's first rows, nor one of all that was imported for them right
+    then: it is many objects and no garbage, and looking through it took a fifth of the time.
     """
     if _modules_frozen or not gc.isenabled():
         yield
@@ -128,6 +128,7 @@ def _garbage_left_alone() -> Iterator[None]:
     try:
         yield
     finally:
+        gc.freeze()  # until the task has ended
         gc.enable()
 
 
@@ -137,6 +138,8 @@ def _keep_garbage_collector_short() -> None:
     """
     global _modules_frozen
     if len(sys.modules) != _modules_frozen:
+        if not _modules_frozen:
+            gc.unfreeze()  # the first task's own objects were frozen with the modules
         gc.collect()
         gc.freeze()
         _modules_frozen = len(sys.modules)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 
 import pytest
 
@@ -44,6 +45,35 @@ def test_the_collector_rests_until_the_first_rows_only(monkeypatch: pytest.Monke
     assert gc.isenabled()
     next(reader.read(partition))
     assert seen == [False, True]  # a worker's second task has nothing left to import
+
+
+def test_what_the_first_task_leaves_is_collected_though_it_was_frozen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Cycle:
+        def __init__(self) -> None:
+            self.own = self
+
+    left: list[weakref.ref[Cycle]] = []
+    place = batch_reader._place
+
+    def leaving(scan: str) -> object:
+        left.append(weakref.ref(Cycle()))
+        return place(scan)
+
+    monkeypatch.setattr(batch_reader, "_place", leaving)
+    monkeypatch.setattr(batch_reader, "_modules_frozen", 0)
+    reader = reader_of("codecs")
+    partition, *_ = reader.partitions()
+    rows = reader.read(partition)
+    try:
+        next(rows)
+        gc.collect()
+        assert left[0]() is not None  # frozen: no collection looks through what was imported
+        rows.close()  # type: ignore[attr-defined]  # a generator
+        assert left[0]() is None
+    finally:
+        gc.unfreeze()
 
 
 @pytest.mark.usefixtures("fresh_worker")
