@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from benchmarks.fetch_s3 import BUCKET, gateway, paced, s3_options, server_program
 from benchmarks.report import Row, at_most
-from benchmarks.tiers import TierShape, make_tier
+from benchmarks.tiers import TOPIC, TierShape, make_tier
+from kts_source.remote.segment_reader import FIRST_REQUEST_BYTES
 from segment_format.kafka_uuid import uuid_to_text
 from segment_format.manifest.chunk_index import FixedChunkIndex
 from segment_format.manifest.segment_manifest import SegmentManifest
@@ -33,6 +34,8 @@ _SEGMENTS: Final = 100
 _SEGMENT_BYTES: Final = 1 << 30
 _CHUNK_BYTES: Final = 4 << 20
 _REPEATS: Final = 5
+_FEW_ROWS: Final = 1000
+_FEW: Final = json.dumps({TOPIC: {"0": _FEW_ROWS}})
 _SPARKS_DAEMON: Final = "pyspark.daemon"
 _OUR_DAEMON: Final = "kts_source.spark.daemon"
 
@@ -58,34 +61,49 @@ def limit_rows(pace: tuple[float, float]) -> list[Row]:
                 for module in (_SPARKS_DAEMON, _OUR_DAEMON)
             }
     name = "limit(10) of 100 GiB, 60 ms away, warm Spark"
-    wire = (
-        2 * pace[0] + _CHUNK_BYTES / pace[1]
-    )  # an index that cuts the first task, its first chunk
+    wire = pace[0] + FIRST_REQUEST_BYTES / pace[1]
     rows = []
     for module, run in runs.items():
-        none, ours = statistics.median(run.of_nothing), statistics.median(run.seconds)
+        none = statistics.median(run.of_nothing)
         rows += [
-            Row(f"limit(10) of a Python source that has its rows, {module}", none, "s"),
-            at_most(f"{name}, after planning, {module}", ours, "s", 0.8).noted(
-                f"{min(run.seconds):.2f} to {max(run.seconds):.2f} s; beyond a source that has its"
-                f" rows {ours - none:.2f} s, of which the wire takes {wire:.2f}"
+            Row(
+                f"limit(10) of a Python source that has its rows, a new worker of {module}",
+                none,
+                "s",
+            ),
+            _row(f"{name}, after planning, a new worker of {module}", run.seconds, none, wire),
+            _row(
+                f"{name}, after planning, a worker of {module} that has read before",
+                run.read_before,
+                none,
+                wire,
             ),
         ]
     touched = max(most for run in runs.values() for most in run.touched)
     return [*rows, at_most(f"{name}, bytes touched", touched / (1 << 20), "MiB", 16)]
 
 
+def _row(name: str, seconds: list[float], none: float, wire: float) -> Row:
+    ours = statistics.median(seconds)
+    return at_most(name, ours, "s", 0.8).noted(
+        f"{min(seconds):.2f} to {max(seconds):.2f} s; beyond a source that has its rows, in a new"
+        f" worker, {ours - none:.2f} s, of which the wire takes {wire:.2f}"
+    )
+
+
 class _Runs(NamedTuple):
     """Of one session, the first of each left out: it makes the plan.
 
     Attributes:
-        of_nothing: Seconds of a source that has its rows at hand.
-        seconds: Ours.
+        of_nothing: Seconds of a source that has its rows at hand, in a new worker.
+        seconds: Ours, in a new worker.
+        read_before: Ours, in a worker that another query of ours has left.
         touched: Bytes that ours read.
     """
 
     of_nothing: list[float]
     seconds: list[float]
+    read_before: list[float]
     touched: list[int]
 
 
@@ -99,19 +117,25 @@ def _measured(tier: Tier, port: int, metrics: Path, daemon: str) -> _Runs:
     spark.dataSource.register(EndlessSource)
     options = {**s3_options(tier, port), "targetPartitionBytes": "128m"}
     frame = spark.read.format("tiered-kafka").options(**options, metricsPath=str(metrics)).load()
-    contestants = (spark.read.format("endless").load().limit(10), frame.limit(10))
-    runs = _Runs([], [], [])
+    few = spark.read.format("tiered-kafka").options(**options, endingOffsets=_FEW).load()
+    nothing = spark.read.format("endless").load().limit(10)
+    runs = _Runs([], [], [], [])
     for number in range(_REPEATS + 1):
-        shutil.rmtree(metrics, ignore_errors=True)
-        for ten, seconds in zip(contestants, (runs.of_nothing, runs.seconds), strict=True):
+        found, touched = [], []
+        for ten, before in ((nothing, None), (frame.limit(10), None), (frame.limit(10), few)):
+            if before is not None:
+                assert len(before.collect()) == _FEW_ROWS  # read to its end: its worker stays
+            shutil.rmtree(metrics, ignore_errors=True)
             began = time.perf_counter()
             assert len(ten.collect()) == 10
-            took = time.perf_counter() - began
+            found.append(time.perf_counter() - began)
             time.sleep(0.5)  # a worker may still be writing its line
-            if number:
-                seconds.append(took)
+            if metrics.exists():
+                touched.append(sum(line["bytes"] for line in _lines(metrics)))
         if number:
-            runs.touched.append(sum(line["bytes"] for line in _lines(metrics)))
+            for seconds, took in zip(runs[:3], found, strict=True):
+                seconds.append(took)
+            runs.touched.append(max(touched))
     spark.stop()
     return runs
 
