@@ -1,7 +1,7 @@
 """A script that reads tables in one Spark session, with the readers that Delta and Iceberg bring.
 
-It runs in an environment of its own, with the oldest supported Spark, and imports nothing of the
-tests and nothing of ours. Its one argument is a JSON file:
+It runs in an environment of its own, with the oldest supported Spark, and imports nothing of ours.
+Its one argument is a JSON file:
 
     jars       list of paths for `spark.jars`
     settings   more Spark settings
@@ -21,7 +21,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import SparkSession
+from tests.integration.other_spark import other_spark
 
 BOUNDS = """
 select file_path as file, record_count as rows,
@@ -36,7 +36,7 @@ from {}.files
 def main(spec: dict[str, Any]) -> None:
     """Reads both tables, and what they know of their files."""
     out = Path(spec["out"])
-    spark = _session(spec, out)
+    spark = other_spark(out, jars=spec["jars"], cores=2, settings=spec["settings"])
     for name, table in spec["tables"].items():
         frame = spark.table(table).selectExpr("*", "input_file_name() as _file")
         frame.write.parquet(str(out / f"{name}.parquet"))
@@ -46,28 +46,6 @@ def main(spec: dict[str, Any]) -> None:
     bounds = spark.sql(BOUNDS.format(spec["tables"]["iceberg"])).toJSON().collect()
     (out / "bounds.json").write_text(json.dumps([json.loads(str(text)) for text in bounds]))
     spark.stop()
-
-
-def _session(spec: dict[str, Any], out: Path) -> SparkSession:
-    settings = {
-        "spark.jars": ",".join(spec["jars"]),
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.driver.memory": "1g",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
-        "spark.local.dir": str(out / "local"),
-        "spark.sql.warehouse.dir": str(out / "warehouse"),
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-        **spec["settings"],
-    }
-    builder = SparkSession.builder.master("local[2]").appName("tables read by others")
-    for key, value in settings.items():
-        builder = builder.config(key, value)
-    session = builder.getOrCreate()
-    session.sparkContext.setLogLevel("OFF")
-    return session
 
 
 if __name__ == "__main__":

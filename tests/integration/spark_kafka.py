@@ -7,7 +7,7 @@ import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -40,6 +40,42 @@ def spark_python() -> Path:
     return python
 
 
+def run_script(script: Path, spec: Mapping[str, Any], folder: Path) -> None:
+    """Runs a script in the environment with the oldest supported Spark.
+
+    Args:
+        script: What to run.
+        spec: Its argument, as a JSON file.
+        folder: Where that file and the log go, and where the script is started.
+
+    Raises:
+        RuntimeError: It failed; the end of its log.
+    """
+    (folder / "spec.json").write_text(json.dumps(spec))
+    python = spark_python()
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("PYTHON")},
+        "PYSPARK_PYTHON": str(python),
+        "PYSPARK_DRIVER_PYTHON": str(python),
+        "PYTHONPATH": str(ROOT),
+    }
+    environment.pop("SPARK_HOME", None)
+    log = folder / "spark.log"
+    with log.open("wb") as output:
+        run = subprocess.run(
+            [python, script, folder / "spec.json"],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            cwd=folder,
+            timeout=RUN_SECONDS,
+            check=False,
+        )
+    if run.returncode != 0:
+        tail = log.read_text(errors="replace")[-4000:]
+        raise RuntimeError(f"Spark ended with code {run.returncode}:\n{tail}")
+
+
 def run_reads(
     source: str,
     reads: Mapping[str, Mapping[str, str]],
@@ -55,39 +91,15 @@ def run_reads(
         options: Given to every read.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    spec = folder / "spec.json"
-    spec.write_text(
-        json.dumps(
-            {
-                "format": source,
-                "jars": [str(path) for path in spark_kafka_jars()] if source == "kafka" else [],
-                "options": dict(options),
-                "reads": {name: dict(given) for name, given in reads.items()},
-                "out": str(folder),
-            }
-        )
-    )
-    python = spark_python()
-    environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("PYTHON")},
-        "PYSPARK_PYTHON": str(python),
-        "PYSPARK_DRIVER_PYTHON": str(python),
-        "PYTHONPATH": str(ROOT),
+    jars = [str(path) for path in spark_kafka_jars()] if source == "kafka" else []
+    spec = {
+        "format": source,
+        "jars": jars,
+        "options": dict(options),
+        "reads": {name: dict(given) for name, given in reads.items()},
+        "out": str(folder),
     }
-    environment.pop("SPARK_HOME", None)
-    with (folder / "spark.log").open("wb") as output:
-        run = subprocess.run(
-            [python, SCRIPT, spec],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            cwd=folder,
-            timeout=RUN_SECONDS,
-            check=False,
-        )
-    if run.returncode != 0:
-        tail = (folder / "spark.log").read_text(errors="replace")[-4000:]
-        raise RuntimeError(f"Spark ended with code {run.returncode}:\n{tail}")
+    run_script(SCRIPT, spec, folder)
     outcomes = json.loads((folder / "outcomes.json").read_text())
     return {
         name: Outcome(_table(folder / f"{name}.parquet") if error is None else None, error)

@@ -1,7 +1,7 @@
 """A script that runs many reads in one Spark session and leaves what each of them gave.
 
-It runs in an environment of its own, with the oldest supported Spark, and imports nothing of the
-tests; Spark finds our source by itself. Its one argument is a JSON file:
+It runs in an environment of its own, with the oldest supported Spark; Spark finds our source by
+itself. Its one argument is a JSON file:
 
     format     short name of the data source
     jars       list of paths for `spark.jars`
@@ -19,9 +19,12 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import SparkSession
+from tests.integration.other_spark import other_spark
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 THREADS = 4
 
@@ -29,7 +32,7 @@ THREADS = 4
 def main(spec: dict[str, Any]) -> None:
     """Runs the reads, some at a time: they wait for the broker more than they work."""
     out = Path(spec["out"])
-    spark = _session(spec, out)
+    spark = other_spark(out, jars=spec["jars"], cores=THREADS)
     if spec["format"] == "tiered-kafka":
         # Spark passes over a source that cannot be imported, without a word.
         importlib.import_module("kts_source.spark.datasource")
@@ -56,27 +59,6 @@ def _read(
     except Exception as error:  # noqa: BLE001 - whatever Spark raises is the outcome
         return f"{type(error).__name__}: {error}"
     return None
-
-
-def _session(spec: dict[str, Any], out: Path) -> SparkSession:
-    settings = {
-        "spark.jars": ",".join(spec["jars"]),
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.driver.memory": "1g",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
-        "spark.local.dir": str(out / "local"),
-        "spark.sql.warehouse.dir": str(out / "warehouse"),
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    }
-    builder = SparkSession.builder.master("local[4]").appName("differential test")
-    for key, value in settings.items():
-        builder = builder.config(key, value)
-    session = builder.getOrCreate()
-    session.sparkContext.setLogLevel("OFF")
-    return session
 
 
 if __name__ == "__main__":

@@ -7,8 +7,6 @@ the manifests, nor the catalog, nor how statistics are read.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +19,7 @@ import pytest
 
 from tests.golden_data import TOPICS
 from tests.integration.kafka_jars import spark_lake_jars
-from tests.integration.spark_kafka import RUN_SECONDS, spark_python
+from tests.integration.spark_kafka import run_script
 from tests.kts_source.export.exporting import ICEBERG_TABLE, Lake, assert_holds, source
 
 if TYPE_CHECKING:
@@ -80,34 +78,12 @@ def read(tmp_path_factory: pytest.TempPathFactory) -> Read:
         "conditions": [f"`offset` = {offset}" for offset in OFFSETS],
         "out": str(out),
     }
-    _run(spec, out)
+    run_script(SCRIPT, spec, out)
     return Read(
         {name: pq.read_table(out / f"{name}.parquet") for name in FORMATS},
         [frozenset(map(_path, files)) for files in json.loads((out / "pruned.json").read_text())],
         json.loads((out / "bounds.json").read_text()),
     )
-
-
-def _run(spec: Mapping[str, Any], out: Path) -> None:
-    (out / "spec.json").write_text(json.dumps(spec))
-    python = str(spark_python())
-    environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("PYTHON")},
-        "PYSPARK_PYTHON": python,
-        "PYSPARK_DRIVER_PYTHON": python,
-    }
-    environment.pop("SPARK_HOME", None)
-    run = subprocess.run(
-        [python, SCRIPT, out / "spec.json"],
-        capture_output=True,
-        text=True,
-        env=environment,
-        cwd=out,
-        timeout=RUN_SECONDS,
-        check=False,
-    )
-    if run.returncode != 0:
-        raise RuntimeError(f"Spark ended with code {run.returncode}:\n{run.stderr[-4000:]}")
 
 
 def _path(uri: str) -> str:
