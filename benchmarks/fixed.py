@@ -87,7 +87,7 @@ rows.close()
 
 
 def _cold(bench: Bench) -> list[Row]:
-    repeats = 3 if bench.quick else 9
+    repeats = 2 if bench.quick else 9
     tier = make_tier(TierShape(100, 8 << 20, partitions=1, segment_bytes=8 << 20))
     imports, heavy = [], set()
     plans, first = [], []
