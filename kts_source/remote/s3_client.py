@@ -5,7 +5,7 @@ A worker that Spark forked for one short query waits for it before its first byt
 
 from __future__ import annotations
 
-from functools import partial
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,15 +29,25 @@ def connect(arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401  # s3fs ships 
 
 
 def _session(arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401
-    """A session that finds a service's description without looking at those of all services there
-    are: in 900 folders, which takes half the time of making a client.
-    """
     import aiobotocore.session
 
     session = aiobotocore.session.AioSession(**arguments)
-    loader = session.get_component("data_loader")
-    loader.list_available_services = partial(_services, loader.search_paths)
+    loader = _loader(session.get_config_variable("data_path"))
+    session.register_component("data_loader", loader)
     return session
+
+
+@functools.cache
+def _loader(data_path: str | None) -> Any:  # noqa: ANN401
+    """What reads the descriptions of services, for all sessions of this process: every task has one
+    of its own, and parsing them takes ten times as long as all else of making a client. It finds
+    them without looking at those of all services there are, in 900 folders.
+    """
+    import botocore.loaders
+
+    loader = botocore.loaders.create_loader(data_path)
+    loader.list_available_services = functools.partial(_services, loader.search_paths)
+    return loader
 
 
 def _services(search_paths: Iterable[str], type_name: str) -> list[str]:

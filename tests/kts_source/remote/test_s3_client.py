@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+import botocore.loaders
 import botocore.session
 import pytest
 
@@ -48,14 +49,30 @@ def test_profiles_and_sessions_of_storage_options_stay(
     assert filesystem.session.get_config_variable("region") == "eu-north-1"
 
 
-def test_the_client_is_made_in_that_session() -> None:
-    filesystem = connect(s3_arguments(KEYS))
-    session = filesystem.session
+def region_of(filesystem: Any) -> str:  # noqa: ANN401
+    """The region of a client that is made for it."""
 
     async def region() -> str:
         client = await filesystem.set_session()
         await filesystem._s3creator.__aexit__(None, None, None)
         return str(client.meta.region_name)
 
-    assert asyncio.run_coroutine_threadsafe(region(), filesystem.loop).result(30) == "eu-west-1"
+    return asyncio.run_coroutine_threadsafe(region(), filesystem.loop).result(30)
+
+
+def test_the_client_is_made_in_that_session() -> None:
+    filesystem = connect(s3_arguments(KEYS))
+    session = filesystem.session
+    assert region_of(filesystem) == "eu-west-1"
     assert filesystem.session is session
+
+
+def test_descriptions_are_parsed_once_in_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert region_of(connect(s3_arguments(KEYS))) == "eu-west-1"
+
+    def load_file(_self: object, path: str) -> None:
+        raise AssertionError(f"{path} is read again")
+
+    monkeypatch.setattr(botocore.loaders.JSONFileLoader, "load_file", load_file)
+    other = connect(s3_arguments({**KEYS, "s3.region": "eu-north-1"}))
+    assert region_of(other) == "eu-north-1"
