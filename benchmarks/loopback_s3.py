@@ -31,7 +31,8 @@ def s3_rows(bench: Bench) -> list[Row]:
     program = server_program()
     if program is None:
         raise SkippedError("versitygw is not installed")
-    tier = make_tier(TierShape(100, (64 if bench.quick else 1536) << 20, partitions=6))
+    log_bytes, segment_bytes = (64 << 20, 5 << 20) if bench.quick else (1536 << 20, 64 << 20)
+    tier = make_tier(TierShape(100, log_bytes, partitions=6, segment_bytes=segment_bytes))
     with contextlib.ExitStack() as stack:
         root = stack.enter_context(tempfile.TemporaryDirectory())
         port, _ = stack.enter_context(gateway(program, Path(root)))

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from kts_source.scan.task import ScanTask
 
 NEEDED: Final = (TOPIC, PARTITION, OFFSET)
+_BATCH_ROWS: Final = 16384
+"""More than Spark is handed at a time: each batch costs the writer as much, however small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,8 @@ def run_export_task(task: ExportTask, job: ExportJob) -> TaskReport:
     writer = TaskWriter(task, job, target, letters)
     reading = _with_columns(options, read_columns)
     try:
-        with closing(measured_task(task.scan, reading, place, on_end=note)) as batches:
+        rows = measured_task(task.scan, reading, place, max_rows=_BATCH_ROWS, on_end=note)
+        with closing(rows) as batches:
             for batch in batches:
                 writer.write(batch)
         files = writer.close()

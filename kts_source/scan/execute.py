@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_ROWS = 4096
-"""Rows of a batch: what Spark's Arrow reader takes fastest."""
+"""Rows of a batch that goes to Spark: what its Arrow reader takes fastest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,7 @@ class ReadSettings:
         max_batch_bytes: Bound on one record batch, stored or decompressed.
         where: Rows for which it is not true are left out.
         fail_on_data_loss: Whether an object that has gone since planning is an error.
+        max_rows: Most rows of a batch.
     """
 
     columns: tuple[str, ...]
@@ -64,6 +65,7 @@ class ReadSettings:
     read_ahead: ReadAhead
     where: Predicate | None = None
     fail_on_data_loss: bool = True
+    max_rows: int = MAX_ROWS
 
     @classmethod
     def of(cls, options: ScanOptions) -> ReadSettings:
@@ -250,7 +252,7 @@ class _SliceDecoder:
             span.last,
             settings,
             columns=names or ("offset",),  # a batch of no column would have no length
-            max_rows=MAX_ROWS,
+            max_rows=settings.max_rows,
         )
 
     @property

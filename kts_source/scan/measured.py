@@ -13,7 +13,7 @@ from kts_source.remote.segment_reader import SegmentReader
 from kts_source.remote.storage_options import extra_arguments, s3_arguments, secret_values
 from kts_source.remote.stores import S3_SCHEMES, split_scheme
 from kts_source.remote.tier import open_tier
-from kts_source.scan.execute import ReadSettings, read_task
+from kts_source.scan.execute import MAX_ROWS, ReadSettings, read_task
 from kts_source.scan.metrics import CLOSED, DONE, TaskMeter, TaskMetrics, TaskPlace
 from kts_source.secret import scrub
 
@@ -35,6 +35,7 @@ def measured_task(
     options: ScanOptions,
     place: TaskPlace = _NOWHERE,
     *,
+    max_rows: int = MAX_ROWS,
     on_end: Callable[[TaskMetrics], object] = lambda _metrics: None,
 ) -> Generator[pa.RecordBatch]:
     """The rows of a task. Close the iterator to stop what is under way.
@@ -43,6 +44,7 @@ def measured_task(
         task: What to read.
         options: How, and from where.
         place: Which task of which scan.
+        max_rows: Most rows of a batch.
         on_end: Called with the sum when the task has ended, however it did.
 
     Raises:
@@ -53,7 +55,7 @@ def measured_task(
     outcome = CLOSED
     try:
         reader = SegmentReader(store, options.key_ring)
-        settings = ReadSettings.of(options)
+        settings = replace(ReadSettings.of(options), max_rows=max_rows)
         if place.partition:
             # LIMIT asks the first task alone; later ones are wanted whole and need not wait.
             ahead = replace(settings.read_ahead, slow_start=False)
