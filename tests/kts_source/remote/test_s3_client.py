@@ -9,6 +9,7 @@ import botocore.loaders
 import botocore.session
 import pytest
 
+from kts_source.remote import s3_client
 from kts_source.remote.s3_client import connect
 from kts_source.remote.storage_options import s3_arguments
 
@@ -33,7 +34,8 @@ def test_every_service_is_known(kind: str) -> None:
 @pytest.mark.parametrize("service", ["s3", "sts", "sso", "sso-oidc"])
 def test_the_descriptions_are_botocores(service: str) -> None:
     theirs = botocore.session.get_session().get_component("data_loader")
-    ours = loader_of(connect(s3_arguments(KEYS)))
+    # A new one: clients of a loader write down in its descriptions how they call an operation.
+    ours = s3_client._loader.__wrapped__(None)
     for kind in ("service-2", "endpoint-rule-set-1"):
         assert ours.load_service_model(service, kind) == theirs.load_service_model(service, kind)
 
