@@ -24,8 +24,9 @@ from kts_source.export.settings import DEFAULT_ROW_GROUP_ROWS
 from kts_source.options import parse_options
 from kts_source.remote.segment_reader import SegmentReader
 from kts_source.remote.tier import open_tier
-from kts_source.scan.execute import ReadSettings, read_task
+from kts_source.scan.execute import read_task
 from kts_source.scan.planner import plan_scan
+from kts_source.scan.read_settings import ReadSettings
 from kts_source.table import TOPIC
 from segment_format.record.framing import iter_entries
 

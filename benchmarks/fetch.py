@@ -20,9 +20,10 @@ from kts_source.options import parse_options
 from kts_source.remote.cancel import pause
 from kts_source.remote.local_store import LocalStore
 from kts_source.remote.segment_reader import ENOUGH_REQUEST_BYTES, SegmentReader
-from kts_source.scan.execute import ReadSettings, read_task
+from kts_source.scan.execute import read_task
 from kts_source.scan.metrics import TaskMeter, TaskPlace
 from kts_source.scan.planner import plan_scan
+from kts_source.scan.read_settings import ReadSettings
 from segment_format.manifest.chunk_index import Chunk
 from segment_format.manifest.encryption import encrypt
 from segment_format.manifest.transform import restore_chunk

@@ -73,7 +73,8 @@ started = time.perf_counter()
 from kts_source.options import parse_options
 from kts_source.remote.segment_reader import SegmentReader
 from kts_source.remote.stores import open_store
-from kts_source.scan.execute import ReadSettings, read_task
+from kts_source.scan.execute import read_task
+from kts_source.scan.read_settings import ReadSettings
 from kts_source.scan.planner import plan_scan
 options = parse_options(json.loads(sys.argv[1]))
 task = plan_scan(options).tasks[0]

@@ -352,7 +352,8 @@ READING = """
 from kts_source.options import parse_options
 from kts_source.remote.segment_reader import SegmentReader
 from kts_source.remote.tier import open_tier
-from kts_source.scan.execute import ReadSettings, read_task
+from kts_source.scan.execute import read_task
+from kts_source.scan.read_settings import ReadSettings
 from kts_source.scan.planner import plan_scan
 from tests.golden_data import TIER
 options = parse_options({"path": str(TIER), "keyPrefix": "tiered/", "subscribe": "codecs"})

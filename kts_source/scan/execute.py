@@ -17,7 +17,6 @@ from kts_source.errors import (
     TieredKafkaError,
 )
 from kts_source.remote.segment_reader import (
-    ReadAhead,
     SegmentReader,
     SegmentSpan,
     VanishedSpanError,
@@ -30,55 +29,18 @@ from kts_source.scan.borders import (
     segment_start,
     sure_stop,
 )
+from kts_source.scan.read_settings import MAX_ROWS
 from kts_source.table import PARTITION, PLACE_COLUMNS, SEGMENT_ID, TOPIC
 from segment_format.errors import SegmentFormatError, TruncatedBatchError
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
 
-    from kts_source.options import ScanOptions
     from kts_source.scan.metrics import TaskMeter
-    from kts_source.scan.predicate.model import Predicate
+    from kts_source.scan.read_settings import ReadSettings
     from kts_source.scan.task import ScanTask, SegmentSlice
 
 log = logging.getLogger(__name__)
-
-MAX_ROWS = 4096
-"""Rows of a batch that goes to Spark: what its Arrow reader takes fastest."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReadSettings:
-    """How tasks of one scan decode.
-
-    Attributes:
-        columns: Columns of the table, in order.
-        max_batch_bytes: Bound on one record batch, stored or decompressed.
-        where: Rows for which it is not true are left out.
-        fail_on_data_loss: Whether an object that has gone since planning is an error.
-        max_rows: Most rows of a batch.
-    """
-
-    columns: tuple[str, ...]
-    check_crcs: bool
-    max_batch_bytes: int
-    read_ahead: ReadAhead
-    where: Predicate | None = None
-    fail_on_data_loss: bool = True
-    max_rows: int = MAX_ROWS
-
-    @classmethod
-    def of(cls, options: ScanOptions) -> ReadSettings:
-        """The settings that the options of a `load()` ask for."""
-        ahead = ReadAhead(options.max_concurrent_requests, options.prefetch_bytes, slow_start=True)
-        return cls(
-            options.columns,
-            options.check_crcs,
-            options.max_batch_bytes,
-            ahead,
-            options.where,
-            options.fail_on_data_loss,
-        )
 
 
 def read_task(

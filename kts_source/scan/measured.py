@@ -13,8 +13,9 @@ from kts_source.remote.segment_reader import SegmentReader
 from kts_source.remote.storage_options import extra_arguments, s3_arguments, secret_values
 from kts_source.remote.stores import S3_SCHEMES, split_scheme
 from kts_source.remote.tier import open_tier
-from kts_source.scan.execute import MAX_ROWS, ReadSettings, read_task
+from kts_source.scan.execute import read_task
 from kts_source.scan.metrics import CLOSED, DONE, TaskMeter, TaskMetrics, TaskPlace
+from kts_source.scan.read_settings import MAX_ROWS, ReadSettings
 from kts_source.secret import scrub
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from segment_format.kernels.decoder import load_kernel
 
 if TYPE_CHECKING:
     from kts_source.scan.borders import Border
-    from kts_source.scan.execute import ReadSettings
     from kts_source.scan.filtering import FilteringDecoder
+    from kts_source.scan.read_settings import ReadSettings
     from kts_source.scan.task import SegmentSlice
 
 

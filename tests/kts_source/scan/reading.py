@@ -17,8 +17,9 @@ from kts_source.options import parse_options
 from kts_source.remote import fetch
 from kts_source.remote.segment_reader import SegmentReader
 from kts_source.scan import planning_threads
-from kts_source.scan.execute import ReadSettings, read_task
+from kts_source.scan.execute import read_task
 from kts_source.scan.planner import plan_scan
+from kts_source.scan.read_settings import ReadSettings
 from tests.kts_source.scan.history import TOPIC, History, World
 from tests.kts_source.scan.memory_store import MemoryStore
 from tests.kts_source.scan.truth import Range, Row, truth_of

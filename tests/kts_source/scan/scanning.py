@@ -9,8 +9,9 @@ import pyarrow as pa
 from kts_source.options import parse_options
 from kts_source.remote.segment_reader import SegmentReader
 from kts_source.remote.tier import open_tier
-from kts_source.scan.execute import ReadSettings, read_task
+from kts_source.scan.execute import read_task
 from kts_source.scan.planner import plan_scan
+from kts_source.scan.read_settings import ReadSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

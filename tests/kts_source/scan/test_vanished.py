@@ -142,8 +142,9 @@ def test_aborted_and_control_batches_are_counted() -> None:
     plan = plan_scan(options)
     from kts_source.remote.segment_reader import SegmentReader
     from kts_source.remote.tier import open_tier
-    from kts_source.scan.execute import ReadSettings, read_task
+    from kts_source.scan.execute import read_task
     from kts_source.scan.metrics import TaskMeter
+    from kts_source.scan.read_settings import ReadSettings
 
     committed = aborted = control = 0
     for task in plan.tasks:

@@ -14,10 +14,11 @@ from kts_source.errors import InvalidOptionError
 from kts_source.options import parse_options
 from kts_source.remote.segment_reader import SegmentReader
 from kts_source.remote.tier import open_tier
-from kts_source.scan.execute import ReadSettings, read_task
+from kts_source.scan.execute import read_task
 from kts_source.scan.metrics import TaskMeter, TaskPlace
 from kts_source.scan.planner import plan_scan
 from kts_source.scan.predicate.parse import parse_predicate
+from kts_source.scan.read_settings import ReadSettings
 from tests.golden_data import TOPICS, assert_same_rows, expected_table, tier_options
 from tests.kts_source.scan.predicate.oracle import truth
 from tests.kts_source.scan.scanning import run, scan
