@@ -187,4 +187,7 @@ def joined(
         f"{', '.join(report.rows)}: {found['date']}" for report, found, _ in runs if report.rows
     ]
     about["date"] = "; ".join(dates)
+    about["others"] = {
+        name: version for _, found, _ in runs for name, version in found.get("others", {}).items()
+    }
     return whole, about, any(quick for _, _, quick in runs)

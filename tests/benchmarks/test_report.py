@@ -115,8 +115,12 @@ def test_runs_of_several_parts_become_one() -> None:
     first = Report(rows={"decode": [Row("a", 1, "s")], "plan": [Row("b", 2, "s")]})
     second = Report(rows={"plan": [Row("c", 3, "s")]}, seconds={"plan": 4.0})
     whole, about, quick = joined(
-        [(first, {"cpu": "x", "date": "1st"}, False), (second, {"cpu": "y", "date": "2nd"}, True)]
+        [
+            (first, {"cpu": "x", "date": "1st", "others": {"broker": "4"}}, False),
+            (second, {"cpu": "y", "date": "2nd", "others": {}}, True),
+        ]
     )
     assert whole.rows == {"decode": [Row("a", 1, "s")], "plan": [Row("c", 3, "s")]}
     assert whole.seconds == {"plan": 4.0}
-    assert (about, quick) == ({"cpu": "y", "date": "decode, plan: 1st; plan: 2nd"}, True)
+    expected = {"cpu": "y", "date": "decode, plan: 1st; plan: 2nd", "others": {"broker": "4"}}
+    assert (about, quick) == (expected, True)
