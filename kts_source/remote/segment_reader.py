@@ -117,9 +117,8 @@ class SegmentReader:
         self.store = store
         self._side_files = NeighbourReads(store, pack)
         self._key_ring = key_ring
-        self._data_keys: dict[
-            WrappedDataKey, bytes
-        ] = {}  # one RSA operation a segment, about a millisecond
+        # For every chunk the ring would look for the private key, which may be in a file.
+        self._data_keys: dict[WrappedDataKey, bytes] = {}
         self.stopwatch = Stopwatch()
 
     def index(

@@ -214,7 +214,6 @@ class _SliceDecoder:
             span.last,
             settings,
             columns=names or ("offset",),  # a batch of no column would have no length
-            max_rows=settings.max_rows,
         )
 
     @property

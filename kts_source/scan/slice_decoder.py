@@ -29,7 +29,6 @@ def open_decoder(
     settings: ReadSettings,
     *,
     columns: tuple[str, ...],
-    max_rows: int,
 ) -> RecordDecoder | FilteringDecoder:
     """Decodes a slice's bytes.
 
@@ -39,7 +38,6 @@ def open_decoder(
         last: Where they end; `None` where nobody has looked yet.
         settings: How to decode.
         columns: Of the batches, in order; not those of the slice's place.
-        max_rows: Most rows of a batch.
     """
     where = settings.where
     rest = TRUE if where is None else specialised(where, part.topic, part.partition)
@@ -50,7 +48,7 @@ def open_decoder(
         stop_offset=part.stop_offset,
         aborted=part.aborted,
         check_crcs=settings.check_crcs,
-        max_rows=max_rows,
+        max_rows=settings.max_rows,
         max_batch_bytes=settings.max_batch_bytes,
         lineage=part.lineage or None,
         offset_bounds=(
@@ -65,4 +63,6 @@ def open_decoder(
         return make(columns=columns, position=first.position)
     from kts_source.scan.filtering import FilteringDecoder  # brings in Arrow's functions
 
-    return FilteringDecoder(rest, make, columns=columns, position=first.position, max_rows=max_rows)
+    return FilteringDecoder(
+        rest, make, columns=columns, position=first.position, max_rows=settings.max_rows
+    )
