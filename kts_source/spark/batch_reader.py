@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import logging
 import os
-import sys
 import uuid
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from kts_source.spark.between_tasks import (
+    end_task,
+    forget_finders_of_sparks_archives,
+    garbage_left_alone,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -22,8 +25,6 @@ if TYPE_CHECKING:
     from kts_source.scan.task import ScanTask
 
 log = logging.getLogger(__name__)
-
-_modules_frozen = 0
 
 
 class TieredKafkaInputPartition(InputPartition):
@@ -66,6 +67,7 @@ class TieredKafkaBatchReader(DataSourceReader):
             len(plan.partitions),
             plan.nominal_bytes,
         )
+        forget_finders_of_sparks_archives()
         return [TieredKafkaInputPartition(task) for task in plan.tasks]
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
@@ -81,7 +83,7 @@ class TieredKafkaBatchReader(DataSourceReader):
         _let_spark_collect_log_lines()
         rows = None
         try:
-            with _garbage_left_alone():
+            with garbage_left_alone():
                 from kts_source.scan.measured import measured_task
 
                 rows = measured_task(task, self._options, _place(self._scan))
@@ -93,7 +95,7 @@ class TieredKafkaBatchReader(DataSourceReader):
         finally:
             if rows is not None:
                 rows.close()
-            _keep_garbage_collector_short()
+            end_task()
 
 
 def _let_spark_collect_log_lines() -> None:
@@ -114,32 +116,3 @@ def _place(scan: str) -> TaskPlace:
     if context is None:
         return TaskPlace(scan)
     return TaskPlace(scan, context.stageId(), context.partitionId(), context.attemptNumber())
-
-
-@contextlib.contextmanager
-def _garbage_left_alone() -> Iterator[None]:
-    """No collection before a worker's first rows, nor one of all that was imported for them right
-    then: it is many objects and no garbage, and looking through it took a fifth of the time.
-    """
-    if _modules_frozen or not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()  # until the task has ended
-        gc.enable()
-
-
-def _keep_garbage_collector_short() -> None:
-    """Spark collects garbage after every task, and passes frozen objects over: those of a module's
-    code are many and stay. Called at the end, since the first task imports most of them late.
-    """
-    global _modules_frozen
-    if len(sys.modules) != _modules_frozen:
-        if not _modules_frozen:
-            gc.unfreeze()  # the first task's own objects were frozen with the modules
-        gc.collect()
-        gc.freeze()
-        _modules_frozen = len(sys.modules)

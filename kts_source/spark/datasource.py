@@ -9,6 +9,7 @@ from pyspark.sql.datasource import DataSource
 
 from kts_source.options import parse_options
 from kts_source.spark.batch_reader import TieredKafkaBatchReader
+from kts_source.spark.between_tasks import forget_finders_of_sparks_archives
 from kts_source.spark.schema import columns_of, spark_schema
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class TieredKafkaDataSource(DataSource):
         super().__init__(options)
         # Here and not in schema(), which Spark does not call when the user gives a schema.
         self._scan_options = parse_options(dict(options))
+        forget_finders_of_sparks_archives()
 
     @classmethod
     def name(cls) -> str:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
+from kts_source.spark.between_tasks import end_task, forget_finders_of_sparks_archives
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -44,6 +46,7 @@ class ExportReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """One partition per task."""
+        forget_finders_of_sparks_archives()
         return [ExportInputPartition(task) for task in self._tasks]
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
@@ -58,7 +61,10 @@ class ExportReader(DataSourceReader):
             return
         import pyarrow as pa
 
-        report = task.run(self._job)
+        try:
+            report = task.run(self._job)
+        finally:
+            end_task()
         yield pa.RecordBatch.from_arrays(
             [pa.array([task.number], pa.int32()), pa.array([report.to_text()], pa.string())],
             names=["task", "report"],

@@ -9,14 +9,14 @@ import pytest
 
 from kts_source.options import parse_options
 from kts_source.scan import execute, measured
-from kts_source.spark import batch_reader
+from kts_source.spark import batch_reader, between_tasks
 from kts_source.spark.batch_reader import TieredKafkaBatchReader
 from tests.golden_data import assert_same_rows, expected_table, tier_options
 
 
 @pytest.fixture
 def fresh_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_reader, "_modules_frozen", 0)
+    monkeypatch.setattr(between_tasks, "_modules_frozen", 0)
     monkeypatch.setattr(gc, "freeze", lambda: None)  # for a worker's whole life, not for the tests'
 
 
@@ -62,7 +62,7 @@ def test_what_the_first_task_leaves_is_collected_though_it_was_frozen(
         return place(scan)
 
     monkeypatch.setattr(batch_reader, "_place", leaving)
-    monkeypatch.setattr(batch_reader, "_modules_frozen", 0)
+    monkeypatch.setattr(between_tasks, "_modules_frozen", 0)
     reader = reader_of("codecs")
     partition, *_ = reader.partitions()
     rows = reader.read(partition)
