@@ -123,6 +123,10 @@ class FilledBroker:
         }
         return _query("tiered-kafka", options, changes)
 
+    def logs(self, topic: str) -> str:
+        """Pattern of the files of a topic in the tier."""
+        return f"{self.broker.tier}/kafka-tiered-storage/{topic}-[0-9]-*/*.log"
+
 
 def _query(source: str, options: dict[str, str], changes: dict[str, object]) -> Query:
     more = changes.pop("options", {})

@@ -13,41 +13,43 @@ import google_crc32c
 from segment_format.manifest.segment_manifest import SegmentManifest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 _IV: Final = 12
 _LOG_OVERHEAD: Final = 12
 _HEADER_SIZE: Final = 61
+_PLAIN_CHUNK: Final = 4 << 20
 
 
 class LibraryWork:
-    """The libraries' way through one log, as far as it is asked to go.
+    """The libraries' way through some logs, as far as it is asked to go.
 
     Args:
-        log: A `.log` of a tier, its manifest beside it.
-        codec: Of its batches.
+        logs: `.log` files of a tier, their manifests beside them; one without is stored as it is.
+        codec: Of their batches.
         key: File of the private key; empty for what is not encrypted.
     """
 
-    def __init__(self, log: str, codec: str, key: str) -> None:
-        self._log = Path(log)
+    def __init__(self, logs: Sequence[str], codec: str, key: str) -> None:
         self._codec = codec
-        self._manifest = SegmentManifest.from_json(
-            self._log.with_suffix(".rsm-manifest").read_bytes()
+        self._key = key
+        found = [(Path(log), _manifest(Path(log))) for log in logs]
+        self._size = sum(
+            manifest.chunk_index.original_file_size if manifest else log.stat().st_size
+            for log, manifest in found
         )
-        self._decrypt = self._decryption(key)
-        self._chunks = self._originals()
+        self._chunks = (chunk for log, manifest in found for chunk in self._of(log, manifest))
         self._left = b""
         self._position = 0
 
     def go_on(self, share: float, target: memoryview) -> None:
-        """As many chunks as it takes until this share of the log is done, 0 to 1.
+        """As many chunks as it takes until this share of the logs is done, 0 to 1.
 
         Args:
             share: Where to be.
             target: Where bytes are copied, one piece over the other.
         """
-        end = share * self._manifest.chunk_index.original_file_size
+        end = share * self._size
         while self._position < end and (chunk := next(self._chunks, None)) is not None:
             self._position += len(chunk)
             google_crc32c.value(chunk)
@@ -56,26 +58,32 @@ class LibraryWork:
                     piece = part[start : start + len(target)] if len(part) > len(target) else part
                     target[: len(piece)] = piece
 
-    def _decryption(self, key: str) -> Callable[[bytes], bytes]:
-        encryption = self._manifest.encryption
+    def _of(self, log: Path, manifest: SegmentManifest | None) -> Iterator[bytes]:
+        """The original bytes of one log, chunk by chunk."""
+        self._left = b""
+        with log.open("rb", buffering=0) as file:
+            if manifest is None:
+                yield from iter(lambda: file.read(_PLAIN_CHUNK), b"")
+                return
+            from zstandard import ZstdDecompressor
+
+            decrypt, decompressor = self._decryption(manifest), ZstdDecompressor()
+            for chunk in manifest.chunk_index.chunks():
+                data = decrypt(file.read(chunk.transformed_size))
+                yield decompressor.decompress(data) if manifest.compression else data
+
+    def _decryption(self, manifest: SegmentManifest) -> Callable[[bytes], bytes]:
+        encryption = manifest.encryption
         if encryption is None:
             return lambda data: data
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
         from segment_format.manifest.encryption import load_private_key, unwrap_data_key
 
-        data_key = unwrap_data_key(encryption.data_key, load_private_key(Path(key).read_bytes()))
-        cipher, aad = AESGCM(data_key), encryption.aad
+        private_key = load_private_key(Path(self._key).read_bytes())
+        cipher = AESGCM(unwrap_data_key(encryption.data_key, private_key))
+        aad = encryption.aad
         return lambda data: cipher.decrypt(data[:_IV], data[_IV:], aad)
-
-    def _originals(self) -> Iterator[bytes]:
-        from zstandard import ZstdDecompressor
-
-        decompressor = ZstdDecompressor()
-        with self._log.open("rb", buffering=0) as file:
-            for chunk in self._manifest.chunk_index.chunks():
-                data = self._decrypt(file.read(chunk.transformed_size))
-                yield decompressor.decompress(data) if self._manifest.compression else data
 
     def _decompressed(self, chunk: bytes) -> list[bytes]:
         from benchmarks.decode import codec_alone
@@ -92,3 +100,8 @@ class LibraryWork:
         parts = codec_alone(self._codec, payloads)()
         assert isinstance(parts, list)
         return parts
+
+
+def _manifest(log: Path) -> SegmentManifest | None:
+    path = log.with_suffix(".rsm-manifest")
+    return SegmentManifest.from_json(path.read_bytes()) if path.exists() else None

@@ -55,18 +55,18 @@ def start_spark(
 
 
 class CeilingPartition(InputPartition):
-    """How many rows one task yields, and the log whose bytes become their values, if any does."""
+    """How many rows one task yields, and the logs whose bytes become their values, if any do."""
 
-    def __init__(self, rows: int, log: str | None) -> None:
-        super().__init__((rows, log))
+    def __init__(self, rows: int, logs: Sequence[str]) -> None:
+        super().__init__((rows, logs))
 
 
 class CeilingReader(DataSourceReader):
     """Yields prebuilt batches over and over: what the way into the JVM gives at best. One batch
     stays in the processor's cache, which rows that were ever read do not.
 
-    With a folder of logs, libraries go through a log of it meanwhile and copy it into the values:
-    see `LibraryWork`.
+    With a pattern of logs, libraries go through them meanwhile and copy them into the values: see
+    `LibraryWork`.
     """
 
     def __init__(self, schema: StructType, options: dict[str, str]) -> None:
@@ -76,17 +76,19 @@ class CeilingReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """As many tasks of as many rows as the options say."""
         tasks = int(self._options["tasks"])
-        folder = self._options["logs"]
-        logs = sorted(map(str, Path(folder).glob("**/*.log"))) if folder else [None]
+        pattern = self._options["logs"].removeprefix("/")
+        logs = sorted(map(str, Path("/").glob(pattern))) if pattern else []
         rows = int(self._options["rows"]) // tasks
-        return [CeilingPartition(rows, logs[number % len(logs)]) for number in range(tasks)]
+        return [CeilingPartition(rows, logs[number::tasks]) for number in range(tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Batches that are there already, repeated."""
-        rows, log = partition.value
+        rows, logs = partition.value
         value_bytes = int(self._options["valuebytes"])
         values, batch = _values(value_bytes), _prebuilt(tuple(self._columns), value_bytes)
-        libraries = LibraryWork(log, self._options["codec"], self._options["key"]) if log else None
+        libraries = None
+        if logs:
+            libraries = LibraryWork(logs, self._options["codec"], self._options["key"])
         done = 0
         while done < rows:
             count = min(rows - done, BATCH_ROWS)
