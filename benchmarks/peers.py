@@ -173,8 +173,9 @@ def _full_scans(bench: Bench, broker: FilledBroker, topic: Topic) -> list[Row]:
 def _prebuilt(alone: float, libraries: float) -> str:
     """The bounds of every source in Python, in the same run."""
     return (
-        f"batches that are there already, handed to Spark: {alone:.2f} ×; where libraries read,"
-        f" check and copy the same bytes meanwhile: {libraries:.2f} ×"
+        f"batches that are there already, handed to Spark: {alone:.2f} ×; with what Spark repeats"
+        " between tasks kept as short as ours, while libraries read, check and copy the same bytes:"
+        f" {libraries:.2f} ×"
     )
 
 
