@@ -10,7 +10,7 @@ import contextlib
 import os
 import uuid
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from kts_source.errors import ObjectNotFoundError
 from kts_source.export.errors import ExportError, UnsupportedTargetError
@@ -19,6 +19,8 @@ from kts_source.remote.store import check_key
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+_WRITE_BACK_BYTES: Final = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,9 +217,14 @@ class _SyncedFile:
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("xb")
+        self._waiting = 0
 
     def write(self, data: Any) -> int:  # noqa: ANN401  # any buffer
-        return self._file.write(data)
+        written = self._file.write(data)
+        self._waiting += written
+        if self._waiting >= _WRITE_BACK_BYTES:
+            self._begin_to_write_back()
+        return written
 
     def tell(self) -> int:
         return self._file.tell()
@@ -243,6 +250,15 @@ class _SyncedFile:
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
+
+    def _begin_to_write_back(self) -> None:
+        """The disk starts with what is there while the next rows are compressed, or `close` waits
+        for all of it. Nobody reads the pages again soon, so they need not stay.
+        """
+        self._waiting = 0
+        if hasattr(os, "posix_fadvise"):  # not on macOS
+            self._file.flush()
+            os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def require_published(found: int | None, size: int, source: str, destination: str) -> None:
