@@ -16,6 +16,8 @@ from kts_source.scan.planner import plan_scan
 from kts_source.table import DEFAULT_COLUMNS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
     from benchmarks.brokers import FilledBroker, Topic
 
 _SMALL: Final = "small"
@@ -64,14 +66,7 @@ def _same_rows(bench: Bench, broker: FilledBroker, topic: Topic) -> None:
 
 def _full_scans(bench: Bench, broker: FilledBroker, topic: Topic) -> list[Row]:
     ours = broker.from_tier(topic.name)
-    prebuilt = partial(
-        ceiling,
-        DEFAULT_COLUMNS,
-        rows=topic.records,
-        tasks=_tasks(ours),
-        value_bytes=topic.value_bytes,
-    )
-    bound, libraries = prebuilt(), prebuilt(logs=broker.logs(topic.name))
+    bounds = _prebuilt(bench, broker, topic, DEFAULT_COLUMNS, _tasks(ours))
     parquet = bench.folder() / topic.name
     bench.run(
         Contestant(NEWEST_SPARK, broker.from_tier(topic.name, sink="parquet", target=str(parquet)))
@@ -83,11 +78,9 @@ def _full_scans(bench: Bench, broker: FilledBroker, topic: Topic) -> list[Row]:
                 SPARK_4_0, broker.through_broker(f"{topic.name}-hot"), with_broker=True
             ),
             "ours": Contestant(SPARK_4_0, ours),
-            "ceiling": Contestant(SPARK_4_0, bound),
-            "libraries": Contestant(SPARK_4_0, libraries),
+            **{name: Contestant(SPARK_4_0, query) for name, query in bounds.items()},
             "ours, newest": Contestant(NEWEST_SPARK, ours),
-            "ceiling, newest": Contestant(NEWEST_SPARK, bound),
-            "libraries, newest": Contestant(NEWEST_SPARK, libraries),
+            **{f"{name}, newest": Contestant(NEWEST_SPARK, bounds[name]) for name in bounds},
             "parquet, newest": Contestant(NEWEST_SPARK, Query("parquet", {"path": str(parquet)})),
         }
     )
@@ -113,32 +106,18 @@ def _full_scans(bench: Bench, broker: FilledBroker, topic: Topic) -> list[Row]:
             mine.times_faster_than(tier),
             "×",
             2.7,
-        ).noted(
-            _prebuilt(
-                found["ceiling"].times_faster_than(tier), found["libraries"].times_faster_than(tier)
-            )
-        ),
+        ).noted(_bounds(found, "tier")),
         at_least(
             f"against Spark's Kafka source, data in the tier, {what}, newest pyspark",
             newest.times_faster_than(tier),
             "×",
             3,
-        ).noted(
-            _prebuilt(
-                found["ceiling, newest"].times_faster_than(tier),
-                found["libraries, newest"].times_faster_than(tier),
-            )
-        ),
+        ).noted(_bounds(found, "tier", session=", newest")),
         (
             at_least(against_hot, hot, "×", 2.5)
             if topic.name == _SMALL
             else Row(against_hot, hot, "×")
-        ).noted(
-            _prebuilt(
-                found["ceiling"].times_faster_than(found["hot"]),
-                found["libraries"].times_faster_than(found["hot"]),
-            )
-        ),
+        ).noted(_bounds(found, "hot")),
         at_most(
             f"processor time of the transport ceiling's, {what}, same pyspark",
             mine.processor_share_of(found["ceiling"]),
@@ -150,12 +129,7 @@ def _full_scans(bench: Bench, broker: FilledBroker, topic: Topic) -> list[Row]:
             mine.processor_share_of(tier),
             "×",
             _PROCESSOR_SHARE[topic.name],
-        ).noted(
-            _prebuilt(
-                found["ceiling"].processor_share_of(tier),
-                found["libraries"].processor_share_of(tier),
-            )
-        ),
+        ).noted(_bounds(found, "tier", Timings.processor_share_of)),
         Row(
             f"of Spark's Parquet reader, {what}, newest pyspark",
             newest.times_faster_than(found["parquet, newest"]),
@@ -170,12 +144,35 @@ def _full_scans(bench: Bench, broker: FilledBroker, topic: Topic) -> list[Row]:
     return rows
 
 
-def _prebuilt(alone: float, libraries: float) -> str:
-    """The bounds of every source in Python, in the same run."""
+def _prebuilt(
+    bench: Bench, broker: FilledBroker, topic: Topic, columns: Sequence[str], tasks: int
+) -> dict[str, Query]:
+    """Batches that are there already; in a full run also while libraries go through the topic."""
+    query = partial(
+        ceiling, columns, rows=topic.records, tasks=tasks, value_bytes=topic.value_bytes
+    )
+    bounds = {"ceiling": query()}
+    if not bench.quick:
+        bounds["libraries"] = query(logs=broker.logs(topic.name))
+    return bounds
+
+
+def _bounds(
+    found: Mapping[str, Timings],
+    peer: str,
+    ratio: Callable[[Timings, Timings], float] = Timings.times_faster_than,
+    *,
+    session: str = "",
+) -> str:
+    """The bounds of every source in Python, in the same run; a quick one has the first alone."""
+    alone = ratio(found[f"ceiling{session}"], found[peer])
+    words = f"batches that are there already, handed to Spark: {alone:.2f} ×"
+    libraries = found.get(f"libraries{session}")
+    if libraries is None:
+        return words
     return (
-        f"batches that are there already, handed to Spark: {alone:.2f} ×; with what Spark repeats"
-        " between tasks kept as short as ours, while libraries read, check and copy the same bytes:"
-        f" {libraries:.2f} ×"
+        f"{words}; with what Spark repeats between tasks kept as short as ours, while libraries"
+        f" read, check and copy the same bytes: {ratio(libraries, found[peer]):.2f} ×"
     )
 
 
@@ -188,15 +185,12 @@ def _speeds(name: str, records: int, timings: Timings) -> list[Row]:
 
 def _one_column(bench: Bench, broker: FilledBroker, topic: Topic) -> list[Row]:
     ours = broker.from_tier(topic.name, options={"columns": "value"})
-    prebuilt = partial(
-        ceiling, ("value",), rows=topic.records, tasks=_tasks(ours), value_bytes=topic.value_bytes
-    )
+    bounds = _prebuilt(bench, broker, topic, ("value",), _tasks(ours))
     found = bench.in_turns(
         {
             "tier": Contestant(SPARK_4_0, broker.through_broker(topic.name, select=("value",))),
             "ours": Contestant(SPARK_4_0, ours),
-            "ceiling": Contestant(SPARK_4_0, prebuilt()),
-            "libraries": Contestant(SPARK_4_0, prebuilt(logs=broker.logs(topic.name))),
+            **{name: Contestant(SPARK_4_0, query) for name, query in bounds.items()},
         },
         repeats=1 if bench.quick else 3,
     )
@@ -208,21 +202,13 @@ def _one_column(bench: Bench, broker: FilledBroker, topic: Topic) -> list[Row]:
             found["ours"].times_faster_than(found["ceiling"]),
             "×",
             0.9,
-        ).noted(
-            "libraries that read, check and copy the same bytes between batches that are there"
-            f" already: {found['libraries'].times_faster_than(found['ceiling']):.2f}"
         ),
         at_least(
             f"against Spark's Kafka source, data in the tier, {what}",
             found["ours"].times_faster_than(found["tier"]),
             "×",
             4,
-        ).noted(
-            _prebuilt(
-                found["ceiling"].times_faster_than(found["tier"]),
-                found["libraries"].times_faster_than(found["tier"]),
-            )
-        ),
+        ).noted(_bounds(found, "tier")),
     ]
 
 
