@@ -30,7 +30,7 @@ def s3_rows(bench: Bench) -> list[Row]:
     """
     program = server_program()
     if program is None:
-        raise SkippedError("versitygw is not installed")
+        raise SkippedError("no versitygw: make bench builds it where Go is installed")
     log_bytes, segment_bytes = (64 << 20, 5 << 20) if bench.quick else (1536 << 20, 64 << 20)
     tier = make_tier(TierShape(100, log_bytes, partitions=6, segment_bytes=segment_bytes))
     with contextlib.ExitStack() as stack:
