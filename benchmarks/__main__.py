@@ -68,16 +68,17 @@ def main(arguments: list[str] | None = None) -> int:
     about = machine()
     # So that sessions and the broker end with this process when it is told to end.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    report = bench.report
+    path = options.json or FOLDER / ("quick.json" if options.quick else "results.json")
     try:
         for part in PARTS:
             if part in wanted:
                 _run(part, bench)
-        about["others"] = bench.others
+                about["others"] = bench.others
+                # After every part: a run that is cut off keeps what it has found.
+                write_json(report, about, path, quick=options.quick)
     finally:
         bench.close()
-    report = bench.report
-    path = options.json or FOLDER / ("quick.json" if options.quick else "results.json")
-    write_json(report, about, path, quick=options.quick)
     draw(report, path.with_suffix(".png"))
     if options.results:
         write_results(report, about, options.quick)
