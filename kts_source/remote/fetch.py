@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 
 _QUEUE_PER_THREAD = 4
+# What a consumer that stops soon may cost, a LIMIT above all: Spark takes a tenth of a second and
+# more to end one. Whoever has had as much reads on, and waits for no round trip again.
+EARLY_BYTES: Final = 12 << 20
 # What lies in memory is copied without giving the core away, or nearly so; for 2 MiB of a disk or a
 # network that happens ten times and more.
 _OF_THREAD: Final[int | None] = getattr(resource, "RUSAGE_THREAD", None)
@@ -106,8 +109,8 @@ def fetch_ranges(
         max_concurrent_requests: Threads, at least one.
         prefetch_bytes: Bytes of read-ahead; zero reads only what is asked for next.
         slow_start: Reads the first request by itself, and ahead only once the second result is
-            asked for, so that a consumer that stops early costs one request; then at most as many
-            bytes as the consumer is done with, so that one that stops soon costs little.
+            asked for, so that a consumer that stops early costs one request; then `EARLY_BYTES` in
+            all until as many have been handed out, so that one that stops soon costs little.
         near: Whether bytes may lie in memory, as files of this machine do: then the consumer's own
             thread reads them, as long as it need not wait for them. Threads would only copy them
             into memory that no core has at hand.
@@ -165,7 +168,7 @@ def _results(
     near: bool,
     meanwhile: Callable[[], object] | None,
 ) -> Generator[Fetched]:
-    done_with = 0  # bytes; they bound the read-ahead of a slow start
+    handed_out = 0  # bytes; they bound the read-ahead of a slow start
     if near and _OF_THREAD is not None:
         reads = waits = 0
         while waits <= _FEW_WAITS + _WAITS_PER_READ * reads:
@@ -176,18 +179,18 @@ def _results(
             data = store.read(request)
             waits += resource.getrusage(_OF_THREAD).ru_nvcsw - before
             reads += 1
+            handed_out += request.byte_range.size
             yield Fetched(request, data)
             del data
-            done_with += request.byte_range.size
     elif slow_start:
         first = next(requests, None)
         if first is None:
             return
         with doing_meanwhile(meanwhile):
             data = store.read(first)
+        handed_out = first.byte_range.size
         yield Fetched(first, data)
         del data
-        done_with = first.byte_range.size
     if not prefetch_bytes:
         # One at a time: planning does it thousands of times, and threads cost more than the work.
         for request in requests:
@@ -206,7 +209,8 @@ def _results(
 
     def fill(*, at_least_one: bool) -> None:
         nonlocal ahead_bytes
-        room = min(prefetch_bytes, done_with) if slow_start else prefetch_bytes
+        early = slow_start and handed_out < EARLY_BYTES
+        room = min(prefetch_bytes, EARLY_BYTES - handed_out) if early else prefetch_bytes
         # Many tiny ranges must not make a long queue either.
         while (
             len(ahead) < _QUEUE_PER_THREAD * max_concurrent_requests
@@ -227,13 +231,13 @@ def _results(
             request, future = ahead.popleft()
             result = Fetched(request, future.result())
             ahead_bytes -= request.byte_range.size
+            handed_out += request.byte_range.size
             # While the consumer works on this result, what it leaves room for is read.
             fill(at_least_one=False)
             # Only the consumer holds the bytes from here on.
             del future
             yield result
             del result
-            done_with += request.byte_range.size
     finally:
         cancellation.cancel()
         pool.shutdown(wait=True, cancel_futures=True)
