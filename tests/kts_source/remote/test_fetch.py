@@ -303,14 +303,15 @@ def test_closing_interrupts_the_pause_before_a_retry() -> None:
 @pytest.mark.s3
 def test_closing_aborts_requests_that_stall(s3_server: S3Server) -> None:
     bucket = s3_server.make_bucket()
-    s3_server.put(bucket, "k", DATA)
+    for key in ("answered", "stalled"):
+        s3_server.put(bucket, key, DATA)
     with faulty_proxy(s3_server.endpoint) as proxy:
         options = {**s3_server.options, "s3.endpoint": proxy.endpoint, "s3.request-timeout": "300"}
         store = open_store(f"s3://{bucket}", Secret(options))
-        version = store.head("k").version
-        proxy.faults += [None, Stall(), Stall(), Stall()]
-        wanted = [FetchRequest("k", version, span) for _, _, span in requests(10)]
-        results = fetch(store, wanted)
+        version = store.head("stalled").version
+        proxy.choose = lambda _method, path: Stall() if path.endswith("stalled") else None
+        wanted = [FetchRequest("stalled", version, span) for _, _, span in requests(10)]
+        results = fetch(store, [wanted[0]._replace(key="answered", version=None), *wanted[1:]])
         assert next(results).data == DATA[:100]
         results.close()
         assert fetch_threads() == []
