@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kts_source.errors import ObjectNotFoundError, StoreError
-from kts_source.remote.cancel import Cancellation, CancelledFetchError, cancelled_by, pause
+from kts_source.remote.cancel import cancelled_by
 from kts_source.remote.coalesce import ByteRange
 from kts_source.remote.counters import StoreCounters, Tally
 from kts_source.remote.fetch import FetchedRanges, FetchRequest, fetch_ranges
@@ -336,23 +336,6 @@ def test_ranges_of_several_objects_of_a_real_store(tmp_path: Path) -> None:
 def test_bounds_out_of_range_are_refused(threads: int, prefetch_bytes: int) -> None:
     with pytest.raises(ValueError, match="out of range"):
         fetch(RecordingStore(), [], threads=threads, prefetch_bytes=prefetch_bytes)
-
-
-def test_a_cancelled_scope_pauses_no_more() -> None:
-    cancellation = Cancellation()
-    calls: list[str] = []
-    with cancellation.scope():
-        with cancelled_by(lambda: calls.append("before")):
-            pass
-        with cancelled_by(lambda: calls.append("during")):
-            cancellation.cancel()
-        with cancelled_by(lambda: calls.append("after")):
-            pass
-        with pytest.raises(CancelledFetchError):
-            pause(600)
-    assert calls == ["during", "after"]
-    assert cancellation.cancelled
-    pause(0)
 
 
 # -- near stores
