@@ -9,8 +9,6 @@ STAMP := $(VENV)/.installed
 # What `make test` leaves to the slower suites of .ci/run.
 UNIT := not (integration or slow or notebook or faults or kills or fuzz)
 PYTEST_ARGS ?=
-# Module and version as tests/kts_source/remote/test_versitygw.py names it.
-S3_SERVER := github.com/versity/versitygw/cmd/versitygw@v1.8.0
 # How long `make soak` goes on.
 MINUTES ?= 10
 
@@ -39,16 +37,16 @@ test: $(STAMP)  ## the tests (no network beyond the package registries, no broke
 soak: $(STAMP)  ## bad inputs and random histories for MINUTES; the result goes to benchmarks/SOAK.md
 	@$(PY) -m tools.soak --minutes $(MINUTES)
 
-bench: $(STAMP) bench-needs  ## everything measured, with peers, in one run; renews benchmarks/RESULTS.md
+bench: bench-needs  ## everything measured, with peers, in one run; renews benchmarks/RESULTS.md
 	@tools/with_java.sh $(PY) -m benchmarks --results
 
-bench-quick: $(STAMP) bench-needs  ## the same with small inputs, a few minutes; figures go to build/bench
+bench-quick: bench-needs  ## the same with small inputs, a few minutes; figures go to build/bench
 	@tools/with_java.sh $(PY) -m benchmarks --quick
 
 # What a part of the benchmarks wants: the oldest Spark beside a broker, and an S3 server, as the tests build it.
 bench-needs: $(STAMP)
 	@if command -v mvn >/dev/null; then .ci/oldest_spark_env; fi
-	@if command -v go >/dev/null && [ ! -x build/go/versitygw ]; then GOBIN=$(CURDIR)/build/go go install $(S3_SERVER); fi
+	@if command -v go >/dev/null; then $(PY) -c 'from tests.servers import VERSITYGW, go_program; go_program(VERSITYGW)'; fi
 
 lint: $(STAMP)  ## ruff and mypy --strict, tests too
 	@status=0; \

@@ -16,6 +16,8 @@ from tests.needs import needs
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+# A real S3 gateway over a folder; the benchmarks read from it, too.
+VERSITYGW = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
 BUILD = Path(__file__).resolve().parents[1] / "build"
 _START_SECONDS = 30
 

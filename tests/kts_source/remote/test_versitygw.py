@@ -12,7 +12,7 @@ from tests.kts_source.remote.range_store_suite import RangeStoreSuite
 from tests.kts_source.remote.test_s3_store import Bucket
 from tests.kts_source.scan.scanning import scan
 from tests.s3 import ACCESS_KEY, SECRET_KEY, S3Server
-from tests.servers import free_port, go_program, running
+from tests.servers import VERSITYGW, free_port, go_program, running
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -20,12 +20,10 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.slow, pytest.mark.s3, pytest.mark.timeout(900)]
 
-MODULE = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
-
 
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[S3Server, Path]]:
-    program = go_program(MODULE)
+    program = go_program(VERSITYGW)
     root = tmp_path_factory.mktemp("versitygw")
     port = free_port()
     keys = {"ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY}
