@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from benchmarks.libraries import LibraryWork
+from kts_source.scan.read_settings import FOR_SPARK
 from kts_source.spark.between_tasks import end_task
 from kts_source.spark.schema import columns_of, spark_schema
 
@@ -24,7 +25,13 @@ if TYPE_CHECKING:
 
     from pyspark.sql.types import StructType
 
-BATCH_ROWS = 4096
+_KEY_BYTES = 8
+_ENDLESS_ROWS = 4096
+
+
+def batch_rows(value_bytes: int) -> int:
+    """Rows of a batch as our own source makes it of such records."""
+    return min(FOR_SPARK.rows, FOR_SPARK.size // (_KEY_BYTES + value_bytes))
 
 
 def start_spark(
@@ -87,38 +94,42 @@ class CeilingReader(DataSourceReader):
         rows, logs = partition.value
         value_bytes = int(self._options["valuebytes"])
         values, batch = _values(value_bytes), _prebuilt(tuple(self._columns), value_bytes)
+        most = batch.num_rows
         libraries = None
         if logs:
             libraries = LibraryWork(logs, self._options["codec"], self._options["key"])
         done = 0
         while done < rows:
-            count = min(rows - done, BATCH_ROWS)
+            count = min(rows - done, most)
             done += count
             if libraries is not None:
                 libraries.go_on(done / rows, values)
-            yield batch if count == BATCH_ROWS else batch.slice(0, count)
+            yield batch if count == most else batch.slice(0, count)
         if libraries is not None:
             end_task()  # what Spark repeats between tasks is not theirs either
 
 
 @functools.cache
 def _values(value_bytes: int) -> memoryview:
-    return memoryview(bytearray(os.urandom(BATCH_ROWS * value_bytes)))
+    return memoryview(bytearray(os.urandom(batch_rows(value_bytes) * value_bytes)))
 
 
 @functools.cache
 def _prebuilt(columns: tuple[str, ...], value_bytes: int) -> pa.RecordBatch:
-    ends = np.arange(BATCH_ROWS + 1, dtype=np.int32) * np.int32(value_bytes)
+    count = batch_rows(value_bytes)
+    ends = np.arange(count + 1, dtype=np.int32) * np.int32(value_bytes)
     values = [None, pa.py_buffer(ends), pa.py_buffer(_values(value_bytes))]
-    offsets = pa.array(range(BATCH_ROWS), pa.int64())
+    offsets = pa.array(range(count), pa.int64())
     arrays = {
-        "key": pa.array([number.to_bytes(8, "big") for number in range(BATCH_ROWS)], pa.binary()),
-        "value": pa.Array.from_buffers(pa.binary(), BATCH_ROWS, values),
-        "topic": pa.array(["bench"] * BATCH_ROWS, pa.string()),
-        "partition": pa.array([0] * BATCH_ROWS, pa.int32()),
+        "key": pa.array(
+            [number.to_bytes(_KEY_BYTES, "big") for number in range(count)], pa.binary()
+        ),
+        "value": pa.Array.from_buffers(pa.binary(), count, values),
+        "topic": pa.array(["bench"] * count, pa.string()),
+        "partition": pa.array([0] * count, pa.int32()),
         "offset": offsets,
         "timestamp": offsets.cast(pa.timestamp("us", tz="UTC")),
-        "timestampType": pa.array([0] * BATCH_ROWS, pa.int32()),
+        "timestampType": pa.array([0] * count, pa.int32()),
     }
     return pa.RecordBatch.from_arrays([arrays[name] for name in columns], names=list(columns))
 
@@ -181,8 +192,8 @@ class EndlessReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Zeros, made without what brings in pandas."""
-        zeros = pa.py_buffer(bytes(8 * BATCH_ROWS))
-        offsets = pa.Array.from_buffers(pa.int64(), BATCH_ROWS, [None, zeros])
+        zeros = pa.py_buffer(bytes(8 * _ENDLESS_ROWS))
+        offsets = pa.Array.from_buffers(pa.int64(), _ENDLESS_ROWS, [None, zeros])
         batch = pa.RecordBatch.from_arrays([offsets], names=["offset"])
         while True:
             yield batch

@@ -17,6 +17,7 @@ from kts_source.export.files import TaskReport, encode_schema
 from kts_source.export.job import OFFSET
 from kts_source.export.targets import open_target
 from kts_source.export.task_writer import TaskWriter
+from kts_source.scan.read_settings import BatchBounds
 from kts_source.table import PARTITION, TOPIC
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from kts_source.scan.task import ScanTask
 
 NEEDED: Final = (TOPIC, PARTITION, OFFSET)
-_BATCH_ROWS: Final = 16384
+_BATCHES: Final = BatchBounds(16384, 8 << 20)
 """More than Spark is handed at a time: each batch costs the writer as much, however small."""
 
 
@@ -74,7 +75,7 @@ def run_export_task(task: ExportTask, job: ExportJob) -> TaskReport:
     writer = TaskWriter(task, job, target, letters)
     reading = _with_columns(options, read_columns)
     try:
-        rows = measured_task(task.scan, reading, place, max_rows=_BATCH_ROWS, on_end=note)
+        rows = measured_task(task.scan, reading, place, batches=_BATCHES, on_end=note)
         with closing(rows) as batches:
             for batch in batches:
                 writer.write(batch)

@@ -54,7 +54,8 @@ class Tally:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._total = StoreCounters()
+        self._requests = self._list_requests = self._received = 0
+        self._retries = self._hedges = self._mirrored = 0
 
     def add(
         self,
@@ -68,11 +69,22 @@ class Tally:
     ) -> None:
         """Counts some work."""
         with self._lock:
-            self._total += StoreCounters(
-                requests, list_requests, received, retries, hedges, mirrored
-            )
+            self._requests += requests
+            self._list_requests += list_requests
+            self._received += received
+            self._retries += retries
+            self._hedges += hedges
+            self._mirrored += mirrored
 
     @property
     def snapshot(self) -> StoreCounters:
         """What was counted so far."""
-        return self._total
+        with self._lock:
+            return StoreCounters(
+                self._requests,
+                self._list_requests,
+                self._received,
+                self._retries,
+                self._hedges,
+                self._mirrored,
+            )

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 _QUEUE_PER_THREAD = 4
 # What a consumer that stops soon may cost, a LIMIT above all: Spark takes a tenth of a second and
-# more to end one. Whoever has had as much reads on, and waits for no round trip again.
+# more to end one. Whoever wants more than that reads on, and waits for no round trip again.
 EARLY_BYTES: Final = 12 << 20
-# What lies in memory is copied without giving the core away, or nearly so; for 2 MiB of a disk or a
-# network that happens ten times and more.
+# What lies in memory is copied without giving the core away, or nearly so; for a few MiB of a disk
+# or a network that happens ten times and more.
 _OF_THREAD: Final[int | None] = getattr(resource, "RUSAGE_THREAD", None)
 _FEW_WAITS = 8
 _WAITS_PER_READ = 2
@@ -110,7 +110,7 @@ def fetch_ranges(
         prefetch_bytes: Bytes of read-ahead; zero reads only what is asked for next.
         slow_start: Reads the first request by itself, and ahead only once the second result is
             asked for, so that a consumer that stops early costs one request; then `EARLY_BYTES` in
-            all until as many have been handed out, so that one that stops soon costs little.
+            all until more than that is asked for, so that one that stops soon costs little.
         near: Whether bytes may lie in memory, as files of this machine do: then the consumer's own
             thread reads them, as long as it need not wait for them. Threads would only copy them
             into memory that no core has at hand.
@@ -207,10 +207,10 @@ def _results(
     ahead: deque[tuple[FetchRequest, Future[Data]]] = deque()
     ahead_bytes = 0
 
-    def fill(*, at_least_one: bool) -> None:
+    def fill(*, at_least_one: bool, held: int = 0) -> None:
         nonlocal ahead_bytes
         early = slow_start and handed_out < EARLY_BYTES
-        room = min(prefetch_bytes, EARLY_BYTES - handed_out) if early else prefetch_bytes
+        room = min(prefetch_bytes, EARLY_BYTES - handed_out - held) if early else prefetch_bytes
         # Many tiny ranges must not make a long queue either.
         while (
             len(ahead) < _QUEUE_PER_THREAD * max_concurrent_requests
@@ -231,13 +231,13 @@ def _results(
             request, future = ahead.popleft()
             result = Fetched(request, future.result())
             ahead_bytes -= request.byte_range.size
-            handed_out += request.byte_range.size
             # While the consumer works on this result, what it leaves room for is read.
-            fill(at_least_one=False)
+            fill(at_least_one=False, held=request.byte_range.size)
             # Only the consumer holds the bytes from here on.
             del future
             yield result
             del result
+            handed_out += request.byte_range.size  # it wants more than that
     finally:
         cancellation.cancel()
         pool.shutdown(wait=True, cancel_futures=True)

@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 ENOUGH_REQUEST_BYTES = 8 << 20
 MAX_REQUEST_BYTES = 16 << 20
 FIRST_REQUEST_BYTES = 1 << 20  # of a task: a LIMIT may need no more
-# A file of this machine has no latency to save, and a piece of this size is still in the core's
-# cache when it is decoded.
-NEAR_REQUEST_BYTES = 2 << 20
 MAX_INDEX_BYTES = 64 << 20  # far above segment.index.bytes (10 MiB); a bound, not an expectation
 
 
@@ -166,7 +163,7 @@ class SegmentReader:
         stored as they are, and no cache keeps them whole.
         """
         cached = isinstance(self.store, CachedStore) and self.store.log_store.keeps
-        return _is_plain(objects) and not cached and not getattr(self.store, "is_near", False)
+        return _is_plain(objects) and not cached
 
     def windows(
         self,
@@ -196,7 +193,6 @@ class SegmentReader:
         under_way: deque[tuple[S, tuple[Chunk, ...]]] = deque()
         log_store = self.store.log_store if isinstance(self.store, CachedStore) else None
         restored = log_store is not None and log_store.restores
-        near = getattr(self.store, "is_near", False)
 
         def requests() -> Iterator[tuple[str, str | None, ByteRange]]:
             first = read_ahead.prefetch_bytes > 0
@@ -205,13 +201,9 @@ class SegmentReader:
                 if log_store is not None:
                     log_store.expect(objects, partial(self._restore, objects))
                 chunks = objects.chunk_index.chunks(span.start, span.stop)
-                if near:
-                    groups = _near_groups(span, chunks, _is_plain(objects))
-                else:
-                    if self.reads_parts(objects):
-                        chunks = tuple(_inside(span, chunk) for chunk in chunks)
-                    groups = request_groups(chunks, first)
-                for group in groups:
+                if self.reads_parts(objects):
+                    chunks = tuple(_inside(span, chunk) for chunk in chunks)
+                for group in request_groups(chunks, first):
                     first = False
                     under_way.append((span, group))
                     low, high = group[0], group[-1]
@@ -227,7 +219,7 @@ class SegmentReader:
             max_concurrent_requests=read_ahead.max_concurrent_requests,
             prefetch_bytes=read_ahead.prefetch_bytes,
             slow_start=read_ahead.slow_start,
-            near=near,
+            near=getattr(self.store, "is_near", False),
             on_read=self.stopwatch.fetched,
             meanwhile=meanwhile,
         ) as fetched:
@@ -339,49 +331,21 @@ def _inside(span: SegmentSpan, chunk: Chunk) -> Chunk:
     return Chunk(chunk.id, low, size, stored, size)
 
 
-def _near_groups(
-    span: SegmentSpan, chunks: tuple[Chunk, ...], plain: bool
-) -> Iterator[tuple[Chunk, ...]]:
-    """Runs of chunks, and where chunks are stored as they are, of those of their pieces that hold
-    some of the span.
-    """
-    if plain:
-        chunks = tuple(
-            piece
-            for chunk in chunks
-            for piece in _pieces(chunk)
-            if span.start < piece.original_stop and piece.original_position < span.stop
-        )
-    return request_groups(chunks, False, enough=NEAR_REQUEST_BYTES, most=NEAR_REQUEST_BYTES)
-
-
-def _pieces(chunk: Chunk) -> Iterator[Chunk]:
-    for start in range(0, chunk.original_size, NEAR_REQUEST_BYTES):
-        size = min(NEAR_REQUEST_BYTES, chunk.original_size - start)
-        original, stored = chunk.original_position + start, chunk.transformed_position + start
-        yield Chunk(chunk.id, original, size, stored, size)
-
-
-def request_groups(
-    chunks: tuple[Chunk, ...],
-    first_is_small: bool,
-    *,
-    enough: int = ENOUGH_REQUEST_BYTES,
-    most: int = MAX_REQUEST_BYTES,
-) -> Iterator[tuple[Chunk, ...]]:
+def request_groups(chunks: tuple[Chunk, ...], first_is_small: bool) -> Iterator[tuple[Chunk, ...]]:
     """Runs of neighbouring chunks, each a request.
 
-    A run ends when it has `enough` bytes, and before it would have more than `most`, unless one
-    chunk alone has. The first may be small: at most `FIRST_REQUEST_BYTES`, or one chunk.
+    A run ends when it has `ENOUGH_REQUEST_BYTES`, and before it would have more than
+    `MAX_REQUEST_BYTES`, unless one chunk alone has. The first may be small: at most
+    `FIRST_REQUEST_BYTES`, or one chunk.
     """
-    limit = FIRST_REQUEST_BYTES if first_is_small else most
+    limit = FIRST_REQUEST_BYTES if first_is_small else MAX_REQUEST_BYTES
     group: list[Chunk] = []
     for chunk in chunks:
         start = group[0].transformed_position if group else chunk.transformed_position
-        is_enough = chunk.transformed_position - start >= enough
+        is_enough = chunk.transformed_position - start >= ENOUGH_REQUEST_BYTES
         if group and (is_enough or chunk.transformed_stop - start > limit):
             yield tuple(group)
-            group, limit = [], most
+            group, limit = [], MAX_REQUEST_BYTES
         group.append(chunk)
     if group:
         yield tuple(group)

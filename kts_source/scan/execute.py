@@ -7,9 +7,6 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-import pyarrow as pa
-
 from kts_source.errors import (
     CorruptSegmentError,
     DataLossError,
@@ -29,12 +26,12 @@ from kts_source.scan.borders import (
     segment_start,
     sure_stop,
 )
-from kts_source.scan.read_settings import MAX_ROWS
-from kts_source.table import PARTITION, PLACE_COLUMNS, SEGMENT_ID, TOPIC
 from segment_format.errors import SegmentFormatError, TruncatedBatchError
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
+
+    import pyarrow as pa
 
     from kts_source.scan.metrics import TaskMeter
     from kts_source.scan.read_settings import ReadSettings
@@ -201,20 +198,12 @@ class _SliceDecoder:
 
     def __init__(self, span: _SliceSpan, reader: SegmentReader, settings: ReadSettings) -> None:
         part = span.part
-        names = tuple(name for name in settings.columns if name not in PLACE_COLUMNS)
         self.span = span
         self._reader = reader
         self._check = BorderCheck(span.first)
-        self._place = _PlaceColumns(part, settings.columns)
         from kts_source.scan.slice_decoder import open_decoder
 
-        self._decoder = open_decoder(
-            part,
-            span.first,
-            span.last,
-            settings,
-            columns=names or ("offset",),  # a batch of no column would have no length
-        )
+        self._decoder = open_decoder(part, span.first, span.last, settings)
 
     @property
     def done(self) -> bool:
@@ -232,14 +221,12 @@ class _SliceDecoder:
             return
         with _located(self.span.part, self._reader):
             decoded = self._decoder.feed(self._check.inside(window))
-            for batch in self._reader.stopwatch.decoding(decoded):
-                yield self._place.added_to(batch)
+            yield from self._reader.stopwatch.decoding(decoded)
 
     def give_up(self, meter: TaskMeter | None) -> Iterator[pa.RecordBatch]:
         """The rows still held back, where the rest of the bytes will never come."""
         with suppress(TruncatedBatchError):
-            for batch in self._decoder.finish():
-                yield self._place.added_to(batch)
+            yield from self._decoder.finish()
         if meter is not None:
             meter.add_decoded(self._decoder.counters)
 
@@ -248,8 +235,7 @@ class _SliceDecoder:
         with _located(self.span.part, self._reader):
             if not self.done:
                 self._check.finish(self._decoder.next_offset)
-            for batch in self._decoder.finish():
-                yield self._place.added_to(batch)
+            yield from self._decoder.finish()
         if meter is not None:
             meter.add_decoded(self._decoder.counters)
 
@@ -257,11 +243,16 @@ class _SliceDecoder:
 @contextmanager
 def _located(part: SegmentSlice, reader: SegmentReader) -> Iterator[None]:
     """Adds the place to errors of the layers below, which know bytes but not whose."""
-    uri = reader.store.uri(part.objects.log.key)
+    key = part.objects.log.key
     try:
         yield
     except TieredKafkaError as error:
-        error.located(topic=part.topic, partition=part.partition, offset=part.start_offset, uri=uri)
+        error.located(
+            topic=part.topic,
+            partition=part.partition,
+            offset=part.start_offset,
+            uri=reader.store.uri(key),
+        )
         raise
     except SegmentFormatError as error:
         raise CorruptSegmentError(
@@ -269,45 +260,6 @@ def _located(part: SegmentSlice, reader: SegmentReader) -> Iterator[None]:
             topic=part.topic,
             partition=part.partition,
             offset=part.start_offset if error.offset is None else error.offset,
-            uri=uri,
+            uri=reader.store.uri(key),
             position=error.position,
         ) from error
-
-
-class _PlaceColumns:
-    """Adds what is the same for every row of a slice, built once."""
-
-    def __init__(self, part: SegmentSlice, columns: Sequence[str]) -> None:
-        self._columns = columns
-        self._values: dict[str, str | int] = {
-            TOPIC: part.topic,
-            PARTITION: part.partition,
-            SEGMENT_ID: part.segment_id,
-        }
-        self._constants: dict[str, pa.Array] = {}
-
-    def added_to(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """`batch` with its columns in the table's order."""
-        arrays = [
-            self._constant(name, batch.num_rows) if name in self._values else batch.column(name)
-            for name in self._columns
-        ]
-        return pa.RecordBatch.from_arrays(arrays, names=list(self._columns))
-
-    def _constant(self, name: str, rows: int) -> pa.Array:
-        known = self._constants.get(name)
-        if known is None or len(known) < rows:
-            known = self._constants[name] = _repeated(self._values[name], max(rows, MAX_ROWS))
-        return known.slice(0, rows)
-
-
-def _repeated(value: str | int, rows: int) -> pa.Array:
-    """One value in every row; `pa.scalar` and `pa.array` would bring in pandas, which takes longer
-    than a small read.
-    """
-    if isinstance(value, int):
-        numbers = pa.py_buffer(np.full(rows, value, np.int32))
-        return pa.Array.from_buffers(pa.int32(), rows, [None, numbers])
-    data = value.encode()
-    ends = np.arange(rows + 1, dtype=np.int32) * np.int32(len(data))
-    return pa.StringArray.from_buffers(rows, pa.py_buffer(ends), pa.py_buffer(data * rows))

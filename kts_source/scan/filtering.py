@@ -8,6 +8,7 @@ Both ways give the same rows.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 import pyarrow as pa
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from kts_source.scan.predicate.model import Predicate
+    from kts_source.scan.read_settings import BatchBounds
     from segment_format.arrow import DecodeCounters, RecordDecoder
     from segment_format.index.leader_epoch_checkpoint import EpochEntry
 
@@ -27,7 +29,6 @@ _PROBE_ROWS: Final = 32768
 """More than a window of small records has: every batch costs the same calls."""
 _LARGE_COLUMNS: Final = frozenset(("value", "headers"))
 """Worth a second pass: the others are as quickly decoded as stepped over."""
-_MAX_BYTES: Final = 8 << 20
 
 
 class DecoderFactory(Protocol):
@@ -38,6 +39,7 @@ class DecoderFactory(Protocol):
         *,
         columns: Iterable[str],
         max_rows: int = ...,
+        max_bytes: int = ...,
         position: int = ...,
         start_offset: int = ...,
         stop_offset: int = ...,
@@ -56,7 +58,7 @@ class FilteringDecoder:
         decoder: Makes decoders of the slice.
         columns: Of the batches, in order.
         position: Log position of the first byte that will be fed.
-        max_rows: Most rows of a batch.
+        batches: How large batches grow.
         late: Whether large columns may wait for the second pass; `None` decides by the columns.
     """
 
@@ -67,22 +69,24 @@ class FilteringDecoder:
         *,
         columns: Sequence[str],
         position: int,
-        max_rows: int,
+        batches: BatchBounds,
         late: bool | None = None,
     ) -> None:
         deciding = columns_of(predicate)
         self._predicate = predicate
-        self._make = decoder
         self._columns = list(columns)
         self._all = tuple(dict.fromkeys((*columns, *sorted(deciding))))
-        self._max_rows = max_rows
+        self._make = partial(
+            decoder, columns=self._all, max_rows=batches.rows, max_bytes=batches.size
+        )
+        self._batches = batches
         self._position = position
         self._late = bool(_LARGE_COLUMNS & set(columns) - deciding) if late is None else late
         if self._late:
             names = dict.fromkeys(("offset", *sorted(deciding)))
             self._decoder = decoder(columns=names, max_rows=_PROBE_ROWS, position=position)
         else:
-            self._decoder = decoder(columns=self._all, max_rows=max_rows, position=position)
+            self._decoder = self._make(position=position)
         # Of the first pass: the entry under way, and the position behind all bytes fed.
         self._carry = bytearray()
         self._fed = position
@@ -107,12 +111,12 @@ class FilteringDecoder:
         found = (
             self._late_rows(window) if self._late else self._filtered(self._decoder.feed(window))
         )
-        yield from _packed(found, self._max_rows)
+        yield from _packed(found, self._batches)
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """The matching rows that still wait."""
         # Of the first pass none does: it is flushed after every window.
-        yield from _packed(self._filtered(self._decoder.finish()), self._max_rows)
+        yield from _packed(self._filtered(self._decoder.finish()), self._batches)
 
     def _filtered(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -167,8 +171,6 @@ class FilteringDecoder:
             last: Last one.
         """
         decoder = self._make(
-            columns=self._all,
-            max_rows=self._max_rows,
             position=self._fed - len(window) - len(self._carry),
             start_offset=first,
             stop_offset=last + 1,
@@ -194,24 +196,22 @@ class FilteringDecoder:
     def _decode_at_once(self) -> Iterator[pa.RecordBatch]:
         """Go on without a second pass."""
         self._late = False
-        self._decoder = self._make(
-            columns=self._all, max_rows=self._max_rows, position=self._fed - len(self._carry)
-        )
+        self._decoder = self._make(position=self._fed - len(self._carry))
         yield from self._filtered(self._decoder.feed(bytes(self._carry)))
         self._carry = bytearray()
 
 
-def _packed(batches: Iterable[pa.RecordBatch], max_rows: int) -> Iterator[pa.RecordBatch]:
-    """The same rows in fewer batches of about `max_rows` rows, each of bounded size."""
+def _packed(batches: Iterable[pa.RecordBatch], bounds: BatchBounds) -> Iterator[pa.RecordBatch]:
+    """The same rows in fewer batches, each as large as the bounds allow, about."""
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
-        if waiting and (rows + batch.num_rows > max_rows or size + batch.nbytes > _MAX_BYTES):
-            yield _joined(waiting)
-            waiting, rows, size = [], 0, 0
-        waiting.append(batch)
         rows += batch.num_rows
         size += batch.nbytes
+        if waiting and (rows > bounds.rows or size > bounds.size):
+            yield _joined(waiting)
+            waiting, rows, size = [], batch.num_rows, batch.nbytes
+        waiting.append(batch)
     if waiting:
         yield _joined(waiting)
 

@@ -15,7 +15,7 @@ from kts_source.remote.stores import S3_SCHEMES, split_scheme
 from kts_source.remote.tier import open_tier
 from kts_source.scan.execute import read_task
 from kts_source.scan.metrics import CLOSED, DONE, TaskMeter, TaskMetrics, TaskPlace
-from kts_source.scan.read_settings import MAX_ROWS, ReadSettings
+from kts_source.scan.read_settings import FOR_SPARK, BatchBounds, ReadSettings
 from kts_source.secret import scrub
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def measured_task(
     options: ScanOptions,
     place: TaskPlace = _NOWHERE,
     *,
-    max_rows: int = MAX_ROWS,
+    batches: BatchBounds = FOR_SPARK,
     on_end: Callable[[TaskMetrics], object] = lambda _metrics: None,
 ) -> Generator[pa.RecordBatch]:
     """The rows of a task. Close the iterator to stop what is under way.
@@ -45,7 +45,7 @@ def measured_task(
         task: What to read.
         options: How, and from where.
         place: Which task of which scan.
-        max_rows: Most rows of a batch.
+        batches: How large batches grow.
         on_end: Called with the sum when the task has ended, however it did.
 
     Raises:
@@ -56,7 +56,7 @@ def measured_task(
     outcome = CLOSED
     try:
         reader = SegmentReader(store, options.key_ring)
-        settings = replace(ReadSettings.of(options), max_rows=max_rows)
+        settings = replace(ReadSettings.of(options), batches=batches)
         if place.partition:
             # LIMIT asks the first task alone; later ones are wanted whole and need not wait.
             ahead = replace(settings.read_ahead, slow_start=False)

@@ -11,8 +11,25 @@ if TYPE_CHECKING:
     from kts_source.options import ScanOptions
     from kts_source.scan.predicate.model import Predicate
 
-MAX_ROWS: Final = 4096
-"""Rows of a batch that goes to Spark: what its Arrow reader takes fastest."""
+
+@dataclass(frozen=True, slots=True)
+class BatchBounds:
+    """When a batch of rows is full.
+
+    Attributes:
+        rows: Most rows.
+        size: Most bytes of keys, values and headers; a record larger than that is a batch of its
+            own.
+    """
+
+    rows: int
+    size: int
+
+
+FOR_SPARK: Final = BatchBounds(8192, 2 << 20)
+"""What its Arrow reader takes fastest: of small records many, since each batch costs it as much
+however small it is, and of large ones what the processor's cache holds.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +41,7 @@ class ReadSettings:
         max_batch_bytes: Bound on one record batch, stored or decompressed.
         where: Rows for which it is not true are left out.
         fail_on_data_loss: Whether an object that has gone since planning is an error.
-        max_rows: Most rows of a batch.
+        batches: How large batches grow.
     """
 
     columns: tuple[str, ...]
@@ -33,7 +50,7 @@ class ReadSettings:
     read_ahead: ReadAhead
     where: Predicate | None = None
     fail_on_data_loss: bool = True
-    max_rows: int = MAX_ROWS
+    batches: BatchBounds = FOR_SPARK
 
     @classmethod
     def of(cls, options: ScanOptions) -> ReadSettings:

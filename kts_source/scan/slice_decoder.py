@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from kts_source.scan.predicate.bounds import TRUE, region, specialised
 from kts_source.scan.pruning import first_millisecond, last_millisecond
+from kts_source.table import PARTITION, SEGMENT_ID, TOPIC
 from segment_format.arrow import RecordDecoder
 from segment_format.kernels.decoder import load_kernel
 
@@ -27,8 +28,6 @@ def open_decoder(
     first: Border,
     last: Border | None,
     settings: ReadSettings,
-    *,
-    columns: tuple[str, ...],
 ) -> RecordDecoder | FilteringDecoder:
     """Decodes a slice's bytes.
 
@@ -37,7 +36,6 @@ def open_decoder(
         first: Where its bytes begin.
         last: Where they end; `None` where nobody has looked yet.
         settings: How to decode.
-        columns: Of the batches, in order; not those of the slice's place.
     """
     where = settings.where
     rest = TRUE if where is None else specialised(where, part.topic, part.partition)
@@ -48,7 +46,6 @@ def open_decoder(
         stop_offset=part.stop_offset,
         aborted=part.aborted,
         check_crcs=settings.check_crcs,
-        max_rows=settings.max_rows,
         max_batch_bytes=settings.max_batch_bytes,
         lineage=part.lineage or None,
         offset_bounds=(
@@ -58,11 +55,21 @@ def open_decoder(
         ),
         first_timestamp=first_millisecond(box),
         last_timestamp=last_millisecond(box),
+        constants={TOPIC: part.topic, PARTITION: part.partition, SEGMENT_ID: part.segment_id},
     )
     if rest == TRUE:
-        return make(columns=columns, position=first.position)
+        return make(
+            columns=settings.columns,
+            position=first.position,
+            max_rows=settings.batches.rows,
+            max_bytes=settings.batches.size,
+        )
     from kts_source.scan.filtering import FilteringDecoder  # brings in Arrow's functions
 
     return FilteringDecoder(
-        rest, make, columns=columns, position=first.position, max_rows=settings.max_rows
+        rest,
+        make,
+        columns=settings.columns,
+        position=first.position,
+        batches=settings.batches,
     )

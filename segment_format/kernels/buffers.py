@@ -65,7 +65,7 @@ _BYTES: Final = (
 
 
 class ColumnBuffers:
-    """One set of column buffers: filled by a kernel, then shown as one RecordBatch.
+    """One set of column buffers: filled by a kernel, then shown as Arrow arrays.
 
     What has a fixed size per row lies in one array, the arena; bytes and headers have arrays of
     their own, which grow.
@@ -88,7 +88,6 @@ class ColumnBuffers:
         self._max_rows = max_rows
         self._max_bytes = max_bytes
         self._columns = [COLUMNS[name] for name in columns]
-        self._struct = pa.struct([(name, COLUMNS[name].type) for name in columns])
         self._slots = np.zeros(_STOP_COLUMN - _FIRST_COLUMN, np.int64)
         self._view = self._slots.data
         self.is_oversized = False
@@ -172,13 +171,11 @@ class ColumnBuffers:
         expected = needed * self._max_rows // rows * 9 // 8
         return max(needed, min(max(2 * self.room(room_slot), expected), self._max_bytes))
 
-    def to_batch(self, slots: memoryview) -> pa.RecordBatch:
+    def arrays(self, slots: memoryview) -> list[pa.Array]:
         """What the kernel has filled, by reference (but for the lineage columns)."""
         rows = slots[c.ROWS]
         filled = Filled(slots, pa.py_buffer(self._arena), self._starts, self._arrays)
-        children = [column.build(filled, rows) for column in self._columns]
-        struct = pa.Array.from_buffers(self._struct, rows, [None], 0, children=children)
-        return pa.RecordBatch.from_struct_array(struct)
+        return [column.build(filled, rows) for column in self._columns]
 
 
 class BufferPool:

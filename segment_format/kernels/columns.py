@@ -11,7 +11,7 @@ import pyarrow as pa
 from segment_format.kernels import contract as c
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Container, Iterable, Mapping
 
     from numpy.typing import NDArray
 
@@ -51,8 +51,7 @@ class Part(NamedTuple):
         return (self.bits * (rows + self.extra) + 7) // 8
 
 
-@dataclass(frozen=True, slots=True)
-class Filled:
+class Filled(NamedTuple):
     """Buffers after a kernel has filled them.
 
     Attributes:
@@ -207,14 +206,15 @@ COLUMNS: Final[dict[str, Column]] = {
 from."""
 
 
-def column_names(columns: Iterable[str]) -> tuple[str, ...]:
-    """The names as a tuple.
+def column_names(columns: Iterable[str], others: Container[str] = ()) -> tuple[str, ...]:
+    """Those of the names that are not among `others`, in order.
 
     Raises:
-        ValueError: A name that is not in `COLUMNS`, or twice.
+        ValueError: A name that is neither in `COLUMNS` nor in `others`, or twice.
     """
-    names = tuple(columns)
-    if len(set(names)) < len(names) or not set(names) <= COLUMNS.keys():
+    every = tuple(columns)
+    names = tuple(name for name in every if name not in others)
+    if len(set(every)) < len(every) or not set(names) <= COLUMNS.keys():
         known = ", ".join(COLUMNS)
-        raise ValueError(f"columns must be distinct and of {known}: {', '.join(names)}")
+        raise ValueError(f"columns must be distinct and of {known}: {', '.join(every)}")
     return names

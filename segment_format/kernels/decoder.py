@@ -5,10 +5,11 @@ message older than magic 2.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import pyarrow as pa
 
 from segment_format._cursor import byte_view
 from segment_format.errors import CorruptRecordError, SegmentFormatError, TruncatedBatchError
@@ -16,6 +17,8 @@ from segment_format.isolation import NO_ABORTED, AbortedIntervals
 from segment_format.kernels import contract as c
 from segment_format.kernels.buffers import borrow_pool, give_back
 from segment_format.kernels.columns import COLUMNS, column_names
+from segment_format.kernels.constant import constants_at
+from segment_format.kernels.decode_counters import DecodeCounters
 from segment_format.kernels.errors import error_for, order_message
 from segment_format.kernels.legacy_rows import open_legacy_record
 from segment_format.record.batch_header import HEADER_SIZE
@@ -24,9 +27,8 @@ from segment_format.record.framing import read_entry
 from segment_format.record.legacy import decode_legacy_entry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    import pyarrow as pa
     from numpy.typing import NDArray
 
     from segment_format._cursor import BytesLike
@@ -45,31 +47,6 @@ _FIRST_SCRATCH: Final = 256 << 10
 _NO_BYTES: Final[Bytes] = np.frombuffer(b"", np.uint8)
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeCounters:
-    """What a decoder has met so far.
-
-    Attributes:
-        batches: Entries stepped over or decoded.
-        records: Records that became rows.
-        bytes: Bytes of those entries as stored.
-        batches_skipped_control: Control batches.
-        batches_skipped_aborted: Batches of aborted transactions.
-        batches_skipped_offset: Entries that end before the first offset wanted.
-        records_skipped_offset: Records outside the offsets wanted, inside decoded batches.
-        batches_skipped_timestamp: Batches without a timestamp wanted, by their header.
-    """
-
-    batches: int
-    records: int
-    bytes: int
-    batches_skipped_control: int
-    batches_skipped_aborted: int
-    batches_skipped_offset: int
-    records_skipped_offset: int
-    batches_skipped_timestamp: int = 0
-
-
 class RecordDecoder:
     """Turns a log's bytes, fed in pieces cut anywhere, into Arrow batches.
 
@@ -82,12 +59,11 @@ class RecordDecoder:
     batches and aborted transactions are skipped. The first batch at or beyond `stop_offset` ends
     the decoding (`done`). Timestamps only leave out whole batches, by what their headers promise:
     every row of the timestamps wanted comes, and others may.
-
     Not thread-safe; the kernels release the GIL.
 
     Args:
-        columns: Names of `RECORD_COLUMNS` and `LINEAGE_COLUMNS`, in the order of the batches'
-            columns.
+        columns: Names of `RECORD_COLUMNS`, `LINEAGE_COLUMNS` and `constants`, in the order of the
+            batches' columns.
         start_offset: First offset wanted.
         stop_offset: First offset not wanted any more.
         aborted: Intervals whose transactional batches are left out.
@@ -105,6 +81,7 @@ class RecordDecoder:
         position: Log position of the first byte that will be fed; errors name log positions.
         first_timestamp: Least timestamp wanted, in milliseconds.
         last_timestamp: Largest one, inclusive.
+        constants: Columns that are no part of a record: what all rows have, a string or an int32.
 
     Raises:
         ValueError: Unknown columns or a bound out of range.
@@ -126,6 +103,7 @@ class RecordDecoder:
         position: int = 0,
         first_timestamp: int = MIN_OFFSET,
         last_timestamp: int = MAX_OFFSET,
+        constants: Mapping[str, str | int] = MappingProxyType({}),
     ) -> None:
         _check_range("max_rows", max_rows, 1, _LIMIT_MAX_ROWS)
         _check_range("max_bytes", max_bytes, 1, _LIMIT_MAX_BYTES)
@@ -134,7 +112,12 @@ class RecordDecoder:
         _check_range("stop_offset", stop_offset, MIN_OFFSET, MAX_OFFSET)
         _check_range("first_timestamp", first_timestamp, MIN_OFFSET, MAX_OFFSET)
         _check_range("last_timestamp", last_timestamp, MIN_OFFSET, MAX_OFFSET)
-        names = column_names(columns)
+        every = tuple(columns)
+        names = column_names(every, constants)
+        self._constants = constants_at(every, constants)
+        known = {place: constant.type for place, constant in self._constants}
+        types = [known.get(place) or COLUMNS[name].type for place, name in enumerate(every)]
+        self._struct = pa.struct(zip(every, types, strict=True))
         self._kernel = load_kernel()
         self._check_crcs = check_crcs
         self._max_batch_bytes = max_batch_bytes
@@ -174,8 +157,7 @@ class RecordDecoder:
         for slot, table in zip(addresses, self._tables, strict=True):
             frame[slot] = table.ctypes.data
         self._pool = borrow_pool(names, max_rows=max_rows, max_bytes=max_bytes)
-        self._buffers = self._pool.acquire()
-        self._buffers.attach(self._slots)
+        self._begin_batch()
         self._scratch = _NO_BYTES
         self._tail = bytearray()
         self._origin = position
@@ -257,12 +239,13 @@ class RecordDecoder:
 
     def _flush(self) -> Iterator[pa.RecordBatch]:
         if self._slots[c.ROWS]:
-            yield self._hand_out()
+            yield self._batch()
+            self._begin_batch()
         self._busy = False
 
     def _finish(self) -> Iterator[pa.RecordBatch]:
         if self._slots[c.ROWS]:
-            yield self._hand_out()
+            yield self._batch()
         if self._tail and not self.done and not self._slots[c.STOPPING]:
             raise TruncatedBatchError(
                 f"the log ends inside an entry: {len(self._tail)} bytes of at least"
@@ -298,7 +281,8 @@ class RecordDecoder:
             if status == c.COMPRESSED:
                 payload = self._decompress(view)
             elif status == c.FULL:
-                yield self._hand_out()
+                yield self._batch()
+                self._begin_batch()
             elif status == c.GROW_SCRATCH:
                 self._grow_scratch()
             elif status == c.GROW:
@@ -362,11 +346,21 @@ class RecordDecoder:
         slots[c.BYTES] += entry.size
         slots[c.POSITION] = entry.stop
 
-    def _hand_out(self) -> pa.RecordBatch:
-        batch = self._buffers.to_batch(self._slots)
+    def _batch(self) -> pa.RecordBatch:
+        rows = self._slots[c.ROWS]
+        arrays = self._buffers.arrays(self._slots)
+        for place, constant in self._constants:
+            arrays.insert(place, constant.rows(rows))
+        # Without any column, a batch made of arrays would have no rows.
+        struct = pa.Array.from_buffers(self._struct, rows, [None], 0, children=arrays)
+        return pa.RecordBatch.from_struct_array(struct)
+
+    def _begin_batch(self) -> None:
+        """Take buffers for more rows: only when more are wanted, so that the consumer has let go of
+        the batch before the last one, and two sets are enough.
+        """
         self._buffers = self._pool.acquire()
         self._buffers.attach(self._slots)
-        return batch
 
 
 @functools.cache

@@ -211,7 +211,7 @@ def test_slow_start_reads_one_range_until_the_second_is_wanted() -> None:
         assert len(store.asked) == 12
 
 
-def test_slow_start_reads_little_in_all_until_as_much_was_handed_out(
+def test_slow_start_reads_little_in_all_until_more_is_wanted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("kts_source.remote.fetch.EARLY_BYTES", 1000)
@@ -220,12 +220,12 @@ def test_slow_start_reads_little_in_all_until_as_much_was_handed_out(
         next(results)
         next(results)
         wait_for(store, 10)  # all the others at once: one round trip for them together
-        for _ in range(7):
+        for _ in range(8):
             next(results)
             assert len(store.asked) == 10
-        next(results)
-        wait_for(store, 50)
-        assert len(store.asked) == 60
+        next(results)  # the eleventh: who wants more than that is not about to stop
+        wait_for(store, 51)
+        assert len(store.asked) == 61
 
 
 def test_an_error_comes_in_its_place() -> None:

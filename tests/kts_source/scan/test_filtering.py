@@ -14,6 +14,7 @@ from kts_source.scan.filtering import FilteringDecoder
 from kts_source.scan.predicate.evaluate import evaluate
 from kts_source.scan.predicate.model import columns_of
 from kts_source.scan.predicate.parse import parse_predicate
+from kts_source.scan.read_settings import FOR_SPARK, BatchBounds
 from segment_format.arrow import RECORD_COLUMNS, RecordDecoder, iter_arrow
 from segment_format.testing.batches import SimpleRecord, write_batch
 from segment_format.testing.legacy import write_message_set
@@ -66,7 +67,12 @@ def filtered(
 ) -> list[pa.RecordBatch]:
     make = partial(RecordDecoder, start_offset=start, stop_offset=stop)
     decoder = FilteringDecoder(
-        predicate, make, columns=columns, position=0, max_rows=max_rows, late=late
+        predicate,
+        make,
+        columns=columns,
+        position=0,
+        batches=BatchBounds(max_rows, 1 << 20),
+        late=late,
     )
     found: list[pa.RecordBatch] = []
     borders = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
@@ -137,7 +143,7 @@ def test_the_second_pass_is_given_up_where_it_saves_nothing(
         return RecordDecoder(**arguments)  # type: ignore[arg-type]
 
     decoder = FilteringDecoder(
-        predicate, make, columns=["value", "offset"], position=0, max_rows=4096
+        predicate, make, columns=["value", "offset"], position=0, batches=FOR_SPARK
     )
     rows = 0
     for low in range(0, len(log), 10_000):

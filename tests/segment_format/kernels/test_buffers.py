@@ -73,8 +73,10 @@ def test_a_single_column_that_is_held_never_changes(column: str) -> None:
 
 def test_buffers_are_used_again_once_nobody_holds_them() -> None:
     decoder = RecordDecoder(columns=("offset", "value"), max_rows=16)
-    addresses = {batch.column(1).buffers()[2].address for batch in decoder.feed(a_log(200))}
-    assert len(addresses) <= 3
+    addresses = set()
+    for batch in decoder.feed(a_log(200)):  # which holds a batch until it has the next one
+        addresses.add(batch.column(1).buffers()[2].address)
+    assert len(addresses) == 2
 
 
 def test_a_slice_keeps_its_buffers() -> None:
