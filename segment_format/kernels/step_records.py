@@ -49,6 +49,8 @@ def _step_offsets(
 
     The record that it stops before is left to the loop that knows all kinds.
     """
+    if records_stop - at < _WORD:  # nothing, perhaps at address 0: no address lies 8 bytes before
+        return at, row, left
     last_word = records_stop - _WORD
     last_left = left - min(left, max_rows - row)
     span = np.uint64(max(stop_offset, start_offset) - start_offset)

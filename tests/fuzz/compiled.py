@@ -98,15 +98,20 @@ def _payloads(data: bytes) -> str:
     mode, codec, count, attributes = data[:4]
     flags = (attributes & 0x0E) << 3
     batch = batch_around(data[4:], codec=codec % 6, count=count % 64, attributes=flags)
+    for column in ("offset", "timestamp"):
+        _compare_narrow(batch, column)
     return _compare(batch, mode & 0xF3)
 
 
 def _narrow_columns(data: bytes) -> str:
-    """Few columns step over what they do not need: what comes out must be what all would give."""
     if len(data) < 2:
         return VALUE
     rest = repaired_batches(data[2:]) if data[1] & 1 else data[2:]
-    column = yardstick.ALL_COLUMNS[data[0] % len(yardstick.ALL_COLUMNS)]
+    return _compare_narrow(rest, yardstick.ALL_COLUMNS[data[0] % len(yardstick.ALL_COLUMNS)])
+
+
+def _compare_narrow(rest: bytes, column: str) -> str:
+    """Few columns step over what they do not need: what comes out must be what all would give."""
     where = yardstick.ALL_COLUMNS.index(column)
     whole = yardstick.expected(rest, max_batch_bytes=MAX_OUTPUT)
     decoder = RecordDecoder(

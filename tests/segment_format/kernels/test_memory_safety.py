@@ -20,6 +20,8 @@ from segment_format.errors import SegmentFormatError
 from segment_format.kernels import contract as c
 from segment_format.record.checksum import crc32c
 from segment_format.testing import SimpleRecord, write_batch
+from segment_format.testing.compression import compress
+from tests.fuzz.repair import batch_around
 from tests.golden_data import VECTORS
 from tests.segment_format.kernels.yardstick import ALL_COLUMNS, actual, expected
 
@@ -47,7 +49,9 @@ class GuardedPages:
 
 
 def hostile_logs() -> list[bytes]:
-    """Batches cut and changed at every byte, with right checksums where they have one."""
+    """Batches cut and changed at every byte, with right checksums where they have one, and
+    payloads with less than a record in them.
+    """
     document = json.loads((VECTORS / "kafka-vectors.json").read_text())
     stored = [
         bytes.fromhex(vector["hex"])
@@ -75,6 +79,10 @@ def hostile_logs() -> list[bytes]:
                 if at >= 21:
                     changed[17:21] = crc32c(bytes(changed[21:])).to_bytes(4, "big")
                 logs.append(bytes(changed))
+    for number, codec in enumerate(("none", "gzip", "snappy", "lz4", "zstd")):
+        for size in range(10):
+            payload = compress(codec, b"\x0c\x00\x00\x00\x01\x01\x00"[:size].ljust(size, b"\x0c"))
+            logs.append(batch_around(payload, codec=number, count=3))
     return logs
 
 
@@ -83,7 +91,7 @@ def read_beside_the_guard() -> int:
     logs = hostile_logs()
     pages = GuardedPages(max(map(len, logs)))
     for data in logs:
-        for columns in (ALL_COLUMNS, ("offset",)):
+        for columns in (ALL_COLUMNS, ("offset",), ("timestamp",), ("offset", "timestamp")):
             actual(pages.ending_with(data), columns=columns)
     return len(logs)
 
