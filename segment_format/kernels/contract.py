@@ -63,6 +63,7 @@ BATCH_BASE_OFFSET: Final = 41  # what the column shows; records count from BASE_
 SCRATCH: Final = 42  # address of a byte buffer, by the owner
 SCRATCH_ROOM: Final = 43
 SCRATCH_NEEDED: Final = 44  # with GROW_SCRATCH
+PAYLOAD_BOUND: Final = 47  # with COMPRESSED: most bytes it can expand to, −1 unknown
 
 # --- Timestamps wanted, in milliseconds and inclusive: written once by the owner -----------------
 FIRST_TIMESTAMP: Final = 45

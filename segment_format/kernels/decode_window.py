@@ -31,6 +31,7 @@ from segment_format.kernels.memory import (
 )
 from segment_format.kernels.snappy_stream import decompress_snappy, snappy_bound
 from segment_format.kernels.step_records import step_records
+from segment_format.kernels.zstd_frame import zstd_bound
 
 if TYPE_CHECKING:
     from segment_format.kernels.compiled import Address, Frame, Value
@@ -42,6 +43,7 @@ _CRC_START = 21
 _MAX_I64 = 2**63 - 1
 _SNAPPY = 2
 _LZ4 = 3
+_ZSTD = 4
 
 
 @helper
@@ -253,8 +255,9 @@ def _next_batch(source: Address, window_size: Value, frame: Frame) -> Value:
 
 
 @inlined
-def _ask_for_payload(frame: Frame) -> Value:
+def _ask_for_payload(bound: Value, frame: Frame) -> Value:
     frame[c.PLACE] = c.PLACE_PAYLOAD
+    frame[c.PAYLOAD_BOUND] = bound
     return np.int64(c.COMPRESSED)
 
 
@@ -269,8 +272,10 @@ def _decompress(window_at: Address, frame: Frame) -> Value:
         bound = lz4_bound(source, size)
     if codec == _SNAPPY:
         bound = snappy_bound(source, size)
+    if codec == _ZSTD:
+        return _ask_for_payload(zstd_bound(source, size), frame)
     if bound < 0 or bound > frame[c.MAX_BATCH_BYTES]:
-        return _ask_for_payload(frame)
+        return _ask_for_payload(np.int64(-1), frame)
     if bound > frame[c.SCRATCH_ROOM]:
         frame[c.SCRATCH_NEEDED] = bound
         return np.int64(c.GROW_SCRATCH)
@@ -280,7 +285,7 @@ def _decompress(window_at: Address, frame: Frame) -> Value:
     else:
         filled = decompress_snappy(source, size, target)
     if filled < 0:
-        return _ask_for_payload(frame)
+        return _ask_for_payload(np.int64(-1), frame)
     frame[c.PLACE] = c.PLACE_SCRATCH
     frame[c.RECORDS_STOP] = filled
     return np.int64(c.CONTINUE)

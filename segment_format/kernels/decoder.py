@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from segment_format.index.leader_epoch_checkpoint import EpochEntry
 
     Bytes = NDArray[np.uint8]
+    Kernel = Callable[[Bytes, BytesLike, NDArray[np.int64]], int]
 
 DEFAULT_MAX_ROWS: Final = 4096
 DEFAULT_MAX_BYTES: Final = 8 << 20
@@ -262,7 +263,7 @@ class RecordDecoder:
         slots = self._slots
         slots[c.POSITION] = 0
         while True:
-            yield from self._run(window, _NO_BYTES)
+            yield from self._run(window, b"")
             if slots[c.DONE] or not self._at_legacy:
                 break
             yield from self._decode_legacy(window)
@@ -271,7 +272,7 @@ class RecordDecoder:
         # Nothing may refer to the tail while it changes.
         self._tail = bytearray() if slots[c.DONE] else bytearray(rest)
 
-    def _run(self, window: Bytes, payload: Bytes) -> Iterator[pa.RecordBatch]:
+    def _run(self, window: Bytes, payload: BytesLike) -> Iterator[pa.RecordBatch]:
         """Call the kernel until it needs more bytes, is finished, or stands at a legacy entry."""
         kernel, frame, slots = self._kernel, self._frame, self._slots
         view = window.data
@@ -293,17 +294,21 @@ class RecordDecoder:
                 self._at_legacy = status == c.LEGACY
                 return
 
-    def _decompress(self, window: memoryview) -> Bytes:
+    def _decompress(self, window: memoryview) -> BytesLike:
         slots = self._slots
         start = slots[c.BATCH_POSITION]
         stored = window[start + HEADER_SIZE : start + slots[c.BATCH_SIZE]]
         try:
-            content = decompress(slots[c.CODEC], stored, max_output_bytes=self._max_batch_bytes)
+            return decompress(
+                slots[c.CODEC],
+                stored,
+                max_output_bytes=self._max_batch_bytes,
+                zstd_bound=slots[c.PAYLOAD_BOUND],
+            )
         except SegmentFormatError as error:
             raise type(error)(
                 error.message, position=self._origin + start, offset=slots[c.BASE_OFFSET]
             ) from error
-        return np.frombuffer(content, np.uint8)
 
     def _grow_scratch(self) -> None:
         room = max(self._slots[c.SCRATCH_NEEDED], min(_FIRST_SCRATCH, self._max_batch_bytes))
@@ -364,15 +369,20 @@ class RecordDecoder:
 
 
 @functools.cache
-def load_kernel() -> Callable[..., Any]:
+def load_kernel() -> Kernel:
     """The compiled `decode_window`: linked from its object file, else by numba."""
     from segment_format.kernels import object_code
 
-    if (stored := object_code.load()) is not None:
-        return stored
+    return object_code.load() or kernel_by_numba()
+
+
+def kernel_by_numba() -> Kernel:
+    """`decode_window` as numba loads or compiles it."""
     from segment_format.kernels.decode_window import decode_window  # brings in numba
 
-    return decode_window
+    return lambda window, payload, frame: decode_window(
+        window, np.frombuffer(payload, np.uint8), frame
+    )
 
 
 def _check_range(name: str, value: int, least: int, most: int) -> None:

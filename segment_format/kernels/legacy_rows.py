@@ -4,24 +4,20 @@ one way into columns.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from segment_format.kernels import contract as c
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
     from segment_format.record.decoded import DecodedBatch, Record
 
 
-def open_legacy_record(
-    frame: NDArray[np.int64], entry: DecodedBatch, record: Record
-) -> NDArray[Any]:
+def open_legacy_record(frame: NDArray[np.int64], entry: DecodedBatch, record: Record) -> bytes:
     """Make one record the batch under way; returns the payload that holds it."""
     body = b"\x00\x00\x00" + _sized(record.key) + _sized(record.value) + b"\x00"
-    payload = np.frombuffer(_varint(len(body)) + body, np.uint8)
     frame[c.RECORDS_LEFT] = 1
     frame[c.IN_BATCH] = 1
     frame[c.PLACE] = c.PLACE_PAYLOAD
@@ -34,7 +30,7 @@ def open_legacy_record(
     frame[[c.LEADER_EPOCH, c.PRODUCER_ID, c.PRODUCER_EPOCH, c.BASE_SEQUENCE]] = -1
     frame[c.TRANSACTIONAL] = 0
     frame[c.CODEC] = entry.compression_type
-    return payload
+    return _varint(len(body)) + body
 
 
 def _sized(value: bytes | None) -> bytes:

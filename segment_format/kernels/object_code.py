@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from segment_format._cursor import BytesLike
+
 _SYMBOL: Final = "kts_decode_window"
 _FAILED: Final = -(2**63)
 _DIGEST_SIZE: Final = 32
@@ -64,7 +66,7 @@ define i64 @{symbol}(ptr %w, i64 %wn, ptr %p, i64 %pn, ptr %f, i64 %fn) {{
 _engines: list[Any] = []  # the code lives as long as they do
 
 
-def load() -> Callable[[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.int64]], int] | None:
+def load() -> Callable[[NDArray[np.uint8], BytesLike, NDArray[np.int64]], int] | None:
     """`decode_window` from its object file; None where there is none for these sources and this
     CPU, or numba's compiler is switched off.
     """
@@ -93,9 +95,11 @@ def load() -> Callable[[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.int64]]
     known = _places(np.empty(0, np.uint8), np.empty(0, np.int64))
 
     def decode_window(
-        window: NDArray[np.uint8], payload: NDArray[np.uint8], frame: NDArray[np.int64]
+        window: NDArray[np.uint8], payload: BytesLike, frame: NDArray[np.int64]
     ) -> int:
         nonlocal known
+        # The bytes of `bytes` are found in a tenth of the time.
+        found = payload if type(payload) is bytes else np.frombuffer(payload, np.uint8).ctypes.data
         places = known  # other threads replace it as a whole
         if places[0]() is not window or places[1]() is not frame:
             known = places = _places(window, frame)
@@ -103,8 +107,8 @@ def load() -> Callable[[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.int64]]
         status: int = entry(
             window_address,
             window.size,
-            payload.__array_interface__["data"][0] if payload.size else 0,
-            payload.size,
+            found,
+            len(payload),
             frame_address,
             frame.size,
         )

@@ -32,7 +32,7 @@ from segment_format.errors import DecompressionError, UnsupportedCompressionErro
 from segment_format.record.batch_header import CompressionType
 from segment_format.record.lz4_frame import decompress_lz4
 from segment_format.record.snappy import decompress_snappy
-from segment_format.record.zstd_frames import plain_frame_bound, scan_frames
+from segment_format.record.zstd_frames import scan_frames
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -122,6 +122,7 @@ def decompress(
     *,
     magic: int = 2,
     max_output_bytes: int = DEFAULT_MAX_BATCH_BYTES,
+    zstd_bound: int = -1,
 ) -> BytesLike:
     """The uncompressed bytes of one batch's records.
 
@@ -136,6 +137,8 @@ def decompress(
         magic: Magic of the entry: zstd exists only from magic 2 on, and magic 0 has its own LZ4
             header checksum.
         max_output_bytes: Most bytes that may come out.
+        zstd_bound: Bytes that the payload cannot expand beyond, if it is one zstd frame and nothing
+            else; −1 if nobody has looked.
 
     Returns:
         Contiguous bytes: `bytes`, a memoryview or a uint8 array. May share memory with `payload`.
@@ -146,7 +149,7 @@ def decompress(
             `position` counts from the payload's first byte.
     """
     if codec == _ZSTD and magic >= 2:
-        return _decompress_zstd(payload, max_output_bytes)
+        return _decompress_zstd(payload, max_output_bytes, zstd_bound)
     if codec == _LZ4:
         return decompress_lz4(payload, magic=magic, max_output_bytes=max_output_bytes)
     if codec == _SNAPPY:
@@ -158,7 +161,7 @@ def decompress(
     raise UnsupportedCompressionError(f"codec number {codec} with magic {magic}")
 
 
-def _decompress_zstd(payload: BytesLike, max_output_bytes: int) -> BytesLike:
+def _decompress_zstd(payload: BytesLike, max_output_bytes: int, bound: int) -> BytesLike:
     # The library's one-shot call is the fastest, but it reads one frame, silently ignores what
     # follows, and needs to be told a size. Walking the frames first (a few dozen bytes of headers)
     # supplies both and finds truncation and garbage.
@@ -166,7 +169,7 @@ def _decompress_zstd(payload: BytesLike, max_output_bytes: int) -> BytesLike:
     one_shot = min(max_output_bytes, _ZSTD_ONE_SHOT_SLACK + _ZSTD_ONE_SHOT_RATIO * len(view))
     decompressor = _zstd.decompressor
     try:
-        if 0 < (bound := plain_frame_bound(view)) <= one_shot:
+        if 0 < bound <= one_shot:
             return decompressor.decompress(view, max_output_size=bound)
         frames = scan_frames(view)
         if sum(frame.max_output for frame in frames) <= one_shot:

@@ -14,7 +14,6 @@ Skippable frame: magic `5x 2a 4d 18`, size u32, `size` bytes.
 
 from __future__ import annotations
 
-import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from segment_format.errors import DecompressionError
@@ -29,10 +28,6 @@ _MAX_WINDOW: Final = 1 << 27
 _DICTIONARY_ID_SIZE: Final = (0, 1, 2, 4)
 _CONTENT_SIZE_SIZE: Final = (0, 2, 4, 8)
 _RAW, _RUN_LENGTH, _COMPRESSED = 0, 1, 2
-
-
-_u32 = struct.Struct("<I").unpack_from
-_MAGIC_WORD: Final = int.from_bytes(_MAGIC, "little")
 _CHECKSUM_FLAG: Final = 0x04
 
 
@@ -60,40 +55,6 @@ class Frame(NamedTuple):
     stop: int
     max_output: int
     content_size: int | None
-
-
-def plain_frame_bound(view: memoryview) -> int:
-    """What a stream can expand to if it has the shape that Kafka's Java producer writes.
-
-    That is one frame without content size and dictionary, and nothing after it. For anything else,
-    malformed or not, the answer is −1: ask `scan_frames`. This one costs a third of a microsecond.
-    """
-    end = len(view)
-    if end < 9 or _u32(view, 0)[0] != _MAGIC_WORD:
-        return -1
-    checksum_size = view[4]
-    limit = _BLOCK_LIMITS[view[5]]
-    if checksum_size & ~_CHECKSUM_FLAG or limit < 0:
-        return -1
-    position, last_start, bound = 6, end - 4, 0
-    while position <= last_start:
-        block: int = _u32(view, position)[0]
-        size = block >> 3 & 0x1F_FFFF
-        kind = block & 6
-        if kind == _COMPRESSED << 1:
-            bound += limit
-            position += 3 + size
-        elif kind == _RAW << 1:
-            bound += size
-            position += 3 + size
-        elif kind == _RUN_LENGTH << 1:
-            bound += size
-            position += 4
-        else:
-            return -1
-        if block & 1:
-            return bound if position + checksum_size == end else -1
-    return -1
 
 
 def scan_frames(view: memoryview) -> Sequence[Frame]:

@@ -41,11 +41,7 @@ def _compiled() -> None:
 
 def decoded(data: bytes, monkeypatch: pytest.MonkeyPatch, *, stored: bool) -> list[pa.RecordBatch]:
     def kernel() -> object:
-        if stored:
-            return object_code.load()
-        from segment_format.kernels.decode_window import decode_window
-
-        return decode_window
+        return object_code.load() if stored else decoder.kernel_by_numba()
 
     monkeypatch.setattr(decoder, "load_kernel", kernel)
     found = RecordDecoder(columns=COLUMNS, max_rows=7)

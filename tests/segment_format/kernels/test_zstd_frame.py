@@ -1,0 +1,113 @@
+"""What the kernel says of a zstd frame is what the readable outline says, or that it does not
+know.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numba
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from segment_format.errors import DecompressionError
+from segment_format.kernels.memory import array_address
+from segment_format.kernels.zstd_frame import zstd_bound
+from segment_format.record.compression import decompress
+from segment_format.record.zstd_frames import scan_frames
+from segment_format.testing import CODEC_NUMBERS, compress, strategies
+from tests.segment_format.kernels.test_decompress import UNHURRIED, texts
+from tests.segment_format.kernels.test_memory_safety import GuardedPages
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PAGES = GuardedPages(1 << 20)
+
+
+@numba.njit
+def _bound(data: Any) -> Any:  # noqa: ANN401
+    return zstd_bound(array_address(data), np.uint64(data.size))
+
+
+bound_of: Callable[..., int] = _bound
+
+
+def in_kernel(payload: bytes) -> int:
+    """What the kernel says of a payload that no page follows."""
+    return bound_of(PAGES.ending_with(payload))
+
+
+def readable(payload: bytes) -> int:
+    """The same by the readable outline; −1 for all that is not one frame without content size."""
+    try:
+        frames = scan_frames(memoryview(payload))
+    except DecompressionError:
+        return -1
+    if len(frames) != 1 or frames[0].content_size is not None:
+        return -1
+    if (frames[0].start, frames[0].stop) != (0, len(payload)):
+        return -1
+    return frames[0].max_output
+
+
+def test_what_producers_write_is_known() -> None:
+    for text in filter(None, texts()):
+        stored = compress("zstd", text)
+        assert in_kernel(stored) == readable(stored) >= len(text)
+
+
+def test_checksums_and_small_windows_are_known() -> None:
+    text = texts()[4]
+    for window_log in range(10, 22):
+        settings = zstandard.ZstdCompressionParameters(
+            window_log=window_log, write_checksum=window_log % 2, write_content_size=0
+        )
+        frames = zstandard.ZstdCompressor(compression_params=settings).compressobj()
+        stored = frames.compress(text) + frames.flush()
+        assert in_kernel(stored) == readable(stored) >= len(text)
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        pytest.param(zstandard.compress(b"stated size " * 9), id="content size"),
+        pytest.param(compress("zstd", b"two") * 2, id="two frames"),
+        pytest.param(compress("zstd", b"cut" * 50)[:-1], id="cut"),
+        pytest.param(compress("zstd", b"more" * 50) + b"\0", id="a byte behind it"),
+        pytest.param(b"\x50\x2a\x4d\x18\x04\0\0\0abcd", id="skippable"),
+        pytest.param(b"", id="nothing"),
+    ],
+)
+def test_what_is_left_to_the_readable_outline(stored: bytes) -> None:
+    assert in_kernel(stored) == -1
+
+
+def test_every_cut_and_many_changes() -> None:
+    stored = compress("zstd", texts()[4][:3000])
+    known = 0
+    for at in range(len(stored)):
+        assert in_kernel(stored[:at]) == -1
+        for value in (0, 1, 4, 0x0F, 0x7F, 0xF0, 0xFF, stored[at] ^ 4):
+            changed = stored[:at] + bytes([value]) + stored[at + 1 :]
+            assert in_kernel(changed) in (-1, readable(changed))
+            known += in_kernel(changed) >= 0
+    assert known > 1000
+
+
+@UNHURRIED
+@given(st.lists(strategies.payloads(), max_size=5).map(b"".join), st.data())
+def test_spoiled_frames(text: bytes, data: st.DataObject) -> None:
+    stored = data.draw(strategies.mutations(compress("zstd", text)))
+    assert in_kernel(stored) in (-1, readable(stored))
+
+
+def test_a_known_bound_changes_speed_alone() -> None:
+    number = CODEC_NUMBERS["zstd"]
+    for text in texts():
+        stored = compress("zstd", text)
+        assert decompress(number, stored, zstd_bound=in_kernel(stored)) == text
+        assert decompress(number, stored) == text
