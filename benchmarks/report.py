@@ -187,6 +187,8 @@ def joined(
         f"{', '.join(report.rows)}: {found['date']}" for report, found, _ in runs if report.rows
     ]
     about["date"] = "; ".join(dates)
+    for what in ("processor", "system"):
+        about[what] = " and ".join(dict.fromkeys(found[what] for _, found, _ in runs))
     about["others"] = {
         name: version for _, found, _ in runs for name, version in found.get("others", {}).items()
     }
