@@ -27,15 +27,15 @@ from segment_format.record.framing import read_entry
 from segment_format.record.legacy import decode_legacy_entry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from segment_format._cursor import BytesLike
     from segment_format.index.leader_epoch_checkpoint import EpochEntry
+    from segment_format.kernels.object_code import Kernel
 
     Bytes = NDArray[np.uint8]
-    Kernel = Callable[[Bytes, BytesLike, NDArray[np.int64]], int]
 
 DEFAULT_MAX_ROWS: Final = 4096
 DEFAULT_MAX_BYTES: Final = 8 << 20

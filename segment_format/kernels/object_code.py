@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
     from segment_format._cursor import BytesLike
 
+    Kernel = Callable[[NDArray[np.uint8], BytesLike, NDArray[np.int64]], int]
+
 _SYMBOL: Final = "kts_decode_window"
 _FAILED: Final = -(2**63)
 _DIGEST_SIZE: Final = 32
@@ -66,7 +68,7 @@ define i64 @{symbol}(ptr %w, i64 %wn, ptr %p, i64 %pn, ptr %f, i64 %fn) {{
 _engines: list[Any] = []  # the code lives as long as they do
 
 
-def load() -> Callable[[NDArray[np.uint8], BytesLike, NDArray[np.int64]], int] | None:
+def load() -> Kernel | None:
     """`decode_window` from its object file; None where there is none for these sources and this
     CPU, or numba's compiler is switched off.
     """

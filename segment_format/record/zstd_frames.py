@@ -31,13 +31,12 @@ _RAW, _RUN_LENGTH, _COMPRESSED = 0, 1, 2
 _CHECKSUM_FLAG: Final = 0x04
 
 
-def _block_limits() -> tuple[int, ...]:
-    """By window descriptor: how much one block can expand to, −1 where the window is too large."""
-    windows = [(1 << 10 + (byte >> 3)) * (8 + (byte & 7)) // 8 for byte in range(256)]
-    return tuple(min(window, _MAX_BLOCK) if window <= _MAX_WINDOW else -1 for window in windows)
-
-
-_BLOCK_LIMITS: Final = _block_limits()
+def _block_limit(descriptor: int) -> int:
+    """How much one block can expand to with this window descriptor, −1 where the window is too
+    large.
+    """
+    window = (1 << 10 + (descriptor >> 3)) * (8 + (descriptor & 7)) // 8
+    return min(window, _MAX_BLOCK) if window <= _MAX_WINDOW else -1
 
 
 class Frame(NamedTuple):
@@ -95,7 +94,7 @@ def _scan_frame(view: memoryview, start: int, end: int) -> Frame:
     single_segment = descriptor & 0x20
     limit = -1
     if not single_segment:
-        limit = _BLOCK_LIMITS[view[position]]
+        limit = _block_limit(view[position])
         position += 1
     position += _DICTIONARY_ID_SIZE[descriptor & 3]
     size_field = descriptor >> 6
