@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from benchmarks.decode import codec_alone
 from benchmarks.report import best_seconds
-from kts_source.table import DEFAULT_COLUMNS
+from kts_source.columns import DEFAULT_COLUMNS
 from segment_format.arrow import RECORD_COLUMNS, RecordDecoder
 from segment_format.testing.uniform import UniformBatches, write_uniform_batches
 

@@ -19,15 +19,15 @@ import pyarrow.parquet as pq
 from benchmarks.decode import codec_alone
 from benchmarks.report import best_seconds
 from benchmarks.session import ZSTD_LEVEL
+from kts_source.columns import TOPIC
 from kts_source.export.parquet_file import ParquetFile
 from kts_source.export.settings import DEFAULT_ROW_GROUP_ROWS
 from kts_source.options import parse_options
-from kts_source.remote.segment_reader import SegmentReader
-from kts_source.remote.tier import open_tier
-from kts_source.scan.execute import read_task
-from kts_source.scan.planner import plan_scan
-from kts_source.scan.read_settings import ReadSettings
-from kts_source.table import TOPIC
+from kts_source.planning.planner import plan_scan
+from kts_source.read.read_settings import ReadSettings
+from kts_source.read.read_task import read_task
+from kts_source.read.segment_source import SegmentReader
+from kts_source.tier import open_tier
 from segment_format.record.framing import iter_entries
 
 if TYPE_CHECKING:

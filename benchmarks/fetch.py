@@ -17,13 +17,13 @@ from benchmarks.fetch_s3 import s3_rows
 from benchmarks.report import Row, at_least, at_most, best_seconds
 from benchmarks.tiers import Tier, TierShape, make_tier
 from kts_source.options import parse_options
-from kts_source.remote.cancel import pause
-from kts_source.remote.local_store import LocalStore
-from kts_source.remote.segment_reader import ENOUGH_REQUEST_BYTES, SegmentReader
-from kts_source.scan.execute import read_task
-from kts_source.scan.metrics import TaskMeter, TaskPlace
-from kts_source.scan.planner import plan_scan
-from kts_source.scan.read_settings import ReadSettings
+from kts_source.planning.planner import plan_scan
+from kts_source.read.read_settings import ReadSettings
+from kts_source.read.read_task import read_task
+from kts_source.read.segment_source import ENOUGH_REQUEST_BYTES, SegmentReader
+from kts_source.read.task_metrics import TaskMeter, TaskPlace
+from kts_source.store.cancel import pause
+from kts_source.store.local_store import LocalStore
 from segment_format.manifest.chunk_index import Chunk
 from segment_format.manifest.encryption import encrypt
 from segment_format.manifest.transform import restore_chunk
@@ -31,8 +31,8 @@ from segment_format.manifest.transform import restore_chunk
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kts_source.remote.store import Data, RangeStore
-    from kts_source.scan.plan import ScanPlan
+    from kts_source.planning.scan_plan import ScanPlan
+    from kts_source.store.object_store import Data, ObjectStore
 
 FIRST_BYTE_SECONDS: Final = 0.06
 BYTES_PER_SECOND: Final = 90e6
@@ -81,7 +81,7 @@ def _plan(tier: Tier) -> ScanPlan:
 
 def _read(
     plan: ScanPlan,
-    store: RangeStore,
+    store: ObjectStore,
     tier: Tier,
     *,
     batches: int | None = None,
@@ -109,7 +109,7 @@ def _read(
 def _latency(tier: Tier, repeats: int) -> list[Row]:
     plan = _plan(tier)
     local, paced = LocalStore(tier.path), PacedStore(tier.path)
-    contestants: dict[str, tuple[RangeStore, dict[str, str]]] = {
+    contestants: dict[str, tuple[ObjectStore, dict[str, str]]] = {
         "local": (local, {}),
         "paced": (paced, {}),
         "more": (paced, _MORE_CONNECTIONS),
@@ -162,7 +162,7 @@ def _most(requests: int) -> float:
 
 
 def _from_s3(tier: Tier, repeats: int) -> list[Row]:
-    def read(plan: ScanPlan, store: RangeStore) -> None:
+    def read(plan: ScanPlan, store: ObjectStore) -> None:
         assert _read(plan, store, tier, slow_start=False) == tier.records
 
     return s3_rows(tier, read, repeats=repeats, pace=(FIRST_BYTE_SECONDS, BYTES_PER_SECOND))

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from benchmarks.fetch_s3 import BUCKET, gateway, paced, s3_options, server_program
 from benchmarks.report import Row, at_most
 from benchmarks.tiers import TOPIC, TierShape, make_tier
-from kts_source.remote.segment_reader import FIRST_REQUEST_BYTES
+from kts_source.read.segment_source import FIRST_REQUEST_BYTES
 from segment_format.kafka_uuid import uuid_to_text
 from segment_format.manifest.chunk_index import FixedChunkIndex
 from segment_format.manifest.segment_manifest import SegmentManifest

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Final
 from benchmarks.processes import processor_time
 from benchmarks.report import Row, at_least
 from kts_source.options import parse_options
-from kts_source.remote.tier import open_tier
-from kts_source.scan.planner import plan_scan
+from kts_source.planning.planner import plan_scan
+from kts_source.tier import open_tier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from benchmarks.tiers import Tier
-    from kts_source.remote.store import RangeStore
-    from kts_source.scan.plan import ScanPlan
+    from kts_source.planning.scan_plan import ScanPlan
+    from kts_source.store.object_store import ObjectStore
 
 BUCKET: Final = "bench"
 _CHUNK_BYTES: Final = 4 << 20  # as `AivenTierWriter` cuts them
@@ -36,7 +36,7 @@ _BUILT: Final = Path(__file__).resolve().parents[1] / "build" / "go" / "versityg
 
 def s3_rows(
     tier: Tier,
-    read: Callable[[ScanPlan, RangeStore], object],
+    read: Callable[[ScanPlan, ObjectStore], object],
     *,
     repeats: int,
     pace: tuple[float, float],

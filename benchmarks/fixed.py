@@ -71,11 +71,11 @@ import json, sys, time
 import pyarrow, numpy
 started = time.perf_counter()
 from kts_source.options import parse_options
-from kts_source.remote.segment_reader import SegmentReader
-from kts_source.remote.stores import open_store
-from kts_source.scan.execute import read_task
-from kts_source.scan.read_settings import ReadSettings
-from kts_source.scan.planner import plan_scan
+from kts_source.read.segment_source import SegmentReader
+from kts_source.store.open_store import open_store
+from kts_source.read.read_task import read_task
+from kts_source.read.read_settings import ReadSettings
+from kts_source.planning.planner import plan_scan
 options = parse_options(json.loads(sys.argv[1]))
 task = plan_scan(options).tasks[0]
 planned = time.perf_counter()

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final
 from benchmarks.bench import NEWEST_SPARK, SPARK_4_0, Bench, Contestant, Timings, ceiling
 from benchmarks.report import Row, at_least, at_most
 from benchmarks.session import Query
+from kts_source.columns import DEFAULT_COLUMNS
 from kts_source.options import parse_options
-from kts_source.scan.planner import plan_scan
-from kts_source.table import DEFAULT_COLUMNS
+from kts_source.planning.planner import plan_scan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -21,10 +21,10 @@ from typing import Final
 
 from benchmarks.report import Row, at_most
 from benchmarks.simulated import FIRST_MS, TOPIC, SimulatedTier
+from kts_source.cache.cached_store import CachedStore, CacheSettings
+from kts_source.cache.disk_cache import CacheLimits
 from kts_source.options import parse_options
-from kts_source.remote.cache import CacheLimits
-from kts_source.remote.cache_store import CachedStore, CacheSettings
-from kts_source.scan.planner import plan_scan
+from kts_source.planning.planner import plan_scan
 
 SEGMENTS: Final = 200
 HOUR_MS: Final = 3_600_000

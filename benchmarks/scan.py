@@ -15,10 +15,10 @@ from benchmarks.loopback_s3 import s3_rows
 from benchmarks.report import Row, at_least
 from benchmarks.session import Query
 from benchmarks.tiers import Tier, TierShape, make_tier
+from kts_source.columns import DEFAULT_COLUMNS
 from kts_source.metrics import summary
 from kts_source.options import parse_options
-from kts_source.scan.planner import plan_scan
-from kts_source.table import DEFAULT_COLUMNS
+from kts_source.planning.planner import plan_scan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 import google_crc32c
 import numpy as np
 
-from kts_source.remote.store import ObjectInfo, StoreCounters
+from kts_source.store.object_store import ObjectInfo, StoreCounters
 from segment_format.kafka_uuid import uuid_from_text
 from segment_format.manifest.chunk_sizes import encode_chunk_sizes
 from segment_format.testing.batches import SimpleRecord, write_batch
@@ -84,7 +84,7 @@ def shape(number: int) -> Shape:
 
 
 class SimulatedTier:
-    """`RangeStore` over a made-up topic.
+    """`ObjectStore` over a made-up topic.
 
     Args:
         partitions: Their number.
@@ -131,21 +131,21 @@ class SimulatedTier:
         """When the first record of a segment is dated."""
         return FIRST_MS + number * self.segment_ms
 
-    # -- RangeStore
+    # -- ObjectStore
 
     def uri(self, key: str) -> str:
-        """See `RangeStore.uri`."""
+        """See `ObjectStore.uri`."""
         return f"simulated://tier/{key}"
 
     def list_folders(self, prefix: str) -> list[str]:
-        """See `RangeStore.list_folders`."""
+        """See `ObjectStore.list_folders`."""
         self._pages(1)
         if FOLDER.startswith(prefix) and prefix != FOLDER:
             return [FOLDER]
         return sorted(f"{FOLDER}{number}/" for number in range(self.partitions))
 
     def list_objects(self, prefix: str) -> Iterator[ObjectInfo]:
-        """See `RangeStore.list_objects`; one partition's."""
+        """See `ObjectStore.list_objects`; one partition's."""
         self._pages(-(-3 * self.segments // _PAGE_KEYS))
         partition = int(prefix[len(FOLDER) : -1])
         return iter(self._listed.get(partition) or list(self._objects(partition)))
@@ -169,17 +169,17 @@ class SimulatedTier:
                 yield ObjectInfo(f"{stem}.{suffix}", size, version, written, "STANDARD")
 
     def head(self, key: str) -> ObjectInfo:
-        """See `RangeStore.head`."""
+        """See `ObjectStore.head`."""
         self._wait()
         prefix = key[: key.rindex("/") + 1]
         return next(info for info in self.list_objects(prefix) if info.key == key)
 
     def get_object(self, key: str, *, max_bytes: int, version: str | None = None) -> bytes:
-        """See `RangeStore.get_object`."""
+        """See `ObjectStore.get_object`."""
         return self.get_range(key, 0, self.head(key).size, version=version)
 
     def get_range(self, key: str, start: int, stop: int, *, version: str | None = None) -> bytes:
-        """See `RangeStore.get_range`."""
+        """See `ObjectStore.get_range`."""
         if start == stop:
             return b""
         self._wait(stop - start)

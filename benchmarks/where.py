@@ -21,7 +21,7 @@ from benchmarks.bench import (
 from benchmarks.report import Row, at_least
 from benchmarks.session import Query
 from benchmarks.tiers import Tier, TierShape, make_tier
-from kts_source.table import DEFAULT_COLUMNS
+from kts_source.columns import DEFAULT_COLUMNS
 
 _PARTITIONS: Final = 6
 _CORES: Final = 2

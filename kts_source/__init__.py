@@ -8,9 +8,9 @@ import importlib
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from kts_source.scan.describe import describe
-    from kts_source.scan.explain import explain
-    from kts_source.scan.planner import plan
+    from kts_source.planning.describe import describe
+    from kts_source.planning.explain import explain
+    from kts_source.planning.planner import plan
     from kts_source.spark.backfill import backfill
     from kts_source.spark.datasource import TieredKafkaDataSource
     from kts_source.spark.registration import register
@@ -20,9 +20,9 @@ __all__ = ["TieredKafkaDataSource", "backfill", "describe", "explain", "plan", "
 _HOMES: Final = {
     "TieredKafkaDataSource": "kts_source.spark.datasource",
     "backfill": "kts_source.spark.backfill",
-    "describe": "kts_source.scan.describe",
-    "explain": "kts_source.scan.explain",
-    "plan": "kts_source.scan.planner",
+    "describe": "kts_source.planning.describe",
+    "explain": "kts_source.planning.explain",
+    "plan": "kts_source.planning.planner",
     "register": "kts_source.spark.registration",
 }
 

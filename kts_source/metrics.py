@@ -13,9 +13,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from kts_source.remote.storage_options import storage_options_from
-from kts_source.scan.measured import read_metrics
-from kts_source.scan.metrics import CLOSED, DONE, TaskMetrics
+from kts_source.read.run_task import read_metrics
+from kts_source.read.task_metrics import CLOSED, DONE, TaskMetrics
+from kts_source.store.storage_options import storage_options_from
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -90,7 +90,7 @@ LAZY_SPARK_MODULES = {"kts_source"}  # __getattr__ hands out the data source
 # What is imported inside their functions is only handed on to the user who asks for it.
 FACES: dict[str, str] = {
     "kts_source": "`__getattr__` brings in what a name stands for",
-    "kts_source.scan.plan": "`ScanPlan.explain` and `.to_json` are functions of other modules",
+    "kts_source.planning.scan_plan": "`.explain` and `.to_json` are other modules' functions",
     "kts_source.export.report": "`BackfillReport.save_png` draws with another module",
 }
 
@@ -338,8 +338,9 @@ def test_options_and_planning_load_without_the_compiler() -> None:
         f"import {name}"
         for name in (
             "kts_source.options",
-            "kts_source.scan",
-            "kts_source.remote",
+            "kts_source.planning",
+            "kts_source.store",
+            "kts_source.read",
             "kts_source.spark",
         )
         if is_module(name)
@@ -350,11 +351,11 @@ def test_options_and_planning_load_without_the_compiler() -> None:
 
 READING = """
 from kts_source.options import parse_options
-from kts_source.remote.segment_reader import SegmentReader
-from kts_source.remote.tier import open_tier
-from kts_source.scan.execute import read_task
-from kts_source.scan.read_settings import ReadSettings
-from kts_source.scan.planner import plan_scan
+from kts_source.read.segment_source import SegmentReader
+from kts_source.tier import open_tier
+from kts_source.read.read_task import read_task
+from kts_source.read.read_settings import ReadSettings
+from kts_source.planning.planner import plan_scan
 from tests.golden_data import TIER
 options = parse_options({"path": str(TIER), "keyPrefix": "tiered/", "subscribe": "codecs"})
 (task, *_) = plan_scan(options).tasks

@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Final
 
 from tests.fuzz.runner import Engine, Result, has_coverage, run_all
 from tests.fuzz.targets import targets
-from tests.kts_source.scan.history import History, random_history, shortened
-from tests.kts_source.scan.reading import check_history, without_threads
+from tests.kts_source.planning.history import History, random_history, shortened
+from tests.kts_source.planning.reading import check_history, without_threads
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -18,19 +18,19 @@ from rich.table import Table
 from kts_source.cli.tables import format_bytes
 from kts_source.cli.topics import topic_rows
 from kts_source.options import parse_options
-from kts_source.remote.segment_reader import SegmentReader
-from kts_source.remote.tier import open_tier
-from kts_source.scan.execute import read_task
-from kts_source.scan.planner import plan_scan
-from kts_source.scan.read_settings import ReadSettings
+from kts_source.planning.planner import plan_scan
+from kts_source.read.read_settings import ReadSettings
+from kts_source.read.read_task import read_task
+from kts_source.read.segment_source import SegmentReader
+from kts_source.tier import open_tier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
-    from kts_source.scan.plan import ScanPlan
-    from kts_source.scan.task import ScanTask
+    from kts_source.planning.scan_plan import ScanPlan
+    from kts_source.read.task import ScanTask
 
 
 _WIDEST: Final = 10_000

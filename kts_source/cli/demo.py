@@ -19,18 +19,18 @@ from typing import TYPE_CHECKING, Any
 from kts_source.cli.tables import format_bytes, format_table, format_time, preview_bytes
 from kts_source.errors import TieredKafkaError
 from kts_source.options import READ_COMMITTED, READ_UNCOMMITTED, parse_options
-from kts_source.remote.segment_reader import SegmentReader
-from kts_source.remote.tier import open_tier
-from kts_source.scan.execute import read_task
-from kts_source.scan.planner import plan_scan
-from kts_source.scan.read_settings import ReadSettings
+from kts_source.planning.planner import plan_scan
+from kts_source.read.read_settings import ReadSettings
+from kts_source.read.read_task import read_task
+from kts_source.read.segment_source import SegmentReader
+from kts_source.tier import open_tier
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from pyspark.sql import SparkSession
 
-    from kts_source.scan.plan import ScanPlan
+    from kts_source.planning.scan_plan import ScanPlan
 
 GOLDEN = Path(__file__).resolve().parents[2] / "tests" / "golden"
 SAMPLE_TIER = GOLDEN / "tier"

@@ -8,14 +8,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from kts_source.errors import TieredKafkaError
+from kts_source.layout.find_layout import find_layout
 from kts_source.options import parse_options
 from kts_source.options.selection import Assign
+from kts_source.planning.describe import describe
+from kts_source.planning.discover import DiscoveredPartition, discover
+from kts_source.planning.segment_catalog import Describer
 from kts_source.quiet import errors_only
-from kts_source.remote.layouts import find_layout
-from kts_source.remote.tier import open_tier
-from kts_source.scan.describe import describe
-from kts_source.scan.discover import DiscoveredPartition, discover
-from kts_source.scan.listed import Describer
+from kts_source.tier import open_tier
 from segment_format.errors import UnknownKeyError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def topic_rows(options: Mapping[str, str]) -> list[dict[str, Any]]:
     except TieredKafkaError as error:
         if not _lacks_a_key(error):
             raise
-    with errors_only("kts_source.scan"):  # the first attempt has said what there is to say
+    with errors_only("kts_source"):  # the first attempt has said what there is to say
         found = _partitions(parsed)
         open_ones = [part for part, keys in found if not keys]
         rows = _described(_only(parsed, open_ones)) if open_ones else []

@@ -9,7 +9,7 @@ import os
 import signal
 from typing import TYPE_CHECKING, Protocol
 
-from kts_source.export.errors import ExportError
+from kts_source.errors import ExportError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

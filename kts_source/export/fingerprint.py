@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from kts_source.export.errors import FingerprintError
+from kts_source.errors import FingerprintError
 
 if TYPE_CHECKING:
     from kts_source.export.settings import Compaction, ExportSettings, Transform

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from kts_source.export.files import TaskReport
     from kts_source.export.partitioning import PartitionField
     from kts_source.export.settings import ExportSettings, Transform
-    from kts_source.export.table import WritePlace
+    from kts_source.export.tables.export_table import WritePlace
     from kts_source.options import ScanOptions
     from kts_source.secret import Secret
 

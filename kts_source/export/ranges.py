@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from kts_source.export.errors import CommitConflictError
+from kts_source.errors import CommitConflictError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from kts_source.export.plan import Skipped
+    from kts_source.export.export_plan import Skipped
     from kts_source.export.ranges import RangeAdvance
 
 

@@ -9,20 +9,20 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from kts_source.export.dead_letters import clean_dead_letters, publish_dead_letters
-from kts_source.export.errors import ExportError, TransformError
+from kts_source.errors import ExportError, TransformError
+from kts_source.export.compaction.merge import can_merge
+from kts_source.export.export_plan import plan_export, plan_rebuild
 from kts_source.export.fingerprint import check_fingerprint, fingerprint
 from kts_source.export.job import ExportJob
-from kts_source.export.merge import can_merge
-from kts_source.export.plan import plan_export, plan_rebuild
 from kts_source.export.progress import NO_PROGRESS
 from kts_source.export.ranges import PartitionKey
 from kts_source.export.report import BackfillReport, written_ranges
-from kts_source.export.table import Commit
-from kts_source.export.tables import open_table
-from kts_source.export.targets import open_target
+from kts_source.export.tables.export_table import Commit
+from kts_source.export.tables.open_table import open_table
+from kts_source.export.tables.open_target import open_target
+from kts_source.export.transforms.dead_letters import clean_dead_letters, publish_dead_letters
 from kts_source.options import parse_options
-from kts_source.scan.estimate import estimate
+from kts_source.planning.estimate import estimate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from kts_source.export.executor import ExportExecutor
+    from kts_source.export.export_plan import ExportPlan, Wave
     from kts_source.export.files import TaskReport
     from kts_source.export.job import RunnableTask
-    from kts_source.export.plan import ExportPlan, Wave
     from kts_source.export.progress import Progress
     from kts_source.export.settings import Compaction, ExportSettings
-    from kts_source.export.table import ExportTable, TableState
-    from kts_source.export.target_store import TargetObject
+    from kts_source.export.tables.export_table import ExportTable, TableState
+    from kts_source.export.tables.target_store import TargetObject
     from kts_source.options import ScanOptions
 
 log = logging.getLogger(__name__)
@@ -185,9 +185,14 @@ class _Run:
     def _run_compaction(
         self, wave: Wave, job: ExportJob, compaction: Compaction, state: TableState
     ) -> None:
-        from kts_source.export.buckets import spill_folder
-        from kts_source.export.compact import SpreadTask, bucket_count, bucket_tasks, newest_of
-        from kts_source.export.merge import BASE_RATIO, base_tasks
+        from kts_source.export.compaction.buckets import spill_folder
+        from kts_source.export.compaction.compact import (
+            SpreadTask,
+            bucket_count,
+            bucket_tasks,
+            newest_of,
+        )
+        from kts_source.export.compaction.merge import BASE_RATIO, base_tasks
 
         started = time.monotonic()
         base = self._table.base_files() if self._merges else ()

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from kts_source.errors import InvalidOptionError
 from kts_source.export.partitioning import PartitionField, parse_partition_by
-from kts_source.remote.storage_options import S3_OPTIONS, storage_options_from
 from kts_source.secret import Secret
+from kts_source.store.storage_options import S3_OPTIONS, storage_options_from
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from kts_source.export.transforms import RowTransform
+    from kts_source.export.transforms.row_transform import RowTransform
 
 PARQUET: Final = "parquet"
 DELTA: Final = "delta"

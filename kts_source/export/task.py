@@ -12,20 +12,20 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from kts_source.export.dead_letters import DeadLetters
+from kts_source.columns import PARTITION, TOPIC
 from kts_source.export.files import TaskReport, encode_schema
 from kts_source.export.job import OFFSET
-from kts_source.export.targets import open_target
+from kts_source.export.tables.open_target import open_target
 from kts_source.export.task_writer import TaskWriter
-from kts_source.scan.read_settings import BatchBounds
-from kts_source.table import PARTITION, TOPIC
+from kts_source.export.transforms.dead_letters import DeadLetters
+from kts_source.read.read_settings import BatchBounds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kts_source.export.job import ExportJob
     from kts_source.options import ScanOptions
-    from kts_source.scan.task import ScanTask
+    from kts_source.read.task import ScanTask
 
 NEEDED: Final = (TOPIC, PARTITION, OFFSET)
 _BATCHES: Final = BatchBounds(16384, 8 << 20)
@@ -57,8 +57,8 @@ def run_export_task(task: ExportTask, job: ExportJob) -> TaskReport:
         TieredKafkaError: Bytes that are not what was planned, a transform that fails, a store that
             does not take the files. Files of the failed attempt are removed where that is possible.
     """
-    from kts_source.scan.measured import measured_task
-    from kts_source.scan.metrics import TaskMetrics, TaskPlace
+    from kts_source.read.run_task import measured_task
+    from kts_source.read.task_metrics import TaskMetrics, TaskPlace
 
     started = time.monotonic()
     options = job.options

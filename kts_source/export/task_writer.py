@@ -10,20 +10,19 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 
-from kts_source.errors import InvalidOptionError, TieredKafkaError
-from kts_source.export.errors import TransformError
+from kts_source.columns import PARTITION, TOPIC
+from kts_source.errors import InvalidOptionError, TieredKafkaError, TransformError
 from kts_source.export.files import WrittenFile
 from kts_source.export.job import OFFSET, TOPIC_ID
 from kts_source.export.parquet_file import ParquetFile
 from kts_source.export.partitioning import folder, split, value_text
-from kts_source.export.transforms import RowTransform
-from kts_source.table import PARTITION, TOPIC
+from kts_source.export.transforms.row_transform import RowTransform
 
 if TYPE_CHECKING:
-    from kts_source.export.dead_letters import DeadLetters
     from kts_source.export.job import ExportJob, WritingTask
     from kts_source.export.partitioning import PartitionValue
-    from kts_source.export.target_store import TargetStore
+    from kts_source.export.tables.target_store import TargetStore
+    from kts_source.export.transforms.dead_letters import DeadLetters
 
 
 MAX_OPEN_FILES: Final = 8

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from kts_source.cache.cached_store import NO_CACHE, CacheSettings
+from kts_source.cache.disk_cache import CacheLimits
 from kts_source.errors import InvalidOptionError
 from kts_source.options.option import Option
 from kts_source.options.parsing import parse_bool, parse_byte_size, parse_int, parse_text
-from kts_source.remote.cache import CacheLimits
-from kts_source.remote.cache_store import NO_CACHE, CacheSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

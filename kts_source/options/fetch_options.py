@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 from kts_source.errors import InvalidOptionError
 from kts_source.options.option import Option
 from kts_source.options.parsing import parse_positive_int, parse_text
-from kts_source.remote.retry import DEFAULT_RETRY_POLICY, RetryPolicy
-from kts_source.remote.storage_options import STORAGE_OPTIONS, storage_options_from
 from kts_source.secret import Secret
+from kts_source.store.retry import DEFAULT_RETRY_POLICY, RetryPolicy
+from kts_source.store.storage_options import STORAGE_OPTIONS, storage_options_from
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

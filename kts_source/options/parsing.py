@@ -60,7 +60,7 @@ def parse_byte_size(name: str, text: str) -> int:
 
 def parse_time_zone(name: str, text: str) -> tzinfo:
     """A time zone by its name or offset."""
-    from kts_source.scan.predicate.literals import time_zone
+    from kts_source.predicate.literals import time_zone
 
     try:
         return time_zone(text)

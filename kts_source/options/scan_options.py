@@ -7,16 +7,10 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from kts_source.cache.cached_store import NO_CACHE, CacheSettings
+from kts_source.columns import ALL_COLUMNS, DEFAULT_COLUMNS, HEADERS, LINEAGE_COLUMNS
 from kts_source.errors import InvalidOptionError
 from kts_source.keyring import KEY_OPTION_PATTERN, KEY_SOURCES, KeyRing
-from kts_source.options.bounds import (
-    Bound,
-    EarliestBound,
-    LatestBound,
-    OffsetsBound,
-    TimestampBound,
-    TimestampsBound,
-)
 from kts_source.options.cache_options import cache_settings
 from kts_source.options.fetch_options import (
     FetchOptions,
@@ -27,25 +21,31 @@ from kts_source.options.fetch_options import (
 from kts_source.options.parsing import (
     parse_choice,
 )
+from kts_source.options.requested_bounds import (
+    Bound,
+    EarliestBound,
+    LatestBound,
+    OffsetsBound,
+    TimestampBound,
+    TimestampsBound,
+)
 from kts_source.options.selection import (
     Assign,
     Selection,
     Subscribe,
     SubscribePattern,
 )
-from kts_source.remote.cache_store import NO_CACHE, CacheSettings
-from kts_source.remote.presigned_path import hide_query
-from kts_source.remote.storage_options import S3_OPTIONS, storage_options_from
-from kts_source.table import ALL_COLUMNS, DEFAULT_COLUMNS, HEADERS, LINEAGE_COLUMNS
+from kts_source.store.presigned_path import hide_query
+from kts_source.store.storage_options import S3_OPTIONS, storage_options_from
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from kts_source.options.bounds import TimestampRange
-    from kts_source.scan.predicate.model import Predicate
+    from kts_source.options.requested_bounds import TimestampRange
+    from kts_source.predicate.model import Predicate
     from kts_source.secret import Secret
 
-from kts_source.options.table import OPTIONS, READ_COMMITTED, READ_UNCOMMITTED
+from kts_source.options.option_table import OPTIONS, READ_COMMITTED, READ_UNCOMMITTED
 
 _BY_LOWER_NAME: Final = {option.name.lower(): option for option in OPTIONS}
 
@@ -310,20 +310,20 @@ def _where(values: Mapping[str, Any]) -> Predicate | None:
     terms: list[Predicate] = []
     if values["where"] is not None:
         # Not at import time: sqlglot takes a quarter of a second.
-        from kts_source.scan.predicate.parse import parse_predicate
+        from kts_source.predicate.parse import parse_predicate
 
         terms.append(parse_predicate(values["where"], values["timeZone"]))
     if values["timestampRange"] is not None:
         terms.extend(_dated(values["timestampRange"]))
     if len(terms) < 2:
         return terms[0] if terms else None
-    from kts_source.scan.predicate.model import And
+    from kts_source.predicate.model import And
 
     return And(tuple(terms))
 
 
 def _dated(wanted: TimestampRange) -> Iterator[Predicate]:
-    from kts_source.scan.predicate.model import Column, Compare, Op
+    from kts_source.predicate.model import Column, Compare, Op
 
     # Timestamps of the table are in microseconds.
     if wanted.start_ms is not None:

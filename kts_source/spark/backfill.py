@@ -67,7 +67,7 @@ def backfill(
         partition_by: Columns, or `date(column)`; for example `["topic", "date(timestamp)"]`.
         transform: A picklable function from record batch to record batch (or `None`), applied in
             the tasks to at most a few thousand rows at a time. It must be deterministic. Ready ones
-            are in `kts_source.export.transforms` and `.wire_format`.
+            are in `kts_source.export.transforms.row_transform` and `.wire_format`.
         sort_within_files: Columns every file is sorted by.
         target_file_bytes: A file is closed once it has as many bytes.
         row_group_rows: Rows of a row group, at most.

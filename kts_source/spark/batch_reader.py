@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from kts_source.spark.between_tasks import (
+from kts_source.spark.worker_tuning import (
     end_task,
     forget_finders_of_sparks_archives,
     garbage_left_alone,
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from kts_source.options import ScanOptions
-    from kts_source.scan.metrics import TaskPlace
-    from kts_source.scan.task import ScanTask
+    from kts_source.read.task import ScanTask
+    from kts_source.read.task_metrics import TaskPlace
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class TieredKafkaBatchReader(DataSourceReader):
             TieredKafkaError: What planning refuses.
         """
         _let_spark_collect_log_lines()
-        from kts_source.scan.planner import plan_scan
+        from kts_source.planning.planner import plan_scan
 
         plan = plan_scan(self._options)
         log.info(
@@ -84,7 +84,7 @@ class TieredKafkaBatchReader(DataSourceReader):
         rows = None
         try:
             with garbage_left_alone():
-                from kts_source.scan.measured import measured_task
+                from kts_source.read.run_task import measured_task
 
                 rows = measured_task(task, self._options, _place(self._scan))
                 first = next(rows, None)
@@ -110,7 +110,7 @@ def _let_spark_collect_log_lines() -> None:
 def _place(scan: str) -> TaskPlace:
     from pyspark import TaskContext
 
-    from kts_source.scan.metrics import TaskPlace
+    from kts_source.read.task_metrics import TaskPlace
 
     context = TaskContext.get()
     if context is None:

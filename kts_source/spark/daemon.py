@@ -25,11 +25,11 @@ MODULES: Final = (
     "pandas",  # pyarrow brings it in with the first value that `where` compares
     "pyspark.sql.pandas.types",
     "segment_format.arrow",
-    "kts_source.scan.measured",
+    "kts_source.read.run_task",
     "kts_source.spark.datasource",
     "kts_source.spark.batch_reader",
-    "kts_source.remote.s3_store",
-    "kts_source.remote.local_store",
+    "kts_source.store.s3_store",
+    "kts_source.store.local_store",
     "s3fs",
 )
 

@@ -9,8 +9,8 @@ from pyspark.sql.datasource import DataSource
 
 from kts_source.options import parse_options
 from kts_source.spark.batch_reader import TieredKafkaBatchReader
-from kts_source.spark.between_tasks import forget_finders_of_sparks_archives
 from kts_source.spark.schema import columns_of, spark_schema
+from kts_source.spark.worker_tuning import forget_finders_of_sparks_archives
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
-from kts_source.spark.between_tasks import end_task, forget_finders_of_sparks_archives
+from kts_source.spark.worker_tuning import end_task, forget_finders_of_sparks_archives
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -18,8 +18,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from kts_source.columns import ALL_COLUMNS
 from kts_source.errors import InvalidOptionError
-from kts_source.table import ALL_COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

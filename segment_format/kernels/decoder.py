@@ -19,8 +19,8 @@ from segment_format.kernels.buffers import borrow_pool, give_back
 from segment_format.kernels.columns import COLUMNS, column_names
 from segment_format.kernels.constant import constants_at
 from segment_format.kernels.decode_counters import DecodeCounters
-from segment_format.kernels.errors import error_for, order_message
 from segment_format.kernels.legacy_rows import open_legacy_record
+from segment_format.kernels.status_errors import error_for, order_message
 from segment_format.record.batch_header import HEADER_SIZE
 from segment_format.record.compression import DEFAULT_MAX_BATCH_BYTES, decompress
 from segment_format.record.framing import read_entry

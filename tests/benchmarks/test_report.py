@@ -22,7 +22,7 @@ from benchmarks.report import (
     write_json,
 )
 from benchmarks.tiers import TierShape, make_tier
-from tests.kts_source.scan.scanning import scan
+from tests.kts_source.planning.scanning import scan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kts_source.remote.fsspec_store import FsspecStore
-from kts_source.remote.s3_store import S3Store
-from kts_source.remote.storage_options import storage_options_from
 from kts_source.secret import Secret
+from kts_source.store.fsspec_store import FsspecStore
+from kts_source.store.s3_store import S3Store
+from kts_source.store.storage_options import storage_options_from
 from tests.faults.faulty_filesystem import KINDS, ROOT, FaultyFileSystem, empty, fill
 from tests.faults.faulty_http import HTTP_KINDS, Chooser
 from tests.faults.trials import QUICK, Injector, Tally, run_trials, seed
@@ -25,7 +25,7 @@ from tests.golden_data import TIER
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kts_source.remote.store import RangeStore
+    from kts_source.store.object_store import ObjectStore
     from tests.s3 import S3Server
 
 SCANS = int(os.environ.get("KTS_FAULT_SCANS", "2000"))
@@ -56,7 +56,7 @@ def faulty_memory() -> Iterator[str]:
 def test_file_system_that_fails_at_random(
     faulty_memory: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def open_faulty(injector: Injector) -> tuple[str, RangeStore]:
+    def open_faulty(injector: Injector) -> tuple[str, ObjectStore]:
         FaultyFileSystem.injector = injector
         return faulty_memory, FsspecStore(faulty_memory, Secret({}), retry_policy=QUICK)
 
@@ -80,7 +80,7 @@ def test_s3_server_that_fails_at_random(
         proxy.choose = chooser.choose
         storage = storage_options_from({**s3_server.options, "s3.endpoint": proxy.endpoint})
 
-        def open_faulty(injector: Injector) -> tuple[str, RangeStore]:
+        def open_faulty(injector: Injector) -> tuple[str, ObjectStore]:
             chooser.injector = injector
             return f"s3://{bucket}", store
 

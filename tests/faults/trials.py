@@ -24,8 +24,8 @@ import pyarrow.compute as pc
 
 from kts_source.errors import TieredKafkaError
 from kts_source.options import parse_options
-from kts_source.remote.retry import RetryPolicy
-from kts_source.scan.planner import plan_scan
+from kts_source.planning.planner import plan_scan
+from kts_source.store.retry import RetryPolicy
 from segment_format.record.framing import iter_entries
 from tests.golden_data import (
     ISOLATION_LEVELS,
@@ -35,13 +35,13 @@ from tests.golden_data import (
     expected_table,
     tier_options,
 )
-from tests.kts_source.scan.scanning import run
+from tests.kts_source.planning.scanning import run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from kts_source.remote.store import RangeStore
-    from kts_source.scan.plan import ScanPlan
+    from kts_source.planning.scan_plan import ScanPlan
+    from kts_source.store.object_store import ObjectStore
 
 QUICK: Final = RetryPolicy(
     max_attempts=4,
@@ -114,7 +114,7 @@ def run_trials(
     count: int,
     seconds: float,
     kinds: tuple[str, ...],
-    open_faulty: Callable[[Injector], tuple[str, RangeStore]],
+    open_faulty: Callable[[Injector], tuple[str, ObjectStore]],
     first_seed: int,
     *,
     least: int,
@@ -141,7 +141,7 @@ def run_trials(
 def _trial(
     own_seed: int,
     kinds: tuple[str, ...],
-    open_faulty: Callable[[Injector], tuple[str, RangeStore]],
+    open_faulty: Callable[[Injector], tuple[str, ObjectStore]],
     tally: Tally,
 ) -> None:
     source = random.Random(own_seed)

@@ -23,7 +23,7 @@ from tests.integration.differential_same import SAME
 from tests.integration.kafka_jars import spark_kafka_jars
 from tests.integration.spark_kafka import Outcome, run_reads
 from tests.integration.workload import TOPICS, TierFacts, fill
-from tests.kts_source.scan.scanning import scan
+from tests.kts_source.planning.scanning import scan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

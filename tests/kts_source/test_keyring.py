@@ -28,7 +28,7 @@ from tests.golden_data import (
     expected_table,
     tier_options,
 )
-from tests.kts_source.scan.scanning import scan
+from tests.kts_source.planning.scanning import scan
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,15 +8,15 @@ import weakref
 import pytest
 
 from kts_source.options import parse_options
-from kts_source.scan import execute, measured
-from kts_source.spark import batch_reader, between_tasks
+from kts_source.read import read_task, run_task
+from kts_source.spark import batch_reader, worker_tuning
 from kts_source.spark.batch_reader import TieredKafkaBatchReader
 from tests.golden_data import assert_same_rows, expected_table, tier_options
 
 
 @pytest.fixture
 def fresh_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(between_tasks, "_modules_frozen", 0)
+    monkeypatch.setattr(worker_tuning, "_modules_frozen", 0)
     monkeypatch.setattr(gc, "freeze", lambda: None)  # for a worker's whole life, not for the tests'
 
 
@@ -27,13 +27,13 @@ def reader_of(topic: str) -> TieredKafkaBatchReader:
 @pytest.mark.usefixtures("fresh_worker")
 def test_the_collector_rests_until_the_first_rows_only(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    original = execute.read_task
+    original = read_task.read_task
 
     def watched(*arguments: object, **named: object) -> object:
         seen.append(gc.isenabled())
         return original(*arguments, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(measured, "read_task", watched)
+    monkeypatch.setattr(run_task, "read_task", watched)
     reader = reader_of("codecs")
     partition, *_ = reader.partitions()
     rows = reader.read(partition)
@@ -62,7 +62,7 @@ def test_what_the_first_task_leaves_is_collected_though_it_was_frozen(
         return place(scan)
 
     monkeypatch.setattr(batch_reader, "_place", leaving)
-    monkeypatch.setattr(between_tasks, "_modules_frozen", 0)
+    monkeypatch.setattr(worker_tuning, "_modules_frozen", 0)
     reader = reader_of("codecs")
     partition, *_ = reader.partitions()
     rows = reader.read(partition)
@@ -83,7 +83,7 @@ def test_the_collector_works_again_after_an_error(monkeypatch: pytest.MonkeyPatc
 
     reader = reader_of("codecs")
     partition, *_ = reader.partitions()
-    monkeypatch.setattr(measured, "read_task", broken)
+    monkeypatch.setattr(run_task, "read_task", broken)
     with pytest.raises(OSError, match="broken"):
         next(reader.read(partition))
     assert gc.isenabled()

@@ -24,7 +24,7 @@ child = os.fork()
 if child == 0:
     code = 1
     try:
-        from tests.kts_source.scan.scanning import scan
+        from tests.kts_source.planning.scanning import scan
 
         rows = scan(tier_options("codecs", includeHeaders="true"))
         assert_same_rows(rows, expected_table("codecs", "read_committed"))

@@ -11,10 +11,10 @@ import pytest
 
 from kts_source import register
 from kts_source.options import parse_options
-from kts_source.scan.planner import plan_scan
-from kts_source.scan.predicate.parse import parse_predicate
+from kts_source.planning.planner import plan_scan
+from kts_source.predicate.parse import parse_predicate
 from tests.golden_data import assert_same_rows, expected_table, tier_options
-from tests.kts_source.scan.scanning import run
+from tests.kts_source.planning.scanning import run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -289,7 +289,7 @@ PATTERNS: Final = ["_", "__", "___", "a_b", "%_", "_a", "%é", "_é", "a%b", "%a
 
 def test_like_on_malformed_text(registered: SparkSession) -> None:
     """Spark decodes in Java; both must see as many characters."""
-    from kts_source.scan.predicate.evaluate import evaluate
+    from kts_source.predicate.evaluate import evaluate
 
     frame = registered.createDataFrame(
         [(number, bytearray(data)) for number, data in enumerate(MALFORMED)],

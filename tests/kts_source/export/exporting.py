@@ -17,7 +17,7 @@ from pyiceberg.exceptions import NoSuchTableError
 from kts_source.export.executor import LocalExecutor
 from kts_source.export.run import export
 from kts_source.export.settings import ExportSettings, export_settings
-from kts_source.export.tables import open_table
+from kts_source.export.tables.open_table import open_table
 from tests.golden_data import assert_same_rows, expected_table, tier_options
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from kts_source.export.executor import ExportExecutor
     from kts_source.export.report import BackfillReport
-    from kts_source.export.table import ExportTable
+    from kts_source.export.tables.export_table import ExportTable
 
 FORMATS = ("parquet", "delta", "iceberg")
 ICEBERG_TABLE = "lake.rows"

@@ -9,13 +9,13 @@ import os
 import signal
 from typing import TYPE_CHECKING, Any
 
-from kts_source.export.parquet_folder import ParquetFolder
+from kts_source.export.tables.parquet_folder import ParquetFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from kts_source.export.settings import ExportSettings
-    from kts_source.export.target_store import TargetObject, TargetStore
+    from kts_source.export.tables.target_store import TargetObject, TargetStore
 
 
 class Killed(BaseException):

@@ -13,8 +13,7 @@ import pytest
 from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
 
-from kts_source.errors import InvalidOptionError
-from kts_source.export.errors import FingerprintError, RangeGapError, RangeOverlapError
+from kts_source.errors import FingerprintError, InvalidOptionError, RangeGapError, RangeOverlapError
 from kts_source.export.executor import LocalExecutor
 from tests.golden_data import (
     TOPICS,

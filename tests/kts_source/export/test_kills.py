@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kts_source.export.targets import open_target
+from kts_source.export.tables.open_target import open_target
 from tests.kts_source.export.exporting import (
     FORMATS,
     Lake,

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from tests.kts_source.export.exporting import source
-from tests.kts_source.scan.scanning import scan
+from tests.kts_source.planning.scanning import scan
 
 ROWS = scan(source()).num_rows

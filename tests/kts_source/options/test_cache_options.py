@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from kts_source.cache.cached_store import NO_CACHE, CachedStore, CacheSettings
+from kts_source.cache.disk_cache import CacheLimits
 from kts_source.errors import InvalidOptionError
 from kts_source.options import parse_options
-from kts_source.remote.cache import CacheLimits
-from kts_source.remote.cache_store import NO_CACHE, CachedStore, CacheSettings
-from kts_source.remote.local_store import LocalStore
-from kts_source.remote.tier import open_tier
+from kts_source.store.local_store import LocalStore
+from kts_source.tier import open_tier
 
 
 def settings(**given: str) -> CacheSettings:

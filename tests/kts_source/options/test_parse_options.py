@@ -8,7 +8,7 @@ import pytest
 
 from kts_source.errors import InvalidOptionError
 from kts_source.options import OPTIONS, parse_options
-from kts_source.options.bounds import (
+from kts_source.options.requested_bounds import (
     EarliestBound,
     LatestBound,
     OffsetsBound,

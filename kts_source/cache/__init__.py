@@ -1,0 +1,1 @@
+"""What is kept on the local disk of the driver and of the executors."""

@@ -1,0 +1,387 @@
+"""Bytes kept on this machine's disk, shared by all processes of one user, bounded in bytes and by
+the time since they were last asked for.
+
+A folder of mode 0700 with a file for each entry:
+
+    "KTC1", CRC-32C of the rest (u32), length of the name (u32), length of the data (u64), name,
+    data
+
+written under another name and renamed, so a half-written entry is never seen under its own name,
+and a file that was cut or damaged does not pass its checksum: both are a miss. The file's
+modification time is the time of the last access. There is no daemon: an entry that has expired is
+dropped when it is opened, and a write sweeps the folder now and then.
+
+What goes first is frequency-aware: entries that were never asked for again, oldest access first,
+then those that were (a segmented LRU), so that one scan of much data does not flush what is used
+all the time. That an entry was asked for again is said by the fraction of its modification time,
+exactly half a second, which a sweep sees without opening it; a file system with coarser times
+leaves plain LRU.
+
+Why not a library: `diskcache` has least-frequently-used, but in a SQLite database, which every read
+must write to then, with pickles for values and locks that outlive a holder that was killed;
+`cachetools` and `theine` live in memory and die with the worker, a minute idle or after a LIMIT.
+
+A failing disk is never an error of the scan: what cannot be stored is fetched again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import stat
+import struct
+import threading
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import google_crc32c
+
+from kts_source.cache.file_lock import LOCK_SUFFIX, drop_stale_lock, locked
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+log = logging.getLogger(__name__)
+
+_MAGIC: Final = b"KTC1"
+_HEADER: Final = struct.Struct(">4sIIQ")
+_ENTRY_SUFFIX: Final = ".entry"
+_TEMPORARY_SUFFIX: Final = ".new"
+_SWEEP: Final = "sweep"
+_SWEEP_SECONDS: Final = 60.0
+_ABANDONED_SECONDS: Final = 3600.0
+_SWEEP_SHARE: Final = 32
+"""A process sweeps after it wrote this part of the bound, and sweeps to twice as much below it."""
+_ASKED_AGAIN_NS: Final = 500_000_000
+_SECOND_NS: Final = 1_000_000_000
+_PROTECTED_SHARE: Final = 0.75
+"""Of the bound, for entries that were asked for again; the oldest beyond it are as all others."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheCounters:
+    """What a cache did so far in this process.
+
+    Attributes:
+        hits: Entries served.
+        misses: Entries asked for that were not there, had expired or were damaged.
+        stored: Entries written.
+        evictions: Entries dropped for age or room, by this process.
+        bytes_served: Bytes of the hits.
+        bytes_stored: Bytes of the entries written.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    stored: int = 0
+    evictions: int = 0
+    bytes_served: int = 0
+    bytes_stored: int = 0
+
+    def __add__(self, other: CacheCounters) -> CacheCounters:
+        """The work of two caches."""
+        return CacheCounters(
+            self.hits + other.hits,
+            self.misses + other.misses,
+            self.stored + other.stored,
+            self.evictions + other.evictions,
+            self.bytes_served + other.bytes_served,
+            self.bytes_stored + other.bytes_stored,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLimits:
+    """How much is kept and for how long.
+
+    Attributes:
+        max_bytes: Bytes of all files together; `None` = no bound. Each writing process may exceed
+            it by a thirty-second part.
+        ttl_seconds: Seconds since the last access; `None` = for ever.
+    """
+
+    max_bytes: int | None
+    ttl_seconds: float | None
+
+
+class DiskCache:
+    """Entries in one folder, by name. Used by any thread of any process at once.
+
+    Args:
+        folder: Made, with mode 0700, if need be.
+        limits: How much is kept and for how long.
+
+    Raises:
+        OSError: The folder cannot be made, or is not the user's own.
+    """
+
+    def __init__(self, folder: Path, limits: CacheLimits) -> None:
+        make_private_folder(folder)
+        self._folder = folder
+        self._prefix = os.path.join(folder, "")  # noqa: PTH118  # the folder with its slash
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._counters = CacheCounters()
+        self._unswept = 0
+        self._complained = False
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return DiskCache, (self._folder, self._limits)
+
+    @property
+    def counters(self) -> CacheCounters:
+        """What was done so far in this process."""
+        return self._counters
+
+    def get(self, name: str) -> bytes | None:
+        """The data stored under `name`, or `None`: not there, expired, or not what was written."""
+        data = self.peek(name)
+        if data is None:
+            self._count(misses=1)
+        return data
+
+    def peek(self, name: str) -> bytes | None:
+        """The same for a second look, which is not counted as a miss."""
+        path = self._path(name)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            return None
+        try:
+            data = self._read(descriptor, path, name.encode())
+        except OSError as error:
+            self._complain(error)
+            return None
+        finally:
+            os.close(descriptor)
+        if data is not None:
+            self._count(hits=1, bytes_served=len(data))
+        return data
+
+    def put(self, name: str, data: bytes | memoryview) -> None:
+        """Stores `data` under `name`, in place of what was there."""
+        name_bytes = name.encode()
+        size = _HEADER.size + len(name_bytes) + len(data)
+        if self._limits.max_bytes is not None and size > self._limits.max_bytes:
+            return
+        checksum = google_crc32c.extend(google_crc32c.value(name_bytes), bytes(data))
+        header = _HEADER.pack(_MAGIC, checksum, len(name_bytes), len(data))
+        temporary = f"{self._prefix}{uuid.uuid4().hex}{_TEMPORARY_SUFFIX}"
+        try:
+            _write(temporary, [header, name_bytes, data])
+            os.replace(temporary, self._path(name))  # noqa: PTH105  # texts, see _stem
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)  # noqa: PTH108
+            self._complain(error)
+            return
+        self._count(stored=1, bytes_stored=len(data))
+        self._sweep_after(size)
+
+    @contextlib.contextmanager
+    def flight(self, names: Iterable[str], *, patience_seconds: float) -> Iterator[None]:
+        """Holds the right to fetch these names: one holder on this machine at a time.
+
+        A holder that dies loses it. Who has waited for `patience_seconds` goes on without. Look
+        again into the cache inside: the holder before may have stored what is wanted.
+
+        Raises:
+            CancelledFetchError: The caller's scope was cancelled while waiting.
+        """
+        paths = sorted({f"{self._stem(name)}{LOCK_SUFFIX}" for name in names})
+        with locked(paths, patience_seconds):
+            yield
+
+    def sweep(self) -> None:
+        """Drops what has expired, and what is beyond the bound; nothing if another process is at
+        it.
+        """
+        try:
+            with locked([f"{self._prefix}{_SWEEP}{LOCK_SUFFIX}"], 0.0) as held:
+                if held:
+                    self._sweep()
+        except OSError as error:
+            self._complain(error)
+
+    # -- inside
+
+    def _path(self, name: str) -> str:
+        return f"{self._stem(name)}{_ENTRY_SUFFIX}"
+
+    def _stem(self, name: str) -> str:
+        # Texts, not paths: a plan of a large topic comes here tens of thousands of times.
+        digest = hashlib.blake2b(name.encode(), digest_size=20).hexdigest()
+        return f"{self._prefix}{digest}"
+
+    def _read(self, descriptor: int, path: str, name: bytes) -> bytes | None:
+        status = os.fstat(descriptor)
+        age = time.time() - status.st_mtime
+        if self._expired(age):
+            self._drop(path)
+            return None
+        header = os.read(descriptor, _HEADER.size + len(name))
+        data = _checked(header, name, status.st_size, descriptor)
+        if data is None:
+            log.warning("a damaged entry of the cache in %s was dropped", self._folder)
+            self._drop(path)
+        elif age > 1:
+            accessed = int(time.time()) * _SECOND_NS + _ASKED_AGAIN_NS
+            os.utime(descriptor, ns=(accessed, accessed))
+        return data
+
+    def _expired(self, age_seconds: float) -> bool:
+        ttl = self._limits.ttl_seconds
+        return ttl is not None and age_seconds > ttl
+
+    def _drop(self, path: str) -> None:
+        with contextlib.suppress(OSError):
+            os.unlink(path)  # noqa: PTH108
+            self._count(evictions=1)
+
+    def _sweep_after(self, written: int) -> None:
+        with self._lock:
+            self._unswept += written
+            bound = self._limits.max_bytes
+            due = bound is not None and self._unswept > bound // _SWEEP_SHARE
+        if due or self._last_sweep_seconds() > _SWEEP_SECONDS:
+            self.sweep()
+
+    def _last_sweep_seconds(self) -> float:
+        try:
+            return time.time() - (self._folder / _SWEEP).stat().st_mtime
+        except OSError:
+            return float("inf")
+
+    def _sweep(self) -> None:
+        with self._lock:
+            self._unswept = 0
+        (self._folder / _SWEEP).touch(mode=0o600)
+        now = time.time()
+        kept: list[_Kept] = []
+        with os.scandir(self._folder) as entries:
+            for entry in entries:
+                with contextlib.suppress(OSError):
+                    status = entry.stat(follow_symlinks=False)
+                    age = now - status.st_mtime
+                    if entry.name.endswith(_ENTRY_SUFFIX):
+                        if self._expired(age):
+                            self._drop(entry.path)
+                        else:
+                            kept.append(_Kept(status.st_mtime_ns, status.st_size, entry.path))
+                    elif age > _ABANDONED_SECONDS:
+                        self._drop_abandoned(entry)
+        if self._limits.max_bytes is not None:
+            self._make_room(kept, self._limits.max_bytes)
+
+    def _make_room(self, entries: list[_Kept], bound: int) -> None:
+        total = sum(entry.size for entry in entries)
+        if total <= bound - bound // _SWEEP_SHARE:
+            return
+        for entry in _dropping_order(entries, int(bound * _PROTECTED_SHARE)):
+            if total <= bound - 2 * (bound // _SWEEP_SHARE):
+                break
+            self._drop(entry.path)
+            total -= entry.size
+
+    def _drop_abandoned(self, entry: os.DirEntry[str]) -> None:
+        if entry.name.endswith(_TEMPORARY_SUFFIX):
+            Path(entry.path).unlink()
+        elif entry.name.endswith(LOCK_SUFFIX):
+            drop_stale_lock(entry.path)
+
+    def _count(
+        self,
+        *,
+        hits: int = 0,
+        misses: int = 0,
+        stored: int = 0,
+        evictions: int = 0,
+        bytes_served: int = 0,
+        bytes_stored: int = 0,
+    ) -> None:
+        with self._lock:
+            self._counters += CacheCounters(
+                hits, misses, stored, evictions, bytes_served, bytes_stored
+            )
+
+    def _complain(self, error: OSError) -> None:
+        if not self._complained:
+            self._complained = True
+            log.warning("the cache in %s does not work: %s", self._folder, error.strerror)
+
+
+class _Kept(NamedTuple):
+    accessed_ns: int
+    size: int
+    path: str
+
+    @property
+    def asked_again(self) -> bool:
+        return self.accessed_ns % _SECOND_NS == _ASKED_AGAIN_NS
+
+
+def _dropping_order(entries: list[_Kept], protected_bytes: int) -> list[_Kept]:
+    """Oldest access first; last of all the newest of those that were asked for again."""
+    entries.sort()
+    protected: list[_Kept] = []
+    left = protected_bytes
+    for entry in reversed(entries):
+        if entry.asked_again and entry.size <= left:
+            left -= entry.size
+            protected.append(entry)
+    paths = {entry.path for entry in protected}
+    return [entry for entry in entries if entry.path not in paths] + protected[::-1]
+
+
+def make_private_folder(folder: Path) -> None:
+    """A folder that nobody else can look into, made or repaired.
+
+    Raises:
+        OSError: It cannot be made, is a link or no folder, or belongs to another user.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode):
+        raise NotADirectoryError(0, "the cache folder is a link or a file")
+    if status.st_uid != os.geteuid():
+        raise PermissionError(0, "the cache folder belongs to another user")
+    if stat.S_IMODE(status.st_mode) != 0o700:
+        folder.chmod(0o700)
+
+
+def _write(path: str, parts: list[bytes | memoryview]) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o600)
+    try:
+        views = [memoryview(part) for part in parts]
+        while views:
+            written = os.writev(descriptor, views)
+            while views and written >= len(views[0]):
+                written -= len(views.pop(0))
+            if views:
+                views[0] = views[0][written:]
+    finally:
+        os.close(descriptor)
+
+
+def _checked(header: bytes, name: bytes, file_size: int, descriptor: int) -> bytes | None:
+    """The data behind the header, if the file is what was written under this name."""
+    if len(header) != _HEADER.size + len(name):
+        return None
+    magic, checksum, name_size, data_size = _HEADER.unpack_from(header)
+    whole = _HEADER.size + name_size + data_size
+    if magic != _MAGIC or header[_HEADER.size :] != name or whole != file_size:
+        return None
+    parts = []
+    left = data_size
+    while left and (part := os.read(descriptor, left)):
+        parts.append(part)
+        left -= len(part)
+    data = parts[0] if len(parts) == 1 else b"".join(parts)
+    sound = not left and google_crc32c.extend(google_crc32c.value(name), data) == checksum
+    return data if sound else None

@@ -1,0 +1,195 @@
+"""What a compacted table holds already, on its way into the next compaction.
+
+A run with new records does not read the old ones from the tier again: the files of the table take
+part in the first round as they are, by the same buckets, and what the second round leaves replaces
+them in the one step that moves the ranges. So a table that was compacted run by run is the table
+that one compaction makes.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from kts_source.columns import PARTITION, SEGMENT_ID, TOPIC
+from kts_source.errors import ExportError
+from kts_source.export.compaction.buckets import NEEDED, Buckets
+from kts_source.export.files import TaskReport
+from kts_source.export.job import TOPIC_ID
+from kts_source.export.settings import PARQUET, REMOVE_OLD
+from kts_source.export.tables.open_target import open_target
+from kts_source.store.open_store import open_store
+from segment_format.arrow import record_schema
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from kts_source.export.job import ExportJob
+    from kts_source.export.ranges import PartitionKey
+    from kts_source.export.settings import ExportSettings
+    from kts_source.export.tables.export_table import BaseFile, TableState
+    from kts_source.options import ScanOptions
+    from kts_source.store.object_store import ObjectStore
+
+TASK_BYTES: Final = 64 << 20
+BASE_RATIO: Final = 4
+"""Original bytes of a record per byte of the table, about."""
+_ROWS: Final = 4096
+_READ_AHEAD: Final = 1 << 20
+_PLACE_TYPES: Final = {TOPIC: pa.string(), PARTITION: pa.int32(), SEGMENT_ID: pa.string()}
+
+
+def can_merge(
+    options: ScanOptions,
+    settings: ExportSettings,
+    state: TableState,
+    partitions: Sequence[PartitionKey],
+) -> bool:
+    """Whether the table holds all that its next compaction has to know.
+
+    It does not before the first run, and where columns that decide are not among those written:
+    then it is built anew, from the tier.
+    """
+    if settings.compaction is None or settings.table_format == PARQUET:
+        return False
+    needed = set(NEEDED)
+    if settings.compaction.tombstones != REMOVE_OLD:
+        needed.remove("timestamp")
+    held = [key for key in partitions if state.committed.get(key) is not None]
+    known = all(state.newest_ms.get(key) is not None for key in held)
+    return bool(held) and known and needed <= set(options.columns)
+
+
+@dataclass(frozen=True, slots=True)
+class BaseTask:
+    """First round, for files of the table.
+
+    Attributes:
+        number: Within the run.
+        buckets: How many there are in all.
+    """
+
+    number: int
+    files: tuple[BaseFile, ...]
+    buckets: int
+
+    def run(self, job: ExportJob) -> TaskReport:
+        """Reads, spreads and spills.
+
+        Raises:
+            ExportError: A file does not have the table's columns.
+        """
+        return _spread(self, job)
+
+
+def base_tasks(files: Sequence[BaseFile], first: int, buckets: int) -> list[BaseTask]:
+    """The files in tasks of about `TASK_BYTES`."""
+    tasks: list[BaseTask] = []
+    group: list[BaseFile] = []
+    for file in files:
+        group.append(file)
+        if sum(one.size for one in group) >= TASK_BYTES:
+            tasks.append(BaseTask(first + len(tasks), tuple(group), buckets))
+            group = []
+    if group:
+        tasks.append(BaseTask(first + len(tasks), tuple(group), buckets))
+    return tasks
+
+
+def _spread(task: BaseTask, job: ExportJob) -> TaskReport:
+    started = time.monotonic()
+    schema = _schema(job.options.columns)
+    rows = 0
+    with (
+        closing(open_target(job.place.path, job.place.storage)) as target,
+        closing(open_store(job.place.path, job.place.storage)) as store,
+    ):
+        buckets = Buckets(task.number, task.buckets, job, target)
+        for base in task.files:
+            with pq.ParquetFile(pa.PythonFile(_ObjectFile(store, base), mode="r")) as file:
+                for batch in file.iter_batches(_ROWS, use_threads=False):
+                    buckets.hold(_whole(batch, base.values, schema, store.uri(base.key)))
+                    rows += batch.num_rows
+        buckets.spill()
+    return TaskReport(
+        number=task.number,
+        seconds=time.monotonic() - started,
+        spills=tuple(buckets.spills),
+        newest_ms=tuple((*owner, newest) for owner, newest in sorted(buckets.newest.items())),
+    )
+
+
+def _schema(columns: Sequence[str]) -> pa.Schema:
+    """Of the rows as the spread of new records gives them."""
+    of_records = record_schema([name for name in columns if name not in _PLACE_TYPES])
+    fields = [
+        pa.field(name, _PLACE_TYPES[name]) if name in _PLACE_TYPES else of_records.field(name)
+        for name in columns
+    ]
+    return pa.schema([*fields, pa.field(TOPIC_ID, pa.string())])
+
+
+def _whole(
+    batch: pa.RecordBatch, values: Mapping[str, str | None], schema: pa.Schema, uri: str
+) -> pa.RecordBatch:
+    """The rows of a file with the partition columns that its name or the log holds for it."""
+    arrays = []
+    for field in schema:
+        if field.name in batch.schema.names:
+            arrays.append(batch.column(field.name).cast(field.type))
+        elif field.name in values:
+            value = pa.scalar(values[field.name], pa.string()).cast(field.type)
+            arrays.append(pa.repeat(value, batch.num_rows))
+        else:
+            raise ExportError(f"a file of the table has no column {field.name!r}", uri=uri)
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+class _ObjectFile(io.RawIOBase):
+    """An object as a file that can be read anywhere, by ranges."""
+
+    def __init__(self, store: ObjectStore, base: BaseFile) -> None:
+        super().__init__()
+        self._store = store
+        self._base = base
+        self._position = 0
+        self._held = b""
+        self._held_start = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._base.size}
+        self._position = origin[whence] + offset
+        return self._position
+
+    def read(self, size: int | None = -1) -> bytes:
+        start = self._position
+        stop = self._base.size
+        if size is not None and size >= 0:
+            stop = min(start + size, stop)
+        if stop <= start:
+            return b""
+        low = start - self._held_start
+        if not (low >= 0 and stop <= self._held_start + len(self._held)):
+            ahead = min(max(stop, start + _READ_AHEAD), self._base.size)
+            self._held, self._held_start = (
+                bytes(self._store.get_range(self._base.key, start, ahead)),
+                start,
+            )
+            low = 0
+        self._position = stop
+        return self._held[low : low + stop - start]

@@ -1,0 +1,161 @@
+"""A table that an export commits to: what it holds, and one atomic step forward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from kts_source.errors import CommitConflictError
+from kts_source.export.ranges import PartitionKey
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    import pyarrow as pa
+
+    from kts_source.export.files import WrittenFile
+    from kts_source.export.fingerprint import Fingerprint
+    from kts_source.export.ranges import CommittedRanges, RangeAdvance
+    from kts_source.export.tables.target_store import TargetObject
+    from kts_source.secret import Secret
+
+
+class NewestTimes(Protocol):
+    """Timestamps of the newest records that a compacted table was built from, by partition."""
+
+    def get(self, key: PartitionKey, /) -> int | None:
+        """In ms since the epoch; `None` = not known."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TableState:
+    """What a table says of itself.
+
+    Attributes:
+        committed: Offsets it holds.
+        fingerprint: The rules it was begun with; empty for a table that holds nothing.
+        newest_ms: Of a compacted table.
+    """
+
+    committed: CommittedRanges
+    fingerprint: Fingerprint
+    newest_ms: NewestTimes = field(default_factory=dict[PartitionKey, int])
+
+
+@dataclass(frozen=True, slots=True)
+class BaseFile:
+    """A data file of a table as it stands.
+
+    Attributes:
+        key: Below the target's root.
+        values: Texts of the partition columns that are not in the file, by name.
+    """
+
+    key: str
+    size: int
+    values: Mapping[str, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class WritePlace:
+    """Where tasks write.
+
+    Attributes:
+        path: Root of the target.
+        storage: What opens its door.
+        prefix: Folder below the root, empty or ending in a slash.
+        suffix: End of file names.
+        in_folders: Whether files of different partition values lie in folders of their own.
+        drops_partition_columns: Whether partition columns live in the path or the table's log
+            only.
+    """
+
+    path: str
+    storage: Secret[Mapping[str, str]]
+    prefix: str
+    suffix: str
+    in_folders: bool
+    drops_partition_columns: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One step forward.
+
+    Attributes:
+        schema: Of the rows written, partition columns included; `None` when no row was written.
+        run_id: Of the run that wrote the files.
+        replace: Whether the files are all that the table shall hold.
+        base: With `replace`: the keys of all files that the table must hold until then; `None`
+            where that does not matter.
+        newest_ms: Of a compaction: timestamps of the newest records, in ms.
+    """
+
+    advances: tuple[RangeAdvance, ...]
+    files: tuple[WrittenFile, ...]
+    fingerprint: Fingerprint
+    schema: pa.Schema | None
+    run_id: str
+    replace: bool = False
+    base: frozenset[str] | None = None
+    newest_ms: Mapping[PartitionKey, int] = field(default_factory=dict[PartitionKey, int])
+
+
+class ExportTable(Protocol):
+    """A target of any format."""
+
+    def load(self) -> TableState:
+        """What the table holds now. Finishes first what a dead export left half-done."""
+        ...
+
+    def place(self, run_id: str) -> WritePlace:
+        """Where the tasks of a run write."""
+        ...
+
+    def base_files(self) -> tuple[BaseFile, ...]:
+        """The data files of the table as it is now.
+
+        Raises:
+            ExportError: They do not hold exactly the table's rows, or lie elsewhere.
+        """
+        ...
+
+    def commit(self, commit: Commit) -> None:
+        """Adds files and moves the ranges, both or neither.
+
+        Raises:
+            CommitConflictError: Another export moved the same ranges.
+        """
+        ...
+
+    def orphans(self, older_than_ms: int) -> Iterator[TargetObject]:
+        """Files that no commit knows, written by attempts that died.
+
+        Args:
+            older_than_ms: Only those last modified before this, in ms since the epoch: younger
+                ones may belong to a run under way.
+        """
+        ...
+
+    def remove(self, orphans: Sequence[TargetObject]) -> None:
+        """Deletes them."""
+        ...
+
+    def close(self) -> None:
+        """Lets connections go."""
+        ...
+
+
+def check_base(commit: Commit, files: Iterable[str], uri: str) -> None:
+    """Makes sure that a table is what a merge was made from.
+
+    Raises:
+        CommitConflictError: It has got other files meanwhile.
+    """
+    if commit.base is not None and commit.base != frozenset(files):
+        raise CommitConflictError(
+            "the table's files are not those that were merged: another writer changed the table in"
+            " the meantime. Run again to merge what it holds now",
+            uri=uri,
+        )

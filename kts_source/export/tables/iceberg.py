@@ -1,0 +1,316 @@
+"""Iceberg tables: files and ranges in one commit of the catalog.
+
+Table properties hold the ranges, `kts.<export>.<topic id>.<partition>` = `start:stop`, the newest
+timestamps of a compacted table, `kts.<export>.<topic id>.<partition>.newest`, and the rules,
+`kts.<export>.rules.<name>`; expiring snapshots does not touch them. They are set in the transaction
+that adds the files. Every commit adds a snapshot, even an empty one, and demands that the snapshot
+whose ranges were compared is still the newest, so nothing can come between.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from kts_source.errors import CommitConflictError, ExportError, InvalidOptionError
+from kts_source.export.fingerprint import check_fingerprint
+from kts_source.export.ranges import OffsetRange, PartitionKey, advanced
+from kts_source.export.tables.export_table import (
+    BaseFile,
+    Commit,
+    TableState,
+    WritePlace,
+    check_base,
+)
+from kts_source.export.tables.open_target import open_target
+from kts_source.export.tables.target_store import both_listed
+from kts_source.quiet import errors_only
+from kts_source.secret import scrub
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    import pyarrow as pa
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.table import Table
+
+    from kts_source.export.settings import ExportSettings
+    from kts_source.export.tables.target_store import TargetObject, TargetStore
+
+_COMMIT_ATTEMPTS: Final = 20
+_NO_RETRIES: Final = "commit.retry.num-retries"
+T = TypeVar("T")
+
+_RANGE = re.compile(r"(?P<start>\d+):(?P<stop>\d+)")
+
+
+class IcebergExportTable:
+    """See the module's text."""
+
+    def __init__(self, settings: ExportSettings) -> None:
+        self._settings = settings
+        self._opened: Catalog | None = None
+        self._target: TargetStore | None = None
+        if "." not in settings.target:
+            raise InvalidOptionError(
+                f"an Iceberg target is a table's name, namespace.table, not {settings.target!r}"
+            )
+
+    def load(self) -> TableState:
+        """See `ExportTable.load`. Nothing is ever half-done here."""
+        table = self._table()
+        return TableState({}, {}) if table is None else self._state(table)
+
+    def place(self, run_id: str) -> WritePlace:
+        """See `ExportTable.place`: below the table's own location."""
+        return WritePlace(
+            self._location(),
+            self._settings.storage,
+            f"{self._prefix}{run_id}-",
+            ".parquet",
+            in_folders=False,
+            # Partition values are taken from the statistics of the files.
+            drops_partition_columns=False,
+        )
+
+    def base_files(self) -> tuple[BaseFile, ...]:
+        """See `ExportTable.base_files`."""
+        table = self._table()
+        return () if table is None else _files(table)
+
+    def commit(self, commit: Commit) -> None:
+        """See `ExportTable.commit`."""
+        from pyiceberg.exceptions import CommitFailedException
+
+        for _ in range(_COMMIT_ATTEMPTS):
+            table = self._table()
+            if table is None:
+                if commit.schema is None:
+                    return  # no table and no columns to make one with: the offsets hold no row
+                table = self._create(commit.schema)
+            state = self._state(table)
+            check_fingerprint(state.fingerprint, commit.fingerprint)
+            if commit.replace and not state.fingerprint and table.current_snapshot() is not None:
+                raise ExportError(
+                    "the table holds rows that a rebuild would remove", uri=self._settings.target
+                )
+            moved = advanced(state.committed, commit.advances)
+            if commit.base is not None:
+                check_base(commit, (file.key for file in _files(table)), self._settings.target)
+            if commit.schema is not None:
+                _check_schema(table, commit.schema)
+            try:
+                self._commit_once(table, commit, moved)
+            except CommitFailedException:
+                continue
+            return
+        raise CommitConflictError(
+            f"other writers came before {_COMMIT_ATTEMPTS} times; nothing was committed",
+            uri=self._settings.target,
+        )
+
+    def orphans(self, older_than_ms: int) -> Iterator[TargetObject]:
+        """See `ExportTable.orphans`. Files of any snapshot that is not expired are known."""
+        table = self._table()
+        if table is None:
+            return
+        known = set(table.inspect.all_data_files()["file_path"].to_pylist())
+        location = table.location().rstrip("/")
+        for found in both_listed(self._open_target(), self._prefix):
+            if f"{location}/{found.key}" not in known and found.modified_ms < older_than_ms:
+                yield found
+
+    def remove(self, orphans: Sequence[TargetObject]) -> None:
+        """See `ExportTable.remove`."""
+        target = self._open_target()
+        for orphan in orphans:
+            target.delete(orphan.key)
+
+    def close(self) -> None:
+        """See `ExportTable.close`."""
+        if self._target is not None:
+            self._target.close()
+        if self._opened is not None:
+            self._opened.close()
+
+    # -- catalog
+
+    @property
+    def _prefix(self) -> str:
+        return f"data/kts/{self._settings.export_id}/"
+
+    @property
+    def _catalog(self) -> Catalog:
+        if self._opened is None:
+            from pyiceberg.catalog import load_catalog
+
+            properties = dict(self._settings.catalog.reveal())
+            name = properties.pop("name", "kts")
+            self._opened = self._try(
+                "the catalog cannot be opened", lambda: load_catalog(name, **properties)
+            )
+        return self._opened
+
+    def _table(self) -> Table | None:
+        from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+
+        catalog = self._catalog
+        try:
+            return catalog.load_table(self._settings.target)
+        except (NoSuchTableError, NoSuchNamespaceError):
+            return None
+        except Exception as error:  # noqa: BLE001  # every library error becomes one of ours
+            raise self._failed("the Iceberg table cannot be loaded", error) from None
+
+    def _location(self) -> str:
+        """The table's root, also of one that will be created with the first commit.
+
+        Raises:
+            InvalidOptionError: The catalog alone decides where tables go.
+        """
+        table = self._table()
+        if table is not None:
+            return table.location().rstrip("/")
+        from pyiceberg.exceptions import NoSuchNamespaceError
+
+        namespace, _, name = self._settings.target.rpartition(".")
+        try:
+            properties = self._catalog.load_namespace_properties(namespace)
+        except NoSuchNamespaceError:
+            properties = {}
+        if location := properties.get("location"):
+            return f"{location.rstrip('/')}/{name}"
+        if warehouse := self._catalog.properties.get("warehouse"):
+            return f"{warehouse.rstrip('/')}/{namespace.replace('.', '/')}/{name}"
+        raise InvalidOptionError(
+            f"the catalog does not say where new tables go: create {self._settings.target} first,"
+            " or give catalog a warehouse"
+        )
+
+    def _create(self, schema: pa.Schema) -> Table:
+        from pyiceberg.exceptions import CommitFailedException, TableAlreadyExistsError
+        from pyiceberg.transforms import DayTransform, IdentityTransform
+
+        namespace = self._settings.target.rpartition(".")[0]
+
+        def create() -> None:
+            self._catalog.create_namespace_if_not_exists(namespace)
+            with (
+                self._catalog.create_table_transaction(
+                    self._settings.target, schema, location=self._location()
+                ) as transaction,
+                transaction.update_spec() as spec,
+            ):
+                for field in self._settings.partition_by:
+                    if field.is_date:
+                        spec.add_field(field.source, DayTransform(), field.name)
+                    else:
+                        spec.add_field(field.source, IdentityTransform(), field.name)
+
+        try:
+            create()
+        except (TableAlreadyExistsError, CommitFailedException):
+            pass  # another export was first; its table is as good
+        except Exception as error:  # noqa: BLE001  # every library error becomes one of ours
+            raise self._failed("the Iceberg table cannot be created", error) from None
+        table = self._table()
+        if table is None:
+            raise ExportError(
+                "the Iceberg table was created and is gone", uri=self._settings.target
+            )
+        return table
+
+    def _state(self, table: Table) -> TableState:
+        ranges: dict[PartitionKey, OffsetRange] = {}
+        rules: dict[str, str] = {}
+        newest: dict[PartitionKey, int] = {}
+        own = f"kts.{self._settings.export_id}."
+        for name, text in table.properties.items():
+            if not name.startswith(own):
+                continue
+            owner, _, last = name.removeprefix(own).rpartition(".")
+            if owner == "rules":
+                rules[last] = text
+            elif last == "newest":
+                topic_id, _, number = owner.rpartition(".")
+                newest[PartitionKey(topic_id, int(number))] = int(text)
+            elif match := _RANGE.fullmatch(text):
+                span = OffsetRange(int(match["start"]), int(match["stop"]))
+                ranges[PartitionKey(owner, int(last))] = span
+        return TableState(ranges, rules, newest)
+
+    def _commit_once(
+        self, table: Table, commit: Commit, moved: Mapping[PartitionKey, OffsetRange]
+    ) -> None:
+        """Raises PyIceberg's CommitFailedException when another writer came before."""
+        from pyiceberg.exceptions import CommitFailedException
+        from pyiceberg.expressions import AlwaysTrue
+
+        own = f"kts.{self._settings.export_id}."
+        properties = {f"{own}rules.{name}": text for name, text in commit.fingerprint.items()}
+        for key, span in moved.items():
+            properties[f"{own}{key.topic_id}.{key.partition}"] = f"{span.start}:{span.stop}"
+        for key, newest_ms in commit.newest_ms.items():
+            properties[f"{own}{key.topic_id}.{key.partition}.newest"] = str(newest_ms)
+        location = table.location().rstrip("/")
+        # In this process only: a retry would commit behind a snapshot whose ranges nobody compared.
+        table.metadata.properties[_NO_RETRIES] = "0"
+        try:
+            # PyIceberg warns of every column without bounds: keys and values have none on purpose.
+            with errors_only("pyiceberg.io.pyarrow"), table.transaction() as transaction:
+                transaction.set_properties(properties)
+                if commit.replace and table.current_snapshot() is not None:
+                    transaction.delete(AlwaysTrue())
+                transaction.add_files(
+                    [f"{location}/{file.key}" for file in commit.files],
+                    snapshot_properties={"kts.run": commit.run_id},
+                    # Names of attempts are unique, and looking would read every manifest.
+                    check_duplicate_files=False,
+                )
+        except CommitFailedException:
+            raise
+        except Exception as error:  # noqa: BLE001  # every library error becomes one of ours
+            raise self._failed("the Iceberg table did not take the commit", error) from None
+
+    # -- the rest
+
+    def _open_target(self) -> TargetStore:
+        if self._target is None:
+            self._target = open_target(self._location(), self._settings.storage)
+        return self._target
+
+    def _try(self, text: str, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except Exception as error:  # noqa: BLE001  # every library error becomes one of ours
+            raise self._failed(text, error) from None
+
+    def _failed(self, text: str, error: Exception) -> ExportError:
+        hidden = [
+            value
+            for name, value in self._settings.catalog.reveal().items()
+            if re.search(r"key|secret|token|password|credential", name)
+        ]
+        return ExportError(
+            f"{text}: {scrub(f'{type(error).__name__}: {error}', hidden)}",
+            uri=self._settings.target,
+        )
+
+
+def _files(table: Table) -> tuple[BaseFile, ...]:
+    location = f"{table.location().rstrip('/')}/"
+    files = []
+    for task in table.scan().plan_files():
+        path = task.file.file_path
+        if task.delete_files:
+            raise ExportError("the table has delete files: rewrite its data files first", uri=path)
+        if not path.startswith(location):
+            raise ExportError("the table has a file elsewhere", uri=path)
+        files.append(BaseFile(path.removeprefix(location), task.file.file_size_in_bytes, {}))
+    return tuple(files)
+
+
+def _check_schema(table: Table, schema: pa.Schema) -> None:
+    known = set(table.schema().column_names)
+    if missing := [name for name in schema.names if name not in known]:
+        raise ExportError(f"the table has not the columns {', '.join(missing)}")

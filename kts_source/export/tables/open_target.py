@@ -1,0 +1,45 @@
+"""Which store a target names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kts_source.errors import InvalidOptionError, UnsupportedTargetError
+from kts_source.export.tables.target_store import LocalTarget
+from kts_source.store.local_store import local_root
+from kts_source.store.open_store import S3_SCHEMES, split_scheme
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kts_source.export.tables.target_store import TargetStore
+    from kts_source.secret import Secret
+
+
+def open_target(path: str, storage: Secret[Mapping[str, str]]) -> TargetStore:
+    """The store of a target path. Nothing is asked of it yet.
+
+    Args:
+        path: A local folder (plain or `file:///…`) or `s3://bucket/prefix`.
+        storage: As for `kts_source.store.open_store.open_store`.
+
+    Raises:
+        InvalidOptionError: The path is empty or holds credentials.
+        UnsupportedTargetError: A scheme whose stores cannot create-if-absent.
+    """
+    if not path.strip():
+        raise InvalidOptionError("the target is empty: give a folder or s3://bucket/prefix")
+    scheme, _ = split_scheme(path)
+    if scheme is None or scheme == "file":
+        return LocalTarget(local_root(path))
+    if "@" in path.split("://", 1)[-1].split("/", 1)[0]:
+        raise InvalidOptionError(
+            f"the target ({scheme}://…) holds credentials: give them as options"
+        )
+    if scheme in S3_SCHEMES:
+        from kts_source.export.tables.target_s3 import S3Target
+
+        return S3Target.from_url(path, storage)
+    raise UnsupportedTargetError(
+        f"cannot export to {scheme}://: targets are local folders and s3://bucket/prefix"
+    )

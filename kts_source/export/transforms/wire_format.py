@@ -1,0 +1,230 @@
+"""Values in Confluent's wire format: a zero byte, a schema id (4 bytes, big-endian), the payload.
+
+Avro and JSON Schema payloads follow at once; Protobuf has the path of the message type in front, as
+zigzag varints: their number, then indexes into nested types, where a lone 0 means the first type.
+
+Schemas come from a registry's URL, or from a folder: see `schema_registry`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from kts_source.errors import TieredKafkaError
+from kts_source.export.extras import require
+from kts_source.export.transforms.row_transform import (
+    DEFAULT_KEPT,
+    Transformed,
+    assemble,
+    check_columns,
+    decode_rows,
+    schema_text,
+)
+from kts_source.export.transforms.schema_registry import (
+    AVRO,
+    EXTRA,
+    JSON,
+    check_registry,
+    find_schema,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import pyarrow as pa
+
+    from kts_source.secret import Secret
+
+MAGIC: Final = 0
+_HEADER: Final = 5
+
+
+@dataclass
+class WireFormatColumns:
+    """The members of Avro, JSON or Protobuf values as columns, by the schema id in every value.
+
+    A value without the header, of an unknown schema, or that does not decode, is rejected; a
+    registry that does not answer fails the task.
+
+    Attributes:
+        schema: Columns to make; members it does not name are left out, missing ones are null.
+        registry: URL of a schema registry, or a folder of schemas.
+        auth: User and password of the registry.
+        column: `value` or `key`.
+        keep: Columns of the record to keep, in front.
+    """
+
+    schema: pa.Schema
+    registry: str
+    auth: Secret[tuple[str, str]] | None = None
+    column: str = "value"
+    keep: tuple[str, ...] = DEFAULT_KEPT
+    _decoders: dict[int, Callable[[bytes], dict[str, Any]]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        check_columns(self.schema, self.keep)
+        check_registry(self.registry)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_decoders": {}}
+
+    @property
+    def fingerprint(self) -> str:
+        """See `RowTransform.fingerprint`. The registry may move; ids keep their meaning."""
+        return f"wire({self.column}->{schema_text(self.schema)};keep={','.join(self.keep)})"
+
+    def apply(self, batch: pa.RecordBatch) -> Transformed:
+        """See `RowTransform.apply`.
+
+        Raises:
+            RegistryError: The registry does not answer.
+            InvalidOptionError: The library for a schema's kind is not installed here.
+        """
+        return assemble(
+            batch, self.keep, decode_rows(batch, self.column, self.schema, self._decode)
+        )
+
+    def _decode(self, value: bytes) -> dict[str, Any]:
+        if len(value) < _HEADER or value[0] != MAGIC:
+            raise ValueError("not in the wire format: no zero byte and schema id in front")
+        schema_id = int.from_bytes(value[1:_HEADER], "big")
+        decoder = self._decoders.get(schema_id)
+        if decoder is None:
+            try:
+                decoder = self._decoder(schema_id)
+            except TieredKafkaError:
+                raise
+            except Exception as error:  # noqa: BLE001  # no such schema, or one that cannot be used
+                decoder = _rejecting(f"{type(error).__name__}: {error}")
+            self._decoders[schema_id] = decoder
+        return decoder(value[_HEADER:])
+
+    def _decoder(self, schema_id: int) -> Callable[[bytes], dict[str, Any]]:
+        found = find_schema(self.registry, schema_id, self.auth)
+        if found.kind == AVRO:
+            return _avro([json.loads(text) for _, text in found.parts])
+        if found.kind == JSON:
+            return _json
+        return _protobuf(found.parts)
+
+
+def _avro(schemas: Sequence[Any]) -> Callable[[bytes], dict[str, Any]]:
+    """Decodes by the last schema; those before it are what it refers to."""
+    require("fastavro", EXTRA, "Avro")
+    import fastavro
+
+    named: dict[str, Any] = {}
+    for schema in schemas:
+        parsed = fastavro.parse_schema(schema, named_schemas=named)
+
+    def decode(payload: bytes) -> dict[str, Any]:
+        stream = io.BytesIO(payload)
+        value = fastavro.schemaless_reader(stream, parsed, None)
+        if stream.tell() != len(payload):
+            raise ValueError(f"{len(payload) - stream.tell()} bytes left over")
+        if not isinstance(value, dict):
+            raise TypeError("the Avro value is not a record")
+        return value
+
+    return decode
+
+
+def _rejecting(reason: str) -> Callable[[bytes], dict[str, Any]]:
+    """So that a registry is asked once for a schema that it does not have, not for every row."""
+
+    def decode(_payload: bytes) -> dict[str, Any]:
+        raise ValueError(reason)
+
+    return decode
+
+
+def _json(payload: bytes) -> dict[str, Any]:
+    value = json.loads(payload)
+    if not isinstance(value, dict):
+        raise TypeError("not a JSON object")
+    return value
+
+
+def _protobuf(parts: Sequence[tuple[str, bytes]]) -> Callable[[bytes], dict[str, Any]]:
+    """Decodes by the last file; those before it are what it imports, by the names it uses."""
+    require("google.protobuf", EXTRA, "Protobuf")
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+    pool = descriptor_pool.DescriptorPool()
+    known = {name for name, _ in parts}
+    for name, content in parts:
+        file = descriptor_pb2.FileDescriptorProto.FromString(content)
+        file.name = name
+        for imported in file.dependency:
+            if imported not in known and imported.startswith("google/protobuf/"):
+                known.add(imported)
+                pool.AddSerializedFile(_well_known(imported))
+        pool.Add(file)
+    main = pool.FindFileByName(name)
+    top = [main.message_types_by_name[message.name] for message in file.message_type]
+
+    def decode(payload: bytes) -> dict[str, Any]:
+        path, position = _message_path(payload)
+        kind = top[path[0]]
+        for index in path[1:]:
+            kind = kind.nested_types[index]
+        message = message_factory.GetMessageClass(kind)()
+        message.ParseFromString(payload[position:])
+        return {
+            member.name: _plain(getattr(message, member.name))
+            for member in kind.fields
+            if not member.has_presence or message.HasField(member.name)
+        }
+
+    return decode
+
+
+def _well_known(name: str) -> bytes:
+    """A file that comes with Protobuf, such as `google/protobuf/timestamp.proto`."""
+    module = importlib.import_module(f"{name.removesuffix('.proto').replace('/', '.')}_pb2")
+    content: bytes = module.DESCRIPTOR.serialized_pb
+    return content
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401  # any Protobuf value
+    if hasattr(value, "DESCRIPTOR"):
+        return {member.name: _plain(content) for member, content in value.ListFields()}
+    if isinstance(value, str | bytes | bool | int | float):
+        return value
+    if hasattr(value, "items"):
+        return [(key, _plain(content)) for key, content in value.items()]
+    return [_plain(item) for item in value]
+
+
+def _message_path(payload: bytes) -> tuple[list[int], int]:
+    """The indexes of the message type, and where the message begins."""
+    count, position = _zigzag(payload, 0)
+    if count == 0:
+        return [0], position
+    if not 0 < count <= 64:
+        raise ValueError(f"{count} message indexes")
+    path = []
+    for _ in range(count):
+        index, position = _zigzag(payload, position)
+        if index < 0:
+            raise ValueError(f"message index {index}")
+        path.append(index)
+    return path, position
+
+
+def _zigzag(payload: bytes, position: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        if position >= len(payload) or shift > 28:
+            raise ValueError("the message indexes end too early")
+        byte = payload[position]
+        value |= (byte & 0x7F) << shift
+        position, shift = position + 1, shift + 7
+        if byte < 0x80:
+            return (value >> 1) ^ -(value & 1), position

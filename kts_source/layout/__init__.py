@@ -1,0 +1,1 @@
+"""Where a tier's segments stand, and what their manifests say."""

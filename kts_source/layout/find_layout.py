@@ -1,0 +1,35 @@
+"""The layouts there are, by name: those that come along and those that plug-ins register."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Final
+
+from kts_source.errors import InvalidOptionError
+from kts_source.layout.aiven import AivenLayout
+from kts_source.layout.local_tiered import LocalTieredLayout
+
+if TYPE_CHECKING:
+    from kts_source.layout.layout import Layout
+
+ENTRY_POINT_GROUP: Final = "kts_source.layouts"
+
+
+def find_layout(name: str) -> Layout:
+    """The layout registered under `name`.
+
+    Raises:
+        InvalidOptionError: No such layout; names those there are.
+    """
+    built_in: dict[str, Layout] = {
+        AivenLayout.name: AivenLayout(),
+        LocalTieredLayout.name: LocalTieredLayout(),
+    }
+    if name in built_in:
+        return built_in[name]
+    plug_ins = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+    if name in plug_ins:
+        layout: Layout = plug_ins[name].load()()
+        return layout
+    known = ", ".join(sorted({*built_in, *plug_ins}))
+    raise InvalidOptionError(f"option 'layout' is {name!r}; known layouts: {known}")

@@ -1,0 +1,131 @@
+"""What a tier's layout must tell: which segments there are, and how to read each of them.
+
+A layout plays the part that KIP-405's `RemoteStorageManager` and KIP-1254's `RemoteStorageFetcher`
+play in Java, reduced to what a reader needs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from segment_format.errors import InvalidManifestError
+
+if TYPE_CHECKING:
+    from kts_source.layout.remote_segment import RemoteSegment
+    from kts_source.store.object_store import ObjectInfo, ObjectStore
+
+
+@dataclass(frozen=True, slots=True)
+class TopicFolder:
+    """One incarnation of a topic: the folder that holds its partitions.
+
+    Attributes:
+        folder: Key prefix of its own, or one that it shares with others where there is a folder for
+            every partition; empty or ending in a slash.
+    """
+
+    topic: str
+    topic_id: str
+    folder: str
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentEntry:
+    """A segment whose objects are all listed, known by its name alone.
+
+    Attributes:
+        described_by: Key of the object that describes the segment, for error texts.
+        objects: Suffix (`log`, `indexes`, …) and the listed object.
+    """
+
+    topic: str
+    topic_id: str
+    partition: int
+    base_offset: int
+    segment_id: str
+    described_by: str
+    objects: tuple[tuple[str, ObjectInfo], ...]
+
+    @classmethod
+    def listed(
+        cls,
+        folder: TopicFolder,
+        partition: int,
+        base_offset: int,
+        segment_id: str,
+        described_by: ObjectInfo,
+        objects: tuple[tuple[str, ObjectInfo], ...],
+    ) -> SegmentEntry:
+        """The segment of a topic's folder that has these objects."""
+        place = (folder.topic, folder.topic_id, partition)
+        return cls(*place, base_offset, segment_id, described_by.key, objects)
+
+    def object(self, suffix: str) -> ObjectInfo | None:
+        """The listed object with this suffix."""
+        return next((info for name, info in self.objects if name == suffix), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """Listed objects that do not make a segment; they are reported and never read."""
+
+    keys: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionListing:
+    """What the listing of one partition shows, segments in order of (base offset, segment id)."""
+
+    segments: tuple[SegmentEntry, ...]
+    orphans: tuple[Orphan, ...]
+
+
+class Layout(Protocol):
+    """How a storage plugin lays segments out. Implementations hold no state.
+
+    Attributes:
+        name: Value of option `layout`.
+        folder_pattern: Shape of the folders below the key prefix, for error texts.
+        format_versions: Versions of the stored form that it can read.
+    """
+
+    name: str
+    folder_pattern: str
+    format_versions: tuple[str, ...]
+
+    def topic_folders(
+        self, store: ObjectStore, key_prefix: str, topic: str | None
+    ) -> tuple[TopicFolder, ...]:
+        """The incarnations of `topic`, or of every topic, under the key prefix."""
+
+    def partitions(self, store: ObjectStore, folder: TopicFolder) -> tuple[int, ...]:
+        """Partitions of an incarnation that have objects, ascending."""
+
+    def list_partition(
+        self, store: ObjectStore, folder: TopicFolder, partition: int
+    ) -> PartitionListing:
+        """The segments of one partition, by name alone."""
+
+    def describe(self, store: ObjectStore, entry: SegmentEntry) -> RemoteSegment:
+        """The facts of a listed segment; reads its manifest or the like.
+
+        Raises:
+            SegmentFormatError: What describes the segment is not valid.
+            ObjectNotFoundError: It has gone since the listing.
+        """
+
+
+def require_format_version(layout: Layout, version: str) -> None:
+    """Refuses a stored form that a layout does not know.
+
+    Raises:
+        InvalidManifestError: Names the versions that it does.
+    """
+    if version not in layout.format_versions:
+        supported = ", ".join(layout.format_versions)
+        raise InvalidManifestError(
+            f"format version {version[:40]!r} of layout {layout.name!r} is not supported;"
+            f" supported: {supported}"
+        )

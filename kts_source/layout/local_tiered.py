@@ -1,0 +1,208 @@
+"""The layout of `LocalTieredStorage`, the storage manager of Kafka's own tests: plain copies of a
+segment's files, and no object that describes them.
+
+    kafka-tiered-storage/<topic>-<partition>-<topicId>/<startOffset, 20 digits>-<segmentId>.<suffix>
+
+What the broker knew and the files do not say is worked out from them: the end offset is the last
+batch's (the broker's may be higher where compaction took the last records away, so it is only a
+lower bound), the largest timestamp is the last entry of the time index, the segment's epochs are
+those of its leader-epoch checkpoint. Nothing tells when a segment was uploaded.
+
+`.snapshot` is written last, so it stands for a complete segment. Source: `LocalTieredStorage`,
+`RemoteLogSegmentFileset` in the tests of Kafka's storage module.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from typing import TYPE_CHECKING, Final
+
+from kts_source.layout.layout import Orphan, PartitionListing, SegmentEntry, TopicFolder
+from kts_source.layout.remote_segment import (
+    IndexType,
+    ObjectRef,
+    RemoteSegment,
+    SegmentObjects,
+    StoredIndex,
+    epochs_between,
+    plain_chunks,
+)
+from segment_format.errors import CorruptIndexError, SegmentFormatError
+from segment_format.index.leader_epoch_checkpoint import LeaderEpochCheckpoint
+from segment_format.index.offset_index import OffsetIndex
+from segment_format.index.time_index import TimeIndex
+from segment_format.kafka_uuid import uuid_to_text
+from segment_format.manifest.local_key import (
+    ROOT_DIRECTORY,
+    parse_local_file_name,
+    parse_local_partition_directory,
+)
+from segment_format.record.last_offset import last_offset
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kts_source.store.object_store import ObjectInfo, ObjectStore
+
+log = logging.getLogger(__name__)
+
+MAX_SIDE_FILE_BYTES: Final = 64 << 20
+
+_LOG: Final = "log"
+_REQUIRED: Final = (_LOG, "index", "timeindex", "leader_epoch_checkpoint", "snapshot")
+_SIDE_FILES: Final = (
+    (IndexType.OFFSET, "index"),
+    (IndexType.TIMESTAMP, "timeindex"),
+    (IndexType.PRODUCER_SNAPSHOT, "snapshot"),
+    (IndexType.LEADER_EPOCH, "leader_epoch_checkpoint"),
+    (IndexType.TRANSACTION, "txnindex"),
+)
+_NO_TIMESTAMP: Final = -1
+
+
+class LocalTieredLayout:
+    """Segments as `LocalTieredStorage` copies them.
+
+    The key prefix may stand before `kafka-tiered-storage/` or include it. There is one folder for a
+    partition of an incarnation, so all incarnations share the folder above.
+    """
+
+    name = "local-tiered-storage"
+    folder_pattern = f"[{ROOT_DIRECTORY}/]<topic>-<partition>-<topic id>/"
+    format_versions: tuple[str, ...] = ("1",)  # its files are the broker's own and carry none
+
+    def topic_folders(
+        self, store: ObjectStore, key_prefix: str, topic: str | None
+    ) -> tuple[TopicFolder, ...]:
+        """One for each pair of topic and id that partition folders are named by."""
+        for root in (f"{key_prefix}{ROOT_DIRECTORY}/", key_prefix):
+            named = {
+                (found, topic_id) for found, topic_id, _ in _partition_folders(store, root, topic)
+            }
+            if named:
+                return tuple(TopicFolder(*pair, root) for pair in sorted(named))
+        return ()
+
+    def partitions(self, store: ObjectStore, folder: TopicFolder) -> tuple[int, ...]:
+        """Partitions that have a folder with the incarnation's id."""
+        return tuple(
+            sorted(
+                partition
+                for _, topic_id, partition in _partition_folders(store, folder.folder, folder.topic)
+                if topic_id == folder.topic_id
+            )
+        )
+
+    def list_partition(
+        self, store: ObjectStore, folder: TopicFolder, partition: int
+    ) -> PartitionListing:
+        """Groups the files of a partition by segment; those without the required ones are none."""
+        prefix = f"{folder.folder}{folder.topic}-{partition}-{folder.topic_id}/"
+        found: dict[tuple[int, str], dict[str, ObjectInfo]] = defaultdict(dict)
+        orphans = []
+        for info in store.list_objects(prefix):
+            parsed = parse_local_file_name(info.key[len(prefix) :])
+            if parsed is None:
+                orphans.append(Orphan((info.key,), "not the name of a segment file"))
+                continue
+            found[parsed.base_offset, uuid_to_text(parsed.segment_id)][parsed.suffix] = info
+        segments = []
+        for (base, id_text), objects in sorted(found.items()):
+            missing = [suffix for suffix in _REQUIRED if suffix not in objects]
+            if missing:
+                keys = tuple(info.key for info in objects.values())
+                reason = f"no .{', no .'.join(missing)}: a copy or a delete that did not finish"
+                orphans.append(Orphan(keys, reason))
+                continue
+            ordered = tuple(sorted(objects.items()))
+            segments.append(
+                SegmentEntry.listed(folder, partition, base, id_text, objects[_LOG], ordered)
+            )
+        return PartitionListing(tuple(segments), tuple(orphans))
+
+    def describe(self, store: ObjectStore, entry: SegmentEntry) -> RemoteSegment:
+        """Works the segment's facts out of its files: three side files and the log's last bytes."""
+        files = dict(entry.objects)
+        base, size = entry.base_offset, files[_LOG].size
+        index = _offset_index(store, files["index"], base, size)
+        log = files[_LOG]
+        end = last_offset(
+            lambda start, stop: store.get_range(log.key, start, stop, version=log.version),
+            size,
+            int(index.positions[-1]) if index is not None and len(index) else 0,
+        )
+        floor = int(index.offsets[-1]) if index is not None and len(index) else base
+        if end < floor:
+            raise CorruptIndexError(
+                f"the log ends at offset {end}, but its name or its offset index says {floor}"
+            )
+        checkpoint = LeaderEpochCheckpoint.from_bytes(
+            _read(store, files["leader_epoch_checkpoint"])
+        )
+        return RemoteSegment(
+            topic=entry.topic,
+            topic_id=entry.topic_id,
+            partition=entry.partition,
+            segment_id=entry.segment_id,
+            start_offset=base,
+            end_offset=end,
+            max_timestamp_ms=_max_timestamp(store, files["timeindex"], base),
+            event_timestamp_ms=None,
+            leader_epochs=epochs_between(checkpoint.entries, base, end),
+            objects=SegmentObjects(
+                log=ObjectRef.of(files[_LOG]),
+                chunk_index=plain_chunks(size),
+                compression=False,
+                encryption=None,
+                indexes={
+                    kind: StoredIndex(ObjectRef.of(files[suffix]), 0, files[suffix].size)
+                    for kind, suffix in _SIDE_FILES
+                    if suffix in files
+                },
+            ),
+            end_is_exact=False,
+        )
+
+
+def _partition_folders(
+    store: ObjectStore, root: str, topic: str | None
+) -> Iterator[tuple[str, str, int]]:
+    """Topic, topic id and number of the partitions that have a folder below `root`."""
+    for key in store.list_folders(root + (f"{topic}-" if topic else "")):
+        parsed = parse_local_partition_directory(key[len(root) : -1])
+        if parsed is not None and (topic is None or parsed.topic == topic):
+            yield parsed.topic, uuid_to_text(parsed.topic_id), parsed.partition
+
+
+def _read(store: ObjectStore, info: ObjectInfo) -> bytes:
+    if info.size > MAX_SIDE_FILE_BYTES:
+        raise CorruptIndexError(
+            f"{info.key} has {info.size} bytes; at most {MAX_SIDE_FILE_BYTES} are read"
+        )
+    return bytes(store.get_range(info.key, 0, info.size, version=info.version))
+
+
+def _offset_index(
+    store: ObjectStore, info: ObjectInfo, base_offset: int, log_size: int
+) -> OffsetIndex | None:
+    """The index, or `None` when it is not usable: the log is then walked from its start."""
+    try:
+        index = OffsetIndex.from_bytes(_read(store, info), base_offset=base_offset)
+    except SegmentFormatError as error:
+        log.warning("%s is not usable: %s", store.uri(info.key), error)
+        return None
+    if len(index) and int(index.positions[-1]) >= log_size:
+        log.warning("%s points behind the end of its log", store.uri(info.key))
+        return None
+    return index
+
+
+def _max_timestamp(store: ObjectStore, info: ObjectInfo, base_offset: int) -> int:
+    """The last entry, which a broker forces when it closes a segment; −1 when nothing tells."""
+    try:
+        index = TimeIndex.from_bytes(_read(store, info), base_offset=base_offset)
+    except SegmentFormatError as error:
+        log.warning("%s is not usable: %s", store.uri(info.key), error)
+        return _NO_TIMESTAMP
+    return int(index.timestamps[-1]) if len(index) else _NO_TIMESTAMP

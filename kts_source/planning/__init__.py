@@ -1,0 +1,1 @@
+"""From options to tasks: discover, lineage, bounds, isolation, slicing; no Spark."""

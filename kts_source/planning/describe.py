@@ -1,0 +1,185 @@
+"""The tier watermark: up to which offset a reader that has only the tier may serve a partition."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from kts_source.errors import CorruptSegmentError
+from kts_source.options import READ_COMMITTED, ScanOptions, parse_options
+from kts_source.options.requested_bounds import EarliestBound, LatestBound
+from kts_source.planning.planner import plan_scan
+from kts_source.planning.side_files import SideFiles
+from kts_source.read.segment_source import SegmentReader
+from kts_source.tier import open_tier
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kts_source.planning.scan_plan import PartitionPlan
+    from kts_source.store.object_store import ObjectStore
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionWatermark:
+    """What the tier alone can serve of one partition.
+
+    Attributes:
+        log_start: First offset a consumer may see, inclusive.
+        tier_end: One past the last tiered offset: the end for `read_uncommitted`.
+        tier_end_timestamp_ms: Largest timestamp of the last segment, markers included; −1 unknown.
+        last_stable_offset: The end for `read_committed`, exclusive.
+        last_stable_timestamp_ms: Some batch below it, in the last segment that has any, is dated so
+            and none is known to be dated later: the segment's largest timestamp, or inside of a
+            segment what its time index tells, which leaves out the last few batches. No record is
+            read for it; `None` where neither tells.
+        reason: Why `read_committed` ends there.
+        segments: Segments that serve the offsets.
+        stored_bytes: Their log objects together.
+        original_bytes: The same before compression and encryption.
+        holes: Missing offsets as [start, stop) pairs.
+        unverifiable: Gaps that may or may not have held records, likewise.
+        skipped: Segments that are not read, with the reason.
+        orphans: Objects that belong to no segment.
+    """
+
+    topic: str
+    topic_id: str
+    partition: int
+    log_start: int
+    tier_end: int
+    tier_end_timestamp_ms: int
+    last_stable_offset: int
+    last_stable_timestamp_ms: int | None
+    reason: str
+    segments: int
+    stored_bytes: int
+    original_bytes: int
+    holes: tuple[tuple[int, int], ...]
+    unverifiable: tuple[tuple[int, int], ...]
+    skipped: tuple[str, ...]
+    orphans: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TierDescription:
+    """Watermarks of the selected partitions, in order of topic and partition."""
+
+    partitions: tuple[PartitionWatermark, ...]
+
+    def to_arrow(self) -> pa.Table:
+        """One row a partition; holes and the like as lists."""
+        names = [field.name for field in fields(PartitionWatermark)]
+        columns: dict[str, list[Any]] = {
+            name: [_plain(getattr(part, name)) for part in self.partitions] for name in names
+        }
+        return pa.table({name: pa.array(columns[name], _TYPES[name]) for name in names})
+
+    def to_pandas(self) -> Any:  # noqa: ANN401 - pandas is optional
+        """The same as a pandas DataFrame; needs pandas."""
+        return self.to_arrow().to_pandas()
+
+
+_PAIRS = pa.list_(pa.list_(pa.int64(), 2))
+_TYPES = {
+    "topic": pa.string(),
+    "topic_id": pa.string(),
+    "partition": pa.int32(),
+    "log_start": pa.int64(),
+    "tier_end": pa.int64(),
+    "tier_end_timestamp_ms": pa.int64(),
+    "last_stable_offset": pa.int64(),
+    "last_stable_timestamp_ms": pa.int64(),
+    "reason": pa.string(),
+    "segments": pa.int64(),
+    "stored_bytes": pa.int64(),
+    "original_bytes": pa.int64(),
+    "holes": _PAIRS,
+    "unverifiable": _PAIRS,
+    "skipped": pa.list_(pa.string()),
+    "orphans": pa.list_(pa.string()),
+}
+
+
+def _plain(value: object) -> object:
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+def describe(
+    options: Mapping[str, str] | ScanOptions, store: ObjectStore | None = None
+) -> TierDescription:
+    """The watermarks of the selected partitions.
+
+    Holes are reported, not raised; bounds among the options are ignored.
+
+    Args:
+        options: As for the data source.
+        store: The tier; opened from the options when not given.
+
+    Raises:
+        TieredKafkaError: As planning does, holes aside.
+    """
+    parsed = options if isinstance(options, ScanOptions) else parse_options(options)
+    whole = replace(
+        parsed,
+        starting=EarliestBound(),
+        ending=LatestBound(),
+        isolation_level=READ_COMMITTED,
+        fail_on_data_loss=False,
+    )
+    opened = store or open_tier(whole)
+    try:
+        plan = plan_scan(whole, opened)
+        reader = SegmentReader(opened, whole.key_ring.loaded())
+        side_files = SideFiles(reader, max_batch_bytes=whole.max_batch_bytes)
+        return TierDescription(tuple(_watermark(part, side_files) for part in plan.partitions))
+    finally:
+        if store is None:
+            opened.close()
+
+
+def _stable_timestamp(part: PartitionPlan, side_files: SideFiles) -> int | None:
+    below = [span for span in part.surviving.ranges if span.start < part.stop]
+    if not below:
+        return None
+    segment = below[-1].segment
+    if min(part.stop, below[-1].stop) == segment.stop_offset:
+        return segment.max_timestamp_ms if segment.max_timestamp_ms >= 0 else None
+    try:
+        times = side_files.time_index(segment)
+    except CorruptSegmentError as error:  # of a key that only this segment needs, perhaps
+        log.warning("no timestamp of the last stable offset: %s", error)
+        return None
+    if times is None:
+        return None
+    # An entry is the largest timestamp of all batches up to its offset.
+    earlier = times.timestamps[times.offsets < part.stop]
+    return int(earlier[-1]) if len(earlier) and earlier[-1] >= 0 else None
+
+
+def _watermark(part: PartitionPlan, side_files: SideFiles) -> PartitionWatermark:
+    log = part.surviving
+    used = [span.segment for span in log.ranges]
+    return PartitionWatermark(
+        topic=part.topic,
+        topic_id=part.topic_id,
+        partition=part.partition,
+        log_start=log.log_start,
+        tier_end=log.stop,
+        tier_end_timestamp_ms=used[-1].max_timestamp_ms if used else -1,
+        last_stable_offset=part.stop,
+        last_stable_timestamp_ms=_stable_timestamp(part, side_files),
+        reason=part.end_reason,
+        segments=len(used),
+        stored_bytes=sum(segment.objects.log.size for segment in used),
+        original_bytes=sum(segment.objects.size_in_bytes for segment in used),
+        holes=tuple((hole.start, hole.stop) for hole in log.holes),
+        unverifiable=tuple((gap.start, gap.stop) for gap in log.unverifiable),
+        skipped=tuple(f"{s.segment.segment_id}: {s.reason}" for s in log.skipped),
+        orphans=tuple(f"{', '.join(o.keys)}: {o.reason}" for o in part.orphans),
+    )

@@ -1,0 +1,105 @@
+"""A plan in words: what is read, what is left out and why, and what it will cost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+from kts_source.planning.estimate import S3_PRICES, Price, estimate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from kts_source.layout.remote_segment import RemoteSegment
+    from kts_source.planning.scan_plan import PartitionPlan, ScanPlan
+
+_Segment: TypeAlias = tuple[str, int, str]
+"""Topic, partition and segment id."""
+
+
+def explain(plan: ScanPlan, prices: Mapping[str, Price] = S3_PRICES) -> str:
+    """The plan as lines of text.
+
+    Args:
+        plan: What to explain.
+        prices: Storage class to price.
+    """
+    work = estimate(plan.tasks)
+    slices = sum(len(task.slices) for task in plan.tasks)
+    lines = [
+        f"{len(plan.tasks)} tasks, {slices} slices, {plan.nominal_bytes:,} bytes of segments",
+        f"{work.requests:,} requests for {work.bytes:,} stored bytes,"
+        f" about ${work.cost(prices):.4f}",
+    ]
+    for name, (requests, size) in sorted(work.by_class.items()):
+        lines.append(f"  {name}: {requests:,} requests, {size:,} bytes")
+    lines += plan.notes
+    kept = None if plan.where is None else _kept(plan)
+    if kept is not None:
+        lines.append(_where(plan, kept))
+    for part in plan.partitions:
+        lines.extend(_partition(part, kept))
+    return "\n".join(lines)
+
+
+def _kept(plan: ScanPlan) -> dict[_Segment, tuple[int, int]]:
+    """What the tasks read of each segment, from the first slice's start to the last one's stop."""
+    kept: dict[_Segment, tuple[int, int]] = {}
+    for task in plan.tasks:
+        for part in task.slices:
+            key = (part.topic, part.partition, part.segment_id)
+            start, stop = kept.get(key, (part.start_offset, part.stop_offset))
+            kept[key] = min(start, part.start_offset), max(stop, part.stop_offset)
+    return kept
+
+
+def _where(plan: ScanPlan, kept: Mapping[_Segment, tuple[int, int]]) -> str:
+    out = cut = 0
+    size = 0
+    for part in plan.partitions:
+        for span in part.surviving.ranges:
+            low, high = max(span.start, part.start), min(span.stop, part.stop)
+            if low >= high:
+                continue
+            left = kept.get(_key(span.segment))
+            if left is None:
+                out += 1
+                size += span.segment.objects.size_in_bytes
+            else:
+                cut += left != (low, high)
+    return (
+        f"where leaves out {out} segments of {size:,} bytes and narrows {cut} by offsets and times;"
+        " rows of the others are decided by the tasks"
+    )
+
+
+def _key(segment: RemoteSegment) -> _Segment:
+    return segment.topic, segment.partition, segment.segment_id
+
+
+def _partition(
+    part: PartitionPlan, kept: Mapping[_Segment, tuple[int, int]] | None
+) -> Iterator[str]:
+    log = part.surviving
+    yield (
+        f"{part.topic}-{part.partition} (topic id {part.topic_id}): offsets [{part.start},"
+        f" {part.stop}) of [{log.log_start}, {log.stop}); ends: {part.end_reason}"
+    )
+    for span in log.ranges:
+        segment = span.segment
+        low, high = max(span.start, part.start), min(span.stop, part.stop)
+        what = f"offsets [{low}, {high})" if low < high else "not in the range"
+        if kept is not None and low < high:
+            left = kept.get(_key(segment))
+            if left is None:
+                what += ", left out by where"
+            elif left != (low, high):
+                what += f", where leaves [{left[0]}, {left[1]})"
+        yield f"  segment {segment.segment_id}: {what}, {segment.objects.size_in_bytes:,} bytes"
+    for hole in log.holes:
+        yield f"  hole: {hole}"
+    for gap in log.unverifiable:
+        yield f"  gap that cannot be proven: offsets [{gap.start}, {gap.stop})"
+    for skipped in log.skipped:
+        yield f"  skipped segment {skipped.segment.segment_id}: {skipped.reason}"
+    for orphan in part.orphans:
+        yield f"  orphans {', '.join(orphan.keys)}: {orphan.reason}"

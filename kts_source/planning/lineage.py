@@ -1,0 +1,274 @@
+"""Which segment serves which offset: the surviving log of one partition, each offset once.
+
+Segments overlap after leader changes and retried uploads, and belong to dead branches after
+unclean elections. The leader-epoch checkpoint of the newest segment is the lineage: it says which
+epoch owns which offsets, and its first entry carries the log start that retention and
+DeleteRecords moved (`LeaderEpochFileCache.truncateFromStart`). Within one epoch there is one
+leader, so two segments that fit the lineage hold the same batches where they overlap; of those
+that hold an offset the one that begins last serves it. Source:
+KIP-405, `RemoteLogMetadataCache`, `RemoteLogManager.isRemoteSegmentWithinLeaderEpochs`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from kts_source.layout.remote_segment import RemoteSegment
+    from segment_format.index.leader_epoch_checkpoint import EpochEntry
+
+MAX_OFFSET: Final = (1 << 63) - 1
+
+BELOW_LOG_START: Final = "below the log start"
+COVERED: Final = "its offsets are read from another segment"
+DEAD_BRANCH: Final = "not of the surviving lineage"
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRange:
+    """Offsets [start, stop) that are read from `segment`."""
+
+    segment: RemoteSegment
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedSegment:
+    """A segment that is not read, and why."""
+
+    segment: RemoteSegment
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """Offsets [start, stop) that no segment covers, and the segments on both sides.
+
+    Attributes:
+        before: `None` when the hole begins at the log start.
+    """
+
+    start: int
+    stop: int
+    before: RemoteSegment | None
+    after: RemoteSegment
+
+    def __str__(self) -> str:
+        before = self.before.objects.log.key if self.before else "the log start"
+        return (
+            f"offsets [{self.start}, {self.stop}) between {before} and {self.after.objects.log.key}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionLog:
+    """The surviving log of one partition, as far as it is tiered.
+
+    Attributes:
+        lineage: The checkpoint entries of the newest segment, ascending.
+        log_start: First offset a consumer may see.
+        stop: One past the last tiered offset.
+        ranges: In offset order, without overlap.
+        holes: In offset order; none lies below `log_start`.
+        unverifiable: Like holes, but behind segments whose end the tier does not tell exactly:
+            there may have been nothing.
+    """
+
+    lineage: tuple[EpochEntry, ...]
+    log_start: int
+    stop: int
+    ranges: tuple[SegmentRange, ...]
+    holes: tuple[Hole, ...]
+    skipped: tuple[SkippedSegment, ...]
+    unverifiable: tuple[Hole, ...] = ()
+
+
+def newest_segment(segments: Iterable[RemoteSegment]) -> RemoteSegment:
+    """The segment whose checkpoint is the lineage: a higher epoch wins over a higher offset."""
+    return max(
+        segments,
+        key=lambda segment: (
+            segment.leader_epochs[-1].epoch if segment.leader_epochs else -1,
+            segment.end_offset,
+            segment.event_timestamp_ms or -1,
+            segment.segment_id,
+        ),
+    )
+
+
+def partition_log(segments: Sequence[RemoteSegment], lineage: Sequence[EpochEntry]) -> PartitionLog:
+    """Chooses the segment for every offset.
+
+    Args:
+        segments: Candidates of one partition and one topic id, in any order; at least one.
+        lineage: Entries of the newest segment's leader-epoch checkpoint, ascending.
+    """
+    usable = {id(segment): usable_range(segment, lineage) for segment in segments}
+    candidates = [span for span in usable.values() if span is not None]
+    checkpoint_start = lineage[0].start_offset if lineage else 0
+    if not candidates:
+        skipped = tuple(
+            SkippedSegment(segment, _reason(segment, None, checkpoint_start))
+            for segment in segments
+        )
+        return PartitionLog(tuple(lineage), checkpoint_start, checkpoint_start, (), (), skipped)
+    stop = max(span.stop for span in candidates)
+    # Stragglers below the log start count: the tier did reach back that far, so what is missing
+    # between the log start and the first segment above it is a hole.
+    stragglers = (s.start_offset for s in segments if s.stop_offset <= checkpoint_start)
+    first_tiered = min([*(span.start for span in candidates), *stragglers])
+    log_start = min(max(first_tiered, checkpoint_start), stop)
+    ranges, missing = cover(candidates, log_start, stop)
+    loose = {span.stop for span in ranges if _may_end_later(span)}
+    used = {id(chosen.segment) for chosen in ranges}
+    skipped = tuple(
+        SkippedSegment(segment, _reason(segment, usable[id(segment)], log_start))
+        for segment in segments
+        if id(segment) not in used
+    )
+    return PartitionLog(
+        tuple(lineage),
+        log_start,
+        stop,
+        ranges,
+        tuple(hole for hole in missing if hole.start not in loose),
+        skipped,
+        tuple(hole for hole in missing if hole.start in loose),
+    )
+
+
+def _may_end_later(span: SegmentRange) -> bool:
+    """Whether the offsets behind a range may be the segment's own, without a record in them."""
+    return span.stop == span.segment.stop_offset and not span.segment.end_is_exact
+
+
+def usable_range(segment: RemoteSegment, lineage: Sequence[EpochEntry]) -> SegmentRange | None:
+    """The offsets of `segment` that belong to the lineage, from its first such offset to its first
+    divergence.
+
+    Epochs older than the lineage's first lie below the log start, where the checkpoint no longer
+    tells them apart; they are given the benefit of the doubt and cut off by the log start.
+    """
+    if not lineage or not segment.leader_epochs:
+        return SegmentRange(segment, segment.start_offset, segment.stop_offset)
+    start = stop = None
+    for number, (epoch, epoch_start) in enumerate(_starts(segment)):
+        is_last = number + 1 == len(segment.leader_epochs)
+        epoch_stop = (
+            segment.stop_offset if is_last else segment.leader_epochs[number + 1].start_offset
+        )
+        owned = _owned(epoch, lineage)
+        if owned is None:
+            if epoch < lineage[0].epoch:
+                continue
+            break
+        low, high = max(epoch_start, owned[0]), min(epoch_stop, owned[1])
+        if low >= high:
+            if epoch_start >= owned[1]:
+                break
+            continue
+        if stop is not None and low != stop:
+            break
+        start = low if start is None else start
+        stop = high
+        if high < epoch_stop:
+            break
+    if start is None or stop is None:
+        return None
+    return SegmentRange(segment, start, stop)
+
+
+def _starts(segment: RemoteSegment) -> Iterable[tuple[int, int]]:
+    return ((entry.epoch, entry.start_offset) for entry in segment.leader_epochs)
+
+
+def _owned(epoch: int, lineage: Sequence[EpochEntry]) -> tuple[int, int] | None:
+    """Offsets [start, stop) that `epoch` owns in the lineage."""
+    for number, entry in enumerate(lineage):
+        if entry.epoch == epoch:
+            after = lineage[number + 1].start_offset if number + 1 < len(lineage) else MAX_OFFSET
+            return entry.start_offset, after
+    return None
+
+
+def cover(
+    candidates: Iterable[SegmentRange], log_start: int, stop: int
+) -> tuple[tuple[SegmentRange, ...], tuple[Hole, ...]]:
+    """Chooses the candidate for every offset of [log_start, stop): of those that hold it, the one
+    that begins last, as a broker's floor lookup does.
+
+    So which segment serves an offset depends only on segments that begin at or below it, down to
+    the first that holds it: a plan of a few offsets needs to know no others.
+    """
+    ordered = sorted(candidates, key=_precedence)
+    if all(one.stop <= other.start for one, other in pairwise(ordered)):
+        return _cover_apart(ordered, log_start, stop)
+    return cover_overlapping(ordered, log_start, stop)
+
+
+def _cover_apart(
+    ordered: Sequence[SegmentRange], log_start: int, stop: int
+) -> tuple[tuple[SegmentRange, ...], tuple[Hole, ...]]:
+    """`cover` of ranges that do not overlap, in order: nearly all there is."""
+    ranges: list[SegmentRange] = []
+    holes: list[Hole] = []
+    position = log_start
+    for span in ordered:
+        if position >= stop:
+            break
+        if span.stop <= position:
+            continue
+        if span.start > position:
+            before = ranges[-1].segment if ranges else None
+            holes.append(Hole(position, min(span.start, stop), before, span.segment))
+            if span.start >= stop:
+                break
+        first = max(span.start, position)
+        ranges.append(span if first == span.start else SegmentRange(span.segment, first, span.stop))
+        position = span.stop
+    return tuple(ranges), tuple(holes)
+
+
+def cover_overlapping(
+    ordered: Sequence[SegmentRange], log_start: int, stop: int
+) -> tuple[tuple[SegmentRange, ...], tuple[Hole, ...]]:
+    """`cover` of any ranges, in order of `_precedence`."""
+    rest = list(reversed(ordered))  # the next to begin is at the end
+    holding: list[tuple[tuple[int, ...], int, SegmentRange]] = []  # a heap, last to begin first
+    ranges: list[SegmentRange] = []
+    holes: list[Hole] = []
+    position = log_start
+    while position < stop:
+        while rest and rest[-1].start <= position:
+            chosen = rest.pop()
+            order = tuple(-number for number in _precedence(chosen)[:3])
+            heappush(holding, (order, -len(rest), chosen))
+        while holding and holding[0][2].stop <= position:
+            heappop(holding)
+        following = min(rest[-1].start, stop) if rest else stop
+        if not holding:
+            before = ranges[-1].segment if ranges else None
+            holes.append(Hole(position, following, before, rest[-1].segment))
+            position = following
+            continue
+        best = holding[0][2]
+        end = min(best.stop, following) if following < stop else best.stop
+        ranges.append(SegmentRange(best.segment, position, end))
+        position = end
+    return tuple(ranges), tuple(holes)
+
+
+def _precedence(span: SegmentRange) -> tuple[int, int, int, str]:
+    return span.start, span.segment.start_offset, span.stop, span.segment.segment_id
+
+
+def _reason(segment: RemoteSegment, usable: SegmentRange | None, log_start: int) -> str:
+    if segment.stop_offset <= log_start:
+        return BELOW_LOG_START
+    return DEAD_BRANCH if usable is None else COVERED

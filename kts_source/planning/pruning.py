@@ -1,0 +1,77 @@
+"""What of a segment option `where` can match, told from offsets, timestamps and places alone.
+
+Only slices become smaller by it: the range of a partition, its end and its holes are settled
+before, and hold for what is not read too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kts_source.predicate.implied_ranges import (
+    EVERYWHERE,
+    MIN_INT64,
+    Region,
+    first_millisecond,
+    region,
+    specialised,
+)
+
+if TYPE_CHECKING:
+    from kts_source.layout.remote_segment import RemoteSegment
+    from kts_source.planning.side_files import SideFiles
+    from kts_source.predicate.model import Predicate
+
+
+class Pruner:
+    """Narrows the segments of one partition, asked for in the order of their offsets.
+
+    Args:
+        where: Rows for which it is not true are left out; `None` wants all.
+        side_files: Where time indexes are read.
+    """
+
+    def __init__(
+        self, where: Predicate | None, topic: str, partition: int, side_files: SideFiles
+    ) -> None:
+        self._box = region_of(where, topic, partition)
+        self._side_files = side_files
+        # A time index is worth a request only where the times wanted begin.
+        self._all_earlier = True
+
+    def narrowed(self, segment: RemoteSegment, start: int, stop: int) -> tuple[int, int]:
+        """The part of offsets [start, stop) of the segment outside of which no row can match; empty
+        (start ≥ stop) when none can.
+        """
+        box = self._box
+        if box.is_empty:
+            return stop, stop
+        start, stop = max(start, box.first_offset), min(stop, box.last_offset + 1)
+        if start < stop and box.first_timestamp > MIN_INT64:
+            start = max(start, self._first_late_enough(segment, stop))
+        return start, stop
+
+    def _first_late_enough(self, segment: RemoteSegment, stop: int) -> int:
+        """An offset below which all records are dated too early."""
+        first_ms = first_millisecond(self._box)
+        if 0 <= segment.max_timestamp_ms < first_ms:
+            return stop
+        if not self._all_earlier:
+            return segment.start_offset
+        self._all_earlier = False
+        times = self._side_files.time_index(segment)
+        # An entry is the largest timestamp of all records up to its offset.
+        earlier = None if times is None else times.offsets[times.timestamps < first_ms]
+        if earlier is None or not len(earlier):
+            return segment.start_offset
+        return int(earlier[-1]) + 1
+
+
+def region_of(where: Predicate | None, topic: str, partition: int) -> Region:
+    """Offsets and timestamps that rows of a partition must have to match."""
+    return EVERYWHERE if where is None else region(specialised(where, topic, partition))
+
+
+def fingerprint(where: Predicate | None) -> str | None:
+    """A text that is the same for equal predicates only."""
+    return None if where is None else repr(where)

@@ -1,0 +1,89 @@
+"""The plan of one scan as a value: what is read of each partition and why, and by which tasks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kts_source.layout.layout import Orphan
+    from kts_source.planning.estimate import Price
+    from kts_source.planning.lineage import PartitionLog
+    from kts_source.read.task import ScanTask
+    from segment_format.isolation import OpenTransaction
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionPlan:
+    """What is read of one partition, and why it ends where it ends.
+
+    Attributes:
+        surviving: The log as far as it is tiered.
+        start: First offset read, inclusive.
+        stop: One past the last offset read.
+        wanted_stop: The same before undecided transactions bounded it.
+        undecided: Transactions that bound it.
+    """
+
+    topic: str
+    topic_id: str
+    partition: int
+    surviving: PartitionLog
+    orphans: tuple[Orphan, ...]
+    start: int
+    stop: int
+    wanted_stop: int
+    undecided: tuple[OpenTransaction, ...]
+
+    @property
+    def end_reason(self) -> str:
+        """Why the range ends at `stop`, in words."""
+        if self.stop < self.wanted_stop:
+            first = self.undecided[0]
+            producer = f"open transaction of producer {first.producer_id}"
+            return f"{producer} since offset {first.first_offset}"
+        return "end of the tier" if self.stop == self.surviving.stop else "as asked for"
+
+
+@dataclass(frozen=True, slots=True)
+class ScanPlan:
+    """A fixed list of byte ranges, and what it leaves out.
+
+    Attributes:
+        tasks: In order of topic, partition and offset.
+        columns: Columns of the table, in order.
+        where: The predicate that the tasks were narrowed for, as text that tells it from others;
+            `None` = they hold every row.
+        notes: Which incarnation of a topic is read, where there are several, and which partitions
+            have no segments in it, in words.
+    """
+
+    partitions: tuple[PartitionPlan, ...]
+    tasks: tuple[ScanTask, ...]
+    columns: tuple[str, ...]
+    where: str | None = None
+    notes: tuple[str, ...] = ()
+
+    def explain(self, prices: Mapping[str, Price] | None = None) -> str:
+        """What is read, what is left out and why, and what it will cost, in words.
+
+        Args:
+            prices: Storage class to price; default: list prices of S3.
+        """
+        from kts_source.planning.estimate import S3_PRICES
+        from kts_source.planning.explain import explain
+
+        return explain(self, S3_PRICES if prices is None else prices)
+
+    def to_json(self) -> str:
+        """The plan as JSON, for option `planFile`; there is no secret in it."""
+        from kts_source.planning.plan_json import plan_to_json
+
+        return plan_to_json(self)
+
+    @property
+    def nominal_bytes(self) -> int:
+        """Original segment bytes that the tasks cover."""
+        return sum(task.nominal_bytes for task in self.tasks)

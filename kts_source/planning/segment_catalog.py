@@ -1,0 +1,167 @@
+"""Listed segments of a partition, described as they are asked for: from the pack of an earlier
+plan, else by the layout, which reads a manifest or the like.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+from kts_source.cache.bundle import CachedParts
+from kts_source.cache.cached_store import CachedStore
+from kts_source.cache.segment_pack import SegmentPack
+from kts_source.cache.side_file_pack import SideFilePack
+from kts_source.errors import CorruptSegmentError, ObjectNotFoundError
+from kts_source.planning.planning_threads import PLANNING_THREADS
+from segment_format.errors import SegmentFormatError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from concurrent.futures import Executor
+
+    from kts_source.layout.layout import Layout, SegmentEntry, TopicFolder
+    from kts_source.layout.remote_segment import RemoteSegment
+    from kts_source.store.object_store import ObjectStore
+
+log = logging.getLogger(__name__)
+
+_GROUPS: Final = 64
+_GROUP_SEGMENTS: Final = 16
+_FEW: Final = 8
+
+
+class Describer:
+    """What turns listed segments into described ones.
+
+    Args:
+        store: The tier. Manifests are read behind its caches: packs keep what they said.
+        layout: How they are described.
+        pool: Where they are read, side by side. It must not be the caller's own.
+        fail_on_data_loss: Whether a manifest that cannot be read is an error.
+    """
+
+    def __init__(
+        self, store: ObjectStore, layout: Layout, pool: Executor, *, fail_on_data_loss: bool
+    ) -> None:
+        self._cached = store if isinstance(store, CachedStore) else None
+        self._store = store.behind if isinstance(store, CachedStore) else store
+        self._layout = layout
+        self._pool = pool
+        self._fail_on_data_loss = fail_on_data_loss
+        self._alone = 1
+
+    def expect(self, partitions: int) -> None:
+        """Tells how many partitions are going to be planned side by side. Where they keep the store
+        busy, each of them reads a few manifests itself, one after the other: to hand them to
+        threads and back takes longer than all else that is done about them.
+        """
+        self._alone = _FEW if partitions >= PLANNING_THREADS else 1
+
+    def kept(self, folder: TopicFolder, partition: int) -> CachedParts | None:
+        """What earlier plans kept of a partition; `None` where nothing is kept."""
+        if self._cached is None or self._cached.index_cache is None:
+            return None
+        uri = self._store.uri(f"{folder.folder}{folder.topic}-{folder.topic_id}")
+        name = self._cached.entry_name("partition", self._layout.name, uri, f"{partition}")
+        return CachedParts(self._cached.index_cache, name)
+
+    def described(self, entries: Sequence[SegmentEntry]) -> list[RemoteSegment | None]:
+        """Each as the layout describes it; `None` for one that has gone, or cannot be read where
+        loss is allowed.
+
+        Raises:
+            CorruptSegmentError: What describes a segment cannot be read.
+        """
+        if len(entries) <= self._alone:
+            return self._group(entries)
+        size = min(max(len(entries) // _GROUPS, 1), _GROUP_SEGMENTS)
+        groups = [entries[at : at + size] for at in range(0, len(entries), size)]
+        return [found for group in self._pool.map(self._group, groups) for found in group]
+
+    def _group(self, entries: Sequence[SegmentEntry]) -> list[RemoteSegment | None]:
+        return [self._described(entry) for entry in entries]
+
+    def _described(self, entry: SegmentEntry) -> RemoteSegment | None:
+        try:
+            return self._layout.describe(self._store, entry)
+        except ObjectNotFoundError:
+            uri = self._store.uri(entry.described_by)
+            log.warning("%s has gone since it was listed: a delete under way; not read", uri)
+            return None
+        except SegmentFormatError as error:
+            failure = CorruptSegmentError(
+                str(error),
+                topic=entry.topic,
+                partition=entry.partition,
+                offset=entry.base_offset,
+                uri=self._store.uri(entry.described_by),
+            )
+            if self._fail_on_data_loss:
+                raise failure from error
+            log.warning("%s; not read", failure)
+            return None
+
+
+class ListedSegments:
+    """The segments of one partition and topic id, each described at most once. Used by one thread
+    at a time.
+
+    Args:
+        entries: In order of base offset, then segment id.
+        describer: What describes them.
+        kept: What is known of them already.
+
+    Attributes:
+        side_files: What was read of their side files.
+    """
+
+    def __init__(
+        self,
+        entries: Sequence[SegmentEntry],
+        describer: Describer,
+        kept: CachedParts | None = None,
+    ) -> None:
+        self.entries = entries
+        self._describer = describer
+        self._kept = kept
+        self._pack = SegmentPack(kept, "segments")
+        self.side_files = SideFilePack(kept, "side files")
+        self._described: dict[int, RemoteSegment | None] = {}
+
+    def described(self, numbers: Iterable[int]) -> list[RemoteSegment]:
+        """These of the entries, in their order; those that have gone or cannot be read are left
+        out.
+
+        Raises:
+            CorruptSegmentError: What describes a segment cannot be read.
+        """
+        wanted = list(numbers)
+        missing = []
+        for number in wanted:
+            if number not in self._described:
+                known = self._pack.find(self.entries[number])
+                if known is None:
+                    missing.append(number)
+                else:
+                    self._described[number] = known
+        if missing:
+            fresh = self._describer.described([self.entries[number] for number in missing])
+            for number, segment in zip(missing, fresh, strict=True):
+                self._described[number] = segment
+                if segment is not None:
+                    self._pack.add(self.entries[number], segment)
+        found = (self._described[number] for number in wanted)
+        return [segment for segment in found if segment is not None]
+
+    def all(self) -> list[RemoteSegment]:
+        """All that can be described."""
+        return self.described(range(len(self.entries)))
+
+    def save(self) -> None:
+        """Keeps what was described and read for later plans."""
+        self._pack.save(self.entries)
+        self.side_files.save()
+        if self._kept is not None:
+            self._kept.save()
+        # What is asked for from now on is described already.
+        self._pack, self.side_files = SegmentPack(None, ""), SideFilePack()

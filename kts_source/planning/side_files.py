@@ -1,0 +1,233 @@
+"""The side files of remote segments, parsed; and what batch headers tell where a side file does
+not.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from kts_source.errors import CorruptSegmentError
+from kts_source.layout.remote_segment import IndexType, RemoteSegment
+from kts_source.planning.isolation import Replay
+from kts_source.read.segment_source import SegmentSpan
+from kts_source.read.slice_boundaries import parse_borders
+from segment_format.errors import SegmentFormatError
+from segment_format.index.leader_epoch_checkpoint import LeaderEpochCheckpoint
+from segment_format.index.producer_snapshot import ProducerStateEntry, parse_producer_snapshot
+from segment_format.index.time_index import TimeIndex
+from segment_format.index.transaction_index import AbortedTxn, parse_transaction_index
+from segment_format.record.control_record import ControlRecordType, parse_control_record_type
+from segment_format.record.record_times import iter_record_times
+from segment_format.record.records import DecodedBatch, iter_batches
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from kts_source.planning.lineage import SegmentRange
+    from kts_source.read.segment_source import SegmentReader
+    from segment_format.index.offset_index import OffsetIndex
+
+_Index = TypeVar("_Index")
+_Read = TypeVar("_Read")
+log = logging.getLogger(__name__)
+
+_REMEMBERED_BYTES: Final = 64 << 10
+"""Indexes up to this size are remembered: both bounds and the cut often fall into one segment."""
+_REMEMBERED: Final = 4  # of them, parsed
+
+
+class SideFiles:
+    """Reads the side files of segments through one reader. Used by one thread at a time.
+
+    Args:
+        reader: What fetches and decrypts them.
+        max_batch_bytes: Bound on one record batch when headers are replayed.
+
+    Attributes:
+        bounds: Offsets known to cut segments: of those, all side files will be wanted.
+    """
+
+    def __init__(self, reader: SegmentReader, *, max_batch_bytes: int) -> None:
+        self._reader = reader
+        self._max_batch_bytes = max_batch_bytes
+        self._offset_indexes: dict[tuple[str, str | None], OffsetIndex | None] = {}
+        self._time_indexes: dict[tuple[str, str | None], TimeIndex | None] = {}
+        self.bounds: tuple[int, ...] = ()
+
+    def leader_epochs(self, segment: RemoteSegment) -> LeaderEpochCheckpoint:
+        """The lineage known when the segment was uploaded.
+
+        Raises:
+            CorruptSegmentError: Missing or not valid; nothing else tells the lineage.
+        """
+        data = self._read(segment, IndexType.LEADER_EPOCH)
+        try:
+            return LeaderEpochCheckpoint.from_bytes(data or b"")
+        except SegmentFormatError as error:
+            raise self._located(error, segment, "leader-epoch checkpoint") from error
+
+    def offset_index(self, segment: RemoteSegment) -> OffsetIndex | None:
+        """The offset index, or `None` when it is empty or not valid: the segment is then read
+        whole.
+        """
+        place = segment.objects.log.key, segment.objects.log.version
+        if place in self._offset_indexes:
+            return self._offset_indexes[place]
+        data = self._read(segment, IndexType.OFFSET)
+        index = parse_borders(data, segment.start_offset, segment.objects.size_in_bytes)
+        _remember(self._offset_indexes, place, index, data)
+        return index
+
+    def time_index(self, segment: RemoteSegment) -> TimeIndex | None:
+        """The time index, or `None` when there is none or it is not valid."""
+        place = segment.objects.log.key, segment.objects.log.version
+        if place in self._time_indexes:
+            return self._time_indexes[place]
+        data = self._read(segment, IndexType.TIMESTAMP)
+        index = None
+        try:
+            index = TimeIndex.from_bytes(data, base_offset=segment.start_offset) if data else None
+        except SegmentFormatError as error:
+            log.warning("%s", self._located(error, segment, "time index"))
+        _remember(self._time_indexes, place, index, data)
+        return index
+
+    def snapshot(self, segment: RemoteSegment) -> tuple[ProducerStateEntry, ...] | None:
+        """Producer state at the segment's end; `None` when the file is missing or not valid."""
+        data = self._read(segment, IndexType.PRODUCER_SNAPSHOT)
+        try:
+            return parse_producer_snapshot(data) if data else None
+        except SegmentFormatError as error:
+            log.warning("%s", self._located(error, segment, "producer snapshot"))
+            return None
+
+    def aborted(self, segment: RemoteSegment) -> tuple[AbortedTxn, ...] | None:
+        """Transactions whose abort marker is in the segment; `None` when the file is not valid."""
+        data = self._read(segment, IndexType.TRANSACTION)
+        try:
+            return parse_transaction_index(data) if data else ()
+        except SegmentFormatError as error:
+            log.warning("%s", self._located(error, segment, "transaction index"))
+            return None
+
+    def replay(self, span: SegmentRange, open_before: Mapping[int, int]) -> Replay:
+        """Transactions that ended or stay open in a range, from its batches alone."""
+        return replay_batches(self.batches(span.segment, 0), span, open_before)
+
+    def batches(self, segment: RemoteSegment, position: int) -> Iterator[DecodedBatch]:
+        """Batches from a border on, decoded by the readable reference; for the few that planning
+        looks into.
+        """
+        return self._whole_entries(
+            segment, position, partial(iter_batches, max_batch_bytes=self._max_batch_bytes)
+        )
+
+    def record_times(
+        self, segment: RemoteSegment, position: int, *, dated_from_ms: int
+    ) -> Iterator[tuple[int, int]]:
+        """Offset and timestamp of the records from a border on, without batches whose largest
+        timestamp lies below `dated_from_ms`.
+        """
+        read = partial(
+            iter_record_times, dated_from_ms=dated_from_ms, max_batch_bytes=self._max_batch_bytes
+        )
+        return self._whole_entries(segment, position, read)
+
+    def _whole_entries(
+        self, segment: RemoteSegment, position: int, read: Callable[[bytes], Iterator[_Read]]
+    ) -> Iterator[_Read]:
+        """What is read of the log from a border on, whole batches at a time."""
+        pending = b""
+        at = position
+        # One chunk first: what is looked for is nearly always there.
+        chunk = segment.objects.chunk_index.original_chunk_size
+        borders = (position, position // chunk * chunk + chunk, segment.objects.size_in_bytes)
+        spans = (
+            SegmentSpan(
+                segment.topic, segment.partition, segment.start_offset, segment.objects, low, high
+            )
+            for low, high in pairwise(borders)
+        )
+        try:
+            for _, window in self._reader.windows(spans):
+                pending += window
+                whole = whole_batches(pending)
+                yield from read(pending[:whole])
+                pending = pending[whole:]
+                at += whole
+        except SegmentFormatError as error:
+            raise self._located(error, segment, "record batch", at) from error
+
+    def _read(self, segment: RemoteSegment, kind: IndexType) -> bytes | None:
+        is_cut = any(segment.start_offset < at < segment.stop_offset for at in self.bounds)
+        return self._reader.index(segment.objects, kind, is_cut=is_cut)
+
+    def _located(
+        self, error: SegmentFormatError, segment: RemoteSegment, what: str, base: int = 0
+    ) -> CorruptSegmentError:
+        return CorruptSegmentError(
+            f"{what}: {error.message}",
+            topic=segment.topic,
+            partition=segment.partition,
+            offset=segment.start_offset if error.offset is None else error.offset,
+            uri=self._reader.store.uri(segment.objects.log.key),
+            position=None if error.position is None else base + error.position,
+        )
+
+
+def _remember(
+    known: dict[tuple[str, str | None], _Index],
+    place: tuple[str, str | None],
+    index: _Index,
+    data: bytes | None,
+) -> None:
+    if len(data or b"") > _REMEMBERED_BYTES:
+        return
+    if len(known) == _REMEMBERED:
+        del known[next(iter(known))]
+    known[place] = index
+
+
+def replay_batches(
+    batches: Iterable[DecodedBatch], span: SegmentRange, open_before: Mapping[int, int]
+) -> Replay:
+    """Transactions that ended or stay open in a range, from the segment's batches in order."""
+    is_open = dict(open_before)
+    aborted = []
+    for batch in batches:
+        if batch.last_offset < span.start:
+            continue
+        if batch.base_offset >= span.stop:
+            break
+        if batch.is_control_batch:
+            kind = _marker(batch)
+            first = is_open.pop(batch.producer_id, None) if kind is not None else None
+            if first is not None and kind is ControlRecordType.ABORT:
+                marker = batch.base_offset
+                stable = min([marker + 1, *is_open.values()])
+                aborted.append(AbortedTxn(batch.producer_id, first, marker, stable))
+        elif batch.is_transactional:
+            is_open.setdefault(batch.producer_id, batch.base_offset)
+    return Replay(tuple(aborted), is_open)
+
+
+def _marker(batch: DecodedBatch) -> ControlRecordType | None:
+    """ABORT or COMMIT where a control batch ends a transaction; a compacted one may be empty."""
+    if not batch.records:
+        return None
+    kind = parse_control_record_type(batch.records[0].key or b"")
+    return kind if kind in (ControlRecordType.ABORT, ControlRecordType.COMMIT) else None
+
+
+def whole_batches(data: bytes) -> int:
+    """Bytes at the front of `data` that are whole batches."""
+    position = 0
+    while position + 12 <= len(data):
+        size = int.from_bytes(data[position + 8 : position + 12], "big", signed=True)
+        if size < 0 or position + 12 + size > len(data):
+            break
+        position += 12 + size
+    return position

@@ -1,0 +1,164 @@
+"""From offsets to byte slices, and from slices to tasks of even size.
+
+Segments larger than a task should be are cut near chunk borders; small neighbours share a task. An
+offset bound narrows the bytes by the offset index.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from kts_source.layout.remote_segment import IndexType, SegmentObjects
+from kts_source.planning.pruning import Pruner
+from kts_source.read.task import ScanTask, SegmentSlice
+from segment_format.index.leader_epoch_checkpoint import EpochEntry
+from segment_format.isolation import NO_ABORTED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from kts_source.layout.remote_segment import RemoteSegment
+    from kts_source.options import ScanOptions
+    from kts_source.planning.isolation import Decisions
+    from kts_source.planning.scan_plan import PartitionPlan
+    from kts_source.planning.side_files import SideFiles
+    from segment_format.index.offset_index import OffsetIndex
+
+_INDEX_ENTRY_BYTES = 8
+
+
+def spans(
+    plan: PartitionPlan, decisions: Decisions, options: ScanOptions, side_files: SideFiles
+) -> Iterator[SegmentSlice]:
+    """The wanted offsets of each segment, as one slice, or several where a task may hold only so
+    many offsets.
+    """
+    pruner = Pruner(options.where, plan.topic, plan.partition, side_files)
+    for span in plan.surviving.ranges:
+        start, stop = max(span.start, plan.start), min(span.stop, plan.stop)
+        if start >= stop:
+            continue
+        segment = span.segment
+        start, stop = pruner.narrowed(segment, start, stop)
+        if start >= stop:
+            continue
+        is_cut = start > segment.start_offset or stop < segment.stop_offset
+        step = options.max_records_per_partition or stop - start
+        index = side_files.offset_index(segment) if is_cut or step < stop - start else None
+        for low in range(start, stop, step):
+            high = min(low + step, stop)
+            yield _slice(segment, low, high, index, decisions, plan.surviving.lineage)
+
+
+def _slice(
+    segment: RemoteSegment,
+    start: int,
+    stop: int,
+    index: OffsetIndex | None,
+    decisions: Decisions,
+    lineage: Sequence[EpochEntry],
+) -> SegmentSlice:
+    """Offsets [start, stop) of a segment without the bytes that its offset index rules out."""
+    objects = segment.objects
+    cut_start, cut_stop = 0, objects.size_in_bytes
+    if index is not None:
+        cut_start = index.lookup(start).position
+        behind = index.positions[index.offsets >= stop - 1]
+        cut_stop = int(behind[1]) if len(behind) > 1 else cut_stop
+    return SegmentSlice(
+        topic=segment.topic,
+        partition=segment.partition,
+        segment_id=segment.segment_id,
+        segment_start=segment.start_offset,
+        segment_stop=segment.stop_offset,
+        objects=SegmentObjects(
+            objects.log,
+            objects.chunk_index,
+            objects.compression,
+            objects.encryption,
+            {IndexType.OFFSET: objects.indexes[IndexType.OFFSET]},
+        ),
+        cut_start=cut_start,
+        cut_stop=cut_stop,
+        start_offset=start,
+        stop_offset=stop,
+        aborted=decisions.aborted.clip(start, stop) if len(decisions.aborted) else NO_ABORTED,
+        lineage=_owners(lineage, segment.start_offset, start, stop),
+    )
+
+
+def _owners(
+    lineage: Sequence[EpochEntry], segment_start: int, start: int, stop: int
+) -> tuple[EpochEntry, ...]:
+    """The lineage's entries that own offsets [start, stop).
+
+    The first of all is stretched to the segment's start: a batch that the log start cuts in two has
+    its base below it.
+    """
+    entries = [
+        entry
+        for number, entry in enumerate(lineage)
+        if entry.start_offset < stop
+        and (number + 1 == len(lineage) or lineage[number + 1].start_offset > start)
+    ]
+    if entries and entries[0] == lineage[0]:
+        entries[0] = EpochEntry(entries[0].epoch, min(segment_start, entries[0].start_offset))
+    return tuple(entries)
+
+
+def cut(part: SegmentSlice, target: int) -> Iterator[SegmentSlice]:
+    """Slices of about `target` original bytes, never more of them than the offset index has borders
+    for.
+    """
+    entries = part.objects.indexes[IndexType.OFFSET].size // _INDEX_ENTRY_BYTES
+    count = max(1, min(math.ceil(part.work / target), entries + 1))
+    if count == 1:
+        yield part
+        return
+    cuts = _cut_positions(part, count)
+    for cut_start, cut_stop in pairwise(cuts):
+        yield replace(part, cut_start=cut_start, cut_stop=cut_stop)
+
+
+def _cut_positions(part: SegmentSlice, count: int) -> list[int]:
+    """`count` + 1 ascending positions; inner ones fall on chunk borders where slices are larger
+    than chunks.
+    """
+    chunk = part.objects.chunk_index.original_chunk_size
+    step = part.nominal_bytes / count
+    inner = (part.cut_start + round(step * number) for number in range(1, count))
+    if step >= chunk:
+        inner = (round(position / chunk) * chunk for position in inner)
+    between = {position for position in inner if part.cut_start < position < part.cut_stop}
+    return [part.cut_start, *sorted(between), part.cut_stop]
+
+
+def target_bytes(spans: Sequence[SegmentSlice], options: ScanOptions) -> int:
+    """Original bytes a task should hold, smaller where more tasks are asked for."""
+    if options.min_partitions is None:
+        return options.target_partition_bytes
+    share = math.ceil(sum(span.work for span in spans) / options.min_partitions)
+    return max(1, min(options.target_partition_bytes, share))
+
+
+def pack(slices: Iterable[SegmentSlice], target: int, options: ScanOptions) -> Iterator[ScanTask]:
+    """Neighbouring slices share a task up to the target size and the limits on segments and
+    offsets.
+    """
+    max_offsets = options.max_records_per_partition
+    group: list[SegmentSlice] = []
+    work = offsets = 0
+    for part in slices:
+        span = part.stop_offset - part.start_offset
+        full = work + part.work > target or len(group) >= options.max_segments_per_task
+        if group and (full or (max_offsets is not None and offsets + span > max_offsets)):
+            yield ScanTask(tuple(group))
+            group, work, offsets = [], 0, 0
+        group.append(part)
+        work += part.work
+        offsets += span
+    if group:
+        yield ScanTask(tuple(group))

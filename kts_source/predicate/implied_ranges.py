@@ -1,0 +1,208 @@
+"""What follows from a predicate before any row is read: which slices, offsets and times can match.
+
+`specialised` puts in what a slice knows of its rows; `region` gives a box of offsets and timestamps
+outside of which no row can match. Both only ever err on the side of reading too much.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from kts_source.columns import PARTITION, PLACE_COLUMNS, TOPIC
+from kts_source.predicate.model import (
+    And,
+    Column,
+    Compare,
+    Constant,
+    In,
+    Leaf,
+    Not,
+    Op,
+    Or,
+    Predicate,
+    operands,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+MIN_INT64: Final = -(1 << 63)
+MAX_INT64: Final = (1 << 63) - 1
+TRUE: Final = Constant(True)
+FALSE: Final = Constant(False)
+
+_NEGATED: Final = {
+    Op.EQ: Op.NE,
+    Op.NE: Op.EQ,
+    Op.LT: Op.GE,
+    Op.LE: Op.GT,
+    Op.GT: Op.LE,
+    Op.GE: Op.LT,
+    Op.SAME: Op.NE,  # for columns that are never null
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Offsets and timestamps that a row may have to match; both ranges inclusive.
+
+    Attributes:
+        first_timestamp: Microseconds since the epoch, as is `last_timestamp`.
+    """
+
+    first_offset: int = MIN_INT64
+    last_offset: int = MAX_INT64
+    first_timestamp: int = MIN_INT64
+    last_timestamp: int = MAX_INT64
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no row can match."""
+        return self.first_offset > self.last_offset or self.first_timestamp > self.last_timestamp
+
+    def within(self, other: Region) -> Region:
+        """What both have in common."""
+        return Region(
+            max(self.first_offset, other.first_offset),
+            min(self.last_offset, other.last_offset),
+            max(self.first_timestamp, other.first_timestamp),
+            min(self.last_timestamp, other.last_timestamp),
+        )
+
+    def around(self, other: Region) -> Region:
+        """The smallest box that holds both."""
+        if self.is_empty or other.is_empty:
+            return other if self.is_empty else self
+        return Region(
+            min(self.first_offset, other.first_offset),
+            max(self.last_offset, other.last_offset),
+            min(self.first_timestamp, other.first_timestamp),
+            max(self.last_timestamp, other.last_timestamp),
+        )
+
+
+EVERYWHERE: Final = Region()
+NOWHERE: Final = Region(first_offset=1, last_offset=0)
+
+
+def region(predicate: Predicate, wanted: bool = True) -> Region:
+    """A box that holds every row for which the predicate is `wanted` (and not null)."""
+    if isinstance(predicate, Constant):
+        return EVERYWHERE if predicate.value is wanted else NOWHERE
+    if isinstance(predicate, Not):
+        return region(predicate.term, not wanted)
+    if isinstance(predicate, And | Or):
+        boxes = [region(term, wanted) for term in predicate.terms]
+        # All terms of a true AND are true, all terms of a false OR false.
+        return _common(boxes) if isinstance(predicate, And) is wanted else _hull(boxes)
+    return _leaf_region(predicate, wanted)
+
+
+def _common(boxes: Iterable[Region]) -> Region:
+    box = EVERYWHERE
+    for other in boxes:
+        box = box.within(other)
+    return box
+
+
+def _hull(boxes: Iterable[Region]) -> Region:
+    box = NOWHERE
+    for other in boxes:
+        box = box.around(other)
+    return box
+
+
+def _leaf_region(leaf: Leaf, wanted: bool) -> Region:
+    (column, *others) = operands(leaf)
+    if others or not isinstance(column, Column) or column.name not in ("offset", "timestamp"):
+        return EVERYWHERE
+    if isinstance(leaf, Compare):
+        op = leaf.op if wanted else _NEGATED[leaf.op]
+        assert isinstance(leaf.right, int)
+        first, last = _interval(op, leaf.right)
+    elif isinstance(leaf, In) and wanted:
+        numbers = [value for value in leaf.values if isinstance(value, int)]
+        first, last = (min(numbers), max(numbers)) if numbers else (1, 0)
+    else:
+        return EVERYWHERE
+    if column.name == "offset":
+        return Region(first_offset=first, last_offset=last)
+    return Region(first_timestamp=first, last_timestamp=last)
+
+
+def _interval(op: Op, number: int) -> tuple[int, int]:
+    first, last = MIN_INT64, MAX_INT64
+    if op in (Op.EQ, Op.SAME):
+        first = last = number
+    elif op in (Op.LT, Op.LE):
+        last = number - (op is Op.LT)
+    elif op in (Op.GT, Op.GE):
+        first = number + (op is Op.GT)
+    return first, last
+
+
+def specialised(predicate: Predicate, topic: str, partition: int) -> Predicate:
+    """The predicate as it stands for the rows of one partition; topic and partition are gone."""
+    row = pa.record_batch(
+        {
+            TOPIC: pa.array([topic.encode()], pa.binary()),
+            PARTITION: pa.array([partition], pa.int64()),
+        }
+    )
+    return _simplified(predicate, row)
+
+
+def _simplified(predicate: Predicate, row: pa.RecordBatch) -> Predicate:
+    if isinstance(predicate, Constant):
+        return predicate
+    if isinstance(predicate, Not):
+        term = _simplified(predicate.term, row)
+        if isinstance(term, Constant):
+            return term if term.value is None else Constant(not term.value)
+        return Not(term)
+    if isinstance(predicate, And | Or):
+        # What decides alone, and what changes nothing.
+        strong, weak = (FALSE, TRUE) if isinstance(predicate, And) else (TRUE, FALSE)
+        terms = tuple(
+            term for term in (_simplified(term, row) for term in predicate.terms) if term != weak
+        )
+        if strong in terms:
+            return strong
+        if not terms:
+            return weak
+        return terms[0] if len(terms) == 1 else replace(predicate, terms=terms)
+    return _leaf_simplified(predicate, row)
+
+
+def _leaf_simplified(leaf: Leaf, row: pa.RecordBatch) -> Predicate:
+    known = [operand.source in PLACE_COLUMNS for operand in operands(leaf)]
+    if all(known):
+        from kts_source.predicate.evaluate import evaluate  # brings in Arrow's functions
+
+        return Constant(evaluate(leaf, row)[0].as_py())
+    if isinstance(leaf, Compare) and any(known):
+        right = leaf.right
+        if not isinstance(right, Column):
+            # Headers on the right, a place on the left.
+            assert isinstance(leaf.left, Column)
+            assert not isinstance(right, bytes | int)
+            return Compare(leaf.op.flipped, right, row.column(leaf.left.source)[0].as_py())
+        if known[1]:
+            return replace(leaf, right=row.column(right.source)[0].as_py())
+        return Compare(leaf.op.flipped, right, row.column(leaf.left.source)[0].as_py())
+    return leaf
+
+
+def first_millisecond(box: Region) -> int:
+    """The earliest timestamp that matches, in Kafka's milliseconds; the least int64 if any does."""
+    unbounded = box.first_timestamp == MIN_INT64
+    return MIN_INT64 if unbounded else -(-box.first_timestamp // 1000)
+
+
+def last_millisecond(box: Region) -> int:
+    """The latest timestamp that matches, in Kafka's milliseconds; the largest int64 if any does."""
+    unbounded = box.last_timestamp == MAX_INT64
+    return MAX_INT64 if unbounded else box.last_timestamp // 1000

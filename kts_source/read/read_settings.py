@@ -1,0 +1,66 @@
+"""How the tasks of one scan decode."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from kts_source.read.segment_source import ReadAhead
+
+if TYPE_CHECKING:
+    from kts_source.options import ScanOptions
+    from kts_source.predicate.model import Predicate
+
+
+@dataclass(frozen=True, slots=True)
+class BatchBounds:
+    """When a batch of rows is full.
+
+    Attributes:
+        rows: Most rows.
+        size: Most bytes of keys, values and headers; a record larger than that is a batch of its
+            own.
+    """
+
+    rows: int
+    size: int
+
+
+FOR_SPARK: Final = BatchBounds(8192, 2 << 20)
+"""What its Arrow reader takes fastest: of small records many, since each batch costs it as much
+however small it is, and of large ones what the processor's cache holds.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSettings:
+    """How tasks of one scan decode.
+
+    Attributes:
+        columns: Columns of the table, in order.
+        max_batch_bytes: Bound on one record batch, stored or decompressed.
+        where: Rows for which it is not true are left out.
+        fail_on_data_loss: Whether an object that has gone since planning is an error.
+        batches: How large batches grow.
+    """
+
+    columns: tuple[str, ...]
+    check_crcs: bool
+    max_batch_bytes: int
+    read_ahead: ReadAhead
+    where: Predicate | None = None
+    fail_on_data_loss: bool = True
+    batches: BatchBounds = FOR_SPARK
+
+    @classmethod
+    def of(cls, options: ScanOptions) -> ReadSettings:
+        """The settings that the options of a `load()` ask for."""
+        ahead = ReadAhead(options.max_concurrent_requests, options.prefetch_bytes, slow_start=True)
+        return cls(
+            options.columns,
+            options.check_crcs,
+            options.max_batch_bytes,
+            ahead,
+            options.where,
+            options.fail_on_data_loss,
+        )

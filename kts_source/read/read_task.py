@@ -1,0 +1,265 @@
+"""Runs one task: byte ranges in, Arrow batches out, exactly the columns asked for."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kts_source.errors import (
+    CorruptSegmentError,
+    DataLossError,
+    ObjectNotFoundError,
+    TieredKafkaError,
+)
+from kts_source.read.segment_source import (
+    SegmentReader,
+    SegmentSpan,
+    VanishedSpanError,
+)
+from kts_source.read.slice_boundaries import (
+    Border,
+    BorderCheck,
+    borders,
+    peek_stop,
+    segment_start,
+    sure_stop,
+)
+from segment_format.errors import SegmentFormatError, TruncatedBatchError
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator, Sequence
+
+    import pyarrow as pa
+
+    from kts_source.read.read_settings import ReadSettings
+    from kts_source.read.task import ScanTask, SegmentSlice
+    from kts_source.read.task_metrics import TaskMeter
+
+log = logging.getLogger(__name__)
+
+
+def read_task(
+    task: ScanTask,
+    reader: SegmentReader,
+    settings: ReadSettings,
+    *,
+    meter: TaskMeter | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a task, in the order of its slices; offsets ascend within a slice.
+
+    Close the iterator to stop what is under way.
+
+    Args:
+        task: What to read.
+        reader: What reads it.
+        settings: How.
+        meter: Where to count.
+
+    Raises:
+        DataLossError: An object has gone since the plan was made; unless the settings say to go on,
+            then what is left of its slice is left out, with a warning.
+        ObjectChangedError: An object is not the version that was planned.
+        TieredKafkaError: Bytes that are not what was planned; names topic, partition, offset,
+            object and position.
+    """
+    if meter is not None:
+        reader.stopwatch = meter.stopwatch
+    slices = task.slices
+    while slices:
+        lost = yield from _read(slices, reader, settings, meter)
+        if lost is None:
+            return
+        slices = slices[next(at for at, part in enumerate(slices) if part is lost) + 1 :]
+
+
+def _read(
+    slices: tuple[SegmentSlice, ...],
+    reader: SegmentReader,
+    settings: ReadSettings,
+    meter: TaskMeter | None,
+) -> Generator[pa.RecordBatch, None, SegmentSlice | None]:
+    """The rows up to the first slice whose object has gone, which is returned."""
+    decoding: _SliceDecoder | None = None
+    ahead = settings.read_ahead
+    spans = _spans(slices, reader, early=ahead.slow_start)
+    windows = reader.windows(spans, read_ahead=ahead, meanwhile=_prepare_decoder)
+    with closing(windows):
+        try:
+            for span, window in windows:
+                if decoding is None or decoding.span.part is not span.part:
+                    if decoding is not None:
+                        yield from decoding.finish(meter)
+                    decoding = _SliceDecoder(span, reader, settings)
+                decoding.go_on(span)
+                yield from decoding.feed(window)
+                if decoding.done and span.part is slices[-1]:
+                    break
+        except (VanishedSpanError, _VanishedSliceError) as error:
+            part = _part(error)
+            whole = decoding is None or decoding.span.part is not part
+            text = _lost(part, reader, started=not whole)
+            if settings.fail_on_data_loss:
+                raise DataLossError(
+                    f"{text}; failOnDataLoss=false leaves them out",
+                    topic=part.topic,
+                    partition=part.partition,
+                    offset=part.start_offset,
+                    uri=reader.store.uri(part.objects.log.key),
+                ) from error
+            log.warning("%s-%s: %s; not read", part.topic, part.partition, text)
+            if meter is not None:
+                meter.add_lost(f"{part.topic}-{part.partition} {text}")
+            if decoding is not None:
+                yield from decoding.finish(meter) if whole else decoding.give_up(meter)
+            return part
+        if decoding is not None:
+            yield from decoding.finish(meter)
+    return None
+
+
+def _prepare_decoder() -> None:
+    from kts_source.read.slice_decoder import prepare
+
+    prepare()
+
+
+class _VanishedSliceError(Exception):
+    """What tells where a slice begins has gone."""
+
+    def __init__(self, part: SegmentSlice) -> None:
+        super().__init__(part.segment_id)
+        self.part = part
+
+
+def _part(error: VanishedSpanError | _VanishedSliceError) -> SegmentSlice:
+    if isinstance(error, _VanishedSliceError):
+        return error.part
+    assert isinstance(error.span, _SliceSpan)
+    return error.span.part
+
+
+def _lost(part: SegmentSlice, reader: SegmentReader, *, started: bool) -> str:
+    what = "offsets" if part.is_whole else "a slice of offsets"
+    rest = ", of which the first may have been returned," if started else ""
+    return (
+        f"{what} [{part.start_offset}, {part.stop_offset}){rest} have gone since the plan was made:"
+        f" no object {reader.store.uri(part.objects.log.key)}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _SliceSpan(SegmentSpan):
+    """Bytes of one slice, and a few more where its end is to be checked.
+
+    Attributes:
+        last: `None` where more of the slice follows in the next span, and nobody has looked yet
+            where it ends.
+    """
+
+    part: SegmentSlice
+    first: Border
+    last: Border | None
+
+    @classmethod
+    def of(
+        cls, part: SegmentSlice, start: int, stop: int, first: Border, last: Border | None
+    ) -> _SliceSpan:
+        """Original bytes [start, stop) of the slice's segment."""
+        place = (part.topic, part.partition, part.start_offset)
+        return cls(*place, part.objects, start, stop, part, first, last)
+
+
+def _spans(
+    slices: Sequence[SegmentSlice], reader: SegmentReader, *, early: bool
+) -> Iterator[_SliceSpan]:
+    """The bytes of the slices. With `early`, those of the first request are a span by themselves
+    where they need no look at an index: a LIMIT may want no more.
+    """
+    for part in slices:
+        sure = sure_stop(part, reader) if early else 0
+        early = False
+        if sure:
+            yield _SliceSpan.of(part, 0, sure, segment_start(part), None)
+        try:
+            with _located(part, reader):
+                first, last = borders(part, reader)
+        except ObjectNotFoundError as error:
+            raise _VanishedSliceError(part) from error
+        if first.position < last.position:
+            start = max(first.position, sure)
+            stop = peek_stop(last, part.objects.size_in_bytes)
+            yield _SliceSpan.of(part, start, stop, first, last)
+
+
+class _SliceDecoder:
+    """Decodes the bytes of one slice as they come in."""
+
+    def __init__(self, span: _SliceSpan, reader: SegmentReader, settings: ReadSettings) -> None:
+        part = span.part
+        self.span = span
+        self._reader = reader
+        self._check = BorderCheck(span.first)
+        from kts_source.read.slice_decoder import open_decoder
+
+        self._decoder = open_decoder(part, span.first, span.last, settings)
+
+    @property
+    def done(self) -> bool:
+        """Whether the slice's last offset has passed."""
+        return self._decoder.done
+
+    def go_on(self, span: _SliceSpan) -> None:
+        """The next bytes are of this span of the same slice."""
+        if span.last is not None:
+            self._check.stop = span.last
+
+    def feed(self, window: memoryview) -> Iterator[pa.RecordBatch]:
+        """The rows of the next bytes."""
+        if self.done:
+            return
+        with _located(self.span.part, self._reader):
+            decoded = self._decoder.feed(self._check.inside(window))
+            yield from self._reader.stopwatch.decoding(decoded)
+
+    def give_up(self, meter: TaskMeter | None) -> Iterator[pa.RecordBatch]:
+        """The rows still held back, where the rest of the bytes will never come."""
+        with suppress(TruncatedBatchError):
+            yield from self._decoder.finish()
+        if meter is not None:
+            meter.add_decoded(self._decoder.counters)
+
+    def finish(self, meter: TaskMeter | None) -> Iterator[pa.RecordBatch]:
+        """The rows still held back, once all bytes have been fed."""
+        with _located(self.span.part, self._reader):
+            if not self.done:
+                self._check.finish(self._decoder.next_offset)
+            yield from self._decoder.finish()
+        if meter is not None:
+            meter.add_decoded(self._decoder.counters)
+
+
+@contextmanager
+def _located(part: SegmentSlice, reader: SegmentReader) -> Iterator[None]:
+    """Adds the place to errors of the layers below, which know bytes but not whose."""
+    key = part.objects.log.key
+    try:
+        yield
+    except TieredKafkaError as error:
+        error.located(
+            topic=part.topic,
+            partition=part.partition,
+            offset=part.start_offset,
+            uri=reader.store.uri(key),
+        )
+        raise
+    except SegmentFormatError as error:
+        raise CorruptSegmentError(
+            error.message,
+            topic=part.topic,
+            partition=part.partition,
+            offset=part.start_offset if error.offset is None else error.offset,
+            uri=reader.store.uri(key),
+            position=error.position,
+        ) from error

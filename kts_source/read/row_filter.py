@@ -1,0 +1,223 @@
+"""Decodes a slice and lets through the rows for which option `where` is true.
+
+The columns that decide are decoded first. Only where a window holds a match, the other columns of
+the rows from its first match to its last are decoded in a second pass. Where matches lie so dense
+that most rows would be decoded twice, or where nothing is saved, all columns are decoded at once.
+Both ways give the same rows.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kts_source.predicate.evaluate import wanted_rows
+from kts_source.predicate.model import columns_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from kts_source.predicate.model import Predicate
+    from kts_source.read.read_settings import BatchBounds
+    from segment_format.arrow import DecodeCounters, RecordDecoder
+    from segment_format.index.leader_epoch_checkpoint import EpochEntry
+
+_PROBE_ROWS: Final = 32768
+"""More than a window of small records has: every batch costs the same calls."""
+_LARGE_COLUMNS: Final = frozenset(("value", "headers"))
+"""Worth a second pass: the others are as quickly decoded as stepped over."""
+
+
+class DecoderFactory(Protocol):
+    """`RecordDecoder` with the facts of a slice filled in; what is given here comes before them."""
+
+    def __call__(
+        self,
+        *,
+        columns: Iterable[str],
+        max_rows: int = ...,
+        max_bytes: int = ...,
+        position: int = ...,
+        start_offset: int = ...,
+        stop_offset: int = ...,
+        check_crcs: bool = ...,
+        lineage: Sequence[EpochEntry] | None = ...,
+    ) -> RecordDecoder:
+        """A decoder of these columns."""
+        ...
+
+
+class FilteringDecoder:
+    """A `RecordDecoder` that leaves rows out.
+
+    Args:
+        predicate: Rows for which it is not true are left out; about no place column.
+        decoder: Makes decoders of the slice.
+        columns: Of the batches, in order.
+        position: Log position of the first byte that will be fed.
+        batches: How large batches grow.
+        late: Whether large columns may wait for the second pass; `None` decides by the columns.
+    """
+
+    def __init__(
+        self,
+        predicate: Predicate,
+        decoder: DecoderFactory,
+        *,
+        columns: Sequence[str],
+        position: int,
+        batches: BatchBounds,
+        late: bool | None = None,
+    ) -> None:
+        deciding = columns_of(predicate)
+        self._predicate = predicate
+        self._columns = list(columns)
+        self._all = tuple(dict.fromkeys((*columns, *sorted(deciding))))
+        self._make = partial(
+            decoder, columns=self._all, max_rows=batches.rows, max_bytes=batches.size
+        )
+        self._batches = batches
+        self._position = position
+        self._late = bool(_LARGE_COLUMNS & set(columns) - deciding) if late is None else late
+        if self._late:
+            names = dict.fromkeys(("offset", *sorted(deciding)))
+            self._decoder = decoder(columns=names, max_rows=_PROBE_ROWS, position=position)
+        else:
+            self._decoder = self._make(position=position)
+        # Of the first pass: the entry under way, and the position behind all bytes fed.
+        self._carry = bytearray()
+        self._fed = position
+
+    @property
+    def done(self) -> bool:
+        """Whether a batch at or beyond the stop offset was met."""
+        return self._decoder.done
+
+    @property
+    def next_offset(self) -> int:
+        """One past the last offset of the entries met."""
+        return self._decoder.next_offset
+
+    @property
+    def counters(self) -> DecodeCounters:
+        """Of the first pass, since the last change of the way; rows before they are left out."""
+        return self._decoder.counters
+
+    def feed(self, window: memoryview) -> Iterator[pa.RecordBatch]:
+        """The matching rows that are complete with the next bytes."""
+        found = (
+            self._late_rows(window) if self._late else self._filtered(self._decoder.feed(window))
+        )
+        yield from _packed(found, self._batches)
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """The matching rows that still wait."""
+        # Of the first pass none does: it is flushed after every window.
+        yield from _packed(self._filtered(self._decoder.finish()), self._batches)
+
+    def _filtered(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            mask = wanted_rows(self._predicate, batch)
+            if mask is not None:
+                # Also copies the rows, which frees the decoder's buffers.
+                yield batch.select(self._columns).filter(mask)
+
+    def _late_rows(self, window: memoryview) -> Iterator[pa.RecordBatch]:
+        first, last, spread, rows = self._matches(window)
+        self._fed += len(window)
+        start = self._fed - len(window) - len(self._carry)
+        whole = self._position + self._decoder.counters.bytes - start
+        if last is not None and first is not None:
+            yield from self._second_pass(window, whole, first, last)
+        self._take_rest(window, whole)
+        if 2 * spread > rows and not self.done:
+            yield from self._decode_at_once()
+
+    def _matches(self, window: memoryview) -> tuple[int | None, int | None, int, int]:
+        """First and last offset that match, about how many rows lie from one to the other, and the
+        rows in the window.
+        """
+        first = last = None
+        before = rows = 0
+        stop = 0
+        for batch in self._first_pass(window):
+            mask = wanted_rows(self._predicate, batch)
+            if mask is not None:
+                numbers = pc.indices_nonzero(mask)
+                low, high = numbers[0].as_py(), numbers[-1].as_py()
+                offsets = batch.column("offset")
+                if first is None:
+                    first, before = offsets[low].as_py(), rows + low
+                last, stop = offsets[high].as_py(), rows + high + 1
+            rows += batch.num_rows
+        return first, last, stop - before, rows
+
+    def _first_pass(self, window: memoryview) -> Iterator[pa.RecordBatch]:
+        yield from self._decoder.feed(window)
+        yield from self._decoder.flush()
+
+    def _second_pass(
+        self, window: memoryview, whole: int, first: int, last: int
+    ) -> Iterator[pa.RecordBatch]:
+        """All columns of the matching rows with offsets from `first` to `last`.
+
+        Args:
+            window: The bytes behind the carry.
+            whole: Bytes of carry and window that are whole entries.
+            first: First offset that matches.
+            last: Last one.
+        """
+        decoder = self._make(
+            position=self._fed - len(window) - len(self._carry),
+            start_offset=first,
+            stop_offset=last + 1,
+            # Both were checked in the first pass.
+            check_crcs=False,
+            lineage=None,
+        )
+        if self._carry:
+            yield from self._filtered(decoder.feed(bytes(self._carry)))
+        if not decoder.done:
+            yield from self._filtered(decoder.feed(window[: whole - len(self._carry)]))
+        yield from self._filtered(decoder.finish())
+
+    def _take_rest(self, window: memoryview, whole: int) -> None:
+        """Keep what is not whole of carry and window."""
+        if self.done:
+            self._carry = bytearray()
+        elif whole:
+            self._carry = bytearray(window[whole - len(self._carry) :])
+        else:
+            self._carry += window
+
+    def _decode_at_once(self) -> Iterator[pa.RecordBatch]:
+        """Go on without a second pass."""
+        self._late = False
+        self._decoder = self._make(position=self._fed - len(self._carry))
+        yield from self._filtered(self._decoder.feed(bytes(self._carry)))
+        self._carry = bytearray()
+
+
+def _packed(batches: Iterable[pa.RecordBatch], bounds: BatchBounds) -> Iterator[pa.RecordBatch]:
+    """The same rows in fewer batches, each as large as the bounds allow, about."""
+    waiting: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        rows += batch.num_rows
+        size += batch.nbytes
+        if waiting and (rows > bounds.rows or size > bounds.size):
+            yield _joined(waiting)
+            waiting, rows, size = [], batch.num_rows, batch.nbytes
+        waiting.append(batch)
+    if waiting:
+        yield _joined(waiting)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    if len(batches) == 1:
+        return batches[0]
+    (joined,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    return joined

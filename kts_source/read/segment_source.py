@@ -1,0 +1,351 @@
+"""Original segment bytes from stored objects: ranged reads of whole chunks, decrypted,
+decompressed, trimmed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from kts_source.cache.cached_store import CachedStore
+from kts_source.errors import CorruptSegmentError, ObjectNotFoundError, TieredKafkaError
+from kts_source.read.coalesce import ByteRange
+from kts_source.read.fetch import fetch_ranges
+from kts_source.read.side_file_reader import SideFileReader
+from kts_source.read.stopwatch import Stopwatch
+from segment_format.errors import ChunkError, DecryptionError, SegmentFormatError
+from segment_format.manifest.chunk_index import Chunk
+from segment_format.manifest.transform import RestoreTimes, restore_chunk, restore_index
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable, Iterator
+
+    from kts_source.cache.side_file_pack import SideFilePack
+    from kts_source.keyring import KeyRing
+    from kts_source.layout.remote_segment import Envelope, IndexType, SegmentObjects
+    from kts_source.store.object_store import ObjectStore
+    from segment_format.manifest.encryption import WrappedDataKey
+
+# Object stores serve ranges of 8-16 MB at full speed: a request ends with the chunk that makes it
+# long enough, which is less than as much again.
+ENOUGH_REQUEST_BYTES = 8 << 20
+MAX_REQUEST_BYTES = 16 << 20
+FIRST_REQUEST_BYTES = 1 << 20  # of a task: a LIMIT may need no more
+MAX_INDEX_BYTES = 64 << 20  # far above segment.index.bytes (10 MiB); a bound, not an expectation
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAhead:
+    """How much a reader has under way beyond what was asked for.
+
+    Attributes:
+        max_concurrent_requests: Requests at a time.
+        prefetch_bytes: Stored bytes under way or waiting; 0 reads only what is asked for.
+        slow_start: Whether nothing is read ahead before the second request is asked for. The first
+            request is small in any case where there is read-ahead, so that its bytes come soon.
+    """
+
+    max_concurrent_requests: int
+    prefetch_bytes: int
+    slow_start: bool
+
+
+NO_READ_AHEAD = ReadAhead(1, 0, slow_start=False)
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentSpan:
+    """Original bytes [start, stop) of a segment.
+
+    Attributes:
+        topic: For error texts, as are `partition` and `offset`, the first wanted in the span.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    objects: SegmentObjects
+    start: int
+    stop: int
+
+
+S = TypeVar("S", bound=SegmentSpan)
+
+
+class VanishedSpanError(ObjectNotFoundError):
+    """The object of a span is not there any more.
+
+    Attributes:
+        span: The one whose bytes were wanted; those before it were read to their end.
+    """
+
+    span: SegmentSpan | None = None
+
+    @classmethod
+    def of(cls, span: SegmentSpan, error: ObjectNotFoundError) -> VanishedSpanError:
+        """The error that a store gave for a span, with its place."""
+        vanished = cls(
+            error.message,
+            topic=error.topic,
+            partition=error.partition,
+            offset=error.offset,
+            uri=error.uri,
+            attempts=error.attempts,
+        )
+        vanished.span = span
+        return vanished
+
+
+class SegmentReader:
+    """Reads segments of one store.
+
+    Args:
+        store: Where the objects are.
+        key_ring: What opens encrypted ones.
+        pack: Where plans of one partition keep its side files; the reader is for that plan's
+            thread then.
+    """
+
+    def __init__(
+        self, store: ObjectStore, key_ring: KeyRing, *, pack: SideFilePack | None = None
+    ) -> None:
+        self.store = store
+        self._side_files = SideFileReader(store, pack)
+        self._key_ring = key_ring
+        # For every chunk the ring would look for the private key, which may be in a file.
+        self._data_keys: dict[WrappedDataKey, bytes] = {}
+        self.stopwatch = Stopwatch()
+
+    def index(
+        self, objects: SegmentObjects, kind: IndexType, *, is_cut: bool = False
+    ) -> bytes | None:
+        """The bytes of a side file as the broker wrote it; `None` when the segment has none. Small
+        ones beside it come with the same request, see `SideFileReader`.
+
+        Args:
+            objects: The segment.
+            kind: Which.
+            is_cut: Whether a bound cuts the segment, so that its indexes will be asked for too.
+
+        Raises:
+            CorruptSegmentError: It is too large, or cannot be decrypted.
+        """
+        from segment_format.manifest.segment_manifest import IndexRange  # with all of a manifest
+
+        stored = objects.indexes.get(kind)
+        if stored is None or stored.size == 0:
+            return None if stored is None else b""
+        uri = self.store.uri(stored.source.key)
+        if stored.size > MAX_INDEX_BYTES:
+            raise CorruptSegmentError(
+                f"{kind.value} index of {stored.size} bytes in {uri}: at most {MAX_INDEX_BYTES}"
+                f" are read"
+            )
+        data = self._side_files.get(objects, kind, is_cut=is_cut)
+        try:
+            return bytes(
+                restore_index(
+                    data,
+                    IndexRange(stored.start, stored.size),
+                    data_key=self._data_key(objects),
+                    aad=_aad(objects),
+                )
+            )
+        except SegmentFormatError as error:
+            raise CorruptSegmentError(
+                f"{kind.value} index in {uri}, bytes [{stored.start}, {stored.stop}): {error}"
+            ) from error
+
+    def reads_parts(self, objects: SegmentObjects) -> bool:
+        """Whether of a span's first and last chunks only its own bytes are read: where chunks are
+        stored as they are, and no cache keeps them whole.
+        """
+        cached = isinstance(self.store, CachedStore) and self.store.log_store.keeps
+        return _is_plain(objects) and not cached
+
+    def windows(
+        self,
+        spans: Iterable[S],
+        *,
+        read_ahead: ReadAhead = NO_READ_AHEAD,
+        meanwhile: Callable[[], object] | None = None,
+    ) -> Generator[tuple[S, memoryview]]:
+        """The original bytes of spans, one span after the other, cut at chunk borders.
+
+        Reads ahead across chunks and spans. Close the iterator to stop what is under way.
+
+        Args:
+            spans: What to read; taken one by one as the read-ahead gets to them.
+            read_ahead: How much to have under way.
+            meanwhile: What this thread may do while it waits for a slow start's first bytes.
+
+        Yields:
+            The span and its next bytes, in order.
+
+        Raises:
+            VanishedSpanError: A segment's object has gone.
+            CorruptSegmentError: A chunk that is not what the manifest says, does not
+                authenticate, or has no key.
+            ObjectChangedError: A segment's object is not the version that was planned.
+        """
+        under_way: deque[tuple[S, tuple[Chunk, ...]]] = deque()
+        log_store = self.store.log_store if isinstance(self.store, CachedStore) else None
+        restored = log_store is not None and log_store.restores
+
+        def requests() -> Iterator[tuple[str, str | None, ByteRange]]:
+            first = read_ahead.prefetch_bytes > 0
+            for span in spans:
+                objects = span.objects
+                if log_store is not None:
+                    log_store.expect(objects, partial(self._restore, objects))
+                chunks = objects.chunk_index.chunks(span.start, span.stop)
+                if self.reads_parts(objects):
+                    chunks = tuple(_inside(span, chunk) for chunk in chunks)
+                for group in request_groups(chunks, first):
+                    first = False
+                    under_way.append((span, group))
+                    low, high = group[0], group[-1]
+                    if restored:
+                        covered = ByteRange(low.original_position, high.original_stop)
+                    else:
+                        covered = ByteRange(low.transformed_position, high.transformed_stop)
+                    yield objects.log.key, objects.log.version, covered
+
+        with fetch_ranges(
+            log_store or self.store,
+            requests(),
+            max_concurrent_requests=read_ahead.max_concurrent_requests,
+            prefetch_bytes=read_ahead.prefetch_bytes,
+            slow_start=read_ahead.slow_start,
+            near=getattr(self.store, "is_near", False),
+            on_read=self.stopwatch.fetched,
+            meanwhile=meanwhile,
+        ) as fetched:
+            try:
+                while True:
+                    with self.stopwatch.waiting():
+                        answer = next(fetched, None)
+                    if answer is None:
+                        return
+                    span, group = under_way[0]
+                    data = memoryview(answer.data)
+                    for window in self._original(span, group, data, restored=restored):
+                        yield span, window
+                    under_way.popleft()
+                    # The next read may have this memory.
+                    del answer, data, window
+            except TieredKafkaError as error:
+                if under_way:
+                    self._locate(error, under_way[0][0])
+                    if isinstance(error, ObjectNotFoundError):
+                        raise VanishedSpanError.of(under_way[0][0], error) from error
+                raise
+
+    def _locate(self, error: TieredKafkaError, span: SegmentSpan) -> None:
+        error.located(
+            topic=span.topic,
+            partition=span.partition,
+            offset=span.offset,
+            uri=self.store.uri(span.objects.log.key),
+        )
+
+    def _original(
+        self, span: SegmentSpan, group: tuple[Chunk, ...], data: memoryview, *, restored: bool
+    ) -> Iterator[memoryview]:
+        for chunk in group:
+            if restored:
+                base = group[0].original_position
+                window = data[chunk.original_position - base : chunk.original_stop - base]
+            else:
+                base = group[0].transformed_position
+                stored = data[chunk.transformed_position - base : chunk.transformed_stop - base]
+                window = self._restore(span.objects, chunk, stored)
+            low = max(span.start - chunk.original_position, 0)
+            yield window[low : span.stop - chunk.original_position]
+
+    def _restore(self, objects: SegmentObjects, chunk: Chunk, stored: memoryview) -> memoryview:
+        data_key = self._data_key(objects)
+        times = RestoreTimes()
+        try:
+            return memoryview(
+                restore_chunk(
+                    stored,
+                    chunk,
+                    compression=objects.compression,
+                    data_key=data_key,
+                    aad=_aad(objects),
+                    times=times,
+                )
+            )
+        except ChunkError as error:
+            raise CorruptSegmentError(
+                f"chunk {chunk.id}: {error}{_key_hint(error, objects.encryption)}",
+                uri=self.store.uri(objects.log.key),
+                position=chunk.transformed_position,
+            ) from error
+        finally:
+            self.stopwatch.restored(times)
+
+    def _data_key(self, objects: SegmentObjects) -> bytes | None:
+        if objects.encryption is None:
+            return None
+        wrapped = objects.encryption.wrapped_key
+        if wrapped not in self._data_keys:
+            try:
+                self._data_keys[wrapped] = self._key_ring.unwrap(wrapped)
+            except SegmentFormatError as error:
+                raise CorruptSegmentError(
+                    str(error), uri=self.store.uri(objects.log.key)
+                ) from error
+        return self._data_keys[wrapped]
+
+
+def _aad(objects: SegmentObjects) -> bytes | None:
+    return None if objects.encryption is None else objects.encryption.aad
+
+
+def _key_hint(error: SegmentFormatError, envelope: Envelope | None) -> str:
+    if envelope is None:
+        return ""
+    key_id = envelope.wrapped_key.key_id
+    if isinstance(error, DecryptionError):
+        # Unwrapping proves the data key by its padding: what does not open is not what was stored.
+        return (
+            f" (the private key of key id {key_id!r} opened the segment's data key, so the stored"
+            f" bytes were changed)"
+        )
+    return f" (encrypted with key id {key_id!r})"
+
+
+def _is_plain(objects: SegmentObjects) -> bool:
+    return not objects.compression and objects.encryption is None
+
+
+def _inside(span: SegmentSpan, chunk: Chunk) -> Chunk:
+    """What of a chunk belongs to the span, where it is stored as it is."""
+    low = max(span.start, chunk.original_position)
+    size = min(span.stop, chunk.original_stop) - low
+    stored = chunk.transformed_position + low - chunk.original_position
+    return Chunk(chunk.id, low, size, stored, size)
+
+
+def request_groups(chunks: tuple[Chunk, ...], first_is_small: bool) -> Iterator[tuple[Chunk, ...]]:
+    """Runs of neighbouring chunks, each a request.
+
+    A run ends when it has `ENOUGH_REQUEST_BYTES`, and before it would have more than
+    `MAX_REQUEST_BYTES`, unless one chunk alone has. The first may be small: at most
+    `FIRST_REQUEST_BYTES`, or one chunk.
+    """
+    limit = FIRST_REQUEST_BYTES if first_is_small else MAX_REQUEST_BYTES
+    group: list[Chunk] = []
+    for chunk in chunks:
+        start = group[0].transformed_position if group else chunk.transformed_position
+        is_enough = chunk.transformed_position - start >= ENOUGH_REQUEST_BYTES
+        if group and (is_enough or chunk.transformed_stop - start > limit):
+            yield tuple(group)
+            group, limit = [], MAX_REQUEST_BYTES
+        group.append(chunk)
+    if group:
+        yield tuple(group)

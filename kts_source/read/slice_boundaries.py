@@ -1,0 +1,189 @@
+"""Where a slice really begins and ends: offset-index entries, checked against the batches that
+stand there.
+
+An index that does not fit its log would lose rows without a trace where an offset bound relies on
+it, so the first 17 bytes at each border must be the start of a batch that the entry describes.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from kts_source.errors import CorruptSegmentError
+from kts_source.layout.remote_segment import IndexType
+from kts_source.read.segment_source import FIRST_REQUEST_BYTES, request_groups
+from segment_format.errors import SegmentFormatError
+
+if TYPE_CHECKING:
+    from kts_source.read.segment_source import SegmentReader
+    from kts_source.read.task import SegmentSlice
+    from segment_format.index.offset_index import OffsetIndex
+
+log = logging.getLogger(__name__)
+
+PEEK_BYTES: Final = 17
+"""Offset, size, epoch or CRC, and magic: what all versions of an entry begin with."""
+_MIN_BATCH_SIZE: Final = 14
+
+
+@dataclass(frozen=True, slots=True)
+class Border:
+    """A position in the original segment where a batch begins, or its end.
+
+    Attributes:
+        last_offset: Last offset of what was appended at the position; `None` at the segment's
+            start and end.
+        after_offset: Every offset at or behind the position is larger.
+    """
+
+    position: int
+    last_offset: int | None
+    after_offset: int
+
+    def check(self, data: bytes, next_offset: int) -> None:
+        """Compares the bytes at the border with what the index says of them.
+
+        Args:
+            data: The `PEEK_BYTES` bytes at the border.
+            next_offset: Least offset that the batch there may begin with.
+
+        Raises:
+            CorruptSegmentError: They are not the start of the batch that the index describes.
+        """
+        if self.last_offset is None:
+            return
+        offset = int.from_bytes(data[0:8], "big", signed=True)
+        size = int.from_bytes(data[8:12], "big", signed=True)
+        fits = (
+            len(data) == PEEK_BYTES
+            and data[16] <= 2
+            and size >= _MIN_BATCH_SIZE
+            and self.after_offset < offset <= self.last_offset
+            and next_offset <= offset
+        )
+        if not fits:
+            least = max(self.after_offset + 1, next_offset)
+            raise CorruptSegmentError(
+                "the offset index does not fit the log: a batch of offsets in"
+                f" [{least}, {self.last_offset}] should begin here",
+                offset=self.last_offset,
+                position=self.position,
+            )
+
+
+def borders(part: SegmentSlice, reader: SegmentReader) -> tuple[Border, Border]:
+    """The borders that the slice's cuts stand for.
+
+    Each cut is moved to the first offset-index entry at or beyond it, or to the segment's end.
+    Without a usable index all inner cuts move to the end, so the slice that begins at 0 reads the
+    segment.
+    """
+    size = part.objects.size_in_bytes
+    index = None
+    if not part.is_whole:
+        stored = reader.index(part.objects, IndexType.OFFSET)
+        index = parse_borders(stored, part.segment_start, size)
+    return _border(index, part.cut_start, part), _border(index, part.cut_stop, part)
+
+
+def segment_start(part: SegmentSlice) -> Border:
+    """Where a slice begins that no cut begins."""
+    return Border(0, None, part.segment_start - 1)
+
+
+def sure_stop(part: SegmentSlice, reader: SegmentReader) -> int:
+    """End of the first request's bytes where the slice has them wherever it turns out to end: a
+    segment's first slice, unless it is that short. 0 where it is not, or the request would be as
+    small in any case, and nothing is to be looked up.
+    """
+    if part.cut_start != 0:
+        return 0
+    if reader.reads_parts(part.objects):
+        return FIRST_REQUEST_BYTES if part.cut_stop > FIRST_REQUEST_BYTES else 0
+    if part.is_whole:
+        return 0
+    chunks = part.objects.chunk_index.chunks(0, part.cut_stop)
+    first = next(request_groups(chunks, True))
+    return first[-1].original_stop if len(first) < len(chunks) else 0
+
+
+def _border(index: OffsetIndex | None, cut: int, part: SegmentSlice) -> Border:
+    size = part.objects.size_in_bytes
+    if cut == 0:
+        return segment_start(part)
+    if cut == size or index is None:
+        return Border(size, None, part.segment_start - 1)
+    number = int(index.positions.searchsorted(cut, side="left"))
+    if number == len(index.positions):
+        return Border(size, None, part.segment_start - 1)
+    before = int(index.offsets[number - 1]) if number else part.segment_start - 1
+    return Border(int(index.positions[number]), int(index.offsets[number]), before)
+
+
+class BorderCheck:
+    """Follows the bytes of one slice and compares its borders with the index as they pass.
+
+    Attributes:
+        stop: Where the slice ends; may be told later than bytes that are surely before it.
+    """
+
+    def __init__(self, start: Border) -> None:
+        self._start = start
+        self.stop: Border | None = None
+        self._position = start.position
+        self._head = b""
+        self._tail = b""
+
+    def inside(self, window: memoryview) -> memoryview:
+        """What of the next bytes belongs to the slice.
+
+        Raises:
+            CorruptSegmentError: See `Border.check`.
+        """
+        if len(self._head) < PEEK_BYTES:
+            self._head += bytes(window[: PEEK_BYTES - len(self._head)])
+            if len(self._head) == PEEK_BYTES:
+                self._start.check(self._head, self._start.after_offset + 1)
+        size = len(window)
+        if self.stop is not None:
+            size = max(0, min(size, self.stop.position - self._position))
+        self._tail += bytes(window[size:])
+        self._position += len(window)
+        return window[:size]
+
+    def finish(self, next_offset: int) -> None:
+        """To be called when all bytes have passed.
+
+        Args:
+            next_offset: One past the last offset of the batches inside.
+
+        Raises:
+            CorruptSegmentError: See `Border.check`.
+        """
+        assert self.stop is not None, "the last span of a slice tells its end"
+        self.stop.check(self._tail, next_offset)
+
+
+def peek_stop(stop: Border, size: int) -> int:
+    """One past the last byte to read so that the border at the end can be checked too."""
+    return stop.position if stop.last_offset is None else min(stop.position + PEEK_BYTES, size)
+
+
+def parse_borders(data: bytes | None, base_offset: int, size: int) -> OffsetIndex | None:
+    """An offset index whose positions may serve as borders; `None` when it is empty or contradicts
+    itself.
+
+    The answer depends on nothing but the file, so all slices of a segment agree on it.
+    """
+    from segment_format.index.offset_index import OffsetIndex  # the first bytes are read without
+
+    try:
+        index = OffsetIndex.from_bytes(data, base_offset=base_offset) if data else None
+    except SegmentFormatError as error:
+        log.warning("offset index not usable, reading the segment whole: %s", error)
+        return None
+    if index is None or len(index.positions) == 0 or int(index.positions[-1]) >= size:
+        return None
+    return index

@@ -1,0 +1,92 @@
+"""What travels to a task: byte ranges of objects and how to read them, and nothing that opens a
+door.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kts_source.layout.remote_segment import IndexType
+
+if TYPE_CHECKING:
+    from kts_source.layout.remote_segment import SegmentObjects, StoredIndex
+    from segment_format.index.leader_epoch_checkpoint import EpochEntry
+    from segment_format.isolation import AbortedIntervals
+
+
+# Measured per byte on one core: about 3 ns into Spark at 100-byte values, zstd 0.5 ns, AES 0.3 ns.
+_DECOMPRESS_PERCENT = 15
+_DECRYPT_PERCENT = 10
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentSlice:
+    """A part of one segment: rows of the batches that begin between two cuts, within an offset
+    range.
+
+    Both neighbours of a cut take the first offset-index entry at or beyond it as the border, so
+    slices tile a segment whatever the cuts are. Cut 0 is the segment's start; a cut at its size is
+    its end.
+
+    Attributes:
+        segment_start: First offset of the segment, the base of its index entries.
+        segment_stop: One past its last offset.
+        cut_start: Nominal first byte, in positions of the original segment, inclusive.
+        cut_stop: Nominal last byte, exclusive.
+        start_offset: Rows below are left out.
+        stop_offset: Rows at or above are left out.
+        aborted: Intervals whose transactional batches are left out.
+        lineage: Epochs that own the offset range; a batch of another epoch is an error. Empty =
+            not checked.
+    """
+
+    topic: str
+    partition: int
+    segment_id: str
+    segment_start: int
+    segment_stop: int
+    objects: SegmentObjects
+    cut_start: int
+    cut_stop: int
+    start_offset: int
+    stop_offset: int
+    aborted: AbortedIntervals
+    lineage: tuple[EpochEntry, ...]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no border has to be looked up."""
+        return self.cut_start == 0 and self.cut_stop == self.objects.size_in_bytes
+
+    @property
+    def offset_index(self) -> StoredIndex:
+        """Where borders are looked up."""
+        return self.objects.indexes[IndexType.OFFSET]
+
+    @property
+    def nominal_bytes(self) -> int:
+        """Original bytes between the cuts."""
+        return self.cut_stop - self.cut_start
+
+    @property
+    def work(self) -> int:
+        """Estimated work in bytes of a plain segment: decoding and the way into Spark make up most
+        of it, undoing the stored form adds to that.
+        """
+        objects = self.objects
+        percent = 100 + (_DECOMPRESS_PERCENT if objects.compression else 0)
+        percent += 0 if objects.encryption is None else _DECRYPT_PERCENT
+        return self.nominal_bytes * percent // 100
+
+
+@dataclass(frozen=True, slots=True)
+class ScanTask:
+    """The slices one task reads, in this order."""
+
+    slices: tuple[SegmentSlice, ...]
+
+    @property
+    def nominal_bytes(self) -> int:
+        """Original bytes of all slices."""
+        return sum(part.nominal_bytes for part in self.slices)

@@ -1,0 +1,235 @@
+"""What a task did: requests, bytes, seconds, records. One line of JSON a task attempt."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from kts_source.read.stopwatch import Stopwatch
+from kts_source.store.object_store import pinning
+
+if TYPE_CHECKING:
+    from kts_source.read.task import ScanTask
+    from kts_source.store.counters import StoreCounters
+    from kts_source.store.object_store import ObjectStore
+    from segment_format.arrow import DecodeCounters
+
+log = logging.getLogger(__name__)
+
+DONE: Final = "done"
+CLOSED: Final = "closed"  # the consumer wanted no more, as LIMIT does
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPlace:
+    """Which task of which scan, as the engine that runs it knows.
+
+    Attributes:
+        scan: One text for all tasks of a DataFrame.
+        stage: The engine's number of the run; a DataFrame that is read twice has two.
+        partition: Number of the task within the run.
+        attempt: 0 for the first.
+    """
+
+    scan: str = ""
+    stage: int | None = None
+    partition: int | None = None
+    attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TaskMetrics:
+    """One attempt of one task.
+
+    Attributes:
+        scan: See `TaskPlace`, as for `stage`, `partition` and `attempt`.
+        outcome: `done`, `closed` (the consumer wanted no more), or the name of the error.
+        topic_partitions: What was read, such as `orders-0`.
+        slices: Segments, or slices of them.
+        rows: Rows handed on.
+        seconds: From the first to the last, the consumer's time included.
+        requests: Reads and look-ups sent, each attempt counted.
+        list_requests: Listing pages asked for.
+        bytes: Stored bytes received.
+        retries: Attempts made again.
+        hedges: Second requests because the first was late.
+        mirrored: Answers of the mirror.
+        cache_hits: Ranges found on local disk.
+        cache_misses: Ranges asked of the store although there is a cache.
+        cache_bytes: Bytes found on local disk.
+        fetch_seconds: In requests, of all threads together.
+        wait_seconds: The task, for bytes.
+        decrypt_seconds: Chunks.
+        decompress_seconds: Chunks; codecs of record batches count as decoding.
+        decode_seconds: Record batches to Arrow.
+        batches: Record batches met.
+        records: Records that became rows (before option `where`).
+        decoded_bytes: Bytes of those batches as stored in the segment.
+        batches_skipped_control: Markers of transactions.
+        batches_skipped_aborted: Of transactions that were aborted.
+        batches_skipped_offset: Outside the offsets wanted.
+        records_skipped_offset: Outside the offsets wanted, within batches that were decoded.
+        batches_skipped_timestamp: Dated outside what option `where` lets through, by their headers.
+        lost: Ranges of offsets that were left out because their objects had gone.
+        pinned_by: How reads were held to the planned version of each object.
+    """
+
+    scan: str = ""
+    stage: int | None = None
+    partition: int | None = None
+    attempt: int = 0
+    outcome: str = DONE
+    topic_partitions: tuple[str, ...] = ()
+    slices: int = 0
+    rows: int = 0
+    seconds: float = 0.0
+    requests: int = 0
+    list_requests: int = 0
+    bytes: int = 0
+    retries: int = 0
+    hedges: int = 0
+    mirrored: int = 0
+    cache_hits: int = 0
+    cache_misses: int = 0
+    cache_bytes: int = 0
+    fetch_seconds: float = 0.0
+    wait_seconds: float = 0.0
+    decrypt_seconds: float = 0.0
+    decompress_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    batches: int = 0
+    records: int = 0
+    decoded_bytes: int = 0
+    batches_skipped_control: int = 0
+    batches_skipped_aborted: int = 0
+    batches_skipped_offset: int = 0
+    records_skipped_offset: int = 0
+    batches_skipped_timestamp: int = 0
+    lost: tuple[str, ...] = ()
+    pinned_by: str = ""
+
+    def to_json(self) -> str:
+        """One line."""
+        return json.dumps(dataclasses.asdict(self), ensure_ascii=False, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, line: str) -> TaskMetrics:
+        """What `to_json` wrote, also of a version that knew more or fewer attributes.
+
+        Raises:
+            ValueError: Not a JSON object.
+        """
+        document = json.loads(line)
+        if not isinstance(document, dict):
+            raise ValueError("a line of metrics is a JSON object")
+        names = {field.name for field in dataclasses.fields(cls)}
+        known: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in document.items()
+            if name in names
+        }
+        return cls(**known)
+
+    def __str__(self) -> str:
+        """One line for people."""
+        skipped = self.batches_skipped_control + self.batches_skipped_aborted
+        parts = [
+            f"task {self.outcome}: {self.rows} rows of {', '.join(self.topic_partitions)}",
+            f"{self.seconds:.3f} s (waited {self.wait_seconds:.3f}, decrypted"
+            f" {self.decrypt_seconds:.3f}, decompressed {self.decompress_seconds:.3f}, decoded"
+            f" {self.decode_seconds:.3f})",
+            f"{self.requests} requests, {self.bytes} bytes, {self.retries} retries",
+        ]
+        if self.hedges or self.mirrored:
+            parts.append(f"{self.hedges} asked twice, {self.mirrored} from the mirror")
+        if self.cache_hits or self.cache_misses:
+            parts.append(f"{self.cache_hits} of {self.cache_hits + self.cache_misses} from cache")
+        parts.append(
+            f"{self.batches} batches, {skipped} of them control or aborted,"
+            f" {self.batches_skipped_offset} outside the offsets,"
+            f" {self.batches_skipped_timestamp} outside the timestamps"
+        )
+        if self.lost:
+            parts.append(f"lost: {'; '.join(self.lost)}")
+        return ", ".join(parts)
+
+
+class TaskMeter:
+    """Adds up one attempt of a task while it runs.
+
+    Args:
+        task: What is read.
+        store: From where; its counters at this moment are the zero.
+        place: Which task of which scan.
+    """
+
+    def __init__(self, task: ScanTask, store: ObjectStore, place: TaskPlace) -> None:
+        self._task = task
+        self._store = store
+        self._place = place
+        self._began = time.monotonic()
+        self._work = store.counters
+        self.stopwatch = Stopwatch()
+        self.rows = 0
+        self._lost: list[str] = []
+        self._decoded: dict[str, int] = {}
+
+    def add_decoded(self, counters: DecodeCounters) -> None:
+        """Adds what the decoder of one slice has met."""
+        for name, value in dataclasses.asdict(counters).items():
+            self._decoded[name] = self._decoded.get(name, 0) + value
+
+    def add_lost(self, offsets: str) -> None:
+        """Adds a range of offsets whose object has gone."""
+        self._lost.append(offsets)
+
+    def finished(self, outcome: str) -> TaskMetrics:
+        """The sum, to be taken before the store is closed."""
+        work = self._store.counters - self._work
+        decoded: dict[str, Any] = dict(self._decoded)
+        restore = self.stopwatch.restore
+        return TaskMetrics(
+            **dataclasses.asdict(self._place),
+            outcome=outcome,
+            topic_partitions=tuple(
+                dict.fromkeys(f"{part.topic}-{part.partition}" for part in self._task.slices)
+            ),
+            slices=len(self._task.slices),
+            rows=self.rows,
+            seconds=_rounded(time.monotonic() - self._began),
+            **_work(work),
+            **_cached(self._store),
+            fetch_seconds=_rounded(self.stopwatch.fetch),
+            wait_seconds=_rounded(self.stopwatch.wait),
+            decrypt_seconds=_rounded(restore.decrypt),
+            decompress_seconds=_rounded(restore.decompress),
+            decode_seconds=_rounded(self.stopwatch.decode),
+            decoded_bytes=decoded.pop("bytes", 0),
+            **decoded,
+            lost=tuple(self._lost),
+            pinned_by=pinning(self._store),
+        )
+
+
+def _rounded(seconds: float) -> float:
+    return round(seconds, 6)
+
+
+def _work(work: StoreCounters) -> dict[str, Any]:
+    return dataclasses.asdict(work)
+
+
+def _cached(store: ObjectStore) -> dict[str, Any]:
+    """What the caches gave, where the store has some."""
+    counters = getattr(store, "cache_counters", None)
+    if counters is None:
+        return {}
+    return {
+        "cache_hits": counters.hits,
+        "cache_misses": counters.misses,
+        "cache_bytes": counters.bytes_served,
+    }

@@ -1,1 +1,0 @@
-"""From options to rows: discover, lineage, isolation, plan, execute; no Spark."""

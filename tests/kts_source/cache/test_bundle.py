@@ -1,0 +1,71 @@
+"""Values of one entry: what was put comes back, together or not at all."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kts_source.cache.bundle import CachedParts
+from kts_source.cache.disk_cache import CacheLimits, DiskCache
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> DiskCache:
+    return DiskCache(tmp_path / "cache", CacheLimits(None, None))
+
+
+def test_what_was_put_comes_back_and_one_value_changes_alone(cache: DiskCache) -> None:
+    parts = CachedParts(cache, "p")
+    parts.put("a", b"one\n")
+    parts.put("b", b"")
+    assert parts.get("a") == b"one\n"
+    assert CachedParts(cache, "p").get("a") is None  # not saved yet
+    parts.save()
+    again = CachedParts(cache, "p")
+    assert (again.get("a"), again.get("b"), again.get("c")) == (b"one\n", b"", None)
+    again.put("b", b"\x00two")
+    again.save()
+    last = CachedParts(cache, "p")
+    assert (last.get("a"), last.get("b")) == (b"one\n", b"\x00two")
+
+
+def test_nothing_new_writes_nothing(cache: DiskCache) -> None:
+    parts = CachedParts(cache, "p")
+    parts.save()
+    assert cache.get("p") is None
+    parts.put("a", b"x")
+    parts.save()
+    stored = cache.counters.stored
+    parts.save()
+    assert parts.get("a") == b"x"
+    parts.save()
+    assert cache.counters.stored == stored
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda data: data.replace(b"\n", b" "),
+        lambda data: data[:-1],
+        lambda data: data.replace(b"3", b"-1"),
+        lambda data: data.replace(b"3", b'"3"'),
+        lambda data: b"[3]\nabc",
+        lambda data: b"",
+    ],
+)
+def test_an_entry_that_cannot_be_read_is_a_miss(
+    spoil: Callable[[bytes], bytes], cache: DiskCache
+) -> None:
+    parts = CachedParts(cache, "p")
+    parts.put("a", b"abc")
+    parts.save()
+    data = cache.get("p")
+    assert data is not None
+    assert spoil(data) != data
+    cache.put("p", spoil(data))
+    assert CachedParts(cache, "p").get("a") is None

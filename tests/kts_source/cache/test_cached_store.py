@@ -1,0 +1,390 @@
+"""Reads of known versions come from disk the second time; everything else comes from the store."""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.synchronize
+import pickle
+import stat
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kts_source.cache.cached_store import (
+    NO_CACHE,
+    CachedStore,
+    CacheSettings,
+    default_folders,
+    open_cached,
+)
+from kts_source.cache.disk_cache import CacheLimits
+from kts_source.errors import ObjectChangedError, ObjectNotFoundError
+from kts_source.options import parse_options
+from kts_source.planning.planner import plan_scan
+from kts_source.store.local_store import LocalStore
+from kts_source.store.object_store import Data, ObjectInfo, StoreCounters
+from tests.golden_data import TIER, expected_table, tier_options
+from tests.kts_source.planning.scanning import run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import pyarrow as pa
+
+KEEP = CacheLimits(None, None)
+
+
+class SlowStore:
+    """One object; every request is a line in a file that all processes share."""
+
+    def __init__(self, requests: Path, data: bytes = bytes(range(256)), seconds: float = 0) -> None:
+        self._requests = requests
+        self._data = data
+        self._seconds = seconds
+
+    @property
+    def counters(self) -> StoreCounters:
+        return StoreCounters(requests=len(self.requested))
+
+    @property
+    def requested(self) -> list[str]:
+        return self._requests.read_text().split() if self._requests.exists() else []
+
+    def uri(self, key: str) -> str:
+        return f"slow://{key}"
+
+    def list_folders(self, prefix: str) -> list[str]:
+        self._note("folders")
+        return []
+
+    def list_objects(self, prefix: str) -> Iterator[ObjectInfo]:
+        self._note("objects")
+        return iter(())
+
+    def get_range(self, key: str, start: int, stop: int, *, version: str | None = None) -> Data:
+        self._note(f"{key}:{start}-{stop}")
+        time.sleep(self._seconds)
+        if version == "gone":
+            raise ObjectNotFoundError("no such object", uri=self.uri(key))
+        return self._data[start:stop]
+
+    def get_object(self, key: str, *, max_bytes: int, version: str | None = None) -> bytes:
+        self._note(key)
+        return self._data
+
+    def head(self, key: str) -> ObjectInfo:
+        self._note(f"head:{key}")
+        return ObjectInfo(key, len(self._data), "1")
+
+    def close(self) -> None:
+        pass
+
+    def _note(self, line: str) -> None:
+        with self._requests.open("a") as file:
+            file.write(line + "\n")
+
+
+def cached(tmp_path: Path, seconds: float = 0, *, patience: float = 30) -> CachedStore:
+    settings = CacheSettings(
+        index=KEEP, chunks=KEEP, folder=str(tmp_path / "cache"), patience_seconds=patience
+    )
+    return CachedStore(SlowStore(tmp_path / "requests", seconds=seconds), settings, scope="")
+
+
+def requested(tmp_path: Path) -> list[str]:
+    return SlowStore(tmp_path / "requests").requested
+
+
+def test_the_second_read_of_a_version_asks_nothing(tmp_path: Path) -> None:
+    for _ in range(2):
+        store = cached(tmp_path)
+        assert store.get_range("a", 3, 9, version="1") == bytes(range(3, 9))
+    assert requested(tmp_path) == ["a:3-9"]
+    assert (store.cache_counters.hits, store.cache_counters.misses) == (1, 0)
+    copy = pickle.loads(pickle.dumps(store))
+    assert copy.get_range("a", 3, 9, version="1") == bytes(range(3, 9))
+    assert requested(tmp_path) == ["a:3-9"]
+
+
+def test_another_version_range_object_or_server_is_a_miss(tmp_path: Path) -> None:
+    store = cached(tmp_path)
+    store.get_range("a", 3, 9, version="1")
+    store.get_range("a", 3, 9, version="2")
+    store.get_range("a", 3, 8, version="1")
+    store.get_range("b", 3, 9, version="1")
+    settings = CacheSettings(index=KEEP, folder=str(tmp_path / "cache"))
+    behind = SlowStore(tmp_path / "requests")
+    CachedStore(behind, settings, scope="other").get_range("a", 3, 9, version="1")
+    assert len(requested(tmp_path)) == 5
+
+
+def test_what_has_no_version_is_not_kept(tmp_path: Path) -> None:
+    store = cached(tmp_path)
+    for _ in range(2):
+        store.get_range("a", 3, 9)
+    assert requested(tmp_path) == ["a:3-9"] * 2
+
+
+def test_listings_and_look_ups_are_never_kept(tmp_path: Path) -> None:
+    store = cached(tmp_path)
+    for _ in range(2):
+        store.list_folders("")
+        list(store.list_objects(""))
+        store.head("a")
+    assert requested(tmp_path) == ["folders", "objects", "head:a"] * 2
+
+
+def test_an_error_is_not_kept(tmp_path: Path) -> None:
+    store = cached(tmp_path)
+    for _ in range(2):
+        with pytest.raises(ObjectNotFoundError):
+            store.get_range("a", 0, 1, version="gone")
+    assert len(requested(tmp_path)) == 2
+
+
+def test_a_damaged_entry_is_fetched_again(tmp_path: Path) -> None:
+    store = cached(tmp_path)
+    store.get_range("a", 3, 9, version="1")
+    (path,) = (tmp_path / "cache").glob("*/index/*.entry")
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    assert store.get_range("a", 3, 9, version="1") == bytes(range(3, 9))
+    assert len(requested(tmp_path)) == 2
+
+
+def test_the_folder_and_those_above_it_are_private(tmp_path: Path) -> None:
+    cached(tmp_path).get_range("a", 3, 9, version="1")
+    top = tmp_path / "cache"
+    for folder in [top, *(path for path in top.rglob("*") if path.is_dir())]:
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_a_folder_that_cannot_be_used_costs_only_the_cache(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_bytes(b"a file")
+    store = cached(tmp_path)
+    for _ in range(2):
+        assert store.get_range("a", 3, 9, version="1") == bytes(range(3, 9))
+    assert len(requested(tmp_path)) == 2
+
+
+# -- one fetch per machine
+
+
+def _read(tmp_path: Path, ready: multiprocessing.synchronize.Barrier, patience: float) -> None:
+    store = cached(tmp_path, seconds=1.0, patience=patience)
+    ready.wait(60)
+    assert store.get_range("a", 3, 9, version="1") == bytes(range(3, 9))
+
+
+def read_in_two_processes(tmp_path: Path, patience: float) -> None:
+    context = multiprocessing.get_context("spawn")
+    ready = context.Barrier(2)
+    readers = [context.Process(target=_read, args=(tmp_path, ready, patience)) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join(100)
+        assert reader.exitcode == 0
+
+
+def test_two_processes_fetch_a_range_once(tmp_path: Path) -> None:
+    read_in_two_processes(tmp_path, patience=60)
+    assert requested(tmp_path) == ["a:3-9"]
+
+
+def test_who_lost_patience_fetches_itself(tmp_path: Path) -> None:
+    read_in_two_processes(tmp_path, patience=0.01)
+    assert requested(tmp_path) == ["a:3-9"] * 2
+
+
+def _read_and_hang(tmp_path: Path) -> None:
+    cached(tmp_path, seconds=600).get_range("a", 3, 9, version="1")
+
+
+def test_a_killed_fetcher_is_not_waited_for(tmp_path: Path) -> None:
+    hanging = multiprocessing.get_context("spawn").Process(target=_read_and_hang, args=(tmp_path,))
+    hanging.start()
+    deadline = time.monotonic() + 60
+    while not requested(tmp_path):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    hanging.kill()
+    hanging.join()
+    assert cached(tmp_path, patience=1e9).get_range("a", 3, 9, version="1") == bytes(range(3, 9))
+    assert requested(tmp_path) == ["a:3-9"] * 2
+
+
+# -- real tiers
+
+
+class CountingStore(LocalStore):
+    """Notes which reads were of segment bytes."""
+
+    log_reads = 0
+
+    def get_range(self, key: str, start: int, stop: int, *, version: str | None = None) -> Data:
+        self.log_reads += key.endswith(".log")
+        return super().get_range(key, start, stop, version=version)
+
+
+def golden(tmp_path: Path, *, chunks: bool = True, plaintext: bool = False) -> CachedStore:
+    settings = CacheSettings(
+        index=KEEP,
+        chunks=KEEP if chunks else None,
+        folder=str(tmp_path / "cache"),
+        plaintext=plaintext,
+    )
+    return CachedStore(CountingStore(TIER), settings)
+
+
+def log_reads(store: CachedStore) -> int:
+    assert isinstance(store.behind, CountingStore)
+    return store.behind.log_reads
+
+
+def rows(table: pa.Table) -> pa.Table:
+    return table.sort_by([(name, "ascending") for name in ("topic", "partition", "offset")])
+
+
+@pytest.mark.parametrize("topic", ["codecs", "encrypted", "epochs", "txn"])
+def test_a_second_scan_reads_no_data(topic: str, tmp_path: Path) -> None:
+    options = tier_options(topic, includeHeaders="true", targetPartitionBytes="100k")
+    expected = rows(expected_table(topic, "read_committed"))
+    for number in range(2):
+        store = golden(tmp_path)
+        plan = plan_scan(parse_options(options), store)
+        planned = store.counters.requests
+        table = run(plan, options, store)
+        assert rows(table).equals(expected.cast(table.schema))
+        if number:
+            assert planned == 0
+            assert store.counters.requests == 0
+    # Cut elsewhere, the chunks are the same.
+    recut = tier_options(topic, includeHeaders="true", targetPartitionBytes="30k")
+    store = golden(tmp_path)
+    plan = plan_scan(parse_options(recut), store)
+    assert rows(run(plan, recut, store)).equals(expected.cast(table.schema))
+    assert log_reads(store) == 0
+
+
+def test_without_a_chunk_cache_only_data_is_read_again(tmp_path: Path) -> None:
+    options = tier_options("codecs", includeHeaders="true")
+    for number in range(2):
+        store = golden(tmp_path, chunks=False)
+        run(plan_scan(parse_options(options), store), options, store)
+        assert log_reads(store) > 0
+        assert (store.counters.requests > log_reads(store)) == (number == 0)
+    assert not list((tmp_path / "cache").glob("*/chunks/*"))
+
+
+def encrypted_values(table: pa.Table) -> list[bytes]:
+    """Values of uncompressed batches as they stand in the segment."""
+    values = [value for value in table["value"].to_pylist() if value and len(value) > 20]
+    assert values
+    return values
+
+
+def test_encrypted_data_stays_encrypted(tmp_path: Path) -> None:
+    options = tier_options("encrypted", includeHeaders="true")
+    store = golden(tmp_path)
+    table = run(plan_scan(parse_options(options), store), options, store)
+    kept = [path.read_bytes() for path in (tmp_path / "cache").glob("*/chunks/*.entry")]
+    stored = b"".join(path.read_bytes() for path in sorted(TIER.rglob("encrypted-*/*/*.log")))
+    assert kept
+    for entry in kept:
+        assert entry[-64:] in stored
+    everything = b"".join(
+        path.read_bytes() for path in (tmp_path / "cache").rglob("*") if path.is_file()
+    )
+    assert not any(value in everything for value in encrypted_values(table))
+
+
+@pytest.mark.parametrize("topic", ["codecs", "encrypted"])
+def test_plaintext_is_kept_if_asked_for(
+    topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = tier_options(topic, includeHeaders="true", targetPartitionBytes="100k")
+    expected = rows(expected_table(topic, "read_committed"))
+    plan = plan_scan(parse_options(options))
+    store = golden(tmp_path, plaintext=True)
+    table = run(plan, options, store)
+    assert rows(table).equals(expected.cast(table.schema))
+    entries = list((tmp_path / "cache").glob("*/chunks/*.entry"))
+    assert {stat.S_IMODE(path.stat().st_mode) for path in entries} == {0o600}
+    if topic == "encrypted":
+        kept = b"".join(path.read_bytes() for path in entries)
+        assert any(value in kept for value in encrypted_values(table))
+
+    def refused(*_arguments: object, **_named: object) -> bytes:
+        raise AssertionError("a chunk was restored a second time")
+
+    monkeypatch.setattr("kts_source.read.segment_source.restore_chunk", refused)
+    again = golden(tmp_path, plaintext=True)
+    assert rows(run(plan, options, again)).equals(expected.cast(table.schema))
+    assert log_reads(again) == 0
+    assert again.counters.bytes == 0
+    # Cut elsewhere, and with the bytes as stored asked for, which the cache does not have.
+    recut = tier_options(topic, includeHeaders="true", targetPartitionBytes="30k")
+    third = golden(tmp_path, plaintext=True)
+    assert rows(run(plan_scan(parse_options(recut)), recut, third)).equals(
+        expected.cast(table.schema)
+    )
+    assert log_reads(third) == 0
+    monkeypatch.undo()
+    fourth = golden(tmp_path)
+    assert rows(run(plan, options, fourth)).equals(expected.cast(table.schema))
+    assert log_reads(fourth) > 0
+
+
+def test_a_damaged_plaintext_entry_is_fetched_again(tmp_path: Path) -> None:
+    options = tier_options("encrypted", includeHeaders="true")
+    plan = plan_scan(parse_options(options))
+    whole = run(plan, options, golden(tmp_path, plaintext=True))
+    for path in (tmp_path / "cache").glob("*/chunks/*.entry"):
+        data = path.read_bytes()
+        path.write_bytes(data[:-9] + bytes([data[-9] ^ 1]) + data[-8:])
+    store = golden(tmp_path, plaintext=True)
+    assert run(plan, options, store).equals(whole)
+    assert log_reads(store) > 0
+
+
+def test_a_replaced_object_is_not_answered_from_the_cache(tmp_path: Path) -> None:
+    folder = tmp_path / "tier"
+    folder.mkdir()
+    (folder / "a").write_bytes(b"first")
+    settings = CacheSettings(index=KEEP, folder=str(tmp_path / "cache"))
+    store = CachedStore(LocalStore(folder), settings)
+    first = store.head("a")
+    assert store.get_range("a", 0, 5, version=first.version) == b"first"
+    (folder / "a").write_bytes(b"other")
+    second = store.head("a")
+    assert store.get_range("a", 0, 5, version=second.version) == b"other"
+    # The old version is still what it was; the store itself would refuse it.
+    assert store.get_range("a", 0, 5, version=first.version) == b"first"
+    with pytest.raises(ObjectChangedError):
+        store.get_range("a", 0, 4, version=first.version)
+
+
+# -- whether and where
+
+
+def test_folders_of_this_machine_are_cached_only_when_asked(tmp_path: Path) -> None:
+    local = LocalStore(tmp_path)
+    assert open_cached(local, CacheSettings(index=KEEP)) is local
+    assert isinstance(open_cached(local, CacheSettings(index=KEEP, folder="/x/y")), CachedStore)
+    assert open_cached(local, NO_CACHE) is local
+    slow = SlowStore(tmp_path / "requests")
+    assert open_cached(slow, NO_CACHE) is slow
+
+
+def test_the_default_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    folders = list(default_folders())
+    assert folders[:2] == [tmp_path / "xdg/tiered-kafka", tmp_path / ".cache/tiered-kafka"]
+    assert folders[2].parent == tmp_path / "tmp"
+    monkeypatch.setenv("XDG_CACHE_HOME", "not/absolute")
+    monkeypatch.setenv("HOME", "/nonexistent")
+    assert list(default_folders()) == [folders[2]]

@@ -1,0 +1,283 @@
+"""Entries on disk: what was written or nothing, bounded in bytes and age, for their owner alone."""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.synchronize
+import os
+import pickle
+import stat
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kts_source.cache.disk_cache import CacheLimits, DiskCache, make_private_folder
+from kts_source.cache.file_lock import locked
+from kts_source.store.cancel import Cancellation, CancelledFetchError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+UNBOUNDED = CacheLimits(None, None)
+
+
+def entries(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.entry"))
+
+
+def aged(path: Path, seconds: float) -> None:
+    then = time.time() - seconds
+    os.utime(path, (then, then))
+
+
+def test_what_was_stored_is_served_to_every_process(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path / "c", UNBOUNDED)
+    assert cache.get("a") is None
+    for name, data in {"a": b"data", "ä/b": b"", "big": bytes(3 << 20)}.items():
+        cache.put(name, memoryview(data))
+        assert DiskCache(tmp_path / "c", UNBOUNDED).get(name) == data
+        assert pickle.loads(pickle.dumps(cache)).get(name) == data
+    cache.put("a", b"newer")
+    assert cache.get("a") == b"newer"
+    counters = cache.counters
+    assert (counters.hits, counters.misses, counters.stored) == (1, 1, 4)
+    assert (counters.bytes_served, counters.bytes_stored) == (5, 4 + (3 << 20) + 5)
+
+
+def test_a_cut_or_spoiled_entry_is_a_miss(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path, UNBOUNDED)
+    cache.put("name", b"0123456789")
+    (path,) = entries(tmp_path)
+    whole = path.read_bytes()
+    spoiled = [whole[:size] for size in range(len(whole))] + [whole + b"x"]
+    spoiled += [
+        whole[:position] + bytes([whole[position] ^ bit]) + whole[position + 1 :]
+        for position in range(len(whole))
+        for bit in (1, 128)
+    ]
+    for data in spoiled:
+        path.write_bytes(data)
+        assert cache.get("name") is None
+        assert not path.exists()
+    path.write_bytes(whole)
+    assert cache.get("name") == b"0123456789"
+
+
+def test_an_entry_is_not_served_under_another_name(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path, UNBOUNDED)
+    cache.put("one", b"1")
+    (path,) = entries(tmp_path)
+    cache.put("two", b"2")
+    other = next(entry for entry in entries(tmp_path) if entry != path)
+    other.write_bytes(path.read_bytes())
+    assert cache.get("two") is None
+
+
+def test_entries_expire_since_their_last_access(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path, CacheLimits(None, 60))
+    cache.put("a", b"a")
+    (path,) = entries(tmp_path)
+    for _ in range(3):
+        aged(path, 50)
+        assert cache.get("a") == b"a"  # and is young again
+        assert time.time() - path.stat().st_mtime < 10
+    aged(path, 61)
+    assert cache.get("a") is None
+    assert entries(tmp_path) == []
+    assert cache.counters.evictions == 1
+
+
+def test_without_a_time_to_live_entries_stay(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path, UNBOUNDED)
+    cache.put("a", b"a")
+    aged(entries(tmp_path)[0], 1e9)
+    cache.sweep()
+    assert cache.get("a") == b"a"
+
+
+def test_a_write_sweeps_what_has_expired(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path, CacheLimits(1 << 20, 60))
+    cache.put("old", b"o" * 100)
+    aged(entries(tmp_path)[0], 61)
+    DiskCache(tmp_path, CacheLimits(1 << 20, 60)).put("new", bytes(1 << 16))
+    assert len(entries(tmp_path)) == 1
+    assert cache.get("new") is not None
+
+
+def test_the_least_recently_used_goes_first(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path, CacheLimits(64 << 10, None))
+    for number in range(100):
+        cache.put(f"{number}", bytes(1 << 10))
+        if number:
+            assert cache.get("0") is not None, number
+        for age, path in enumerate(sorted(entries(tmp_path), key=lambda p: p.stat().st_mtime_ns)):
+            aged(path, 1000 - age)  # keeps the order, a second apart
+        assert sum(path.stat().st_size for path in entries(tmp_path)) <= 64 << 10
+    assert cache.get("99") is not None
+    assert cache.get("1") is None
+    assert cache.counters.evictions >= 100 - 64
+    cache.put("too large for all", bytes(65 << 10))
+    assert cache.get("too large for all") is None
+
+
+def pass_time(folder: Path, seconds: int = 5) -> None:
+    """Makes every entry older, and nothing else of it."""
+    for path in entries(folder):
+        then = path.stat().st_mtime_ns - seconds * 1_000_000_000
+        os.utime(path, ns=(then, then))
+
+
+def test_what_was_asked_for_again_outlives_a_scan_of_much(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path, CacheLimits(64 << 10, None))
+    often = [f"often {number}" for number in range(16)]
+    for name in often:
+        cache.put(name, bytes(1 << 10))
+    pass_time(tmp_path)
+    assert all(cache.get(name) is not None for name in often)
+    for number in range(500):
+        pass_time(tmp_path)
+        cache.put(f"once {number}", bytes(1 << 10))
+    assert sum(path.stat().st_size for path in entries(tmp_path)) <= 64 << 10
+    assert all(cache.peek(name) is not None for name in often)
+    assert cache.peek("once 499") is not None
+    assert cache.peek("once 400") is None
+
+
+def test_what_was_asked_for_again_long_ago_makes_room_in_the_end(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path, CacheLimits(64 << 10, None))
+    for number in range(200):
+        cache.put(f"{number}", bytes(1 << 10))
+        pass_time(tmp_path)
+        assert cache.get(f"{number}") is not None
+    cache.put("new", bytes(1 << 10))
+    assert cache.peek("0") is None
+    assert cache.peek("199") is not None
+    # A quarter is always there for what is new.
+    for number in range(14):
+        pass_time(tmp_path)
+        cache.put(f"new {number}", bytes(1 << 10))
+    assert all(cache.peek(f"new {number}") is not None for number in range(3, 14))
+
+
+def test_what_dead_writers_left_is_swept(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path, UNBOUNDED)
+    young, old = tmp_path / "1.new", tmp_path / "2.new"
+    lock, foreign = tmp_path / "3.lock", tmp_path / "keep.txt"
+    for path in (young, old, lock, foreign):
+        path.write_bytes(b"half")
+    for path in (old, lock, foreign):
+        aged(path, 4000)
+    cache.sweep()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1.new", "keep.txt", "sweep"]
+
+
+def test_nobody_else_can_look_inside(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    previous = os.umask(0)
+    try:
+        DiskCache(folder, UNBOUNDED).put("a", b"a")
+    finally:
+        os.umask(previous)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    for path in folder.iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    folder.chmod(0o755)
+    DiskCache(folder, UNBOUNDED)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_a_folder_that_is_a_link_or_anothers_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with pytest.raises(NotADirectoryError):
+        make_private_folder(tmp_path / "link")
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with pytest.raises(PermissionError):
+        make_private_folder(tmp_path / "real")
+
+
+def test_a_disk_that_fails_is_a_miss(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cache = DiskCache(tmp_path / "c", UNBOUNDED)
+    (tmp_path / "c").rmdir()
+    (tmp_path / "c").write_bytes(b"no folder")
+    cache.put("a", b"a")
+    cache.put("b", b"b")
+    assert cache.get("a") is None
+    with cache.flight(["a"], patience_seconds=0):
+        pass
+    assert len(caplog.records) == 1
+
+
+# -- single flight
+
+
+def test_one_holder_at_a_time_among_threads(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path, UNBOUNDED)
+    inside: list[int] = []
+    most: list[int] = []
+
+    def hold(number: int) -> None:
+        with cache.flight(["x", f"{number}"], patience_seconds=30):
+            inside.append(number)
+            most.append(len(inside))
+            time.sleep(0.002)
+            inside.remove(number)
+
+    threads = [threading.Thread(target=hold, args=(number,)) for number in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1] * 12
+    assert list(tmp_path.glob("*.lock")) == []
+
+
+def test_who_waits_too_long_goes_on(tmp_path: Path) -> None:
+    with locked([f"{tmp_path}/a.lock"], 1) as first:
+        assert first
+        with locked([f"{tmp_path}/a.lock"], 0.01) as second:
+            assert not second
+        with locked([f"{tmp_path}/b.lock"], 0) as other:
+            assert other
+    with locked([f"{tmp_path}/a.lock"], 0) as again:
+        assert again
+
+
+def test_waiting_ends_when_nobody_wants_the_answer(tmp_path: Path) -> None:
+    cancellation = Cancellation()
+    with locked([f"{tmp_path}/a.lock"], 1):
+        timer = threading.Timer(0.05, cancellation.cancel)
+        timer.start()
+        with (
+            cancellation.scope(),
+            pytest.raises(CancelledFetchError),
+            locked([f"{tmp_path}/a.lock"], 60),
+        ):
+            raise AssertionError("held twice")
+        timer.join()
+
+
+def _hold_for_ever(path: str, held: multiprocessing.synchronize.Event) -> None:
+    with locked([path], 10):
+        held.set()
+        time.sleep(600)
+
+
+def test_a_killed_holder_lets_go(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    held = context.Event()
+    holder = context.Process(target=_hold_for_ever, args=(f"{tmp_path}/a.lock", held))
+    holder.start()
+    assert held.wait(60)
+    with locked([f"{tmp_path}/a.lock"], 0.01) as early:
+        assert not early
+    holder.kill()
+    holder.join()
+    assert (tmp_path / "a.lock").exists()
+    with locked([f"{tmp_path}/a.lock"], 30) as now:
+        assert now
+    assert not (tmp_path / "a.lock").exists()

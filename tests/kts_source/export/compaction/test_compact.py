@@ -1,0 +1,342 @@
+"""Compaction: the latest visible record of every key, whatever fits into memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyiceberg.catalog import load_catalog
+
+from kts_source.errors import (
+    CommitConflictError,
+    ExportError,
+    FingerprintError,
+    InvalidOptionError,
+    UnsupportedTargetError,
+)
+from kts_source.export.compaction import buckets, compact
+from kts_source.export.compaction.compact import SpreadTask
+from kts_source.export.executor import LocalExecutor
+from kts_source.export.files import TaskReport
+from kts_source.export.ranges import PartitionKey
+from tests.golden_data import expected_table, topic_summary
+from tests.kts_source.export import exporting
+from tests.kts_source.export.exporting import FORMATS, Lake
+from tests.kts_source.export.killing import Killed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from kts_source.export.job import ExportJob, RunnableTask
+    from kts_source.export.tables.export_table import Commit
+
+TOPIC = "compacted"
+
+
+def source(topics: str | tuple[str, ...], **options: str) -> dict[str, str]:
+    """Records with a key only: every golden topic has some without."""
+    return exporting.source(topics, where="key is not null", **options)
+
+
+@pytest.fixture(params=FORMATS)
+def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
+    return Lake(tmp_path, request.param)
+
+
+def cleaned(
+    topic: str,
+    *,
+    below: int = 1 << 62,
+    tombstones: str = "keep",
+    retention_ms: int = 86_400_000,
+    isolation_level: Any = "read_committed",  # noqa: ANN401
+) -> dict[tuple[int, bytes], dict[str, Any]]:
+    """What Kafka's cleaner would leave, record by record."""
+    found: dict[tuple[int, bytes], dict[str, Any]] = {}
+    newest: dict[int, Any] = {}
+    for row in expected_table(topic, isolation_level).to_pylist():
+        if row["offset"] >= below or row["key"] is None:
+            continue
+        found[row["partition"], row["key"]] = row
+        time = row["timestamp"].timestamp() * 1000
+        newest[row["partition"]] = max(newest.get(row["partition"], time), time)
+
+    def stays(row: dict[str, Any]) -> bool:
+        if row["value"] is not None or tombstones == "keep":
+            return True
+        horizon = newest[row["partition"]] - retention_ms
+        return tombstones == "remove-old" and row["timestamp"].timestamp() * 1000 >= horizon
+
+    return {place: row for place, row in found.items() if stays(row)}
+
+
+def assert_compacted(table: pa.Table, expected: dict[tuple[int, bytes], dict[str, Any]]) -> None:
+    rows = table.to_pylist()
+    found = {(row["partition"], row["key"]): row for row in rows}
+    assert len(rows) == len(found)
+    assert found.keys() == expected.keys()
+    for place, row in expected.items():
+        for name in ("topic", "partition", "offset", "value", "timestamp"):
+            assert found[place][name] == row[name]
+
+
+def test_latest_records(lake: Lake) -> None:
+    report = lake.export(source(TOPIC), compact=True)
+    table = lake.read()
+    expected = cleaned(TOPIC)
+    assert_compacted(table, expected)
+    assert set(table["topicId"].to_pylist()) == {topic_summary(TOPIC)["topicId"]}
+    assert report.rows == len(expected) < report.rows_read
+    assert lake.export(source(TOPIC), compact=True).commits == 0
+    assert not list(lake.folder.rglob("spill/*"))
+
+
+def test_uncommitted_records_are_not_the_latest(tmp_path: Path) -> None:
+    assert cleaned("txn") != cleaned("txn", isolation_level="read_uncommitted")
+    lake = Lake(tmp_path, "parquet")
+    lake.export(source("txn"), compact=True)
+    assert_compacted(lake.read(), cleaned("txn"))
+
+
+@pytest.mark.parametrize("tombstones", ["keep", "remove", "remove-old"])
+def test_tombstones(tmp_path: Path, tombstones: str) -> None:
+    retention_ms = 1000
+    expected = cleaned(TOPIC, tombstones=tombstones, retention_ms=retention_ms)
+    lake = Lake(tmp_path, "parquet")
+    lake.export(
+        source(TOPIC), compact=True, tombstones=tombstones, delete_retention_ms=retention_ms
+    )
+    assert_compacted(lake.read(), expected)
+
+
+def test_the_golden_topic_has_tombstones_of_both_kinds() -> None:
+    rows = cleaned(TOPIC)
+    assert any(row["value"] is None for row in rows.values())
+    kept = cleaned(TOPIC, tombstones="remove")
+    assert len(kept) < len(rows)
+
+
+def test_memory_too_small_for_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buckets, "HELD_BYTES", 20_000)
+    monkeypatch.setattr(compact, "BUCKET_BYTES", 100_000)
+    lake = Lake(tmp_path, "parquet")
+    lake.export(source(TOPIC), compact=True)
+    assert_compacted(lake.read(), cleaned(TOPIC))
+
+
+def ending(offset: int, topic: str = TOPIC) -> str:
+    """Option `endingOffsets` for all partitions of a topic."""
+    numbers = range(len(topic_summary(topic)["partitions"]))
+    return json.dumps({topic: {str(number): offset for number in numbers}})
+
+
+NO_REPORT = TaskReport(number=0)
+RUNS = {"compacted": (300, 301, 900, 1700, 2968), "txn": (500, 1200, 3000, 3671)}
+
+
+class Watched(LocalExecutor):
+    """Notes which slices are read."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.read: list[tuple[str, int, int, int]] = []
+
+    def run(self, tasks: Sequence[RunnableTask], job: ExportJob) -> Iterator[TaskReport]:
+        for task in tasks:
+            if isinstance(task, SpreadTask):
+                self.read += [
+                    (part.topic, part.partition, part.start_offset, part.stop_offset)
+                    for part in task.scan.slices
+                ]
+        yield from super().run(tasks, job)
+
+
+@pytest.mark.parametrize("table_format", ["delta", "iceberg"])
+@pytest.mark.parametrize("topic", RUNS)
+@pytest.mark.parametrize("tombstones", ["keep", "remove", "remove-old"])
+def test_runs_one_by_one_make_what_one_run_makes(
+    tmp_path: Path, table_format: str, topic: str, tombstones: str
+) -> None:
+    lake = Lake(tmp_path, table_format)
+    rules: dict[str, Any] = {
+        "compact": True,
+        "tombstones": tombstones,
+        "delete_retention_ms": 400_000,
+        "partition_by": ["topic"],
+    }
+    executor = Watched()
+    for stop in RUNS[topic]:
+        options = source(topic, endingOffsets=ending(stop, topic))
+        report = lake.export(options, executor=executor, **rules)
+        expected = cleaned(topic, below=stop, tombstones=tombstones, retention_ms=400_000)
+        assert_compacted(lake.read(), expected)
+        assert report.rows == len(expected)
+    once = Lake(tmp_path / "once", table_format)
+    once.folder.mkdir()
+    once.export(options, **rules)
+    columns = [name for name in once.read().column_names if name != "headers"]
+    order = [("topic", "ascending"), ("partition", "ascending"), ("offset", "ascending")]
+    found, wanted = (one.read().select(columns).sort_by(order) for one in (lake, once))
+    assert found.equals(wanted)
+    # Old records were not read from the tier again.
+    spans = sorted((topic, number, start) for topic, number, start, _ in executor.read)
+    assert len(spans) == len(set(spans))
+
+
+@pytest.mark.parametrize("table_format", ["delta", "iceberg"])
+def test_horizons_remember_records_that_are_gone(tmp_path: Path, table_format: str) -> None:
+    lake = Lake(tmp_path, table_format)
+    for stop in (900, 2968):
+        lake.export(source(TOPIC, endingOffsets=ending(stop)), compact=True)
+    key = PartitionKey(topic_summary(TOPIC)["topicId"], 0)
+    known = lake.table(compact=True).load().newest_ms
+    rows = expected_table(TOPIC, "read_committed").to_pylist()
+    newest = max(row["timestamp"] for row in rows if row["key"] is not None)
+    assert known.get(key) == newest.timestamp() * 1000
+    assert compact.newest_of([], {key: 5}) == {}
+    report = dataclasses.replace(NO_REPORT, newest_ms=((*key, 3),))
+    assert compact.newest_of([report], {key: 5}) == {key: 5}
+    assert compact.newest_of([report], {key: 2}) == {key: 3}
+    assert compact.newest_of([report], {}) == {key: 3}
+
+
+@pytest.mark.parametrize("table_format", ["delta", "iceberg"])
+def test_a_run_that_dies_before_its_commit_changes_nothing(
+    tmp_path: Path, table_format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = Lake(tmp_path, table_format)
+    lake.export(source(TOPIC, endingOffsets=ending(900)), compact=True)
+    table = lake.table(compact=True)
+
+    def dies(commit: Commit) -> None:
+        raise Killed("commit")
+
+    monkeypatch.setattr(table, "commit", dies)
+    with pytest.raises(Killed):
+        lake.export(source(TOPIC), table=table, compact=True)
+    assert_compacted(lake.read(), cleaned(TOPIC, below=900))
+    lake.export(source(TOPIC), compact=True)
+    assert_compacted(lake.read(), cleaned(TOPIC))
+    assert lake.export(source(TOPIC), compact=True).commits == 0
+
+
+@pytest.mark.parametrize("table_format", ["delta", "iceberg"])
+def test_rows_that_another_writer_adds_during_a_merge_are_not_lost(
+    tmp_path: Path, table_format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = Lake(tmp_path, table_format)
+    lake.export(source(TOPIC, endingOffsets=ending(900)), compact=True)
+    table = lake.table(compact=True)
+    commit = table.commit
+    extra = lake.read().slice(0, 1)
+
+    def too_late(given: Commit) -> None:
+        if table_format == "delta":
+            write_deltalake(lake.target, extra, mode="append")
+        else:
+            catalog = load_catalog("lake", **lake.catalog)
+            catalog.load_table(lake.target).append(extra)
+            catalog.close()
+        commit(given)
+
+    monkeypatch.setattr(table, "commit", too_late)
+    with pytest.raises(CommitConflictError, match="another writer changed the table"):
+        lake.export(source(TOPIC), table=table, compact=True)
+    assert lake.read().num_rows == len(cleaned(TOPIC, below=900)) + 1
+    # What it holds now is what the next run merges, doubles of a key among it.
+    lake.export(source(TOPIC), compact=True)
+    assert_compacted(lake.read(), cleaned(TOPIC))
+
+
+def test_without_the_columns_that_decide_the_table_is_built_anew(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, "delta")
+    columns = "key,topic,partition,offset"
+    for stop in (900, 2968):
+        options = source(TOPIC, endingOffsets=ending(stop), columns=columns)
+        lake.export(options, compact=True, tombstones="remove")
+    expected = cleaned(TOPIC, tombstones="remove")
+    found = {(row["partition"], row["key"]): row["offset"] for row in lake.read().to_pylist()}
+    assert found == {place: row["offset"] for place, row in expected.items()}
+
+
+@pytest.mark.parametrize("table_format", ["delta", "iceberg"])
+def test_a_second_run_replaces_the_table(tmp_path: Path, table_format: str) -> None:
+    lake = Lake(tmp_path, table_format)
+    lake.export(source(TOPIC, endingOffsets=ending(300)), compact=True)
+    assert_compacted(lake.read(), cleaned(TOPIC, below=300))
+    lake.export(source(TOPIC), compact=True)
+    assert_compacted(lake.read(), cleaned(TOPIC))
+    with pytest.raises(FingerprintError, match="compact"):
+        lake.export(source((TOPIC, "txn")), compact=True)
+
+
+def test_a_folder_cannot_be_replaced(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, "parquet")
+    lake.export(source(TOPIC, endingOffsets=f'{{"{TOPIC}":{{"0":300}}}}'), compact=True)
+    with pytest.raises(UnsupportedTargetError, match="cannot be replaced in one step"):
+        lake.export(source(TOPIC), compact=True)
+    assert_compacted(lake.read(), cleaned(TOPIC, below=300))
+
+
+def test_rows_of_others_are_not_replaced(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, "delta")
+    write_deltalake(lake.target, expected_table("txn", "read_committed"))
+    with pytest.raises(ExportError, match="would remove"):
+        lake.export(source(TOPIC), compact=True)
+
+
+def test_a_record_without_key_is_refused(tmp_path: Path) -> None:
+    topic = "codecs"
+    assert any(row["key"] is None for row in expected_table(topic, "read_committed").to_pylist())
+    with pytest.raises(ExportError, match=rf"without a key.*topic {topic}, partition 0, offset \d"):
+        Lake(tmp_path, "parquet").export(exporting.source(topic), compact=True)
+
+
+def test_several_processes_agree_on_buckets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compact, "BUCKET_BYTES", 100_000)
+    lake = Lake(tmp_path, "parquet")
+    lake.export(source(TOPIC), compact=True, partition_by=["topic"], executor=LocalExecutor(1))
+    assert_compacted(lake.read(), cleaned(TOPIC))
+
+
+def test_wrong_arguments(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, "parquet")
+    with pytest.raises(InvalidOptionError, match="tombstones"):
+        lake.settings(compact=True, tombstones="bury")
+    with pytest.raises(InvalidOptionError, match="neither transform"):
+        lake.settings(compact=True, sort_within_files=["key"])
+
+
+ROWS = st.lists(
+    st.tuples(st.sampled_from(["x", "y"]), st.integers(0, 2), st.binary(max_size=2)), max_size=40
+)
+
+
+@settings(deadline=None)
+@given(ROWS, st.randoms(use_true_random=False))
+def test_latest_equals_a_dictionary(rows: list[tuple[str, int, bytes]], random: Any) -> None:  # noqa: ANN401
+    numbered = list(enumerate(rows))
+    expected = {row: offset for offset, row in numbered}
+    random.shuffle(numbered)
+    table = pa.table(
+        {
+            "topicId": pa.array([row[0] for _, row in numbered], pa.string()),
+            "partition": pa.array([row[1] for _, row in numbered], pa.int32()),
+            "key": pa.array([row[2] for _, row in numbered], pa.binary()),
+            "offset": pa.array([offset for offset, _ in numbered], pa.int64()),
+        }
+    )
+    found = buckets.latest(table).to_pylist()
+    assert len(found) == len(expected)
+    assert {
+        (row["topicId"], row["partition"], row["key"]): row["offset"] for row in found
+    } == expected

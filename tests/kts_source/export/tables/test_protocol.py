@@ -1,0 +1,394 @@
+"""The commit protocols at every step: what readers see, what a second run makes of it, who wins."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.dataset as ds
+import pytest
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, write_deltalake
+from pyiceberg.catalog import load_catalog
+
+from kts_source.errors import (
+    CommitConflictError,
+    ExportError,
+    FingerprintError,
+    TieredKafkaError,
+    UnsupportedTargetError,
+)
+from kts_source.export.executor import LocalExecutor
+from kts_source.export.run import clean
+from kts_source.export.tables.delta import DeltaExportTable
+from kts_source.export.tables.iceberg import IcebergExportTable
+from kts_source.export.tables.open_target import open_target
+from kts_source.export.tables.parquet_folder import ParquetFolder
+from kts_source.export.tables.target_store import LocalTarget
+from tests.golden_data import expected_table
+from tests.kts_source.export.exporting import (
+    FORMATS,
+    Lake,
+    assert_at_most_once,
+    assert_holds,
+    places,
+    source,
+)
+from tests.kts_source.export.killing import Killed, Steps, mortal_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from kts_source.export.files import TaskReport
+    from kts_source.export.job import ExportJob, RunnableTask
+    from kts_source.export.tables.export_table import Commit
+
+
+@pytest.fixture(params=FORMATS)
+def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
+    return Lake(tmp_path, request.param)
+
+
+PARTITIONS: dict[str, Any] = {"partition_by": ["date(timestamp)"]}
+
+
+FIRST_900 = '{"txn": {"0": 900, "1": 900}}'
+
+
+def export_until(lake: Lake, steps: Steps) -> None:
+    settings = lake.settings(**PARTITIONS)
+    table = mortal_folder(settings, open_target(settings.target, settings.storage), steps)
+    lake.export(source(), table=table, **PARTITIONS)
+
+
+def count_steps(tmp_path: Path) -> list[str]:
+    steps = Steps(None)
+    export_until(Lake(tmp_path / "count", "parquet"), steps)
+    return steps.names
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_folder_killed_at_every_step(tmp_path: Path, after: bool) -> None:
+    names = count_steps(tmp_path)
+    assert {"create json", "create published", "publish", "list", "read"} <= set(names)
+    for fatal in range(len(names)):
+        lake = Lake(tmp_path / f"{fatal}", "parquet")
+        with pytest.raises(Killed):
+            export_until(lake, Steps(fatal, after=after))
+        assert_at_most_once(lake)
+        lake.export(source(), **PARTITIONS)
+        assert_holds(lake.read(), ["txn"])
+
+
+def test_folder_killed_again_while_it_recovers(tmp_path: Path) -> None:
+    names = count_steps(tmp_path)
+    first = names.index("create json")
+    for second in range(8):
+        lake = Lake(tmp_path / f"{second}", "parquet")
+        with pytest.raises(Killed):
+            export_until(lake, Steps(first, after=True))
+        with contextlib.suppress(Killed):
+            export_until(lake, Steps(second, after=True))
+        assert_at_most_once(lake)
+        lake.export(source(), **PARTITIONS)
+        assert_holds(lake.read(), ["txn"])
+
+
+def test_readers_never_see_what_is_not_published(tmp_path: Path) -> None:
+    names = count_steps(tmp_path)
+    lake = Lake(tmp_path / "lake", "parquet")
+    with pytest.raises(Killed):
+        export_until(lake, Steps(names.index("create json"), after=False))
+    assert list((lake.folder / "table" / "_kts" / "attempts").rglob("*.part"))
+    assert ds.dataset(lake.target, format="parquet").to_table().num_rows == 0
+    assert not list((lake.folder / "table").rglob("*.parquet"))
+
+
+class Interposed(LocalExecutor):
+    """Runs something once, when the first wave's tasks are done and before they are committed."""
+
+    def __init__(self, between: Any) -> None:  # noqa: ANN401
+        super().__init__(1)
+        self._between = between
+
+    def run(self, tasks: Sequence[RunnableTask], job: ExportJob) -> Iterator[TaskReport]:
+        yield from super().run(tasks, job)
+        between, self._between = self._between, None
+        if between is not None:
+            between()
+
+
+def test_two_exports_of_the_same_offsets(lake: Lake) -> None:
+    with pytest.raises(CommitConflictError, match=r"txn-\d \[.* was planned behind nothing"):
+        lake.export(source(), executor=Interposed(lambda: lake.export(source())))
+    assert_holds(lake.read(), ["txn"])
+
+
+def test_two_exports_of_the_same_offsets_into_an_existing_table(lake: Lake) -> None:
+    ends = '{"txn": {"0": 500, "1": 500}}'
+    lake.export(source(endingOffsets=ends))
+    with pytest.raises(CommitConflictError, match="was planned behind offset 500"):
+        lake.export(source(), executor=Interposed(lambda: lake.export(source())))
+    assert_holds(lake.read(), ["txn"])
+
+
+def test_two_exports_of_different_topics_go_on(lake: Lake) -> None:
+    other = source("timeline")
+    lake.export(source("txn"), executor=Interposed(lambda: lake.export(other)))
+    assert_holds(lake.read(), ["txn", "timeline"])
+
+
+def test_rules_changed_by_another_export_meanwhile(lake: Lake) -> None:
+    other = source("timeline", isolationLevel="read_uncommitted")
+    with pytest.raises(FingerprintError, match="isolationLevel"):
+        lake.export(source("txn"), executor=Interposed(lambda: lake.export(other)))
+    assert_holds(lake.read(), ["timeline"], "read_uncommitted")
+
+
+class Racing:
+    """Commits on behalf of another export at the last moment: after ranges were compared."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, act: Any) -> None:  # noqa: ANN401
+        original = getattr(owner, name)
+        acts = [act]
+
+        def wrapped(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401
+            if acts:
+                acts.pop()()
+            return original(*arguments, **named)
+
+        monkeypatch.setattr(owner, name, wrapped)
+
+
+LAST_MOMENT = {
+    "parquet": (LocalTarget, "create"),
+    "delta": (DeltaExportTable, "_properties"),
+    "iceberg": (IcebergExportTable, "_commit_once"),
+}
+
+
+def last_moment(lake: Lake) -> tuple[type, str]:
+    return LAST_MOMENT[lake.table_format]
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["new table", "existing table"])
+def test_race_for_the_same_offsets(
+    lake: Lake, begun: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if begun:
+        lake.export(source(endingOffsets='{"txn": {"0": 500, "1": 500}}'))
+    if lake.table_format == "parquet":
+        # `create` also probes the store; only the commit is of interest.
+        monkeypatch.setattr(LocalTarget, "require_create", lambda self: None)
+    owner, name = last_moment(lake)
+    Racing(monkeypatch, owner, name, lambda: lake.export(source()))
+    with pytest.raises(CommitConflictError):
+        lake.export(source())
+    assert_holds(lake.read(), ["txn"])
+
+
+def test_race_of_different_topics(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake.export(source(endingOffsets='{"txn": {"0": 500, "1": 500}}'))
+    if lake.table_format == "parquet":
+        monkeypatch.setattr(LocalTarget, "require_create", lambda self: None)
+    owner, name = last_moment(lake)
+    Racing(monkeypatch, owner, name, lambda: lake.export(source("timeline")))
+    lake.export(source())
+    assert_holds(lake.read(), ["txn", "timeline"])
+
+
+class DiesAtCommit:
+    """A table whose process dies right before or right after a commit."""
+
+    def __init__(self, table: Any, number: int, *, after: bool) -> None:  # noqa: ANN401
+        self._table = table
+        self._number = number
+        self._after = after
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        return getattr(self._table, name)
+
+    def commit(self, commit: Commit) -> None:
+        self._number -= 1
+        if self._number < 0:
+            if self._after:
+                self._table.commit(commit)
+            raise Killed
+        self._table.commit(commit)
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_killed_around_a_commit(lake: Lake, number: int, after: bool) -> None:
+    table: Any = DiesAtCommit(lake.table(), number, after=after)
+    with pytest.raises(Killed):
+        lake.export(source(), table=table)
+    assert_at_most_once(lake)
+    lake.export(source())
+    assert_holds(lake.read(), ["txn"])
+
+
+def test_resume_after_delta_forgot_its_old_log(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, "delta")
+    lake.export(source(endingOffsets=FIRST_900), commit_bytes=1)
+    rows = len(places(lake.read()))
+    table = DeltaTable(lake.target)
+    table.alter.set_table_properties({"delta.logRetentionDuration": "interval 0 seconds"})
+    for path in (tmp_path / "table" / "_delta_log").glob("*.json"):
+        os.utime(path, (0, 0))
+    table = DeltaTable(lake.target)
+    table.create_checkpoint()
+    table.cleanup_metadata()
+    left = list((tmp_path / "table" / "_delta_log").glob("*.json"))
+    assert len(left) < table.version(), "the old log should be gone"
+    report = lake.export(source())
+    assert {span.start for span in report.ranges} == {900}
+    assert len(places(lake.read())) == rows + report.rows
+    assert_holds(lake.read(), ["txn"])
+
+
+def test_resume_after_delta_was_compacted_by_others(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, "delta")
+    lake.export(source(endingOffsets=FIRST_900))
+    DeltaTable(lake.target).optimize.compact()
+    lake.export(source())
+    assert_holds(lake.read(), ["txn"])
+
+
+def test_resume_after_iceberg_expired_its_snapshots(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, "iceberg")
+    lake.export(source(endingOffsets=FIRST_900), commit_bytes=1)
+    catalog = load_catalog("lake", **lake.catalog)
+    table = catalog.load_table(lake.target)
+    old = [snapshot.snapshot_id for snapshot in table.snapshots()][:-1]
+    assert old
+    expire = table.maintenance.expire_snapshots()
+    for snapshot_id in old:
+        expire = expire.by_id(snapshot_id)
+    expire.commit()
+    assert len(catalog.load_table(lake.target).snapshots()) == 1
+    catalog.close()
+    report = lake.export(source())
+    assert {span.start for span in report.ranges} == {900}
+    assert_holds(lake.read(), ["txn"])
+
+
+def test_orphans_are_listed_and_removable(lake: Lake) -> None:
+    table: Any = DiesAtCommit(lake.table(), 1, after=False)
+    with pytest.raises(Killed):
+        lake.export(source(), table=table)
+    settings = lake.settings()
+    assert clean(settings, remove=True) == (), "a run under way keeps its files"
+    orphans = clean(settings, older_than_hours=-1)
+    assert orphans
+    before = sorted(places(lake.read()))
+    assert clean(settings, older_than_hours=-1, remove=True) == orphans
+    assert clean(settings, older_than_hours=-1) == ()
+    assert sorted(places(lake.read())) == before
+    lake.export(source())
+    assert_holds(lake.read(), ["txn"])
+
+
+class Speculative(LocalExecutor):
+    """Two attempts of every task, the loser before or after the winner has reported."""
+
+    def run(self, tasks: Sequence[RunnableTask], job: ExportJob) -> Iterator[TaskReport]:
+        for task in tasks:
+            early = task.number % 2
+            if early:
+                task.run(job)
+            yield task.run(job)
+            if not early:
+                task.run(job)
+
+
+def test_two_attempts_of_every_task_count_once(lake: Lake) -> None:
+    report = lake.export(source(), executor=Speculative(1))
+    assert_holds(lake.read(), ["txn"])
+    assert report.rows == lake.read().num_rows
+    losers = clean(lake.settings(), older_than_hours=-1, remove=True)
+    assert len(losers) == report.files
+    assert_holds(lake.read(), ["txn"])
+
+
+def test_files_taken_from_a_slow_run_are_not_committed(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, "parquet")
+    future = time.time_ns() // 1_000_000 + 60_000
+
+    def clean() -> None:
+        table = lake.table()
+        table.remove(list(table.orphans(future)))
+
+    with pytest.raises(ExportError, match="nothing was committed"):
+        lake.export(source(), executor=Interposed(clean))
+    lake.export(source())
+    assert_holds(lake.read(), ["txn"])
+
+
+class Liar(LocalTarget):
+    """A store that overwrites what it should refuse to."""
+
+    def create(self, key: str, data: bytes) -> bool:
+        path = self._path(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        return True
+
+
+def test_a_store_that_cannot_create_if_absent_is_refused(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, "parquet")
+    settings = lake.settings()
+    with pytest.raises(UnsupportedTargetError, match="does not create files atomically"):
+        lake.export(source(), table=ParquetFolder(settings, Liar(tmp_path / "table")))
+    assert not list((tmp_path / "table").rglob("*.part*"))
+
+
+def test_foreign_file_under_a_committed_name(tmp_path: Path) -> None:
+    names = count_steps(tmp_path)
+    lake = Lake(tmp_path / "lake", "parquet")
+    with pytest.raises(Killed):
+        export_until(lake, Steps(names.index("publish")))
+    (commit,) = (lake.folder / "table" / "_kts" / "commits").glob("*.json")
+    (first, *_) = json.loads(commit.read_text())["files"]
+    taken = lake.folder / "table" / first["name"]
+    taken.parent.mkdir(exist_ok=True)
+    taken.write_bytes(b"mine")
+    with pytest.raises(ExportError, match="is taken by another file"):
+        lake.export(source(), **PARTITIONS)
+    assert taken.read_bytes() == b"mine"
+
+
+def test_failed_attempts_leave_nothing_to_read(lake: Lake) -> None:
+    calls = []
+
+    def breaks(batch: Any) -> Any:  # noqa: ANN401
+        calls.append(batch.num_rows)
+        if len(calls) == 3:
+            raise ValueError("third batch")
+        return batch
+
+    with pytest.raises(TieredKafkaError, match="third batch"):
+        lake.export(source(targetPartitionBytes="10m"), transform=breaks)
+    data = [
+        path
+        for suffix in ("*.parquet", "*.part")
+        for path in lake.folder.rglob(suffix)
+        if "_delta_log" not in path.parts
+    ]
+    assert data == []
+
+
+def test_delta_rows_of_others_stay(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, "delta")
+    mine = expected_table("timeline", "read_committed")
+    write_deltalake(
+        lake.target,
+        mine,
+        commit_properties=CommitProperties(),
+        post_commithook_properties=PostCommitHookProperties(),
+    )
+    lake.export(source("txn"))
+    assert_holds(lake.read(), ["txn", "timeline"])

@@ -1,0 +1,173 @@
+"""Targets on S3: the same protocols over real HTTP, and a server that ignores If-None-Match."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.fs as pafs
+import pytest
+from deltalake import DeltaTable
+from pyiceberg.catalog import load_catalog
+
+from kts_source.errors import ExportError, ObjectNotFoundError, UnsupportedTargetError
+from kts_source.export.executor import LocalExecutor
+from kts_source.export.run import export
+from kts_source.export.settings import export_settings
+from kts_source.export.tables.delta import delta_storage_options
+from kts_source.export.tables.open_target import open_target
+from kts_source.export.tables.target_s3 import S3Target
+from kts_source.store.storage_options import storage_options_from
+from tests.kts_source.export.exporting import assert_holds, source
+from tests.kts_source.export.killing import Killed, Steps, mortal_folder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kts_source.export.settings import ExportSettings
+    from tests.s3 import S3Server
+
+pytestmark = pytest.mark.s3
+
+
+@pytest.fixture
+def url(s3_server: S3Server) -> str:
+    return f"s3://{s3_server.make_bucket()}/lake/orders"
+
+
+def few_tasks(topics: str | tuple[str, ...] = "txn") -> dict[str, str]:
+    """Every task opens clients of its own, which is slow."""
+    return source(topics, targetPartitionBytes="250k")
+
+
+def settings_of(url: str, server: S3Server, **arguments: Any) -> ExportSettings:  # noqa: ANN401
+    return export_settings(url, target_options=server.options, commit_bytes=250_000, **arguments)
+
+
+def read_folder(url: str, server: S3Server) -> pa.Table:
+    filesystem = pafs.S3FileSystem(
+        access_key=server.access_key,
+        secret_key=server.secret_key,
+        endpoint_override=server.endpoint,
+        region=server.region,
+    )
+    path = url.removeprefix("s3://")
+    return ds.dataset(path, filesystem=filesystem, format="parquet", partitioning="hive").to_table()
+
+
+def test_parquet(url: str, s3_server: S3Server) -> None:
+    settings = settings_of(url, s3_server, partition_by=["topic", "date(timestamp)"])
+    report = export(few_tasks(("txn", "timeline")), settings, LocalExecutor(1))
+    assert report.commits > 1
+    assert_holds(read_folder(url, s3_server), ["txn", "timeline"])
+    assert export(few_tasks(("txn", "timeline")), settings, LocalExecutor(1)).rows == 0
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("step", ["create json", "publish", "create published"])
+def test_parquet_killed(url: str, s3_server: S3Server, step: str, after: bool) -> None:
+    settings = settings_of(url, s3_server)
+    counting = Steps(None)
+    other = settings_of(f"{url}-count", s3_server)
+    table = mortal_folder(other, open_target(other.target, other.storage), counting)
+    export(few_tasks(), other, LocalExecutor(1), table=table)
+    steps = Steps(counting.names.index(step), after=after)
+    table = mortal_folder(settings, open_target(settings.target, settings.storage), steps)
+    with pytest.raises(Killed):
+        export(few_tasks(), settings, LocalExecutor(1), table=table)
+    found = read_folder(url, s3_server)
+    if found.num_rows:
+        rows = list(zip(found["partition"].to_pylist(), found["offset"].to_pylist(), strict=True))
+        assert len(rows) == len(set(rows))
+    export(few_tasks(), settings, LocalExecutor(1))
+    assert_holds(read_folder(url, s3_server), ["txn"])
+
+
+def test_delta(url: str, s3_server: S3Server) -> None:
+    settings = settings_of(url, s3_server, table_format="delta", partition_by=["topic"])
+    export(few_tasks(("txn", "timeline")), settings, LocalExecutor(1))
+    options = delta_storage_options(s3_server.options)
+    assert_holds(DeltaTable(url, storage_options=options).to_pyarrow_table(), ["txn", "timeline"])
+    assert export(few_tasks(("txn", "timeline")), settings, LocalExecutor(1)).rows == 0
+
+
+def test_iceberg(url: str, s3_server: S3Server, tmp_path: Path) -> None:
+    catalog = {
+        "type": "sql",
+        "uri": f"sqlite:///{tmp_path}/catalog.db",
+        "warehouse": url,
+        **s3_server.options,
+    }
+    settings = export_settings(
+        "lake.rows",
+        table_format="iceberg",
+        catalog={**catalog, "name": "lake"},
+        commit_bytes=250_000,
+    )
+    export(few_tasks("txn"), settings, LocalExecutor(1))
+    opened = load_catalog("lake", **catalog)
+    assert_holds(opened.load_table("lake.rows").scan().to_arrow(), ["txn"])
+    opened.close()
+    assert export(few_tasks("txn"), settings, LocalExecutor(1)).rows == 0
+
+
+def target_of(url: str, server: S3Server) -> S3Target:
+    return S3Target.from_url(url, storage_options_from(server.options))
+
+
+def test_create_tells_who_was_first(url: str, s3_server: S3Server) -> None:
+    target = target_of(url, s3_server)
+    assert target.create("a/b", b"first")
+    assert not target.create("a/b", b"second")
+    assert target.read("a/b") == b"first"
+    # The answer to a first try was lost and the request repeated: it is still ours.
+    assert target.create("a/b", b"first")
+    target.require_create()
+    assert [found.key for found in target.list_objects("")] == ["a/b"]
+    target.close()
+
+
+def test_publish_can_be_repeated(url: str, s3_server: S3Server) -> None:
+    target = target_of(url, s3_server)
+    with target.open_output("draft") as file:
+        file.write(b"12345")
+    for _ in range(2):
+        target.publish("draft", "done", 5)
+    assert [found.key for found in target.list_objects("")] == ["done"]
+    with pytest.raises(ExportError, match="neither"):
+        target.publish("draft", "other", 5)
+    with pytest.raises(ExportError, match="has 6 bytes"):
+        target.publish("draft", "done", 6)
+    with pytest.raises(ObjectNotFoundError):
+        target.read("draft")
+    target.close()
+
+
+def test_a_server_that_ignores_the_condition_is_refused(
+    url: str, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = target_of(url, s3_server)
+
+    def put(self: S3Target, key: str, data: bytes) -> None:
+        s3_server.put(self._bucket, self._prefix + key, data)
+
+    monkeypatch.setattr(S3Target, "_put_if_absent", put)
+    with pytest.raises(UnsupportedTargetError, match="ignores If-None-Match"):
+        target.require_create()
+    with pytest.raises(UnsupportedTargetError, match="ignores If-None-Match"):
+        export(few_tasks(), settings_of(url, s3_server), LocalExecutor(1))
+    assert list(target.list_objects("")) == []
+    target.close()
+
+
+def test_no_secret_in_errors_or_texts(s3_server: S3Server) -> None:
+    options = {**s3_server.options, "s3.secret-access-key": "wrong-secret-" + uuid.uuid4().hex}
+    settings = export_settings(
+        "s3://no-such-bucket-here/x", target_options=options, table_format="parquet"
+    )
+    with pytest.raises(Exception, match=r"bucket|denied|failed|no such") as caught:
+        export(few_tasks(), settings, LocalExecutor(1))
+    shown = f"{caught.value!r} {caught.value} {settings!r} {settings}"
+    assert options["s3.secret-access-key"] not in shown

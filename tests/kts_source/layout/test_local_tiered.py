@@ -1,0 +1,179 @@
+"""Files of `LocalTieredStorage` become the facts that the broker had; what is not whole is left."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kts_source.errors import CorruptSegmentError, InvalidOptionError, TierNotFoundError
+from kts_source.layout.find_layout import find_layout
+from kts_source.layout.layout import TopicFolder
+from kts_source.layout.local_tiered import LocalTieredLayout
+from kts_source.layout.remote_segment import IndexType, RemoteSegment
+from kts_source.options import parse_options
+from kts_source.planning.planner import plan_scan
+from kts_source.store.local_store import LocalStore
+from segment_format.testing import LocalTierWriter, LogBuilder, SimpleRecord
+from tests.golden_data import LOCAL_TIER
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ID = "AAAAAAAAAAAAAAAAAAAAAQ"
+OTHER_ID = "AAAAAAAAAAAAAAAAAAAAAg"
+LAYOUT = LocalTieredLayout()
+
+
+def put(
+    root: Path,
+    builder: LogBuilder,
+    topic: str = "topic",
+    partition: int = 0,
+    topic_id: str = ID,
+    segment_id: str | None = None,
+) -> None:
+    """Writes every segment of the log."""
+    writer = LocalTierWriter(root, topic=topic, partition=partition, topic_id=topic_id)
+    for segment in builder.build().segments:
+        writer.write_segment(segment, segment_id=segment_id)
+
+
+def two_segments() -> LogBuilder:
+    builder = LogBuilder()
+    builder.append([SimpleRecord(b"one"), SimpleRecord(b"two")])
+    builder.roll()
+    builder.append([SimpleRecord(b"three")])
+    return builder
+
+
+def described(root: Path, topic: str = "topic", partition: int = 0) -> list[RemoteSegment]:
+    store = LocalStore(root)
+    (folder,) = LAYOUT.topic_folders(store, "", topic)
+    listing = LAYOUT.list_partition(store, folder, partition)
+    return [LAYOUT.describe(store, entry) for entry in listing.segments]
+
+
+def files(root: Path, suffix: str) -> list[Path]:
+    return sorted(root.rglob(f"*.{suffix}"))
+
+
+def test_layout_is_found_by_its_name() -> None:
+    assert isinstance(find_layout("local-tiered-storage"), LocalTieredLayout)
+
+
+@pytest.mark.parametrize("prefix", ["", "kafka-tiered-storage/"])
+def test_folders_are_found_with_or_without_the_plugins_own(prefix: str) -> None:
+    store = LocalStore(LOCAL_TIER / "tier")
+    root = "kafka-tiered-storage/"
+    txn = TopicFolder("txn", "h6E3T0qxTBWvCFM3wG8kig", root)
+    assert LAYOUT.topic_folders(store, prefix, None) == (
+        TopicFolder("codecs", "4a7BQJehQpqNsTR-REzvCA", root),
+        txn,
+    )
+    assert LAYOUT.topic_folders(store, prefix, "txn") == (txn,)
+    assert LAYOUT.topic_folders(store, prefix, "tx") == ()
+    assert LAYOUT.partitions(store, txn) == (0, 1)
+
+
+def test_names_with_dashes_and_digits_are_told_apart(tmp_path: Path) -> None:
+    for topic, partition in (("a", 0), ("a-0", 1), ("a-0-1", 2), ("a", 12)):
+        put(tmp_path, two_segments(), topic, partition)
+    store = LocalStore(tmp_path)
+    found = {
+        folder.topic: LAYOUT.partitions(store, folder)
+        for folder in LAYOUT.topic_folders(store, "", None)
+    }
+    assert found == {"a": (0, 12), "a-0": (1,), "a-0-1": (2,)}
+    assert [segment.partition for segment in described(tmp_path, "a-0", 1)] == [1, 1]
+
+
+def test_facts_of_a_segment(tmp_path: Path) -> None:
+    builder = LogBuilder(start_offset=7, leader_epoch=1)
+    builder.append([SimpleRecord(b"x", timestamp=50), SimpleRecord(b"y", timestamp=20)])
+    builder.set_leader_epoch(4)
+    builder.send(9, [SimpleRecord(b"z", timestamp=30)])
+    builder.roll()
+    builder.set_leader_epoch(6)
+    builder.append([SimpleRecord(b"untimed", timestamp=-1)])
+    put(tmp_path, builder)
+    first, second = described(tmp_path)
+    assert (first.start_offset, first.end_offset, first.max_timestamp_ms) == (7, 9, 50)
+    assert [(entry.epoch, entry.start_offset) for entry in first.leader_epochs] == [(1, 7), (4, 9)]
+    assert (second.start_offset, second.end_offset, second.max_timestamp_ms) == (10, 10, -1)
+    assert [(entry.epoch, entry.start_offset) for entry in second.leader_epochs] == [(6, 10)]
+    for segment in (first, second):
+        assert segment.event_timestamp_ms is None
+        assert not segment.end_is_exact
+        assert segment.objects.size_in_bytes == segment.objects.log.size
+        assert set(segment.objects.indexes) == set(IndexType) - {IndexType.TRANSACTION}
+
+
+@pytest.mark.parametrize("suffix", ["index", "timeindex", "leader_epoch_checkpoint", "snapshot"])
+def test_a_copy_without_one_of_its_files_is_an_orphan(tmp_path: Path, suffix: str) -> None:
+    put(tmp_path, two_segments())
+    files(tmp_path, suffix)[0].unlink()
+    store = LocalStore(tmp_path)
+    (folder,) = LAYOUT.topic_folders(store, "", None)
+    listing = LAYOUT.list_partition(store, folder, 0)
+    assert [entry.base_offset for entry in listing.segments] == [2]
+    (orphan,) = listing.orphans
+    assert len(orphan.keys) == 4
+    assert f"no .{suffix}:" in orphan.reason
+
+
+def test_a_stranger_among_the_files_is_reported(tmp_path: Path) -> None:
+    put(tmp_path, two_segments())
+    (files(tmp_path, "log")[0].parent / "README").write_text("hello")
+    store = LocalStore(tmp_path)
+    (folder,) = LAYOUT.topic_folders(store, "", None)
+    listing = LAYOUT.list_partition(store, folder, 0)
+    assert len(listing.segments) == 2
+    assert [orphan.keys[0].rpartition("/")[2] for orphan in listing.orphans] == ["README"]
+
+
+@pytest.mark.parametrize("damage", [b"123", b"\x00\x00\x00\x01\x7f\x00\x00\x00"])
+def test_the_end_is_found_without_a_usable_offset_index(tmp_path: Path, damage: bytes) -> None:
+    put(tmp_path, two_segments())
+    files(tmp_path, "index")[0].write_bytes(damage)
+    assert [segment.end_offset for segment in described(tmp_path)] == [1, 2]
+
+
+def test_a_log_that_ends_before_its_index_says_is_refused(tmp_path: Path) -> None:
+    builder = LogBuilder(index_interval_bytes=1)
+    for _ in range(5):
+        builder.append([SimpleRecord(bytes(100))])
+    put(tmp_path, builder)
+    (log,) = files(tmp_path, "log")
+    data = log.read_bytes()
+    log.write_bytes(data[: len(data) * 3 // 5] + data[: len(data) * 2 // 5])
+    options = {"path": str(tmp_path), "layout": LAYOUT.name, "subscribe": "topic"}
+    with pytest.raises(CorruptSegmentError, match=r"topic-0-.*\.log"):
+        plan_scan(parse_options(options))
+
+
+def test_several_incarnations_are_the_users_choice(tmp_path: Path) -> None:
+    put(tmp_path, two_segments(), topic_id=ID)
+    put(tmp_path, two_segments(), topic_id=OTHER_ID)
+    options = {"path": str(tmp_path), "layout": LAYOUT.name, "subscribe": "topic"}
+    with pytest.raises(InvalidOptionError, match=f"{ID}, {OTHER_ID}.*topicId"):
+        plan_scan(parse_options(options))
+    (part,) = plan_scan(parse_options({**options, "topicId": OTHER_ID})).partitions
+    assert part.topic_id == OTHER_ID
+
+
+def test_where_there_is_no_tier_the_folders_looked_for_are_named(tmp_path: Path) -> None:
+    options = {"path": str(tmp_path), "layout": LAYOUT.name, "subscribe": "topic"}
+    with pytest.raises(TierNotFoundError, match="<topic>-<partition>-<topic id>/"):
+        plan_scan(parse_options(options))
+
+
+def test_a_segment_deleted_after_the_listing_is_left_out(tmp_path: Path) -> None:
+    put(tmp_path, two_segments())
+    store = LocalStore(tmp_path)
+    (folder,) = LAYOUT.topic_folders(store, "", None)
+    entries = LAYOUT.list_partition(store, folder, 0).segments
+    shutil.rmtree(files(tmp_path, "log")[0].parent)
+    with pytest.raises(FileNotFoundError):
+        LAYOUT.describe(store, entries[0])

@@ -1,0 +1,252 @@
+"""Random lives of a tiered topic, as lists of steps that can be drawn, replayed and shortened.
+
+A step that makes no sense where it stands does nothing, so any list is a history, and so is what is
+left of a list when steps are dropped from it.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from segment_format.testing import AivenTierWriter
+from tests.kts_source.planning.cluster import PartitionLife
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from tests.kts_source.planning.cluster import EntryKind
+
+TOPIC: Final = "t"
+
+# How often each kind of step is drawn.
+WEIGHTS: Final = {
+    "append": 7,
+    "send": 8,
+    "commit": 5,
+    "abort": 6,
+    "settle": 2.5,
+    "roll": 10,
+    "upload": 15,
+    "lag": 1,
+    "catch_up": 2,
+    "elect": 2,
+    "elect_unclean": 3,
+    "delete_records": 0.7,
+    "retain": 2,
+    "clean_up": 1,
+    "lose": 1.5,
+    "recreate": 0.3,
+}
+KINDS: Final = tuple(WEIGHTS)
+
+_DATA: Final = ("append", "send", "send")
+_END: Final = ("commit", "abort", "settle", "append")
+# Sequences that chance alone seldom finds: one kind is drawn for each place.
+MOTIFS: Final[tuple[tuple[tuple[str, ...], ...], ...]] = (
+    (_DATA, _DATA, _END, ("roll",), ("upload",)),
+    (("send",), ("roll",), _DATA, ("settle",), ("roll",), ("upload",), ("upload",)),
+    # A branch that dies after some of it was copied, and another outcome on the one that lives.
+    (
+        *(("send",), ("send", "roll"), _DATA, _END, ("settle", "roll"), ("roll",)),
+        *(("upload",), ("upload",), ("elect_unclean",)),
+        *(_END, _DATA, ("settle",), ("roll",), ("upload",), ("upload",)),
+    ),
+    (("upload",), ("elect", "upload"), ("upload", "clean_up"), ("upload",)),
+    (("retain", "delete_records"), ("append", "settle"), ("roll",), ("upload",), ("upload",)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Something that happens to a partition; what the numbers mean depends on the kind.
+
+    Attributes:
+        kind: One of `KINDS`.
+        a: 0 to 15.
+        b: 0 to 15.
+        c: 0 to 15.
+        partition: Counted modulo the topic's partitions.
+    """
+
+    kind: str
+    a: int = 0
+    b: int = 0
+    c: int = 0
+    partition: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What does not change during a history.
+
+    Attributes:
+        partitions: Of the first incarnation.
+        chunk_size: The plugin's.
+        interval: Kafka's `index.interval.bytes`.
+        compression: Whether chunks are compressed.
+        codec: Of every second producer.
+        only_stable: Whether brokers copy only below the last stable offset.
+    """
+
+    partitions: int = 1
+    chunk_size: int = 1 << 20
+    interval: int = 4096
+    compression: bool = False
+    codec: str = "none"
+    only_stable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """A shape and steps: all it takes to have the same tier again."""
+
+    shape: Shape
+    steps: tuple[Step, ...]
+
+    def __str__(self) -> str:
+        lines = [f"    {step}," for step in self.steps]
+        return "\n".join([f"History({self.shape}, (", *lines, "))"])
+
+
+def random_history(source: random.Random) -> History:
+    """One history of 15 to 100 steps, some of which lose objects at the end."""
+    shape = Shape(
+        partitions=source.choice((1, 1, 1, 2)),
+        chunk_size=source.choice((40, 200, 1 << 20)),
+        interval=source.choice((0, 100, 4096)),
+        compression=source.random() < 0.1,
+        codec=source.choice(("none", "none", "lz4", "zstd")),
+        only_stable=source.random() < 0.6,
+    )
+    # Some histories have much of one kind and little of another.
+    weights = [weight * source.choice((0.4, 1, 1, 2.5)) for weight in WEIGHTS.values()]
+    motifs = source.random()
+    wanted = source.randint(15, 100)
+    steps: list[Step] = []
+    while len(steps) < wanted:
+        motif = source.choice(MOTIFS) if source.random() < motifs else ()
+        partition = source.randrange(2)
+        for kinds in motif or ((*source.choices(KINDS, weights),),):
+            a, b, c = (source.randrange(16) for _ in range(3))
+            steps.append(Step(source.choice(kinds), a, b, c, partition))
+    # What is lost early lies below the log start in the end, mostly.
+    for _ in range(source.choice((0, 0, 0, 1, 2))):
+        a, b, c = (source.randrange(16) for _ in range(3))
+        steps.append(Step("lose", a, b, c, source.randrange(2)))
+    return History(shape, tuple(steps))
+
+
+class World:
+    """The tier that a history leaves behind, and the partitions it came from.
+
+    Attributes:
+        store: Key to bytes.
+        incarnations: Of the topic, oldest first: topic id to the partitions' lives.
+    """
+
+    def __init__(self, history: History) -> None:
+        self.shape = history.shape
+        self.store: dict[str, bytes] = {}
+        self.incarnations: dict[str, tuple[PartitionLife, ...]] = {}
+        self._random = random.Random(0)
+        self._lives = self._create(history.shape.partitions, clock=0)
+        for step in history.steps:
+            if step.kind == "recreate":
+                clock = max(life.clock for life in self._lives)
+                self._lives = self._create(step.a % len(self._lives) + 1, clock=clock)
+            else:
+                _apply(step, self._lives[step.partition % len(self._lives)], self.shape)
+
+    def _create(self, partitions: int, *, clock: int) -> tuple[PartitionLife, ...]:
+        topic_id = None
+        lives = []
+        for number in range(partitions):
+            writer = AivenTierWriter(
+                self.store,
+                topic=TOPIC,
+                partition=number,
+                topic_id=topic_id,
+                chunk_size=self.shape.chunk_size,
+                compression=self.shape.compression,
+                random_bytes=self._random.randbytes,
+            )
+            topic_id = writer.topic_id
+            lives.append(
+                PartitionLife(
+                    self.store,
+                    writer,
+                    interval=self.shape.interval,
+                    only_stable=self.shape.only_stable,
+                    clock=clock,
+                )
+            )
+        assert topic_id is not None
+        self.incarnations[topic_id] = tuple(lives)
+        return self.incarnations[topic_id]
+
+
+def _apply(step: Step, life: PartitionLife, shape: Shape) -> None:
+    a, b, c = step.a, step.b, step.c
+    producer_id = a % 3
+    match step.kind:
+        case "append" | "send":
+            kind: EntryKind = "plain" if step.kind == "append" else "send"
+            codec = shape.codec if c % 2 else "none"
+            life.append(kind, -1 if kind == "plain" else producer_id, b % 3 + 1, codec)
+            if c > 10:
+                life.roll(a)
+        case "commit":
+            life.append("commit", producer_id, 1, "none")
+        case "abort":
+            life.append("abort", producer_id, 1, "none")
+        case "settle":
+            for number in range(3):
+                life.append("abort" if b >> number & 1 else "commit", number, 1, "none")
+        case "roll":
+            life.roll(a)
+        case "upload":
+            life.upload(a, b > 12, c % 8)
+        case "lag":
+            life.lag(a)
+        case "catch_up":
+            life.catch_up(a)
+        case "elect":
+            life.elect(a, b)
+        case "elect_unclean":
+            life.elect_unclean(a, b % 10 + 1)
+        case "delete_records":
+            life.delete_records(a)
+        case "retain":
+            life.retain(a % 2 + 1, b % 8 if c % 2 else 0)
+        case "clean_up":
+            life.clean_up(a, b % 8)
+        case "lose":
+            life.lose(a, b % 7)
+        case _:
+            raise ValueError(step.kind)
+
+
+def shortened(history: History, fails: Callable[[History], bool]) -> History:
+    """The history without steps that it does not need to fail."""
+    steps: Sequence[Step] = history.steps
+    size = max(1, len(steps) // 2)
+    while True:
+        dropped = False
+        for start in reversed(range(0, len(steps), size)):
+            candidate = (*steps[:start], *steps[start + size :])
+            if fails(History(history.shape, candidate)):
+                steps, dropped = candidate, True
+        if size == 1 and not dropped:
+            return History(history.shape, tuple(steps))
+        size = max(1, size // 2)
+
+
+def kinds_of(histories: Iterable[History]) -> dict[str, int]:
+    """How often each kind of step occurs."""
+    counts = dict.fromkeys(KINDS, 0)
+    for history in histories:
+        for step in history.steps:
+            counts[step.kind] += 1
+    return counts

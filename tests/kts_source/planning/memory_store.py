@@ -1,0 +1,69 @@
+"""A tier in a dict: as fast as planning and reading can be."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kts_source.errors import ObjectNotFoundError, ObjectTooLargeError, TruncatedObjectError
+from kts_source.store.object_store import ObjectInfo, StoreCounters
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+
+class MemoryStore:
+    """`ObjectStore` over a mapping of keys to bytes that may change between calls.
+
+    Args:
+        objects: Key to bytes.
+        modified: Key to when it was written, in ms; none is told for other keys.
+    """
+
+    def __init__(
+        self, objects: Mapping[str, bytes], modified: Mapping[str, int] | None = None
+    ) -> None:
+        self._objects = objects
+        self._modified = modified or {}
+
+    @property
+    def counters(self) -> StoreCounters:
+        return StoreCounters()
+
+    def uri(self, key: str) -> str:
+        return f"mem:///{key}"
+
+    def list_folders(self, prefix: str) -> list[str]:
+        return sorted(
+            {
+                key[: key.index("/", len(prefix)) + 1]
+                for key in self._objects
+                if key.startswith(prefix) and "/" in key[len(prefix) :]
+            }
+        )
+
+    def list_objects(self, prefix: str) -> Iterator[ObjectInfo]:
+        for key in sorted(self._objects):
+            if key.startswith(prefix):
+                yield self.head(key)
+
+    def get_range(self, key: str, start: int, stop: int, *, version: str | None = None) -> bytes:
+        self.head(key)
+        data = self._objects[key][start:stop]
+        if len(data) != stop - start:
+            raise TruncatedObjectError(f"{len(data)} bytes of [{start}, {stop})", uri=self.uri(key))
+        return data
+
+    def get_object(self, key: str, *, max_bytes: int, version: str | None = None) -> bytes:
+        size = self.head(key).size
+        if size > max_bytes:
+            raise ObjectTooLargeError(f"{size} bytes", uri=self.uri(key))
+        return self._objects[key]
+
+    def head(self, key: str) -> ObjectInfo:
+        if key not in self._objects:
+            raise ObjectNotFoundError("no such object", uri=self.uri(key))
+        size = len(self._objects[key])
+        return ObjectInfo(key, size, version="1", last_modified_ms=self._modified.get(key))
+
+    def close(self) -> None:
+        """Nothing is held open."""

@@ -1,0 +1,267 @@
+"""Reads the tier that a history left behind in every way there is, and compares with the truth."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from concurrent.futures import Executor, Future
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from unittest import mock
+
+import pyarrow as pa
+
+from kts_source.errors import DataLossError, OffsetOutOfRangeError
+from kts_source.options import parse_options
+from kts_source.planning import planning_threads
+from kts_source.planning.planner import plan_scan
+from kts_source.read import fetch
+from kts_source.read.read_settings import ReadSettings
+from kts_source.read.read_task import read_task
+from kts_source.read.segment_source import SegmentReader
+from tests.kts_source.planning.history import TOPIC, History, World
+from tests.kts_source.planning.memory_store import MemoryStore
+from tests.kts_source.planning.truth import Range, Row, truth_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from kts_source.planning.scan_plan import ScanPlan
+
+ISOLATION_LEVELS = ("read_uncommitted", "read_committed")
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Reading:
+    """Reads one world in every way there is to read it, and counts how it went.
+
+    Args:
+        world: The tier.
+        source: Decides what is read in which tasks.
+        outcomes: Counted here.
+    """
+
+    def __init__(self, world: World, source: random.Random, outcomes: Counter[str]) -> None:
+        modified = {
+            key: copy.event_timestamp_ms
+            for lives in world.incarnations.values()
+            for life in lives
+            for copy in life.uploads
+            for key in copy.keys
+        }
+        # Where a store does not tell, nothing may be left unread.
+        self._store = MemoryStore(world.store, modified if source.random() < 0.8 else {})
+        self._truth = truth_of(world)
+        self._random = source
+        self._outcomes = outcomes
+
+    def check(self) -> None:
+        """Fails on the first wrong row, and on an error too many or too few."""
+        if not self._truth:
+            self._outcomes["nothing tiered"] += 1
+            return
+        whole = {number: (one.log_start, one.stop) for number, one in self._truth.items()}
+        for isolation in ISOLATION_LEVELS:
+            self._read(isolation, whole, {})
+            if any(one.is_outlived for one in self._truth.values()):
+                self._outcomes["windows left out"] += 1  # see kts_source.planning.partial_log
+                continue
+            for _ in range(2 if isolation == "read_committed" else 1):
+                self._read_offsets(isolation)
+            if self._random.random() < 0.3:
+                self._read_dates(isolation)
+
+    def _read_offsets(self, isolation: str) -> None:
+        """A range that names offsets."""
+        bounds = {}
+        for number, truth in self._truth.items():
+            limit = truth.stop
+            if isolation == "read_committed" and self._random.random() < 0.7:
+                limit = max(truth.log_start, truth.last_stable_offset)
+            start = self._random.randint(truth.log_start, limit)
+            bounds[number] = start, self._random.randint(start, limit)
+        starts = {str(number): start for number, (start, _) in bounds.items()}
+        stops = {str(number): stop for number, (_, stop) in bounds.items()}
+        given = {
+            "startingOffsets": json.dumps({TOPIC: starts}),
+            "endingOffsets": json.dumps({TOPIC: stops}),
+        }
+        self._read(isolation, bounds, given, named=True)
+
+    def _read_dates(self, isolation: str) -> None:
+        """A range of time, over all partitions."""
+        dates = sorted({date for truth in self._truth.values() for date in truth.dates})
+        first, last = sorted(self._random.choice(dates) + self._random.randint(-1, 1) for _ in "ab")
+        given = {"startingTimestamp": str(first), "startingOffsetsByTimestampStrategy": "latest"}
+        if self._random.random() < 0.7:
+            given["endingTimestamp"] = str(last)
+        else:
+            last = 1 << 60
+        wanted = {
+            number: (
+                truth.first_dated(first, missing_too=False),
+                truth.first_dated(last, missing_too=False),
+            )
+            for number, truth in self._truth.items()
+        }
+        may_hide = any(
+            low < wanted[number][0] for number, one in self._truth.items() for low, _ in one.missing
+        )
+        hides = any(
+            one.first_dated(first, missing_too=True) < wanted[number][0]
+            for number, one in self._truth.items()
+        )
+        self._read(isolation, wanted, given, hidden=(may_hide, hides))
+
+    def _read(
+        self,
+        isolation: str,
+        wanted: Mapping[int, Range],
+        bounds: Mapping[str, str],
+        *,
+        named: bool = False,
+        hidden: tuple[bool, bool] = (False, False),
+    ) -> None:
+        given = {
+            "path": "/",
+            "subscribe": TOPIC,
+            "isolationLevel": isolation,
+            "targetPartitionBytes": str(self._random.choice((1, 100, 300, 1 << 20))),
+            "maxConcurrentRequests": "1",
+            **bounds,
+        }
+        committed = isolation == "read_committed"
+        may_fail, must_fail = self._losses(wanted, committed=committed)
+        if committed and named and any(self._is_undecided(*bound) for bound in wanted.items()):
+            may_fail = must_fail = True
+        may_fail, must_fail = may_fail or hidden[0], must_fail or hidden[1]
+        try:
+            plan, rows = self._rows(given)
+        except DataLossError as error:
+            if not may_fail:
+                raise AssertionError(f"{given}: nothing is missing") from error
+            if not isinstance(error, OffsetOutOfRangeError) and not hidden[0]:
+                self._check_names(error, wanted)
+            self._outcomes[type(error).__name__] += 1
+            self._read_what_is_left({**given, "failOnDataLoss": "false"}, wanted, isolation)
+            return
+        assert not must_fail, f"{given}: offsets are missing, but no error"
+        expected = [
+            row
+            for number, (start, stop) in sorted(wanted.items())
+            for row in self._truth[number].rows(isolation, start, stop)
+        ]
+        assert rows == expected, _difference(given, rows, expected)
+        for part in plan.partitions:
+            truth = self._truth[part.partition]
+            assert part.surviving.log_start == truth.log_start, given
+            assert part.surviving.stop == truth.stop, given
+        self._outcomes[isolation] += 1
+        self._outcomes["rows"] += len(rows)
+
+    def _is_undecided(self, number: int, bound: Range) -> bool:
+        """Whether a range that the user names does not end where the tier decides no more."""
+        return bound[0] < bound[1] > max(bound[0], self._truth[number].last_stable_offset)
+
+    def _losses(self, wanted: Mapping[int, Range], *, committed: bool) -> tuple[bool, bool]:
+        may = must = False
+        for number, (start, stop) in wanted.items():
+            truth = self._truth[number]
+            if any(max(low, start) < min(high, stop) for low, high in truth.missing):
+                return True, True
+            if committed and start < stop:
+                may_here, must_here = truth.lost_outcomes(start, stop)
+                may, must = may or may_here, must or must_here
+        return may, must
+
+    def _check_names(self, error: DataLossError, wanted: Mapping[int, Range]) -> None:
+        """The error lists each range that is missing."""
+        truth = self._truth[error.partition or 0]
+        start, stop = wanted[truth.number]
+        for low, high in truth.missing:
+            if max(low, start) < min(high, stop):
+                assert f"[{max(low, start)}, {min(high, stop)})" in str(error), str(error)
+
+    def _read_what_is_left(
+        self, given: Mapping[str, str], wanted: Mapping[int, Range], isolation: str
+    ) -> None:
+        """Allowing loss loses what is in holes, and transactions that end in them, no more."""
+        _, rows = self._rows(given)
+        found = set(rows)
+        assert len(found) == len(rows), f"{given}: rows twice"
+        for number, (start, stop) in wanted.items():
+            truth = self._truth[number]
+            outside = {
+                row for row in truth.rows(isolation, start, stop) if not truth.is_missing(row[1])
+            }
+            plain = {row.offset for row in truth.log.all_rows if row.transaction is None}
+            here = {row for row in found if row[0] == number}
+            assert here <= outside, f"{given}: rows that are not visible {sorted(here - outside)}"
+            optional = isolation == "read_committed"
+            lacking = {row for row in outside - here if not optional or row[1] in plain}
+            assert not lacking, f"{given}: rows left out {sorted(lacking)}"
+            assert truth.missing or here == outside, f"{given}: {sorted(outside - here)} left out"
+        self._outcomes[f"{isolation}, loss allowed"] += 1
+
+    def _rows(self, given: Mapping[str, str]) -> tuple[ScanPlan, list[Row]]:
+        options = parse_options(given)
+        plan = plan_scan(options, self._store)
+        reader = SegmentReader(self._store, options.key_ring)
+        settings = ReadSettings.of(options)
+        batches = [batch for task in plan.tasks for batch in read_task(task, reader, settings)]
+        if not batches:
+            return plan, []
+        table = pa.Table.from_batches(batches)
+        columns: list[list[Any]] = [
+            table["partition"].to_pylist(),
+            table["offset"].to_pylist(),
+            table["key"].to_pylist(),
+            table["value"].to_pylist(),
+            table["timestamp"].cast(pa.int64()).to_pylist(),
+        ]
+        return plan, list(zip(*columns, strict=True))
+
+
+def _difference(given: Mapping[str, str], rows: list[Row], expected: list[Row]) -> str:
+    lacking = sorted(set(expected) - set(rows))
+    extra = sorted(set(rows) - set(expected))
+    return f"{given}: {len(lacking)} rows lacking {lacking[:4]}, {len(extra)} extra {extra[:4]}"
+
+
+class InTurn(Executor):
+    """Does the work where it is handed in: many times as fast as threads with little to do."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        super().__init__()
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """A future that is done."""
+        future: Future[T] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except BaseException as error:  # noqa: BLE001  # the future's to raise
+            future.set_exception(error)
+        return future
+
+
+@contextmanager
+def without_threads() -> Iterator[None]:
+    """Plans and reads in this thread alone."""
+    with (
+        mock.patch.object(planning_threads, "ThreadPoolExecutor", InTurn),
+        mock.patch.object(fetch, "ThreadPoolExecutor", InTurn),
+    ):
+        yield
+
+
+def check_history(history: History, seed: int, outcomes: Counter[str] | None = None) -> World:
+    """Reads the tier of a history; `seed` decides the ranges and the size of tasks.
+
+    Raises:
+        AssertionError: Wrong rows, or a wrong error.
+    """
+    world = World(history)
+    Reading(world, random.Random(seed), Counter() if outcomes is None else outcomes).check()
+    return world

@@ -1,0 +1,203 @@
+"""A real broker's `LocalTieredStorage` gives exactly the rows a consumer must see.
+
+The golden set has no compacted topic, whose segments end above their last record; generated logs
+have.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import tempfile
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kts_source.errors import DataLossError
+from kts_source.layout.find_layout import find_layout
+from kts_source.options import parse_options
+from kts_source.planning.planner import plan_scan
+from kts_source.store.local_store import LocalStore
+from segment_format.testing import BuiltLog, LocalTierWriter, LogBuilder, SimpleRecord
+from segment_format.testing.strategies import logs
+from tests.golden_data import (
+    ISOLATION_LEVELS,
+    LOCAL_TIER,
+    SPARK_SCHEMA,
+    IsolationLevel,
+    assert_same_rows,
+    expected_table,
+)
+from tests.kts_source.planning.scanning import run, scan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+TOPICS = ("codecs", "txn")
+EXPECTED = LOCAL_TIER / "expected"
+LAYOUT = "local-tiered-storage"
+
+
+def options_of(path: Path | str, topic: str, **options: str) -> dict[str, str]:
+    return {"path": str(path), "layout": LAYOUT, "subscribe": topic, **options}
+
+
+def local_options(topic: str, **options: str) -> dict[str, str]:
+    return options_of(LOCAL_TIER / "tier", topic, includeHeaders="true", **options)
+
+
+def summaries() -> Iterable[tuple[str, dict[str, Any]]]:
+    document = json.loads((EXPECTED / "summary.json").read_text())
+    return [(topic["topic"], part) for topic in document["topics"] for part in topic["partitions"]]
+
+
+@pytest.mark.parametrize("isolation_level", ISOLATION_LEVELS)
+@pytest.mark.parametrize("topic", TOPICS)
+def test_rows(topic: str, isolation_level: IsolationLevel) -> None:
+    table = scan(local_options(topic, isolationLevel=isolation_level))
+    assert table.schema == SPARK_SCHEMA
+    assert_same_rows(table, expected_table(topic, isolation_level, folder=EXPECTED))
+
+
+@pytest.mark.parametrize("size", ["1", "1000", "16384", "100k", "1g"])
+@pytest.mark.parametrize("isolation_level", ISOLATION_LEVELS)
+@pytest.mark.parametrize("topic", TOPICS)
+def test_rows_do_not_depend_on_the_cut(
+    topic: str, isolation_level: IsolationLevel, size: str
+) -> None:
+    options = local_options(topic, isolationLevel=isolation_level, targetPartitionBytes=size)
+    plan = plan_scan(parse_options(options))
+    expected = expected_table(topic, isolation_level, folder=EXPECTED)
+    assert_same_rows(run(plan, options), expected)
+    assert (len(plan.tasks) == 1) == (size == "1g")
+
+
+@pytest.mark.parametrize(
+    ("topic", "part"), summaries(), ids=[f"{t}-{p['partition']}" for t, p in summaries()]
+)
+def test_segments_are_what_the_broker_uploaded(topic: str, part: dict[str, Any]) -> None:
+    store, layout = LocalStore(LOCAL_TIER / "tier"), find_layout(LAYOUT)
+    (folder,) = layout.topic_folders(store, "", topic)
+    listing = layout.list_partition(store, folder, part["partition"])
+    found = [layout.describe(store, entry) for entry in listing.segments]
+    assert listing.orphans == ()
+    assert [
+        {
+            "id": segment.segment_id,
+            "base_offset": segment.start_offset,
+            "end_offset": segment.end_offset,
+            "leader_epochs": {str(e.epoch): e.start_offset for e in segment.leader_epochs},
+            "size": segment.objects.size_in_bytes,
+            "max_timestamp_ms": segment.max_timestamp_ms,
+        }
+        for segment in found
+    ] == [
+        {
+            name: uploaded[name]
+            for name in (
+                "id",
+                "base_offset",
+                "end_offset",
+                "leader_epochs",
+                "size",
+                "max_timestamp_ms",
+            )
+        }
+        for uploaded in part["remote_segments"]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("level", "end"),
+    [
+        ("read_uncommitted", "tier_end_offset"),
+        ("read_committed", "tier_last_stable_offset"),
+    ],
+)
+@pytest.mark.parametrize("topic", TOPICS)
+def test_the_plan_begins_and_ends_where_the_broker_says(topic: str, level: str, end: str) -> None:
+    plan = plan_scan(parse_options(local_options(topic, isolationLevel=level)))
+    found = {part.partition: (part.start, part.stop) for part in plan.partitions}
+    assert found == {
+        part["partition"]: (part["log_start_offset"], part[end])
+        for name, part in summaries()
+        if name == topic
+    }
+
+
+def rows_of(path: Path | str, log: BuiltLog, level: str, **options: str) -> list[tuple[int, bytes]]:
+    writer = LocalTierWriter(path)
+    for segment in log.segments:
+        writer.write_segment(segment)
+    table = scan(options_of(path, "topic", isolationLevel=level, **options))
+    return sorted(
+        zip(table["offset"].to_pylist(), table["value"].to_pylist(), strict=True),
+        key=lambda row: row[0],
+    )
+
+
+@given(
+    log=logs(transactions=True, compaction=True),
+    level=st.sampled_from(ISOLATION_LEVELS),
+    size=st.sampled_from(["1", "200", "1g"]),
+)
+@settings(max_examples=60, deadline=None)
+def test_any_log_a_broker_might_tier(log: BuiltLog, level: str, size: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        found = rows_of(folder, log, level, targetPartitionBytes=size)
+    assert found == [(row.offset, row.value) for row in log.rows(level)]
+
+
+def log_with_a_gap() -> BuiltLog:
+    """Offsets 2 … 6 of the first segment were compacted away; a transaction spans the gap."""
+    builder = LogBuilder()
+    builder.send(1, [SimpleRecord(b"committed")])
+    builder.send(2, [SimpleRecord(b"aborted")])
+    builder.skip_offsets(5)
+    builder.roll()
+    builder.append([SimpleRecord(b"plain")])
+    builder.commit(1)
+    builder.abort(2)
+    return builder.build()
+
+
+def test_a_gap_that_may_be_none_is_noted_and_transactions_are_read_across(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "kts_source")
+    log = log_with_a_gap()
+    assert rows_of(tmp_path, log, "read_committed") == [(0, b"committed"), (7, b"plain")]
+    assert "topic-0: offsets [2, 7)" in caplog.text
+    (part,) = plan_scan(parse_options(options_of(tmp_path, "topic"))).partitions
+    assert part.surviving.holes == ()
+    assert [(gap.start, gap.stop) for gap in part.surviving.unverifiable] == [(2, 7)]
+
+
+def test_markers_behind_a_gap_are_replayed_where_the_transaction_index_is_bad(
+    tmp_path: Path,
+) -> None:
+    writer = LocalTierWriter(tmp_path)
+    for segment in log_with_a_gap().segments:
+        writer.write_segment(segment)
+    (index,) = tmp_path.rglob("*.txnindex")
+    index.write_bytes(b"\xff" * 34)
+    table = scan(options_of(tmp_path, "topic", isolationLevel="read_committed"))
+    assert table["offset"].to_pylist() == [0, 7]
+
+
+def test_what_is_missing_at_the_log_start_is_still_a_hole(tmp_path: Path) -> None:
+    builder = LogBuilder()
+    for _ in range(3):
+        builder.append([SimpleRecord(b"a"), SimpleRecord(b"b")])
+        builder.roll()
+    builder.delete_records_before(2)
+    builder.append([SimpleRecord(b"c")])
+    writer = LocalTierWriter(tmp_path)
+    for segment in builder.build().segments:
+        if segment.base_offset != 2:
+            writer.write_segment(segment)
+    with pytest.raises(DataLossError, match=r"\[2, 4\)"):
+        scan(options_of(tmp_path, "topic"))

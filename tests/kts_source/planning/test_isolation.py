@@ -1,0 +1,163 @@
+"""What a read_committed read leaves out and where it ends, decided from side files alone.
+
+Logs of a real broker decide: twelve complete logs with the offsets that a consumer was given.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kts_source.planning.isolation import Replay, decide
+from kts_source.planning.lineage import PartitionLog, SegmentRange, partition_log
+from kts_source.planning.side_files import replay_batches
+from segment_format.index.producer_snapshot import ProducerStateEntry, parse_producer_snapshot
+from segment_format.index.transaction_index import AbortedTxn, parse_transaction_index
+from segment_format.record.records import iter_batches
+from tests.kts_source.planning.segments import lineage, segment
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kts_source.layout.remote_segment import RemoteSegment
+    from segment_format.record.decoded import DecodedBatch
+
+VECTORS = Path(__file__).parents[2] / "golden" / "vectors" / "kafka-txn-goldens.json"
+
+
+@dataclass(frozen=True)
+class GoldenLog:
+    """One log: its segments by base offset, and what a consumer was given."""
+
+    bases: tuple[int, ...]
+    stops: tuple[int, ...]
+    files: Mapping[str, bytes]
+    read_committed: tuple[int, ...]
+
+    def batches(self, base: int) -> tuple[DecodedBatch, ...]:
+        return tuple(iter_batches(self.files[f"{base:020d}.log"]))
+
+    def tier(self, segments: int) -> PartitionLog:
+        """The first segments of the log as a tier."""
+        described = [
+            segment(base, stop - 1)
+            for base, stop in zip(self.bases[:segments], self.stops[:segments], strict=True)
+        ]
+        return partition_log(described, lineage(e0=0))
+
+
+@cache
+def golden_logs() -> tuple[GoldenLog, ...]:
+    logs = []
+    document: dict[str, Any] = json.loads(VECTORS.read_text())
+    for entry in document["logs"]:
+        files = {name: base64.b64decode(data) for name, data in entry["files"].items()}
+        bases = sorted(int(name[:20]) for name in files if name.endswith(".log"))
+        last = max(batch.last_offset for batch in iter_batches(files[f"{bases[-1]:020d}.log"]))
+        ends = [*bases[1:], last + 1]
+        logs.append(
+            GoldenLog(tuple(bases), tuple(ends), files, tuple(entry["read_committed_offsets"]))
+        )
+    return tuple(logs)
+
+
+@dataclass
+class FromFiles:
+    """Side files of a golden log, some of them lost on purpose."""
+
+    log: GoldenLog
+    lose_snapshots: bool = False
+    lose_indexes: bool = False
+
+    def snapshot(self, of: RemoteSegment) -> tuple[ProducerStateEntry, ...] | None:
+        data = self.log.files.get(f"{of.stop_offset:020d}.snapshot")
+        return None if self.lose_snapshots or data is None else parse_producer_snapshot(data)
+
+    def aborted(self, of: RemoteSegment) -> tuple[AbortedTxn, ...] | None:
+        if self.lose_indexes:
+            return None
+        return parse_transaction_index(self.log.files.get(f"{of.start_offset:020d}.txnindex", b""))
+
+    def replay(self, span: SegmentRange, open_before: Mapping[int, int]) -> Replay:
+        return replay_batches(self.log.batches(span.segment.start_offset), span, open_before)
+
+
+def read(log: GoldenLog, tier: PartitionLog, state: FromFiles, start: int, stop: int) -> list[int]:
+    """Offsets of [start, stop) that a read_committed reader returns."""
+    decisions = decide(tier, start, stop, state)
+    return [
+        record.offset
+        for span in tier.ranges
+        for batch in log.batches(span.segment.start_offset)
+        if not batch.is_control_batch
+        and not (
+            batch.is_transactional
+            and decisions.aborted.is_aborted(batch.producer_id, batch.base_offset)
+        )
+        for record in batch.records
+        if start <= record.offset < decisions.stop
+    ]
+
+
+def undecided_from(log: GoldenLog, stop: int) -> int:
+    """First offset of the oldest transaction without a marker below `stop`, from the batches."""
+    is_open: dict[int, int] = {}
+    for base in log.bases:
+        for batch in log.batches(base):
+            if batch.base_offset >= stop:
+                continue
+            if batch.is_control_batch:
+                is_open.pop(batch.producer_id, None)
+            elif batch.is_transactional:
+                is_open.setdefault(batch.producer_id, batch.base_offset)
+    return min([stop, *is_open.values()])
+
+
+@pytest.mark.parametrize("number", range(12))
+@pytest.mark.parametrize("lost", ["nothing", "snapshots", "indexes", "both"])
+def test_every_prefix_of_every_log_as_the_tier(number: int, lost: str) -> None:
+    log = golden_logs()[number]
+    state = FromFiles(log, lost in ("snapshots", "both"), lost in ("indexes", "both"))
+    # Losing files makes it slow, and the prefixes then add little.
+    prefixes = range(1, len(log.bases) + 1) if lost == "nothing" else [2, len(log.bases)]
+    for segments in prefixes:
+        tier = log.tier(segments)
+        end = undecided_from(log, tier.stop)
+        expected = [offset for offset in log.read_committed if offset < end]
+        assert read(log, tier, state, tier.log_start, tier.stop) == expected
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_every_range_between_segments(number: int) -> None:
+    log = golden_logs()[number]
+    tier = log.tier(len(log.bases))
+    cuts = [*log.bases, tier.stop]
+    for first, start in enumerate(cuts[:-1]):
+        for stop in cuts[first + 1 :: 3]:
+            expected = [offset for offset in log.read_committed if start <= offset < stop]
+            assert read(log, tier, FromFiles(log), start, stop) == expected
+
+
+def test_a_marker_lost_in_a_hole_is_never_taken_for_a_commit() -> None:
+    # Some transactions straddle each missing segment: their records before the hole must not be
+    # returned,
+    # whatever the truth is.
+    straddled = 0
+    for log in golden_logs():
+        for missing in range(1, len(log.bases) - 1):
+            described = [
+                segment(base, stop - 1)
+                for n, (base, stop) in enumerate(zip(log.bases, log.stops, strict=True))
+                if n != missing
+            ]
+            tier = partition_log(described, lineage(e0=0))
+            given = read(log, tier, FromFiles(log), 0, tier.stop)
+            assert set(given) <= set(log.read_committed)
+            straddled += bool(decide(tier, 0, tier.stop, FromFiles(log)).lost)
+    assert straddled > 0

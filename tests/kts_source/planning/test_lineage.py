@@ -1,0 +1,197 @@
+"""Each offset once, from the branch that survived; what is missing is named."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kts_source.planning.lineage import (
+    BELOW_LOG_START,
+    COVERED,
+    DEAD_BRANCH,
+    SegmentRange,
+    cover,
+    cover_overlapping,
+    newest_segment,
+    partition_log,
+    usable_range,
+)
+from tests.kts_source.planning.segments import lineage, segment
+
+if TYPE_CHECKING:
+    from kts_source.layout.remote_segment import RemoteSegment
+
+SEVEN = lineage(e0=0, e1=10, e2=20, e3=30, e4=40, e5=50, e7=70)
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "epochs", "usable"),
+    [
+        # The segments of Kafka's RemoteLogManagerTest that lie within the lineage, whole …
+        (15, 35, {1: 15, 2: 20, 3: 30}, (15, 36)),
+        (15, 19, {1: 15}, (15, 20)),
+        (0, 5, {0: 0}, (0, 6)),
+        (70, 75, {7: 70}, (70, 76)),
+        (15, 29, {1: 15, 2: 20}, (15, 30)),
+        # … and those that diverge, up to where they do.
+        (55, 85, {5: 55, 6: 60, 7: 70}, (55, 60)),
+        (15, 45, {1: 15, 2: 20, 4: 40}, (15, 30)),
+        (5, 25, {1: 5, 2: 20}, (10, 26)),
+        (15, 35, {1: 15, 2: 20}, (15, 30)),
+        (60, 69, {6: 60}, None),
+    ],
+)
+def test_usable_range(
+    start: int, end: int, epochs: dict[int, int], usable: tuple[int, int] | None
+) -> None:
+    span = usable_range(segment(start, end, epochs), SEVEN)
+    assert (None if span is None else (span.start, span.stop)) == usable
+
+
+def test_epochs_older_than_the_lineage_are_cut_off_with_the_log_start() -> None:
+    span = usable_range(segment(14, 150, {5: 14, 7: 15, 9: 100}), lineage(e7=51, e9=100))
+    assert span is not None
+    assert (span.start, span.stop) == (51, 151)
+
+
+def test_higher_epoch_wins_over_higher_offset() -> None:
+    old, new = segment(0, 300, {0: 0}), segment(100, 200, {1: 100})
+    assert newest_segment([old, new]) is new
+
+
+def test_neighbours_make_one_log() -> None:
+    log = partition_log([segment(10, 19), segment(0, 9)], lineage(e0=0))
+    assert [(span.start, span.stop) for span in log.ranges] == [(0, 10), (10, 20)]
+    assert (log.log_start, log.stop, log.holes, log.skipped) == (0, 20, (), ())
+
+
+def test_the_checkpoint_carries_the_log_start() -> None:
+    log = partition_log([segment(0, 9), segment(10, 19), segment(20, 29)], lineage(e0=13))
+    assert log.log_start == 13
+    assert [(span.start, span.stop) for span in log.ranges] == [(13, 20), (20, 30)]
+    assert [(skipped.segment.start_offset, skipped.reason) for skipped in log.skipped] == [
+        (0, BELOW_LOG_START)
+    ]
+
+
+def test_a_checkpoint_below_the_first_tiered_offset_is_no_hole() -> None:
+    log = partition_log([segment(50, 99)], lineage(e0=0))
+    assert (log.log_start, log.holes) == (50, ())
+
+
+def test_a_retried_upload_is_read_once() -> None:
+    log = partition_log(
+        [segment(0, 9, name="a"), segment(0, 9, name="b"), segment(5, 14, name="c")], lineage(e0=0)
+    )
+    assert [(span.start, span.stop, span.segment.segment_id) for span in log.ranges] == [
+        (0, 5, "a"),
+        (5, 15, "c"),
+    ]
+    assert [skipped.reason for skipped in log.skipped] == [COVERED]
+
+
+def test_the_segment_that_begins_last_serves() -> None:
+    log = partition_log(
+        [segment(0, 99, name="long"), segment(20, 29, name="in it"), segment(25, 39, name="on")],
+        lineage(e0=0),
+    )
+    assert [(span.start, span.stop, span.segment.segment_id) for span in log.ranges] == [
+        (0, 20, "long"),
+        (20, 25, "in it"),
+        (25, 40, "on"),
+        (40, 100, "long"),
+    ]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), min_size=1, max_size=12),
+    st.integers(0, 80),
+)
+def test_who_serves_an_offset_depends_on_no_later_segment(
+    shapes: list[tuple[int, int]], offset: int
+) -> None:
+    segments = [
+        segment(start, start + length, name=f"{number}")
+        for number, (start, length) in enumerate(shapes)
+    ]
+
+    def server(of: list[RemoteSegment]) -> list[str]:
+        ranges = partition_log(of, lineage(e0=0)).ranges if of else ()
+        return [s.segment.segment_id for s in ranges if s.start <= offset < s.stop]
+
+    assert server([one for one in segments if one.start_offset <= offset]) == server(segments)
+
+
+def test_a_dead_branch_is_not_read() -> None:
+    dead = segment(0, 99, {0: 0, 1: 40})
+    log = partition_log([dead, segment(0, 199, {0: 0, 2: 60})], lineage(e0=0, e2=60))
+    assert [(span.start, span.stop) for span in log.ranges] == [(0, 200)]
+    only_dead = segment(40, 80, {1: 40})
+    log = partition_log([only_dead, segment(0, 199, {0: 0, 2: 60})], lineage(e0=0, e2=60))
+    assert [skipped.reason for skipped in log.skipped] == [DEAD_BRANCH]
+
+
+def test_a_hole_is_named_with_its_neighbours() -> None:
+    log = partition_log([segment(0, 9), segment(30, 39)], lineage(e0=0))
+    (hole,) = log.holes
+    assert (hole.start, hole.stop) == (10, 30)
+    assert hole.before is not None
+    assert (hole.before.end_offset, hole.after.start_offset) == (9, 30)
+    assert log.unverifiable == ()
+
+
+def test_a_gap_behind_an_end_that_is_not_exact_is_not_called_a_hole() -> None:
+    first, last = segment(0, 9, end_is_exact=False), segment(50, 59, end_is_exact=False)
+    log = partition_log([first, segment(30, 39), last], lineage(e0=0))
+    assert [(gap.start, gap.stop) for gap in log.unverifiable] == [(10, 30)]
+    assert [(hole.start, hole.stop) for hole in log.holes] == [(40, 50)]
+
+
+def test_a_gap_behind_a_dead_branch_is_a_hole_whatever_the_segments_end() -> None:
+    branched = segment(0, 99, {0: 0, 1: 40}, end_is_exact=False)
+    log = partition_log([branched, segment(60, 99, {2: 60})], lineage(e0=0, e2=50))
+    assert [(hole.start, hole.stop) for hole in log.holes] == [(40, 60)]
+    assert log.unverifiable == ()
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), min_size=1, max_size=12),
+    st.integers(0, 70),
+)
+@settings(max_examples=300)
+def test_every_covered_offset_once_and_every_hole_named(
+    shapes: list[tuple[int, int]], log_start: int
+) -> None:
+    segments = [
+        segment(start, start + length, name=f"{number}")
+        for number, (start, length) in enumerate(shapes)
+    ]
+    log = partition_log(segments, lineage(e0=log_start))
+    covered = {offset for start, length in shapes for offset in range(start, start + length + 1)}
+    read = [offset for span in log.ranges for offset in range(span.start, span.stop)]
+    missing = [offset for hole in log.holes for offset in range(hole.start, hole.stop)]
+    assert read == sorted(offset for offset in covered if offset >= log_start)
+    if read:
+        assert sorted(read + missing) == list(range(max(log_start, min(covered)), max(read) + 1))
+    for span in log.ranges:
+        assert span.segment.start_offset <= span.start
+        assert span.stop <= span.segment.stop_offset
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.integers(1, 12)), min_size=1, max_size=6),
+    st.integers(0, 20),
+)
+def test_ranges_apart_are_covered_as_any_are(spans: list[tuple[int, int]], log_start: int) -> None:
+    ranges, at = [], 0
+    for number, (gap, size) in enumerate(spans):
+        start = at + gap % 4 * (gap > 20)
+        at = start + size
+        ranges.append(SegmentRange(segment(start, at - 1, name=f"s{number}"), start, at))
+    stop = max(log_start, at)
+    if stop > at:
+        log_start = stop = at
+    assert cover(ranges, log_start, stop) == cover_overlapping(ranges, log_start, stop)

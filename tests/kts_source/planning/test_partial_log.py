@@ -1,0 +1,165 @@
+"""A partition seen in part: when it is enough, and when it looks at everything after all."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from kts_source.layout.layout import SegmentEntry
+from kts_source.planning import partial_log
+from kts_source.planning.partial_log import PartitionView
+from kts_source.store.object_store import ObjectInfo
+from tests.kts_source.planning.segments import lineage, segment
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from kts_source.layout.remote_segment import RemoteSegment
+    from kts_source.planning.lineage import PartitionLog
+    from segment_format.index.leader_epoch_checkpoint import EpochEntry
+
+
+class Listed:
+    """Segments of facts alone, listed with their event timestamp as the time of the upload."""
+
+    def __init__(self, segments: Iterable[RemoteSegment], *, gone: str = "") -> None:
+        self._segments = sorted(segments, key=lambda one: (one.start_offset, one.segment_id))
+        self._gone = gone
+        self.asked: set[str] = set()
+        self.entries = [
+            SegmentEntry(
+                "t",
+                one.topic_id,
+                0,
+                one.start_offset,
+                one.segment_id,
+                "",
+                (("log", ObjectInfo(one.segment_id, 1, "1", one.event_timestamp_ms)),),
+            )
+            for one in self._segments
+        ]
+
+    def described(self, numbers: Iterable[int]) -> list[RemoteSegment]:
+        found = [self._segments[number] for number in numbers]
+        self.asked |= {one.segment_id for one in found}
+        return [one for one in found if one.segment_id != self._gone]
+
+    def all(self) -> list[RemoteSegment]:
+        return self.described(range(len(self._segments)))
+
+
+def view(listed: Listed, checkpoints: Mapping[str, tuple[EpochEntry, ...]]) -> PartitionView:
+    def leader_epochs(of: RemoteSegment) -> object:
+        return SimpleNamespace(entries=checkpoints.get(of.segment_id, lineage(e0=0)))
+
+    side_files = cast("Any", SimpleNamespace(leader_epochs=leader_epochs))
+    return PartitionView(cast("Any", listed), side_files, in_part=True)
+
+
+@pytest.fixture(autouse=True)
+def _one_upload_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partial_log, "NEWEST_UPLOADS", 1)
+
+
+def plain(count: int) -> list[RemoteSegment]:
+    return [
+        segment(100 * number, 100 * number + 99, name=f"{number}", event_timestamp_ms=number)
+        for number in range(count)
+    ]
+
+
+def served(log: PartitionLog) -> list[tuple[str, int, int]]:
+    return [(span.segment.segment_id, span.start, span.stop) for span in log.ranges]
+
+
+def test_a_plain_log_is_read_around_the_window() -> None:
+    listed = Listed(plain(50))
+    seen = view(listed, {})
+    assert (seen.log.log_start, seen.log.stop) == (0, 5000)
+    assert listed.asked == {"0", "49"}
+    assert served(seen.covering(2050, 2220)) == [
+        ("20", 2050, 2100),
+        ("21", 2100, 2200),
+        ("22", 2200, 2300),
+    ]
+    assert listed.asked == {"0", "20", "21", "22", "49"}
+    assert not seen.is_complete
+
+
+def test_a_long_segment_far_behind_is_found() -> None:
+    segments = plain(50)
+    del segments[15:20]
+    listed = Listed([*segments, segment(1250, 2100, name="long", event_timestamp_ms=3)])
+    seen = view(listed, {})
+    assert served(seen.covering(1950, 2010)) == [("long", 1950, 2000), ("20", 2000, 2100)]
+    assert "2" not in listed.asked
+    assert not seen.is_complete
+
+
+def test_an_epoch_above_the_newest_uploads_means_to_look_at_all() -> None:
+    old = [*plain(10), segment(1000, 1099, name="last", event_timestamp_ms=99)]
+    winner = segment(510, 549, {1: 510}, name="winner", event_timestamp_ms=6)
+    seen = view(Listed([*old, winner]), {"winner": lineage(e0=0, e1=510)})
+    assert seen.log.stop == 1100
+    seen.covering(450, 520)
+    assert seen.is_complete
+    assert seen.log.stop == 550
+    assert served(seen.covering(450, 520))[-1] == ("winner", 510, 550)
+
+
+def test_an_upload_that_a_later_one_begins_below_is_looked_at() -> None:
+    # A leader elected uncleanly, whose branch knows only lower epochs, copied all of it anew.
+    copied = [
+        segment(100 * n, 100 * n + 99, name=f"anew{n}", event_timestamp_ms=20 + n)
+        for n in range(3, 12)
+    ]
+    winner = segment(350, 399, {1: 350}, name="winner", event_timestamp_ms=15)
+    seen = view(Listed([*plain(3), winner, *copied]), {"winner": lineage(e0=0, e1=350)})
+    assert seen.log.stop == 400
+    assert seen.is_complete  # branches died, so no window will do
+
+
+def test_an_end_above_the_newest_uploads_means_to_look_at_all() -> None:
+    listed = Listed([*plain(10), segment(405, 2000, name="long", event_timestamp_ms=5)])
+    seen = view(listed, {})
+    assert seen.log.stop == 1000
+    assert seen.covering(410, 420).stop == 2001
+    assert seen.is_complete
+
+
+def test_a_hole_means_to_look_at_all() -> None:
+    segments = plain(50)
+    del segments[20]
+    seen = view(Listed(segments), {})
+    (hole,) = seen.covering(1950, 2050).holes
+    assert (hole.start, hole.stop) == (2000, 2100)
+    assert seen.is_complete
+
+
+@pytest.mark.parametrize("gone", ["0", "20", "49"])
+def test_a_segment_that_has_gone_means_to_look_at_all(gone: str) -> None:
+    seen = view(Listed(plain(50), gone=gone), {})
+    seen.covering(2010, 2020)
+    assert seen.is_complete
+
+
+def test_without_times_of_upload_all_are_looked_at() -> None:
+    segments = plain(50)
+    listed = Listed(segments)
+    first = listed.entries[0]
+    listed.entries[0] = SegmentEntry(
+        *("t", first.topic_id, 0, 0, first.segment_id, "", (("log", ObjectInfo("0", 1, "1")),))
+    )
+    assert view(listed, {}).is_complete
+    same = [segment(100 * n, 100 * n + 99, name=f"{n}", event_timestamp_ms=7) for n in range(50)]
+    assert view(Listed(same), {}).is_complete
+
+
+def test_the_log_start_moved_by_the_checkpoint() -> None:
+    listed = Listed(plain(50))
+    seen = view(listed, {"49": lineage(e0=150)})
+    assert (seen.log.log_start, seen.log.stop) == (150, 5000)
+    assert served(seen.covering(150, 210)) == [("1", 150, 200), ("2", 200, 300)]
+    assert not seen.is_complete

@@ -1,0 +1,117 @@
+"""Timestamps as bounds: the first offset dated at or after them, in whatever order they were
+written.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import pyarrow as pa
+import pytest
+
+import kts_source
+from kts_source.errors import InvalidOptionError, OffsetOutOfRangeError
+from tests.golden_data import expected_records, expected_table, tier_options
+from tests.kts_source.planning.scanning import scan
+
+TOPICS = ("timeline", "codecs", "appendtime", "epochs", "trimmed", "evolved")
+
+
+def truth(topic: str) -> list[tuple[int, int]]:
+    """(offset, timestamp) of every tiered record."""
+    records = expected_records(topic)
+    records = records.filter(records["in_tier"])
+    return list(
+        zip(records["offset"].to_pylist(), records["timestamp_ms"].to_pylist(), strict=True)
+    )
+
+
+def first_at_or_after(rows: list[tuple[int, int]], timestamp_ms: int) -> int | None:
+    return next((offset for offset, stamp in rows if stamp >= timestamp_ms), None)
+
+
+def moments(rows: list[tuple[int, int]]) -> list[int]:
+    """Timestamps of records all over the topic, and the moments right beside them."""
+    stamps = sorted({stamp for _, stamp in rows if stamp >= 0})
+    some = stamps[:: max(1, len(stamps) // 7)]
+    return sorted({max(0, stamp + delta) for stamp in [*some, stamps[-1]] for delta in (-1, 0, 1)})
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_start_and_end_are_the_first_offset_at_or_after(topic: str) -> None:
+    rows = truth(topic)
+    end = rows[-1][0] + 1
+    for moment in moments(rows):
+        first = first_at_or_after(rows, moment)
+        options = tier_options(
+            topic, endingTimestamp=str(moment), isolationLevel="read_uncommitted"
+        )
+        (part,) = kts_source.plan(options).partitions
+        assert part.stop == (end if first is None else first)
+        options = tier_options(
+            topic,
+            startingOffsetsByTimestamp=f'{{"{topic}":{{"0":{moment}}}}}',
+            startingOffsetsByTimestampStrategy="latest",
+            isolationLevel="read_uncommitted",
+        )
+        (part,) = kts_source.plan(options).partitions
+        assert part.start == (end if first is None else first)
+
+
+def test_no_record_at_or_after_is_an_error_or_an_empty_range() -> None:
+    options = tier_options("timeline", startingTimestamp=str(1 << 42))
+    with pytest.raises(OffsetOutOfRangeError, match="no record in the tier is dated at or after"):
+        kts_source.plan(options)
+    options["startingOffsetsByTimestampStrategy"] = "latest"
+    assert scan(options).num_rows == 0
+
+
+def test_late_records_are_not_lost_between_two_timestamps() -> None:
+    rows = truth("timeline")
+    stamps = sorted(stamp for _, stamp in rows)
+    low, high = stamps[len(stamps) // 3], stamps[2 * len(stamps) // 3]
+    # Some records are late by days, so offsets and timestamps disagree.
+    assert any(later < earlier for (_, earlier), (_, later) in itertools.pairwise(rows))
+    start, stop = first_at_or_after(rows, low), first_at_or_after(rows, high)
+    assert start is not None
+    assert stop is not None
+    table = scan(tier_options("timeline", startingTimestamp=str(low), endingTimestamp=str(high)))
+    expected = expected_table("timeline", "read_committed")
+    offsets = pa.array([start <= o < stop for o in expected["offset"].to_pylist()])
+    assert table["offset"].to_pylist() == expected.filter(offsets)["offset"].to_pylist()
+
+
+def test_a_timestamp_for_each_partition() -> None:
+    bounds = '{"txn":{"0":0,"1":99999999999999}}'
+    options = tier_options(
+        "txn",
+        startingOffsetsByTimestamp=bounds,
+        startingOffsetsByTimestampStrategy="latest",
+        isolationLevel="read_uncommitted",
+    )
+    first, second = kts_source.plan(options).partitions
+    assert (first.start, second.start) == (0, second.stop)
+
+
+@pytest.mark.parametrize("side", ["both", "start", "stop"])
+def test_a_timestamp_range_filters_rows_wherever_they_stand(side: str) -> None:
+    expected = expected_table("timeline", "read_committed")
+    stamps = expected["timestamp"].cast(pa.int64()).to_pylist()  # microseconds
+    ordered = sorted(stamp // 1000 for stamp in stamps)
+    low, high = ordered[len(ordered) // 3], ordered[2 * len(ordered) // 3]
+    text = {"both": f"{low},{high}", "start": f"{low},", "stop": f",{high}"}[side]
+    lowest = low if side != "stop" else min(ordered)
+    highest = high if side != "start" else max(ordered) + 1
+    table = scan(tier_options("timeline", timestampRange=text))
+    wanted = expected.filter(pa.array([lowest <= stamp // 1000 < highest for stamp in stamps]))
+    assert table["offset"].to_pylist() == wanted["offset"].to_pylist()
+    # Both the range and the other condition must hold.
+    last = wanted["offset"].to_pylist()[-1]
+    table = scan(tier_options("timeline", timestampRange=text, where=f"offset < {last}"))
+    assert table["offset"].to_pylist() == wanted["offset"].to_pylist()[:-1]
+
+
+@pytest.mark.parametrize("text", ["", ",", "5", "7,5", "a,b"])
+def test_a_timestamp_range_that_is_none(text: str) -> None:
+    with pytest.raises(InvalidOptionError, match="timestampRange"):
+        kts_source.plan(tier_options("timeline", timestampRange=text))

@@ -1,0 +1,59 @@
+"""A consumer that wants no more: nothing runs on, nothing stays open."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kts_source.options import parse_options
+from kts_source.planning.planner import plan_scan
+from kts_source.read.run_task import measured_task
+from tests.golden_data import TIER, tier_options
+
+if TYPE_CHECKING:
+    from tests.s3 import S3Server
+
+
+def sockets() -> set[str]:
+    """Open sockets of this process."""
+    found = set()
+    for number in os.listdir("/proc/self/fd"):  # noqa: PTH208  # names that vanish while listed
+        try:
+            target = os.readlink(f"/proc/self/fd/{number}")  # noqa: PTH115
+        except FileNotFoundError:
+            continue
+        if target.startswith("socket:"):
+            found.add(target)
+    return found
+
+
+def fetch_threads() -> list[str]:
+    return [one.name for one in threading.enumerate() if one.name.startswith("kts-")]
+
+
+@pytest.mark.s3
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="no /proc on this system")
+@pytest.mark.parametrize("batches", [0, 1, 3, None])
+def test_no_thread_and_no_socket_is_left(s3_server: S3Server, batches: int | None) -> None:
+    bucket = s3_server.upload(TIER / "tiered", prefix="tiered/")
+    s3_server.close()
+    options = parse_options(
+        {**tier_options("codecs"), **s3_server.options, "path": f"s3://{bucket}"}
+    )
+    plan = plan_scan(options)
+    gc.collect()
+    before = sockets()
+    rows = measured_task(plan.tasks[0], options)
+    for number, _ in enumerate(rows):
+        if number == batches:
+            break
+    rows.close()
+    del rows
+    gc.collect()
+    assert fetch_threads() == []
+    assert sockets() - before == set()

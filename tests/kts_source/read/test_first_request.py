@@ -1,0 +1,65 @@
+"""The first bytes a LIMIT waits for are few, wherever they end, and the rows the same."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kts_source.options import parse_options
+from kts_source.planning.planner import plan_scan
+from kts_source.read import segment_source, slice_boundaries
+from kts_source.store.local_store import LocalStore
+from tests.golden_data import CHUNK_SIZE, TIER, tier_options
+from tests.kts_source.planning.scanning import run, scan
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kts_source.store.object_store import Data
+
+
+class Far(LocalStore):
+    """A folder read as if it were elsewhere; notes what is read of segments."""
+
+    is_near = False
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.reads: list[tuple[int, int]] = []
+
+    def get_range(self, key: str, start: int, stop: int, *, version: str | None = None) -> Data:
+        if key.endswith(".log"):
+            self.reads.append((start, stop))
+        return super().get_range(key, start, stop, version=version)
+
+
+@pytest.mark.parametrize("first", [1, 17, 1000, CHUNK_SIZE, 3 * CHUNK_SIZE + 5])
+@pytest.mark.parametrize("target", ["300k", "1g"])
+def test_of_plain_chunks_no_more_than_the_first_request_is_read(
+    monkeypatch: pytest.MonkeyPatch, first: int, target: str
+) -> None:
+    options = {**tier_options("codecs"), "targetPartitionBytes": target}
+    expected = scan(options)
+    plan = plan_scan(parse_options(options))
+    for module in (segment_source, slice_boundaries):
+        monkeypatch.setattr(module, "FIRST_REQUEST_BYTES", first)
+    store = Far(TIER)
+    assert run(plan, options, store).equals(expected)
+    assert store.reads[0] == (0, first)
+    read = sum(stop - start for start, stop in store.reads)
+    # Nothing twice, but for the few bytes that prove a border.
+    cuts = sum(len(task.slices) for task in plan.tasks)
+    assert read <= plan.nominal_bytes + cuts * slice_boundaries.PEEK_BYTES
+
+
+def test_a_compressed_chunk_is_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {**tier_options("crashed"), "targetPartitionBytes": "1g"}
+    plan = plan_scan(parse_options(options))
+    expected = scan(options)
+    for module in (segment_source, slice_boundaries):
+        monkeypatch.setattr(module, "FIRST_REQUEST_BYTES", 100)
+    store = Far(TIER)
+    assert run(plan, options, store).equals(expected)
+    index = plan.tasks[0].slices[0].objects.chunk_index
+    assert store.reads[0] == (0, index.chunk(0).transformed_stop)

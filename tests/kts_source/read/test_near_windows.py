@@ -1,0 +1,62 @@
+"""Chunks that are stored as they are need not be read whole: the same bytes, and no more of the
+object, whether it is a file of this machine or elsewhere.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kts_source.keyring import KeyRing
+from kts_source.layout.remote_segment import ObjectRef, SegmentObjects
+from kts_source.read import segment_source
+from kts_source.read.segment_source import ReadAhead, SegmentReader, SegmentSpan
+from kts_source.store.local_store import LocalStore
+from segment_format.manifest.chunk_index import FixedChunkIndex
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+DATA = bytes(number * number % 251 for number in range(205))
+CHUNK = 40
+ENDS = st.integers(0, len(DATA))
+
+
+class Far(LocalStore):
+    """A folder read as if it were elsewhere."""
+
+    is_near = False
+
+
+@pytest.fixture(scope="module", params=[LocalStore, Far])
+def reader(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SegmentReader]:
+    root: Path = tmp_path_factory.mktemp("near")
+    (root / "a.log").write_bytes(DATA)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(segment_source, "ENOUGH_REQUEST_BYTES", 2 * CHUNK)
+        patch.setattr(segment_source, "FIRST_REQUEST_BYTES", CHUNK)
+        yield SegmentReader(request.param(root), KeyRing())
+
+
+@given(ends=st.lists(st.tuples(ENDS, ENDS).map(sorted), min_size=1, max_size=3))
+def test_the_bytes_of_the_spans_and_not_one_more(
+    reader: SegmentReader, ends: list[list[int]]
+) -> None:
+    index = FixedChunkIndex(CHUNK, len(DATA), CHUNK, len(DATA) % CHUNK)
+    log = ObjectRef("a.log", len(DATA), None)
+    objects = SegmentObjects(log, index, False, None, {})
+    spans = [SegmentSpan("t", 0, at, objects, start, stop) for at, (start, stop) in enumerate(ends)]
+    assert reader.reads_parts(objects)
+    before = reader.store.counters.bytes
+    found = [b""] * len(spans)
+    for span, window in reader.windows(spans, read_ahead=ReadAhead(2, 1000, slow_start=True)):
+        assert window
+        found[span.offset] += window
+    assert found == [DATA[start:stop] for start, stop in ends]
+    assert reader.store.counters.bytes - before == sum(stop - start for start, stop in ends)

@@ -1,0 +1,213 @@
+"""What scans cost a store: requests, bytes, listings; counted, not timed.
+
+The tier has chunks of 256 KiB, compressed, so that stored positions are not original ones, and
+segments of 16 to 23 MiB: two or three requests each.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import pytest
+
+from benchmarks.simulated import (
+    BATCH_RECORDS,
+    BATCHES_PER_CHUNK,
+    CHUNK_BYTES,
+    TOPIC,
+    SimulatedTier,
+    shape,
+)
+from kts_source.cache.cached_store import CachedStore, CacheSettings
+from kts_source.cache.disk_cache import CacheLimits
+from kts_source.options import parse_options
+from kts_source.planning.planner import plan_scan
+from kts_source.read.read_settings import ReadSettings
+from kts_source.read.read_task import read_task
+from kts_source.read.segment_source import SegmentReader
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kts_source.planning.scan_plan import ScanPlan
+    from kts_source.store.object_store import ObjectStore
+
+PARTITIONS = 2
+SEGMENTS = 3
+MIB = 1 << 20
+
+
+class CountedTier(SimulatedTier):
+    """Notes the reads of segment bytes, and in which order objects are read."""
+
+    def __init__(self, partitions: int = PARTITIONS, segments: int = SEGMENTS) -> None:
+        super().__init__(partitions, segments, latency_seconds=0, aborted_share=10**9)
+        self.reads: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        self.keys: list[str] = []
+        self._reads_lock = threading.Lock()
+
+    def get_range(self, key: str, start: int, stop: int, *, version: str | None = None) -> bytes:
+        with self._reads_lock:
+            self.keys.append(key)
+            if key.endswith(".log"):
+                self.reads[key].append((start, stop))
+        return super().get_range(key, start, stop, version=version)
+
+    @property
+    def log_requests(self) -> int:
+        return sum(map(len, self.reads.values()))
+
+    @property
+    def log_bytes(self) -> int:
+        return sum(stop - start for reads in self.reads.values() for start, stop in reads)
+
+
+def planned(store: ObjectStore, **options: str) -> ScanPlan:
+    given = {"path": "simulated", "subscribe": TOPIC, **options}
+    return plan_scan(parse_options(given), store)
+
+
+def rows(
+    plan: ScanPlan,
+    store: ObjectStore,
+    *,
+    batches: int | None = None,
+    columns: str = "offset,value",
+) -> int:
+    """Rows of all tasks, or of the first batches of the first, as a LIMIT takes them."""
+    options = parse_options({"path": "simulated", "subscribe": TOPIC, "columns": columns})
+    reader, settings = SegmentReader(store, options.key_ring), ReadSettings.of(options)
+    count = 0
+    for task in plan.tasks if batches is None else plan.tasks[:1]:
+        for number, batch in enumerate(read_task(task, reader, settings), 1):
+            count += batch.num_rows
+            if number == batches:
+                break
+    return count
+
+
+def stored_bytes(segments: int = SEGMENTS) -> int:
+    """Of one partition."""
+    return sum(sum(shape(number).stored_sizes) for number in range(segments))
+
+
+def test_a_full_scan_is_few_requests() -> None:
+    store = CountedTier()
+    plan = planned(store, targetPartitionBytes="4g")
+    before = store.counters
+    assert rows(plan, store) == PARTITIONS * store.base_offset(SEGMENTS)
+    done = store.counters - before
+    stored = PARTITIONS * stored_bytes()
+    assert stored > 100 * MIB
+    segments = PARTITIONS * SEGMENTS
+    assert done.requests == store.log_requests <= stored / (8 * MIB) + 3 * segments
+    assert done.bytes == store.log_bytes == stored
+    # With what planning read of manifests and side files it is no more than that.
+    assert store.counters.requests <= stored / (8 * MIB) + 3 * segments
+
+
+@pytest.mark.parametrize("target", ["3m", "8m", "20m"])
+def test_a_cut_costs_a_chunk_at_most(target: str) -> None:
+    store = CountedTier()
+    plan = planned(store, targetPartitionBytes=target)
+    before = store.counters
+    assert rows(plan, store) == PARTITIONS * store.base_offset(SEGMENTS)
+    done = store.counters - before
+    segments = PARTITIONS * SEGMENTS
+    slices = sum(len(task.slices) for task in plan.tasks)
+    cuts = slices - segments
+    assert cuts >= (1 if target == "20m" else segments)
+    chunk = max(max(shape(number).stored_sizes) for number in range(SEGMENTS))
+    assert store.log_bytes <= 1.01 * (PARTITIONS * stored_bytes() + cuts * chunk)
+    # A task reads the index of a segment that is cut, so that its borders are batches.
+    index_bytes = done.bytes - store.log_bytes
+    assert index_bytes <= slices * 8 * BATCHES_PER_CHUNK * shape(SEGMENTS - 1).chunks
+    allowed = store.log_bytes / (8 * MIB) + 3 * slices
+    assert done.requests <= allowed
+
+
+@pytest.mark.parametrize("target", ["5m", "4g"])
+@pytest.mark.parametrize(
+    "ends", [((0, 10, 3), (0, 20, 5)), ((0, 50, 1), (2, 7, 15)), ((1, 3, 0), (1, 4, 0))]
+)
+def test_a_window_of_offsets_is_the_chunks_that_hold_it(
+    ends: tuple[tuple[int, int, int], tuple[int, int, int]], target: str
+) -> None:
+    store = CountedTier(1)
+    chunk_records = BATCHES_PER_CHUNK * BATCH_RECORDS
+    low, high = (
+        store.base_offset(segment) + chunk * chunk_records + batch * BATCH_RECORDS + 1
+        for segment, chunk, batch in ends
+    )
+    plan = planned(
+        store,
+        startingOffsets=json.dumps({TOPIC: {"0": low}}),
+        endingOffsets=json.dumps({TOPIC: {"0": high}}),
+        targetPartitionBytes=target,
+    )
+    assert rows(plan, store) == high - low
+    needed, largest = 0, 0
+    for number in range(SEGMENTS):
+        for chunk, size in enumerate(shape(number).stored_sizes):
+            first = store.base_offset(number) + chunk * chunk_records
+            if first < high and first + chunk_records > low:
+                needed += size
+                largest = max(largest, size)
+    # Both ends of the window are cuts, as are the borders of tasks in one segment.
+    slices = [part for task in plan.tasks for part in task.slices]
+    cuts = 2 + len(slices) - len({part.segment_id for part in slices})
+    assert needed <= store.log_bytes <= 1.01 * (needed + cuts * largest)
+
+
+@pytest.mark.parametrize(("partitions", "segments"), [(1, 3), (4, 100), (2, 1500)])
+def test_a_plan_lists_a_thousand_objects_a_request(partitions: int, segments: int) -> None:
+    store = CountedTier(partitions, segments)
+    end = json.dumps({TOPIC: {f"{number}": 10 for number in range(partitions)}})
+    planned(store, endingOffsets=end)
+    objects = 3 * segments
+    # The folders of the topic, those of its partitions, and each partition's own pages.
+    assert store.counters.list_requests <= 2 + partitions * -(-objects // 1000)
+
+
+def test_a_task_lists_nothing() -> None:
+    store = CountedTier()
+    plan = planned(store, targetPartitionBytes="8m")
+    before = store.counters.list_requests
+    rows(plan, store)
+    assert store.counters.list_requests == before
+
+
+def test_a_second_scan_with_a_chunk_cache_asks_for_no_data(tmp_path: Path) -> None:
+    limits = CacheLimits(None, None)
+    settings = CacheSettings(index=limits, chunks=limits, folder=str(tmp_path))
+    for number in range(2):
+        store = CountedTier()
+        cached = CachedStore(store, settings)
+        plan = planned(cached, targetPartitionBytes="8m")
+        assert rows(plan, cached) == PARTITIONS * store.base_offset(SEGMENTS)
+        assert (store.counters.requests == 0) == bool(number)
+        assert (store.counters.bytes == 0) == bool(number)
+
+
+@pytest.mark.parametrize("target", ["3m", "4g"])
+@pytest.mark.parametrize(
+    ("batches", "columns"),
+    # The records are 1 KiB of key: two batches without it lie in more of the log than is allowed.
+    [(1, "offset,value"), (1, "offset,key"), (2, "offset,key")],
+)
+def test_a_limit_touches_little(batches: int, columns: str, target: str) -> None:
+    store = CountedTier()
+    plan = planned(store, targetPartitionBytes=target)
+    assert plan.tasks[0].slices[0].is_whole == (target == "4g")
+    assert stored_bytes() > 3 * 16 * MIB
+    before, planning = store.counters, len(store.keys)
+    assert rows(plan, store, batches=batches, columns=columns) >= 10
+    done = store.counters - before
+    assert done.bytes <= 16 * MIB
+    first = next(iter(store.reads.values()))[0]
+    assert first[1] - first[0] <= max(MIB, CHUNK_BYTES)
+    # Where the first task ends in a segment is nothing that the first rows wait for.
+    assert store.keys[planning] == next(iter(store.reads))

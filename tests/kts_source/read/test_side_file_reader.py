@@ -1,0 +1,226 @@
+"""Side files beside each other are read with one request, and are what each alone would be."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kts_source.cache.disk_cache import CacheLimits, DiskCache
+from kts_source.cache.side_file_pack import MAX_PACK_BYTES, SideFilePack
+from kts_source.errors import ObjectNotFoundError
+from kts_source.layout.aiven import AivenLayout
+from kts_source.layout.local_tiered import LocalTieredLayout
+from kts_source.layout.remote_segment import IndexType, ObjectRef, SegmentObjects, StoredIndex
+from kts_source.read.side_file_reader import MAX_TOGETHER_BYTES, SideFileReader
+from kts_source.store.local_store import LocalStore
+from segment_format.manifest.chunk_index import FixedChunkIndex
+from tests.golden_data import KEY_PREFIX, LOCAL_TIER, TIER, TOPICS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from kts_source.layout.layout import Layout
+    from kts_source.store.object_store import ObjectStore
+
+OFFSET, SNAPSHOT, EPOCH, TRANSACTION = (
+    IndexType.OFFSET,
+    IndexType.PRODUCER_SNAPSHOT,
+    IndexType.LEADER_EPOCH,
+    IndexType.TRANSACTION,
+)
+
+
+def segments(
+    layout: Layout, store: ObjectStore, prefix: str, topic: str | None
+) -> Iterator[SegmentObjects]:
+    for folder in layout.topic_folders(store, prefix, topic):
+        for partition in layout.partitions(store, folder):
+            for entry in layout.list_partition(store, folder, partition).segments:
+                yield layout.describe(store, entry).objects
+
+
+def check_all_kinds(store: LocalStore, objects: SegmentObjects) -> int:
+    """The number of requests that all side files took."""
+    reads = SideFileReader(store)
+    kinds = [kind for kind, part in objects.indexes.items() if part.size]
+    random.Random(objects.log.key).shuffle(kinds)
+    before = store.counters.requests
+    found = {kind: reads.get(objects, kind) for kind in kinds}
+    took = store.counters.requests - before
+    for kind, data in found.items():
+        part = objects.indexes[kind]
+        assert data == store.get_range(part.source.key, part.start, part.stop)
+        assert reads.get(objects, kind) == data  # asked for again: read again
+    return took
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_every_golden_segment(topic: str) -> None:
+    store = LocalStore(TIER)
+    for objects in segments(AivenLayout(), store, KEY_PREFIX, topic):
+        # Offset index, time index, then the rest in one or, if transactions come first, in two.
+        assert check_all_kinds(store, objects) <= 4
+
+
+def test_objects_of_their_own_are_read_alone() -> None:
+    store = LocalStore(LOCAL_TIER / "tier")
+    found = list(segments(LocalTieredLayout(), store, "", None))
+    assert found
+    for objects in found:
+        kinds = sum(part.size > 0 for part in objects.indexes.values())
+        assert check_all_kinds(store, objects) == kinds
+
+
+class Ranges(LocalStore):
+    """Answers with zeros, and notes what was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(TIER)
+        self.asked: list[tuple[int, int]] = []
+        self.gone = False
+
+    def get_range(self, key: str, start: int, stop: int, *, version: str | None = None) -> bytes:
+        self.asked.append((start, stop))
+        if self.gone:
+            raise ObjectNotFoundError("gone")
+        return bytes(stop - start)
+
+
+def made_up(name: str = "a", **parts: tuple[int, int]) -> SegmentObjects:
+    source = ObjectRef(f"{name}.indexes", 1 << 30, "1", None)
+    indexes = {
+        IndexType[kind.upper()]: StoredIndex(source, start, stop)
+        for kind, (start, stop) in parts.items()
+    }
+    log = ObjectRef(f"{name}.log", 100, "1", None)
+    return SegmentObjects(log, FixedChunkIndex(100, 100, 100, 100), False, None, indexes)
+
+
+def test_the_three_come_with_one_request() -> None:
+    store = Ranges()
+    reads = SideFileReader(store)
+    objects = made_up(
+        offset=(0, 10), producer_snapshot=(10, 25), leader_epoch=(25, 40), transaction=(40, 60)
+    )
+    assert [len(reads.get(objects, kind)) for kind in (EPOCH, SNAPSHOT, TRANSACTION)] == [
+        15,
+        15,
+        20,
+    ]
+    assert store.asked == [(10, 60)]
+    assert len(reads.get(objects, SNAPSHOT)) == 15
+    assert store.asked[1:] == [(10, 60)]
+
+
+def test_a_transaction_index_is_read_alone() -> None:
+    store = Ranges()
+    objects = made_up(leader_epoch=(25, 40), transaction=(40, 60))
+    assert len(SideFileReader(store).get(objects, TRANSACTION)) == 20
+    assert store.asked == [(40, 60)]
+
+
+def test_large_ones_and_those_behind_a_gap_stay_behind() -> None:
+    store = Ranges()
+    large = made_up(
+        producer_snapshot=(0, MAX_TOGETHER_BYTES), leader_epoch=(1 << 16, (1 << 16) + 9)
+    )
+    apart = made_up("b", producer_snapshot=(0, 10), leader_epoch=(11, 20), transaction=(20, 30))
+    reads = SideFileReader(store)
+    assert len(reads.get(large, EPOCH)) == 9
+    assert len(reads.get(large, SNAPSHOT)) == MAX_TOGETHER_BYTES
+    assert len(reads.get(apart, SNAPSHOT)) == 10
+    assert len(reads.get(apart, TRANSACTION)) == 10
+    assert store.asked == [(1 << 16, (1 << 16) + 9), (0, MAX_TOGETHER_BYTES), (0, 10), (20, 30)]
+
+
+def test_what_waits_is_bounded_and_another_segment_is_another() -> None:
+    store = Ranges()
+    reads = SideFileReader(store)
+    many = [made_up(f"{n}", leader_epoch=(0, 9), transaction=(9, 9 + n + 1)) for n in range(300)]
+    for objects in many:
+        reads.get(objects, EPOCH)
+    assert len(store.asked) == 300
+    for number, objects in enumerate(many):
+        assert len(reads.get(objects, TRANSACTION)) == number + 1
+    assert len(store.asked) == 300 + (300 - 256)
+
+
+def test_a_failure_leaves_nothing_behind() -> None:
+    store = Ranges()
+    reads = SideFileReader(store)
+    objects = made_up(leader_epoch=(0, 9), transaction=(9, 20))
+    store.gone = True
+    with pytest.raises(ObjectNotFoundError):
+        reads.get(objects, EPOCH)
+    store.gone = False
+    assert len(reads.get(objects, TRANSACTION)) == 11
+    assert store.asked == [(0, 20), (9, 20)]
+
+
+def all_five() -> SegmentObjects:
+    return made_up(
+        offset=(0, 10),
+        timestamp=(10, 30),
+        producer_snapshot=(30, 45),
+        leader_epoch=(45, 60),
+        transaction=(60, 80),
+    )
+
+
+@pytest.mark.parametrize("first", list(IndexType))
+def test_of_a_segment_that_a_bound_cuts_all_come_with_one_request(first: IndexType) -> None:
+    store = Ranges()
+    reads = SideFileReader(store, SideFilePack())
+    objects = all_five()
+    assert len(reads.get(objects, first, is_cut=True)) == objects.indexes[first].size
+    for kind, part in objects.indexes.items():
+        assert len(reads.get(objects, kind)) == part.size
+    assert store.asked == [(0, 80)]
+
+
+def test_a_position_comes_with_a_time() -> None:
+    store = Ranges()
+    reads = SideFileReader(store)
+    objects = all_five()
+    assert len(reads.get(objects, IndexType.TIMESTAMP)) == 20
+    assert len(reads.get(objects, IndexType.OFFSET)) == 10
+    assert store.asked == [(0, 80)]
+
+
+def test_an_offset_index_is_read_alone() -> None:
+    store = Ranges()
+    assert len(SideFileReader(store, SideFilePack()).get(all_five(), OFFSET)) == 10
+    assert store.asked == [(0, 10)]
+
+
+def test_where_the_pack_has_no_room_each_is_read_alone() -> None:
+    store = Ranges()
+    pack = SideFilePack()
+    pack.add(ObjectRef("full", 1, "1"), 0, bytes(MAX_PACK_BYTES - 20))
+    reads = SideFileReader(store, pack)
+    objects = all_five()
+    assert len(reads.get(objects, SNAPSHOT)) == 15
+    assert len(reads.get(objects, EPOCH)) == 15
+    assert store.asked == [(30, 45), (45, 60)]
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_every_golden_segment_with_a_pack(topic: str, tmp_path: Path) -> None:
+    store = LocalStore(TIER)
+    cache = DiskCache(tmp_path / "cache", CacheLimits(None, None))
+    for objects in segments(AivenLayout(), store, KEY_PREFIX, topic):
+        for reader in range(2):
+            pack = SideFilePack(cache, objects.log.key)
+            reads = SideFileReader(store, pack)
+            before = store.counters.requests
+            kinds = [kind for kind, part in objects.indexes.items() if part.size]
+            random.Random(objects.log.key).shuffle(kinds)
+            found = {kind: reads.get(objects, kind, is_cut=True) for kind in kinds}
+            assert store.counters.requests - before == (0 if reader else 1)
+            pack.save()
+            for kind, data in found.items():
+                part = objects.indexes[kind]
+                assert data == store.get_range(part.source.key, part.start, part.stop)

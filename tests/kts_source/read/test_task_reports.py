@@ -1,0 +1,92 @@
+"""What a task tells of itself agrees with what its store was asked."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kts_source import metrics
+from kts_source.options import parse_options
+from kts_source.planning.planner import plan_scan
+from kts_source.read.run_task import measured_task
+from kts_source.read.task_metrics import TaskPlace
+from kts_source.store.local_store import LocalStore
+from tests.golden_data import expected_table, tier_options
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kts_source.read.task_metrics import TaskMetrics
+    from kts_source.store.object_store import Data
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The size of every range that a store was asked for."""
+    sizes: list[int] = []
+    original = LocalStore.get_range
+
+    def counted(
+        self: LocalStore, key: str, start: int, stop: int, *, version: str | None = None
+    ) -> Data:
+        sizes.append(stop - start)
+        return original(self, key, start, stop, version=version)
+
+    monkeypatch.setattr(LocalStore, "get_range", counted)
+    return sizes
+
+
+def test_requests_and_bytes_are_those_that_the_store_saw(asked: list[int]) -> None:
+    options = parse_options(tier_options("wide", maxSegmentsPerTask="1"))
+    for task in plan_scan(options).tasks:
+        asked.clear()
+        ended: list[TaskMetrics] = []
+        list(measured_task(task, options, on_end=ended.append))
+        (found,) = ended
+        assert (found.requests, found.bytes) == (len(asked), sum(asked))
+
+
+def test_each_task_is_one_log_line(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "kts_source.read.run_task")
+    options = parse_options(tier_options("encrypted", maxSegmentsPerTask="1"))
+    tasks = plan_scan(options).tasks
+    ended: list[TaskMetrics] = []
+    rows = sum(
+        batch.num_rows
+        for task in tasks
+        for batch in measured_task(task, options, on_end=ended.append)
+    )
+    lines = [one.message for one in caplog.records if one.name == "kts_source.read.run_task"]
+    assert lines == [str(one) for one in ended]
+    assert len(lines) == len(tasks) > 1
+    assert rows == expected_table("encrypted", "read_committed").num_rows
+    assert sum(one.rows for one in ended) == rows
+    assert sum(one.decrypt_seconds for one in ended) > 0
+
+
+def test_what_came_from_the_cache_is_told(tmp_path: Path, asked: list[int]) -> None:
+    folder = tmp_path / "metrics"
+    options = parse_options(
+        tier_options(
+            "codecs",
+            cacheDir=str(tmp_path / "cache"),
+            chunkCacheBytes="64m",
+            metricsPath=str(folder),
+        )
+    )
+    tasks = plan_scan(options).tasks
+    for scan in ("first", "second"):
+        asked.clear()
+        for number, task in enumerate(tasks):
+            list(measured_task(task, options, TaskPlace(scan, 0, number)))
+        assert bool(asked) == (scan == "first")
+    found = metrics.summary(str(folder))
+    first, second = (found.of_scan(scan).total for scan in ("first", "second"))
+    assert first["bytes"] > 0
+    assert (first["cache_hits"], second["cache_misses"]) == (0, 0)
+    assert (second["requests"], second["bytes"]) == (0, 0)
+    assert second["cache_hits"] == first["cache_misses"] > 0
+    assert second["cache_bytes"] == first["bytes"]
+    assert second["rows"] == first["rows"] > 0

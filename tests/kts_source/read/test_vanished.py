@@ -1,0 +1,204 @@
+"""Objects that go, or change, between the plan and the read."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from typing import TYPE_CHECKING
+
+import pyarrow.compute as pc
+import pytest
+
+from kts_source import metrics
+from kts_source.errors import DataLossError, ObjectChangedError
+from kts_source.options import parse_options
+from kts_source.planning.planner import plan_scan
+from kts_source.read.run_task import measured_task
+from kts_source.read.task_metrics import TaskMetrics, TaskPlace
+from tests.golden_data import KEY_PREFIX, TIER, assert_same_rows, expected_table, tier_options
+from tests.kts_source.planning.scanning import run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kts_source.read.task import SegmentSlice
+
+
+@pytest.fixture
+def tier(tmp_path: Path) -> Path:
+    """A copy of the golden tier to damage."""
+    return shutil.copytree(TIER, tmp_path / "tier")
+
+
+def options_for(tier: Path, topic: str, **more: str) -> dict[str, str]:
+    return {**tier_options(topic, **more), "path": str(tier)}
+
+
+def logs(tier: Path, topic: str) -> list[Path]:
+    return sorted((tier / KEY_PREFIX).glob(f"{topic}-*/*/*.log"))
+
+
+def slices_of(tier: Path, options: dict[str, str], log: Path) -> list[SegmentSlice]:
+    key = log.relative_to(tier).as_posix()
+    plan = plan_scan(parse_options(options))
+    return [part for task in plan.tasks for part in task.slices if part.objects.log.key == key]
+
+
+@pytest.mark.parametrize("number", [0, 2, -1])
+def test_a_log_that_has_gone_is_data_loss_with_its_offsets(tier: Path, number: int) -> None:
+    options = options_for(tier, "codecs")
+    plan = plan_scan(parse_options(options))
+    log = logs(tier, "codecs")[number]
+    (part,) = slices_of(tier, options, log)
+    log.unlink()
+    with pytest.raises(DataLossError) as error:
+        run(plan, options)
+    assert f"offsets [{part.start_offset}, {part.stop_offset})" in str(error.value)
+    assert "failOnDataLoss" in str(error.value)
+    assert log.name in str(error.value)
+
+
+@pytest.mark.parametrize("number", [0, 2, -1])
+def test_without_fail_on_data_loss_exactly_its_rows_are_missing(
+    tier: Path, number: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = options_for(tier, "codecs", failOnDataLoss="false")
+    plan = plan_scan(parse_options(options))
+    log = logs(tier, "codecs")[number]
+    (part,) = slices_of(tier, options, log)
+    log.unlink()
+    with caplog.at_level(logging.WARNING):
+        table = run(plan, options)
+    expected = expected_table("codecs", "read_committed")
+    gone = pc.and_(
+        pc.equal(expected["partition"], part.partition),
+        pc.and_(
+            pc.greater_equal(expected["offset"], part.start_offset),
+            pc.less(expected["offset"], part.stop_offset),
+        ),
+    )
+    assert pc.sum(gone).as_py() > 0
+    assert_same_rows(table, expected.filter(pc.invert(gone)))
+    assert f"offsets [{part.start_offset}, {part.stop_offset})" in caplog.text
+
+
+def test_slices_whose_index_has_gone_are_lost_too(tier: Path) -> None:
+    options = options_for(tier, "codecs", targetPartitionBytes="100k")
+    plan = plan_scan(parse_options(options))
+    for path in (tier / KEY_PREFIX).glob("codecs-*/*/*.indexes"):
+        path.unlink()
+    with pytest.raises(DataLossError):
+        run(plan, options)
+    lenient = {**options, "failOnDataLoss": "false"}
+    found = run(plan, lenient)
+    assert found.num_rows < expected_table("codecs", "read_committed").num_rows
+
+
+@pytest.mark.parametrize("lenient", ["true", "false"])
+def test_a_changed_object_is_always_an_error(tier: Path, lenient: str) -> None:
+    options = options_for(tier, "codecs", failOnDataLoss=lenient)
+    plan = plan_scan(parse_options(options))
+    log = logs(tier, "codecs")[1]
+    log.write_bytes(log.read_bytes())
+    with pytest.raises(ObjectChangedError, match="planned"):
+        run(plan, options)
+
+
+def test_every_task_leaves_a_line(tier: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "metrics"
+    options = parse_options(
+        options_for(
+            tier,
+            "codecs",
+            metricsPath=str(folder),
+            failOnDataLoss="false",
+            maxSegmentsPerTask="1",
+        )
+    )
+    plan = plan_scan(options)
+    logs(tier, "codecs")[0].unlink()
+    rows = 0
+    for number, task in enumerate(plan.tasks):
+        for batch in measured_task(task, options, TaskPlace("scan-1", 7, number)):
+            rows += batch.num_rows
+    found = metrics.summary(str(folder))
+    assert len(found.tasks) == len(plan.tasks)
+    assert found.outcomes == {"done": len(plan.tasks)}
+    assert found.total["rows"] == found.total["records"] == rows
+    assert found.total["bytes"] > 0
+    assert found.total["requests"] >= len(plan.tasks) - 1
+    assert found.total["decode_seconds"] > 0
+    assert [task.partition for task in found.tasks] == list(range(len(plan.tasks)))
+    (lost,) = found.lost
+    assert lost.startswith("codecs-")
+    assert lost in str(found)
+    assert "modification time" in found.tasks[0].pinned_by
+    assert found.of_scan("scan-1") == found
+    assert found.of_scan("other").tasks == ()
+
+
+def test_aborted_and_control_batches_are_counted() -> None:
+    options = parse_options(tier_options("txn"))
+    plan = plan_scan(options)
+    from kts_source.read.read_settings import ReadSettings
+    from kts_source.read.read_task import read_task
+    from kts_source.read.segment_source import SegmentReader
+    from kts_source.read.task_metrics import TaskMeter
+    from kts_source.tier import open_tier
+
+    committed = aborted = control = 0
+    for task in plan.tasks:
+        store = open_tier(options)
+        meter = TaskMeter(task, store, TaskPlace())
+        reader = SegmentReader(store, options.key_ring)
+        for batch in read_task(task, reader, ReadSettings.of(options), meter=meter):
+            committed += batch.num_rows
+        found = meter.finished("done")
+        aborted += found.batches_skipped_aborted
+        control += found.batches_skipped_control
+    assert committed == expected_table("txn", "read_committed").num_rows
+    assert aborted > 0
+    assert control > 0
+
+
+def test_a_task_that_fails_or_is_closed_says_so(tier: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "metrics"
+    options = parse_options(options_for(tier, "codecs", metricsPath=str(folder)))
+    plan = plan_scan(options)
+    rows = measured_task(plan.tasks[0], options)
+    next(rows)
+    rows.close()
+    logs(tier, "codecs")[0].unlink()
+    with pytest.raises(DataLossError):
+        list(measured_task(plan.tasks[0], options))
+    assert metrics.summary(str(folder)).outcomes == {"closed": 1, "DataLossError": 1}
+
+
+def test_metrics_that_cannot_be_written_end_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    options = parse_options(tier_options("appendtime", metricsPath=str(blocked)))
+    plan = plan_scan(options)
+    assert sum(batch.num_rows for batch in measured_task(plan.tasks[0], options)) > 0
+    assert "metrics could not be written" in caplog.text
+
+
+def test_lines_of_other_versions_are_read() -> None:
+    line = TaskMetrics(scan="s", rows=3, lost=("a",)).to_json()
+    assert TaskMetrics.from_json(line) == TaskMetrics(scan="s", rows=3, lost=("a",))
+    assert TaskMetrics.from_json('{"rows": 2, "unheard_of": []}') == TaskMetrics(rows=2)
+
+
+def test_a_summary_is_drawn(tmp_path: Path) -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    tasks = (
+        TaskMetrics(seconds=2.0, wait_seconds=0.5, decode_seconds=1.0),
+        TaskMetrics(seconds=1.0, decrypt_seconds=0.25),
+    )
+    axes = metrics.Summary(tasks).plot()
+    tops = [max(bar.get_y() + bar.get_height() for bar in bars) for bars in axes.containers]
+    assert max(tops) == pytest.approx(2.0)
+    assert {text.get_text() for text in axes.get_legend().get_texts()} >= {"wait", "decode"}

@@ -1,0 +1,147 @@
+"""Option `where` on the golden topics: the same rows as all rows and then a filter; and what it
+must not move.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from kts_source.errors import InvalidOptionError
+from kts_source.options import parse_options
+from kts_source.planning.planner import plan_scan
+from kts_source.predicate.parse import parse_predicate
+from kts_source.read.read_settings import ReadSettings
+from kts_source.read.read_task import read_task
+from kts_source.read.segment_source import SegmentReader
+from kts_source.read.task_metrics import TaskMeter, TaskPlace
+from kts_source.tier import open_tier
+from tests.golden_data import TOPICS, assert_same_rows, expected_table, tier_options
+from tests.kts_source.planning.scanning import run, scan
+from tests.kts_source.predicate.oracle import truth
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CONDITIONS = [
+    "key IS NULL",
+    "key > 'k5' AND offset < 3000",
+    "partition = 1 OR offset BETWEEN 100 AND 120",
+    "NOT (partition = 0 AND offset > 10)",
+    "key LIKE '%1%2%' AND NOT startswith(key, 'k1')",
+    "header('source') = 'web' OR header('trace') IS NULL",
+    "timestamp >= timestamp_millis(1772001000000)",
+    "timestampType <> 0 OR topic = 'txn'",
+    "topic LIKE 'c%' AND key IN ('k997', 'k1', NULL)",
+]
+
+
+def expected(topic: str, condition: str) -> pa.Table:
+    """The rows that a full read and the readable evaluation give."""
+    table = expected_table(topic, "read_committed")
+    predicate = parse_predicate(condition)
+    numbers = table.set_column(
+        table.column_names.index("timestamp"), "timestamp", table["timestamp"].cast(pa.int64())
+    )
+    kept = []
+    for row in numbers.to_pylist():
+        row["topic"] = row["topic"].encode()
+        row["headers"] = [(pair["key"], pair["value"]) for pair in row["headers"]]
+        kept.append(truth(predicate, row) is True)
+    return table.filter(pa.array(kept, pa.bool_()))
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+@pytest.mark.parametrize("topic", ["codecs", "txn", "evolved", "appendtime", "compacted"])
+def test_the_same_rows_as_a_filter_behind(topic: str, condition: str) -> None:
+    wanted = expected(topic, condition)
+    for size in ("20k", "1g"):
+        found = scan(
+            tier_options(topic, where=condition, targetPartitionBytes=size, includeHeaders="true")
+        )
+        if wanted.num_rows:
+            assert_same_rows(found, wanted)
+        else:
+            assert found.num_rows == 0
+
+
+def test_columns_that_only_the_predicate_needs() -> None:
+    found = scan(tier_options("codecs", columns="offset", where="header('source') = 'web'"))
+    wanted = expected("codecs", "header('source') = 'web'")
+    assert found.column_names == ["offset"]
+    assert 0 < wanted.num_rows < 23962
+    assert found["offset"].to_pylist() == wanted["offset"].to_pylist()
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+@pytest.mark.parametrize("condition", ["offset > 1000000000", "offset >= 50", "partition = 77"])
+def test_ranges_ends_and_holes_stay_what_they_are(topic: str, condition: str) -> None:
+    plain = plan_scan(parse_options(tier_options(topic)))
+    narrowed = plan_scan(parse_options(tier_options(topic, where=condition)))
+    assert narrowed.partitions == plain.partitions
+    assert narrowed.nominal_bytes <= plain.nominal_bytes
+    if condition != "offset >= 50":
+        assert narrowed.tasks == ()
+
+
+def test_offsets_cut_segments_and_slices() -> None:
+    options = tier_options("codecs", where="offset BETWEEN 12000 AND 12010")
+    plan = plan_scan(parse_options(options))
+    whole = plan_scan(parse_options(tier_options("codecs")))
+    (task,) = plan.tasks
+    (part,) = task.slices
+    assert (part.start_offset, part.stop_offset) == (12000, 12011)
+    assert 10 * plan.nominal_bytes < whole.nominal_bytes
+    assert run(plan, options)["offset"].to_pylist() == list(range(12000, 12011))
+
+
+def test_timestamps_leave_out_segments_that_are_too_old() -> None:
+    everything = expected_table("timeline", "read_committed")
+    stamps = sorted(everything["timestamp"].cast(pa.int64()).to_pylist())
+    newest = stamps[-len(stamps) // 10]
+    options = tier_options("timeline", where=f"timestamp >= timestamp_micros({newest})")
+    plan = plan_scan(parse_options(options))
+    whole = plan_scan(parse_options(tier_options("timeline")))
+    assert plan.nominal_bytes < whole.nominal_bytes
+    found = run(plan, options)["timestamp"].cast(pa.int64()).to_pylist()
+    assert sorted(found) == [stamp for stamp in stamps if stamp >= newest]
+
+
+@pytest.mark.parametrize(("topic", "side"), [("codecs", ">="), ("txn", ">="), ("appendtime", "<")])
+def test_batches_dated_outside_are_not_decoded(topic: str, side: str) -> None:
+    table = expected_table(topic, "read_committed")
+    stamps = sorted(table["timestamp"].cast(pa.int64()).to_pylist())
+    bound = stamps[len(stamps) // 2]
+    options = parse_options(
+        tier_options(topic, where=f"timestamp {side} timestamp_micros({bound})")
+    )
+    plan = plan_scan(options)
+    found: list[int] = []
+    skipped = 0
+    with closing(open_tier(options)) as store:
+        reader = SegmentReader(store, options.key_ring)
+        for task in plan.tasks:
+            meter = TaskMeter(task, store, TaskPlace())
+            for batch in read_task(task, reader, ReadSettings.of(options), meter=meter):
+                found += batch.column("timestamp").cast(pa.int64()).to_pylist()
+            skipped += meter.finished("done").batches_skipped_timestamp
+    assert sorted(found) == [stamp for stamp in stamps if (stamp >= bound) is (side == ">=")]
+    assert skipped > 0
+
+
+def test_a_plan_narrowed_for_one_predicate_is_not_replayed_for_another(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    condition = "offset < 10"
+    options = tier_options("codecs", where=condition)
+    file.write_text(plan_scan(parse_options(options)).to_json())
+    again = scan({**options, "planFile": str(file)})
+    assert again["offset"].to_pylist() == list(range(10))
+    for other in ({"where": "offset < 11"}, {}):
+        with pytest.raises(InvalidOptionError, match="'where'"):
+            scan({**tier_options("codecs"), **other, "planFile": str(file)})
+    # A plan that holds everything serves every predicate.
+    file.write_text(plan_scan(parse_options(tier_options("codecs"))).to_json())
+    assert scan({**options, "planFile": str(file)}).num_rows == 10

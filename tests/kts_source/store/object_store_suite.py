@@ -1,0 +1,373 @@
+"""What every store must do. Subclass it per backend and give it a `place`."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import multiprocessing
+import pickle
+from typing import TYPE_CHECKING, Protocol
+
+import pytest
+
+from kts_source.errors import (
+    InvalidKeyError,
+    ObjectChangedError,
+    ObjectNotFoundError,
+    ObjectTooLargeError,
+    StoreError,
+    StoreNotFoundError,
+    TruncatedObjectError,
+)
+from kts_source.store.object_store import ObjectInfo, ObjectStore, StoreCounters
+from kts_source.store.open_store import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from kts_source.secret import Secret
+
+DATA = bytes(range(256)) * 5
+TREE = {
+    "tier/orders-1/0/a.log": DATA,
+    "tier/orders-1/0/a.manifest": b"{}",
+    "tier/orders-1/1/b.log": b"",
+    "tier/orders-eu-2/0/c.log": b"c",
+    "tier/orders.old": b"not a folder",
+    "tiered": b"beside",
+}
+ODD_KEYS = ["a b", "a+b", "a%20b", "ü/ß", "q?x=1&y=2", "h#1", "=", "quote'\"", "t~-_.!*()", "c:d@e"]
+
+
+class Place(Protocol):
+    """A root that the tests may fill without the code under test."""
+
+    path: str
+    storage: Secret[Mapping[str, str]]
+
+    def put(self, key: str, data: bytes) -> None: ...
+
+    def delete(self, key: str) -> None: ...
+
+
+def _first_bytes(store: ObjectStore, key: str) -> bytes:
+    return bytes(store.get_range(key, 0, 4))
+
+
+class ObjectStoreSuite:
+    """The behaviour of `ObjectStore`."""
+
+    # What a read of a pinned version costs.
+    requests_per_pinned_read = 1
+    requests_per_object = 1
+    knows_missing_root = True
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def make_place(cls) -> Callable[[], Place]:
+        """Makes new, empty roots."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def missing_place(self) -> Place:
+        """A root that does not exist."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def place(self, make_place: Callable[[], Place]) -> Place:
+        return make_place()
+
+    @pytest.fixture
+    def store(self, place: Place) -> Iterator[ObjectStore]:
+        """A store on the test's own, empty place."""
+        store = open_store(place.path, place.storage)
+        yield store
+        store.close()
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def tree(cls, make_place: Callable[[], Place]) -> Iterator[ObjectStore]:
+        """A store on a filled place that all tests share and none changes."""
+        place = make_place()
+        for key, data in TREE.items():
+            place.put(key, data)
+        store = open_store(place.path, place.storage)
+        yield store
+        store.close()
+
+    # -- listing
+
+    @pytest.mark.parametrize(
+        ("prefix", "folders"),
+        [
+            ("", ["tier/"]),
+            ("tier/", ["tier/orders-1/", "tier/orders-eu-2/"]),
+            ("tier/orders-", ["tier/orders-1/", "tier/orders-eu-2/"]),
+            ("tier/orders-e", ["tier/orders-eu-2/"]),
+            ("tier/orders-1", ["tier/orders-1/"]),
+            ("tier/orders-1/", ["tier/orders-1/0/", "tier/orders-1/1/"]),
+            ("tier/orders-1/0/", []),
+            ("tier/orders.old", []),
+            ("tier/orders.old/", []),
+            ("nothing/here", []),
+            ("o", []),
+        ],
+    )
+    def test_lists_folders_one_level_below_a_literal_prefix(
+        self, tree: ObjectStore, prefix: str, folders: list[str]
+    ) -> None:
+        assert tree.list_folders(prefix) == folders
+
+    @pytest.mark.parametrize(
+        "prefix",
+        ["", "tier", "tier/", "tier/orders-1", "tier/orders-1/0/", "tier/orders-1/0/a.l", "none/x"],
+    )
+    def test_lists_every_object_below_a_literal_prefix_in_key_order(
+        self, tree: ObjectStore, prefix: str
+    ) -> None:
+        listed = list(tree.list_objects(prefix))
+        assert [info.key for info in listed] == sorted(
+            key for key in TREE if key.startswith(prefix)
+        )
+        assert [info.size for info in listed] == [len(TREE[info.key]) for info in listed]
+
+    def test_a_listing_is_never_cached(self, place: Place, store: ObjectStore) -> None:
+        place.put("old/object", b"x")
+        assert [info.key for info in store.list_objects("")] == ["old/object"]
+        assert store.list_folders("") == ["old/"]
+        place.put("new/object", b"x")
+        assert [info.key for info in store.list_objects("")] == ["new/object", "old/object"]
+        assert store.list_folders("") == ["new/", "old/"]
+        place.delete("new/object")
+        assert [info.key for info in store.list_objects("")] == ["old/object"]
+
+    def test_listing_and_look_up_agree(self, tree: ObjectStore) -> None:
+        for listed in tree.list_objects(""):
+            found = tree.head(listed.key)
+            assert (found.key, found.size, found.version) == (
+                listed.key,
+                listed.size,
+                listed.version,
+            )
+            assert listed.version is not None
+            assert listed.last_modified_ms is not None
+            assert listed.last_modified_ms > 1_600_000_000_000
+
+    def test_a_missing_root_is_said_so(self, missing_place: Place) -> None:
+        store = open_store(missing_place.path, missing_place.storage)
+        if not self.knows_missing_root:
+            assert store.list_folders("") == []
+            assert list(store.list_objects("")) == []
+            return
+        with pytest.raises(StoreNotFoundError, match="does not exist"):
+            store.list_folders("")
+        with pytest.raises(StoreNotFoundError, match="does not exist"):
+            next(store.list_objects(""))
+        with pytest.raises(StoreNotFoundError, match="does not exist"):
+            store.get_range("a", 0, 1)
+        store.close()
+
+    # -- reading
+
+    @pytest.mark.parametrize(
+        ("start", "stop"), [(0, 1), (0, 1280), (1279, 1280), (255, 257), (7, 1000)]
+    )
+    def test_reads_exactly_the_range(self, tree: ObjectStore, start: int, stop: int) -> None:
+        key = "tier/orders-1/0/a.log"
+        assert tree.get_range(key, start, stop) == DATA[start:stop]
+        version = tree.head(key).version
+        assert tree.get_range(key, start, stop, version=version) == DATA[start:stop]
+
+    def test_an_empty_range_asks_nothing(self, tree: ObjectStore) -> None:
+        before = tree.counters
+        assert tree.get_range("tier/orders-1/0/a.log", 5, 5) == b""
+        assert tree.counters == before
+
+    @pytest.mark.parametrize(("start", "stop"), [(-1, 2), (3, 2)])
+    def test_refuses_what_is_no_range(self, tree: ObjectStore, start: int, stop: int) -> None:
+        with pytest.raises(ValueError, match="not a byte range"):
+            tree.get_range("tier/orders-1/0/a.log", start, stop)
+
+    @pytest.mark.parametrize(
+        ("start", "stop"), [(0, 1281), (1279, 1281), (1280, 1281), (5000, 6000)]
+    )
+    @pytest.mark.parametrize("pinned", [False, True])
+    def test_a_range_beyond_the_end_is_a_truncated_object(
+        self, tree: ObjectStore, start: int, stop: int, pinned: bool
+    ) -> None:
+        key = "tier/orders-1/0/a.log"
+        version = tree.head(key).version if pinned else None
+        with pytest.raises(TruncatedObjectError) as caught:
+            tree.get_range(key, start, stop, version=version)
+        assert caught.value.uri == tree.uri(key)
+        assert not caught.value.retriable
+        assert tree.counters.retries == 0
+
+    def test_any_range_of_an_empty_object_is_a_truncated_object(self, tree: ObjectStore) -> None:
+        with pytest.raises(TruncatedObjectError):
+            tree.get_range("tier/orders-1/1/b.log", 0, 1)
+
+    def test_reads_whole_objects_up_to_a_bound(self, tree: ObjectStore) -> None:
+        for key, data in TREE.items():
+            assert tree.get_object(key, max_bytes=len(data)) == data
+        version = tree.head("tiered").version
+        assert tree.get_object("tiered", max_bytes=100, version=version) == b"beside"
+
+    def test_refuses_objects_above_the_bound_unread(self, tree: ObjectStore) -> None:
+        before = tree.counters.bytes
+        with pytest.raises(ObjectTooLargeError, match=r"1280 bytes.*1279"):
+            tree.get_object("tier/orders-1/0/a.log", max_bytes=1279)
+        assert tree.counters.bytes == before
+
+    @pytest.mark.parametrize("key", ["tier/orders-1/0/z.log", "tier/orders-1/0", "tier", "none/x"])
+    def test_a_missing_object_is_not_found(self, tree: ObjectStore, key: str) -> None:
+        with pytest.raises(ObjectNotFoundError) as ranged:
+            tree.get_range(key, 0, 1)
+        with pytest.raises(ObjectNotFoundError):
+            tree.get_range(key, 0, 1, version="some")
+        with pytest.raises(ObjectNotFoundError):
+            tree.get_object(key, max_bytes=10)
+        with pytest.raises(ObjectNotFoundError):
+            tree.head(key)
+        assert isinstance(ranged.value, FileNotFoundError)
+        assert ranged.value.uri == tree.uri(key)
+        assert tree.counters.retries == 0
+
+    @pytest.mark.parametrize("later", [b"another", DATA[::-1], DATA + b"more"])
+    def test_a_changed_object_is_never_mixed_in(
+        self, place: Place, store: ObjectStore, later: bytes
+    ) -> None:
+        key = "0/a.log"
+        place.put(key, DATA)
+        version = store.head(key).version
+        place.put(key, later)
+        with pytest.raises(ObjectChangedError) as caught:
+            store.get_range(key, 0, 4, version=version)
+        with pytest.raises(ObjectChangedError):
+            store.get_object(key, max_bytes=10_000, version=version)
+        assert caught.value.uri == store.uri(key)
+        assert store.get_range(key, 0, 4) == later[:4]
+        assert store.get_range(key, 0, 4, version=store.head(key).version) == later[:4]
+        assert store.counters.retries == 0
+
+    def test_odd_names_are_literal(self, place: Place, store: ObjectStore) -> None:
+        for key in ODD_KEYS:
+            place.put(f"odd/{key}", key.encode())
+        listed = [info.key for info in store.list_objects("odd/")]
+        assert listed == sorted((f"odd/{key}" for key in ODD_KEYS), key=str.encode)
+        for key in ODD_KEYS:
+            assert store.get_object(f"odd/{key}", max_bytes=100) == key.encode()
+            assert store.get_range(f"odd/{key}", 0, 1) == key.encode()[:1]
+            assert [info.key for info in store.list_objects(f"odd/{key}")] == [f"odd/{key}"]
+
+    @pytest.mark.parametrize(
+        "key", ["../secret", "..", "tier/../../secret", "tier/..", "./tiered", "tier/./x", "a\0b"]
+    )
+    def test_keys_that_could_leave_the_root_are_refused(self, tree: ObjectStore, key: str) -> None:
+        before = tree.counters
+        for attempt in (
+            lambda: tree.get_range(key, 0, 1),
+            lambda: tree.get_range(key, 0, 0),
+            lambda: tree.get_object(key, max_bytes=10),
+            lambda: tree.head(key),
+            lambda: tree.list_folders(key),
+            lambda: list(tree.list_objects(key)),
+        ):
+            with pytest.raises(InvalidKeyError):
+                attempt()
+        assert tree.counters.bytes == before.bytes
+
+    # -- life
+
+    def test_is_a_range_store(self, store: ObjectStore) -> None:
+        assert isinstance(store, ObjectStore)
+
+    def test_counts_requests_and_bytes(self, place: Place, store: ObjectStore) -> None:
+        place.put("x", DATA)
+        assert store.counters == StoreCounters()
+        info = store.head("x")
+        assert store.counters == StoreCounters(requests=1)
+        before = store.counters
+        store.get_range("x", 0, 100)
+        assert store.counters - before == StoreCounters(requests=1, bytes=100)
+        before = store.counters
+        store.get_range("x", 0, 100, version=info.version)
+        assert store.counters - before == StoreCounters(
+            requests=self.requests_per_pinned_read, bytes=100
+        )
+        before = store.counters
+        store.get_object("x", max_bytes=2000)
+        assert store.counters - before == StoreCounters(
+            requests=self.requests_per_object, bytes=1280
+        )
+        before = store.counters
+        store.list_folders("")
+        assert store.counters - before == StoreCounters(list_requests=1)
+
+    def test_a_pickled_store_opens_again(self, tree: ObjectStore) -> None:
+        tree.get_range("tiered", 0, 1)
+        copy = pickle.loads(pickle.dumps(tree))
+        assert copy.get_range("tiered", 0, 6) == b"beside"
+        assert copy.counters == StoreCounters(requests=1, bytes=6)
+        assert copy.uri("tiered") == tree.uri("tiered")
+        copy.close()
+
+    def test_closing_twice_and_reading_again_is_fine(
+        self, place: Place, store: ObjectStore
+    ) -> None:
+        place.put("x", b"again")
+        store.get_range("x", 0, 1)
+        store.close()
+        store.close()
+        assert store.get_range("x", 0, 5) == b"again"
+
+    def test_threads_share_a_store(self, tree: ObjectStore) -> None:
+        key = "tier/orders-1/0/a.log"
+        version = tree.head(key).version
+
+        def read(start: int) -> bytes:
+            return bytes(tree.get_range(key, start, start + 10, version=version))
+
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            before = tree.counters
+            parts = list(pool.map(read, range(0, 1280, 10)))
+        assert b"".join(parts) == DATA
+        assert (tree.counters - before).bytes == 1280
+
+    # Newer Pythons warn of any fork beside threads; Spark's daemon forks its workers all the same.
+    @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+    def test_a_forked_child_reads_with_its_own_connections(self, tree: ObjectStore) -> None:
+        assert _first_bytes(tree, "tiered") == b"besi"
+        context = multiprocessing.get_context("fork")
+        with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
+            assert pool.submit(_ForkedRead(tree), "tiered").result(60) == b"besi"
+        assert _first_bytes(tree, "tiered") == b"besi"
+
+    def test_uris_are_distinct_and_below_the_root(self, store: ObjectStore) -> None:
+        assert store.uri("a/b").startswith(store.uri(""))
+        assert store.uri("a/b").endswith("/a/b")
+        assert store.uri("a/b") != store.uri("a/c")
+
+    def test_nothing_shown_holds_a_secret(self, place: Place, store: ObjectStore) -> None:
+        shown = [repr(store), str(store), store.uri("k")]
+        with pytest.raises(StoreError) as caught:
+            store.get_range("missing", 0, 1)
+        shown += [str(caught.value), repr(caught.value)]
+        for value in place.storage.reveal().values():
+            if len(value) > 8 and not value.startswith("http"):
+                assert not any(value in text for text in shown)
+
+    def test_infos_are_values(self) -> None:
+        assert ObjectInfo("k", 1) == ObjectInfo("k", 1, None, None, None)
+
+
+class _ForkedRead:
+    """Carries a store into a forked child as it is, past the pickling of arguments."""
+
+    stores: dict[int, ObjectStore] = {}  # noqa: RUF012  # shared through the fork on purpose
+
+    def __init__(self, store: ObjectStore) -> None:
+        self.number = id(store)
+        self.stores[self.number] = store
+
+    def __call__(self, key: str) -> bytes:
+        return _first_bytes(self.stores[self.number], key)

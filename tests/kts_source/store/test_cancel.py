@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+import pytest
+
+from kts_source.store.cancel import Cancellation, CancelledFetchError, cancelled_by, pause
+
+
+def test_a_cancelled_scope_pauses_no_more() -> None:
+    cancellation = Cancellation()
+    calls: list[str] = []
+    with cancellation.scope():
+        with cancelled_by(lambda: calls.append("before")):
+            pass
+        with cancelled_by(lambda: calls.append("during")):
+            cancellation.cancel()
+        with cancelled_by(lambda: calls.append("after")):
+            pass
+        with pytest.raises(CancelledFetchError):
+            pause(600)
+    assert calls == ["during", "after"]
+    assert cancellation.cancelled
+    pause(0)

@@ -1,0 +1,118 @@
+"""The suite of all stores on an emulator of Google Cloud Storage, through gcsfs."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import urllib.parse
+import urllib.request
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import fsspec
+import pytest
+
+from kts_source.store.storage_options import storage_options_from
+from tests.golden_data import TIER, assert_same_rows, expected_table, tier_options
+from tests.kts_source.planning.scanning import scan
+from tests.kts_source.store.object_store_suite import ObjectStoreSuite
+from tests.servers import free_port, go_program, running
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from kts_source.secret import Secret
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+MODULE = "github.com/fsouza/fake-gcs-server@v1.52.2"
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Service]:
+    from gcsfs.core import GCSFileSystem  # type: ignore[import-untyped]
+
+    # gcsfs's default class asks another service, over gRPC, what kind of bucket it has: the
+    # emulator has no such service, and gcsfs waits for it for minutes.
+    fsspec.register_implementation("gs", GCSFileSystem, clobber=True)
+    program = go_program(MODULE)
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    place = ["-scheme", "http", "-host", "127.0.0.1", "-port", str(port), "-external-url", url]
+    with running([program, "-backend", "memory", *place], port):
+        yield Service(url)
+
+
+@dataclass(frozen=True)
+class Service:
+    """The running emulator, filled through its JSON interface."""
+
+    url: str
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The data source's options that reach it."""
+        given = {"endpoint_url": self.url, "token": "anon"}
+        return {"storageOptions": json.dumps(given)}
+
+    def make_bucket(self, name: str) -> Bucket:
+        """A new, empty bucket."""
+        self.ask("POST", "/storage/v1/b", json.dumps({"name": name}).encode())
+        return Bucket(self, name)
+
+    def ask(self, method: str, path: str, data: bytes | None = None) -> None:
+        """One request, which must succeed."""
+        request = urllib.request.Request(self.url + path, data, method=method)
+        with urllib.request.urlopen(request, timeout=30):
+            pass
+
+
+@dataclass
+class Bucket:
+    """A bucket of the emulator."""
+
+    service: Service
+    name: str
+
+    @property
+    def path(self) -> str:
+        return f"gs://{self.name}"
+
+    @property
+    def storage(self) -> Secret[Mapping[str, str]]:
+        return storage_options_from(self.service.options)
+
+    def put(self, key: str, data: bytes) -> None:
+        name = urllib.parse.quote(key, safe="")
+        path = f"/upload/storage/v1/b/{self.name}/o?uploadType=media&name={name}"
+        self.service.ask("POST", path, data)
+
+    def delete(self, key: str) -> None:
+        name = urllib.parse.quote(key, safe="")
+        self.service.ask("DELETE", f"/storage/v1/b/{self.name}/o/{name}")
+
+
+class TestFakeGcs(ObjectStoreSuite):
+    requests_per_pinned_read = 2
+    requests_per_object = 2
+    knows_missing_root = False
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def make_place(cls, service: Service) -> Callable[[], Bucket]:
+        numbers = itertools.count()
+        return lambda: service.make_bucket(f"place-{next(numbers)}")
+
+    @pytest.fixture
+    def missing_place(self, service: Service) -> Bucket:
+        return Bucket(service, "no-such-bucket")
+
+
+@pytest.mark.parametrize("topic", ["codecs", "encrypted", "txn"])
+def test_golden_topics_are_read(service: Service, topic: str) -> None:
+    place = service.make_bucket(f"tier-{topic}")
+    for file in TIER.rglob("*"):
+        if file.is_file():
+            place.put(file.relative_to(TIER).as_posix(), file.read_bytes())
+    given = {**tier_options(topic), **service.options, "path": place.path}
+    assert_same_rows(scan(given), expected_table(topic, "read_committed"))

@@ -1,0 +1,256 @@
+from __future__ import annotations
+
+import itertools
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kts_source.errors import (
+    AccessDeniedError,
+    InvalidKeyError,
+    InvalidOptionError,
+    ObjectChangedError,
+    StoreError,
+)
+from kts_source.secret import Secret
+from kts_source.store.local_store import LocalStore
+from kts_source.store.open_store import open_store
+from tests.kts_source.store.object_store_suite import DATA, ObjectStoreSuite
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from kts_source.store.object_store import ObjectStore
+
+NOTHING: Secret[Mapping[str, str]] = Secret({})
+
+
+@dataclass
+class Folder:
+    root: Path
+    path: str
+    storage: Secret[Mapping[str, str]] = field(default_factory=lambda: Secret({}))
+    _ticks: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    def put(self, key: str, data: bytes) -> None:
+        path = self.root / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        # File systems keep time in ticks of milliseconds; two writes of a test may fall into one.
+        status = path.stat()
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + next(self._ticks) * 1_000_000))
+
+    def delete(self, key: str) -> None:
+        path = self.root / key
+        path.unlink()
+        path.parent.rmdir()
+
+
+class TestLocalStore(ObjectStoreSuite):
+    @pytest.fixture(scope="class", params=["plain", "file://", "file:"])
+    @classmethod
+    def make_place(
+        cls, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+    ) -> Callable[[], Folder]:
+        def make() -> Folder:
+            root = tmp_path_factory.mktemp("place") / "a b%20c#d"
+            root.mkdir()
+            url = root.as_uri()
+            path = {"plain": str(root), "file://": url, "file:": f"file:{url[7:]}"}
+            return Folder(root, path[request.param])
+
+        return make
+
+    @pytest.fixture
+    def missing_place(self, tmp_path: Path) -> Folder:
+        return Folder(tmp_path / "none", str(tmp_path / "none"))
+
+
+def store_of(root: Path) -> ObjectStore:
+    return open_store(str(root), NOTHING)
+
+
+def test_the_uri_names_the_file(tmp_path: Path) -> None:
+    assert store_of(tmp_path).uri("x y/z") == (tmp_path / "x y" / "z").as_uri()
+    assert open_store("/", NOTHING).uri("etc") == "file:///etc"
+
+
+def test_a_relative_path_is_taken_from_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "x").write_bytes(b"here")
+    monkeypatch.chdir(tmp_path)
+    store = open_store("sub", NOTHING)
+    monkeypatch.chdir("/")
+    assert store.get_object("x", max_bytes=10) == b"here"
+
+
+def test_another_host_is_refused() -> None:
+    with pytest.raises(InvalidOptionError, match="host"):
+        open_store("file://server/share", NOTHING)
+    assert open_store("file://localhost/x", NOTHING).uri("") == "file:///x/"
+
+
+def test_absolute_keys_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"1")
+    store = store_of(tmp_path)
+    for key in (str(tmp_path / "x"), "//x", "/"):
+        with pytest.raises(InvalidKeyError, match="absolute"):
+            store.get_range(key, 0, 1)
+        with pytest.raises(InvalidKeyError, match="absolute"):
+            store.list_folders(key)
+
+
+@pytest.fixture
+def linked(tmp_path: Path) -> Path:
+    outside, root = tmp_path / "outside", tmp_path / "root"
+    outside.mkdir()
+    (outside / "secret").write_bytes(b"secret")
+    (root / "in").mkdir(parents=True)
+    (root / "in" / "x").write_bytes(b"x")
+    return root
+
+
+def test_links_inside_the_root_are_followed(linked: Path) -> None:
+    (linked / "folder").symlink_to("in")
+    (linked / "file").symlink_to("in/x")
+    store = store_of(linked)
+    assert [info.key for info in store.list_objects("")] == ["file", "folder/x", "in/x"]
+    assert store.list_folders("") == ["folder/", "in/"]
+    assert store.get_object("folder/x", max_bytes=9) == store.get_object("file", max_bytes=9)
+
+
+@pytest.mark.parametrize("target", ["../outside", "../outside/secret", ".."])
+def test_links_that_leave_the_root_are_refused(linked: Path, target: str) -> None:
+    (linked / "link").symlink_to(target)
+    store = store_of(linked)
+    key = "link" if target.endswith("secret") else "link/secret"
+    with pytest.raises(InvalidKeyError, match="symbolic link leads out") as caught:
+        store.get_range(key, 0, 1)
+    assert caught.value.uri == store.uri(key)
+    with pytest.raises(InvalidKeyError, match="symbolic link leads out"):
+        store.head(key)
+    with pytest.raises(InvalidKeyError, match="symbolic link leads out"):
+        list(store.list_objects(""))
+
+
+def test_a_root_that_is_itself_a_link_is_fine(linked: Path) -> None:
+    alias = linked.parent / "alias"
+    alias.symlink_to(linked)
+    assert store_of(alias).get_object("in/x", max_bytes=9) == b"x"
+
+
+def test_links_in_a_circle_end(linked: Path) -> None:
+    (linked / "in" / "up").symlink_to("..")
+    with pytest.raises(StoreError, match="symbolic link"):
+        list(store_of(linked).list_objects(""))
+    (linked / "in" / "up").unlink()
+    (linked / "self").symlink_to("self")
+    with pytest.raises(StoreError, match="symbolic link"):
+        store_of(linked).get_range("self", 0, 1)
+
+
+def test_a_link_to_nothing_is_no_object(linked: Path) -> None:
+    (linked / "gone").symlink_to("in/none")
+    assert [info.key for info in store_of(linked).list_objects("")] == ["in/x"]
+
+
+def test_a_pipe_is_refused_and_not_waited_for(linked: Path) -> None:
+    os.mkfifo(linked / "pipe")
+    store = store_of(linked)
+    with pytest.raises(StoreError, match="not a regular file"):
+        store.get_range("pipe", 0, 1)
+    with pytest.raises(StoreError, match="not a regular file"):
+        store.get_object("pipe", max_bytes=1)
+    assert [info.key for info in store.list_objects("")] == ["in/x"]
+
+
+@pytest.mark.parametrize("how", ["rewritten", "shortened"])
+def test_a_file_that_changes_while_it_is_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(DATA)
+    read = os.preadv
+
+    def change_then_read(descriptor: int, views: list[memoryview], position: int) -> int:
+        if how == "shortened":
+            os.truncate(path, 4)
+        else:
+            path.write_bytes(DATA[::-1])
+            os.utime(path, ns=(0, 1))
+        return read(descriptor, views, position)
+
+    store = store_of(tmp_path)
+    monkeypatch.setattr(os, "preadv", change_then_read)
+    with pytest.raises(StoreError, match="changed" if how == "rewritten" else "shrank"):
+        store.get_range("x", 0, len(DATA))
+
+
+def test_short_reads_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "x").write_bytes(DATA)
+    read = os.preadv
+
+    def little(descriptor: int, views: list[memoryview], position: int) -> int:
+        return read(descriptor, [views[0][:100]], position)
+
+    monkeypatch.setattr(os, "preadv", little)
+    assert store_of(tmp_path).get_range("x", 3, 1000) == DATA[3:1000]
+
+
+def test_what_the_system_denies_is_access_denied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "x").write_bytes(b"x")
+
+    def deny(*_arguments: object, **_named: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "open", deny)
+    with pytest.raises(AccessDeniedError):
+        store_of(tmp_path).get_range("x", 0, 1)
+
+
+def test_the_version_is_size_and_time(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"abc")
+    os.utime(path, ns=(5, 1_700_000_000_123_456_789))
+    info = store_of(tmp_path).head("x")
+    assert info.version == "3-1700000000123456789"
+    assert info.last_modified_ms == 1_700_000_000_123
+    path.write_bytes(b"abd")
+    os.utime(path, ns=(5, 1_700_000_000_123_456_790))
+    with pytest.raises(ObjectChangedError, match="3-1700000000123456789"):
+        store_of(tmp_path).get_range("x", 0, 1, version=info.version)
+
+
+def test_links_are_refused_in_folders_that_were_read_before(tmp_path: Path) -> None:
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    (root / "a").mkdir(parents=True)
+    outside.mkdir()
+    (outside / "x").write_bytes(b"secret")
+    (root / "a" / "x").write_bytes(b"inside")
+    store = LocalStore(root)
+    assert store.get_range("a/x", 0, 6) == b"inside"
+    (root / "a" / "link").symlink_to(outside / "x")
+    with pytest.raises(InvalidKeyError):
+        store.get_range("a/link", 0, 6)
+    assert store.get_range("a/x", 0, 6) == b"inside"
+    (root / "a" / "same").symlink_to(root / "a" / "x")
+    assert store.get_range("a/same", 0, 6) == b"inside"
+
+
+def test_a_folder_that_moved_is_looked_up_again(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "x").write_bytes(b"one")
+    (tmp_path / "folder").symlink_to(tmp_path / "one")
+    store = LocalStore(tmp_path)
+    assert store.get_range("folder/x", 0, 3) == b"one"
+    (tmp_path / "one").rename(tmp_path / "two")
+    (tmp_path / "folder").unlink()
+    (tmp_path / "folder").symlink_to(tmp_path / "two")
+    assert store.get_range("folder/x", 0, 3) == b"one"

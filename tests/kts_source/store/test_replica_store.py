@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kts_source.errors import (
+    AccessDeniedError,
+    InvalidOptionError,
+    ObjectChangedError,
+    ObjectNotFoundError,
+    StoreError,
+    StoreUnavailableError,
+)
+from kts_source.options import parse_options
+from kts_source.store.local_store import LocalStore
+from kts_source.store.object_store import Data, ObjectStore, pinning
+from kts_source.store.replica_store import FallbackStore
+from tests.golden_data import TIER, assert_same_rows, expected_table, tier_options
+from tests.kts_source.planning.scanning import scan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from kts_source.store.object_store import ObjectInfo
+
+
+class FailingStore(LocalStore):
+    """A folder that fails when told to."""
+
+    failure: Exception | None = None
+    asked = 0
+
+    def _fail(self) -> None:
+        self.asked += 1
+        if self.failure is not None:
+            raise self.failure
+
+    def get_range(self, key: str, start: int, stop: int, *, version: str | None = None) -> Data:
+        self._fail()
+        return super().get_range(key, start, stop, version=version)
+
+    def list_objects(self, prefix: str) -> Iterator[ObjectInfo]:
+        self._fail()
+        return super().list_objects(prefix)
+
+    def head(self, key: str) -> ObjectInfo:
+        self._fail()
+        return super().head(key)
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> tuple[FailingStore, FailingStore]:
+    for name in ("first", "mirror"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x").write_bytes(b"0123456789")
+    return FailingStore(tmp_path / "first"), FailingStore(tmp_path / "mirror")
+
+
+@pytest.fixture
+def store(places: tuple[FailingStore, FailingStore]) -> FallbackStore:
+    return FallbackStore(*places)
+
+
+FAILURES = [
+    StoreUnavailableError("throttled", uri="u"),
+    AccessDeniedError("expired", uri="u"),
+]
+
+
+def test_the_mirror_is_not_asked_while_the_first_answers(
+    store: FallbackStore, places: tuple[FailingStore, FailingStore]
+) -> None:
+    (info,) = store.list_objects("")
+    assert store.get_range("x", 2, 5, version=info.version) == b"234"
+    assert store.head("x") == info
+    assert places[1].asked == 0
+    assert store.counters.mirrored == 0
+    assert isinstance(store, ObjectStore)
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_the_mirror_answers_when_the_first_fails(
+    store: FallbackStore,
+    places: tuple[FailingStore, FailingStore],
+    failure: StoreError,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    version = store.head("x").version
+    places[0].failure = failure
+    assert store.get_range("x", 2, 5, version=version) == b"234"
+    assert "the first store fails" in caplog.text
+    assert store.counters.mirrored == 1
+    before = places[0].asked
+    assert store.get_range("x", 0, 1, version=version) == b"0"
+    assert places[0].asked == before, "a store that is down is left alone for a while"
+
+
+def test_an_object_missing_in_the_first_comes_from_the_mirror(
+    store: FallbackStore, tmp_path: Path
+) -> None:
+    version = store.head("x").version
+    (tmp_path / "first/x").unlink()
+    assert store.get_range("x", 2, 5, version=version) == b"234"
+    (tmp_path / "mirror/x").unlink()
+    with pytest.raises(ObjectNotFoundError) as caught:
+        store.get_range("x", 2, 5, version=version)
+    assert caught.value.uri == store.uri("x")
+
+
+def test_a_mirror_of_another_size_is_refused(
+    store: FallbackStore, places: tuple[FailingStore, FailingStore], tmp_path: Path
+) -> None:
+    version = store.head("x").version
+    (tmp_path / "mirror/x").write_bytes(b"0123456789+")
+    places[0].failure = FAILURES[0]
+    with pytest.raises(ObjectChangedError, match="11 bytes, 10 were planned"):
+        store.get_range("x", 2, 5, version=version)
+
+
+def test_a_mirror_that_changes_between_reads_is_refused(
+    store: FallbackStore, places: tuple[FailingStore, FailingStore], tmp_path: Path
+) -> None:
+    version = store.head("x").version
+    places[0].failure = FAILURES[0]
+    assert store.get_range("x", 2, 5, version=version) == b"234"
+    (tmp_path / "mirror/x").write_bytes(b"9876543210")
+    with pytest.raises(ObjectChangedError):
+        store.get_range("x", 5, 7, version=version)
+
+
+def test_a_change_in_the_first_is_not_hidden_by_the_mirror(
+    store: FallbackStore, tmp_path: Path
+) -> None:
+    version = store.head("x").version
+    (tmp_path / "first/x").write_bytes(b"9876543210")
+    with pytest.raises(ObjectChangedError):
+        store.get_range("x", 2, 5, version=version)
+
+
+def test_a_plan_made_from_the_mirror_is_read_there(
+    store: FallbackStore, places: tuple[FailingStore, FailingStore]
+) -> None:
+    places[0].failure = FAILURES[0]
+    (info,) = store.list_objects("")
+    places[0].failure = None
+    fresh = pickle.loads(pickle.dumps(FallbackStore(*places)))
+    assert fresh.get_range("x", 2, 5, version=info.version) == b"234"
+    assert fresh.counters.mirrored == 1
+    # And the other way round when the mirror goes too.
+    assert isinstance(fresh, FallbackStore)
+    mirror_down = FallbackStore(*places)
+    places[1].failure = FAILURES[0]
+    assert mirror_down.get_range("x", 2, 5, version=info.version) == b"234"
+
+
+def test_two_failures_are_one_error_with_both_told(
+    store: FallbackStore, places: tuple[FailingStore, FailingStore]
+) -> None:
+    places[0].failure = StoreUnavailableError("throttled", uri="u", attempts=("a",))
+    places[1].failure = AccessDeniedError("expired", uri="m")
+    with pytest.raises(StoreUnavailableError) as caught:
+        store.get_range("x", 0, 1)
+    assert "throttled" in str(caught.value)
+    assert "expired" in str(caught.value)
+
+
+def test_how_it_pins_is_told(store: FallbackStore) -> None:
+    assert "mirror by size" in pinning(store)
+
+
+def test_a_scan_goes_on_in_the_mirror(tmp_path: Path) -> None:
+    options = {**tier_options("epochs"), "path": str(tmp_path / "nowhere")}
+    given = {**options, "fallbackPath": TIER.as_uri()}
+    assert_same_rows(scan(given), expected_table("epochs", "read_committed"))
+
+
+def test_options_of_a_mirror_need_a_mirror() -> None:
+    with pytest.raises(InvalidOptionError, match="fallbackPath"):
+        parse_options({**tier_options("epochs"), "fallback.s3.region": "x"})
+
+
+def test_the_mirror_may_have_its_own_door() -> None:
+    given = {
+        **tier_options("epochs"),
+        "fallbackPath": "s3://mirror",
+        "s3.access-key-id": "one",
+        "s3.secret-access-key": "secret-one",
+        "s3.region": "here",
+        "fallback.s3.access-key-id": "two",
+        "fallback.s3.secret-access-key": "secret-two",
+    }
+    fetch = parse_options(given).fetch
+    assert fetch.fallback_storage.reveal() == {
+        "s3.access-key-id": "two",
+        "s3.secret-access-key": "secret-two",
+        "s3.region": "here",
+    }
+    assert "secret-two" not in repr(fetch)
+
+
+def test_names_of_the_kip_are_taken() -> None:
+    given = {
+        **tier_options("epochs"),
+        "fetch.remote.connect.timeout.ms": "1500",
+        "fetch.remote.read.timeout.ms": "2500",
+        "hedgeAfterMs": "300",
+        "maxAttempts": "2",
+    }
+    policy = parse_options(given).fetch.retry_policy
+    assert policy.connect_timeout_seconds == 1.5
+    assert policy.read_timeout_seconds == 2.5
+    assert policy.hedge_after_seconds == 0.3
+    assert policy.max_attempts == 2
+    with pytest.raises(InvalidOptionError, match="disagree"):
+        parse_options({**given, "fetchConnectTimeoutMs": "1"})

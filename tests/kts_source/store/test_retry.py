@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from kts_source.errors import StoreError, StoreUnavailableError
+from kts_source.store import retry
+from kts_source.store.counters import StoreCounters, Tally
+from kts_source.store.retry import RetryPolicy, TransientError
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses that were asked for instead of made."""
+    pauses: list[float] = []
+    monkeypatch.setattr(retry, "pause", pauses.append)
+    return pauses
+
+
+class Flaky:
+    def __init__(self, failures: int) -> None:
+        self.left = failures
+        self.calls = 0
+
+    def __call__(self) -> str:
+        self.calls += 1
+        if self.left:
+            self.left -= 1
+            raise TransientError(f"failure {self.calls}")
+        return "done"
+
+
+def test_the_first_success_ends_it(pauses: list[float]) -> None:
+    tally, operation = Tally(), Flaky(2)
+    assert RetryPolicy().run(operation, uri="u", tally=tally) == "done"
+    assert operation.calls == 3
+    assert tally.snapshot == StoreCounters(retries=2)
+    assert len(pauses) == 2
+
+
+def test_the_history_is_told(pauses: list[float]) -> None:
+    tally, operation = Tally(), Flaky(99)
+    with pytest.raises(StoreUnavailableError, match="3 attempts, last: failure 3") as caught:
+        RetryPolicy(max_attempts=3).run(operation, uri="s3://b/k", tally=tally)
+    assert operation.calls == 3
+    assert tally.snapshot.retries == len(pauses) == 2
+    assert [line.split(",")[0] for line in caught.value.attempts] == [
+        "attempt 1",
+        "attempt 2",
+        "attempt 3",
+    ]
+    assert [line.rsplit(" ", 2)[1:] for line in caught.value.attempts] == [
+        ["failure", str(number)] for number in (1, 2, 3)
+    ]
+    assert caught.value.uri == "s3://b/k"
+
+
+def test_pauses_are_random_below_a_doubling_bound(pauses: list[float]) -> None:
+    policy = RetryPolicy(max_attempts=9, first_pause_seconds=1, max_pause_seconds=20)
+    for _ in range(50):
+        with pytest.raises(StoreUnavailableError):
+            policy.run(Flaky(99), uri="u", tally=Tally())
+    for number in range(8):
+        column = pauses[number::8]
+        bound = min(2**number, 20)
+        assert max(column) <= bound
+        # Full jitter: anything from zero up, not a fixed pause with a little noise.
+        assert min(column) < bound / 2 < max(column)
+
+
+def test_other_errors_end_it_at_once(pauses: list[float]) -> None:
+    def broken() -> None:
+        raise StoreError("final")
+
+    with pytest.raises(StoreError, match="final"):
+        RetryPolicy().run(broken, uri="u", tally=Tally())
+    assert pauses == []
+
+
+def test_no_attempt_begins_after_the_time_is_up(pauses: list[float]) -> None:
+    operation = Flaky(99)
+    with pytest.raises(StoreUnavailableError):
+        RetryPolicy(give_up_after_seconds=0).run(operation, uri="u", tally=Tally())
+    assert operation.calls == 1
+    assert pauses == []
+
+
+def test_the_first_attempt_uses_up_time(pauses: list[float]) -> None:
+    class Slow(Flaky):
+        def __call__(self) -> str:
+            time.sleep(0.02)
+            return super().__call__()
+
+    operation = Slow(99)
+    with pytest.raises(StoreUnavailableError, match="1 attempts"):
+        RetryPolicy(give_up_after_seconds=0.01).run(operation, uri="u", tally=Tally())
+    assert operation.calls == 1
+    assert pauses == []
+
+
+def test_a_final_error_after_a_transient_one_stands_alone(pauses: list[float]) -> None:
+    operation = Flaky(1)
+
+    def then_broken() -> None:
+        operation()
+        raise StoreError("final")
+
+    with pytest.raises(StoreError, match="final") as caught:
+        RetryPolicy().run(then_broken, uri="u", tally=Tally())
+    assert caught.value.__context__ is None
+    assert len(pauses) == 1

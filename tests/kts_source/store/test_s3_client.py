@@ -1,0 +1,80 @@
+"""A session that looks for services by their folders knows all that botocore knows."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import botocore.loaders
+import botocore.session
+import pytest
+
+from kts_source.store import s3_client
+from kts_source.store.s3_client import connect
+from kts_source.store.storage_options import s3_arguments
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+KEYS = {"s3.access-key-id": "key", "s3.secret-access-key": "secret", "s3.region": "eu-west-1"}
+
+
+def loader_of(filesystem: Any) -> Any:  # noqa: ANN401
+    return filesystem.session.get_component("data_loader")
+
+
+@pytest.mark.parametrize("kind", ["service-2", "endpoint-rule-set-1", "paginators-1", "waiters-2"])
+def test_every_service_is_known(kind: str) -> None:
+    theirs = botocore.session.get_session().get_component("data_loader")
+    names = theirs.list_available_services(kind)
+    assert "s3" in names
+    assert set(names) <= set(loader_of(connect(s3_arguments(KEYS))).list_available_services(kind))
+
+
+@pytest.mark.parametrize("service", ["s3", "sts", "sso", "sso-oidc"])
+def test_the_descriptions_are_botocores(service: str) -> None:
+    theirs = botocore.session.get_session().get_component("data_loader")
+    # A new one: clients of a loader write down in its descriptions how they call an operation.
+    ours = s3_client._loader.__wrapped__(None)
+    for kind in ("service-2", "endpoint-rule-set-1"):
+        assert ours.load_service_model(service, kind) == theirs.load_service_model(service, kind)
+
+
+def test_profiles_and_sessions_of_storage_options_stay(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = tmp_path / "config"
+    config.write_text("[profile far]\nregion = eu-north-1\n", "utf-8")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    filesystem = connect(s3_arguments({"s3.profile-name": "far"}))
+    assert filesystem.session.profile == "far"
+    assert filesystem.session.get_config_variable("region") == "eu-north-1"
+
+
+def region_of(filesystem: Any) -> str:  # noqa: ANN401
+    """The region of a client that is made for it."""
+
+    async def region() -> str:
+        client = await filesystem.set_session()
+        await filesystem._s3creator.__aexit__(None, None, None)
+        return str(client.meta.region_name)
+
+    return asyncio.run_coroutine_threadsafe(region(), filesystem.loop).result(30)
+
+
+def test_the_client_is_made_in_that_session() -> None:
+    filesystem = connect(s3_arguments(KEYS))
+    session = filesystem.session
+    assert region_of(filesystem) == "eu-west-1"
+    assert filesystem.session is session
+
+
+def test_descriptions_are_parsed_once_in_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert region_of(connect(s3_arguments(KEYS))) == "eu-west-1"
+
+    def load_file(_self: object, path: str) -> None:
+        raise AssertionError(f"{path} is read again")
+
+    monkeypatch.setattr(botocore.loaders.JSONFileLoader, "load_file", load_file)
+    other = connect(s3_arguments({**KEYS, "s3.region": "eu-north-1"}))
+    assert region_of(other) == "eu-north-1"

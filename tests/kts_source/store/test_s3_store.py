@@ -1,0 +1,526 @@
+from __future__ import annotations
+
+import json
+import pickle
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kts_source.errors import (
+    AccessDeniedError,
+    ArchivedObjectError,
+    InvalidKeyError,
+    InvalidOptionError,
+    ObjectChangedError,
+    ObjectNotFoundError,
+    StoreError,
+    StoreUnavailableError,
+    TruncatedObjectError,
+)
+from kts_source.secret import Secret
+from kts_source.store.open_store import open_store
+from kts_source.store.retry import RetryPolicy
+from kts_source.store.storage_options import storage_options_from
+from tests.faulty_proxy import (
+    Answer,
+    Fault,
+    FaultyProxy,
+    IgnoreRange,
+    Stall,
+    change,
+    cut,
+    drop,
+    faulty_proxy,
+    hang,
+    status,
+)
+from tests.kts_source.store.object_store_suite import DATA, ObjectStoreSuite
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from kts_source.store.object_store import ObjectStore
+    from tests.s3 import S3Server
+
+pytestmark = pytest.mark.s3
+
+QUICK = RetryPolicy(
+    max_attempts=4,
+    first_pause_seconds=0.001,
+    max_pause_seconds=0.01,
+    give_up_after_seconds=30,
+    request_deadline_seconds=20,
+)
+
+
+@dataclass
+class Bucket:
+    server: S3Server
+    name: str
+    prefix: str = ""
+    path: str = ""
+    storage: Secret[Mapping[str, str]] = field(default_factory=lambda: Secret({}))
+
+    def __post_init__(self) -> None:
+        self.path = self.path or f"s3://{self.name}/{self.prefix}"
+        self.storage = storage_options_from(self.server.options)
+
+    def put(self, key: str, data: bytes) -> None:
+        self.server.put(self.name, self.prefix + key, data)
+
+    def delete(self, key: str) -> None:
+        client = self.server.client()
+        client.delete_object(Bucket=self.name, Key=self.prefix + key)
+
+
+class TestS3Store(ObjectStoreSuite):
+    @pytest.fixture(scope="class", params=["", "deep/prefix/"])
+    @classmethod
+    def make_place(
+        cls, s3_server: S3Server, request: pytest.FixtureRequest
+    ) -> Callable[[], Bucket]:
+        def make() -> Bucket:
+            bucket = Bucket(s3_server, s3_server.make_bucket(), request.param)
+            if bucket.prefix:
+                bucket.server.put(bucket.name, "deep/prefix-sibling/x", b"not below the root")
+            return bucket
+
+        return make
+
+    @pytest.fixture
+    def missing_place(self, s3_server: S3Server) -> Bucket:
+        return Bucket(s3_server, "no-such-bucket")
+
+
+@pytest.fixture(scope="module")
+def bucket(s3_server: S3Server) -> Bucket:
+    bucket = Bucket(s3_server, s3_server.make_bucket())
+    bucket.put("x", DATA)
+    return bucket
+
+
+@pytest.fixture(scope="module")
+def one_proxy(s3_server: S3Server) -> Iterator[FaultyProxy]:
+    with faulty_proxy(s3_server.endpoint) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def proxy(one_proxy: FaultyProxy) -> FaultyProxy:
+    one_proxy.faults.clear()
+    one_proxy.seen.clear()
+    return one_proxy
+
+
+@pytest.fixture(scope="module")
+def one_store(bucket: Bucket, one_proxy: FaultyProxy) -> Iterator[ObjectStore]:
+    """The bucket seen through the proxy."""
+    options = {
+        **bucket.server.options,
+        "s3.endpoint": one_proxy.endpoint,
+        "s3.connect-timeout": "5",
+        "s3.request-timeout": "10",
+    }
+    store = open_store(bucket.path, storage_options_from(options), retry_policy=QUICK)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def store(one_store: ObjectStore) -> ObjectStore:
+    """The bucket seen through the proxy, which one test after the other may spoil."""
+    return one_store
+
+
+# -- what is retried
+
+# aiohttp itself repeats a request once when a connection ends without a word; so one failed attempt
+# of ours takes two.
+DROPS = (drop, drop)
+
+PASSING: dict[str, Fault | tuple[Fault, ...]] = {
+    "slow down": status(503, "SlowDown"),
+    "unavailable": status(503, "ServiceUnavailable"),
+    "internal": status(500, "InternalError"),
+    "bad gateway": status(502, "BadGateway"),
+    "too many": status(429, "TooManyRequests"),
+    "request time-out": status(400, "RequestTimeout"),
+    "reset": DROPS,
+    "reset within the body": cut(50),
+    "reset before the body": cut(0),
+    "range ignored": IgnoreRange(),
+    "other range": change(Content_Range="bytes 20-119/1280"),
+    "shorter range": change(Content_Range="bytes 10-59/1280"),
+    "longer range": change(Content_Range="bytes 10-200/1280"),
+    "odd range": change(Content_Range="bytes ten"),
+    "no range": change(Content_Range=None),
+    "no ETag": change(ETag=None),
+}
+
+
+@pytest.mark.parametrize("name", PASSING)
+def test_what_may_pass_is_tried_again(
+    bucket: Bucket, proxy: FaultyProxy, store: ObjectStore, name: str
+) -> None:
+    version = store.head("x").version
+    before = store.counters
+    fault = PASSING[name]
+    faults = fault if isinstance(fault, tuple) else (fault,)
+    proxy.faults += faults * 2
+    assert store.get_range("x", 10, 110, version=version) == DATA[10:110]
+    done = store.counters - before
+    assert (done.requests, done.retries, done.bytes) == (3, 2, 100)
+    assert len(proxy.seen) == 2 + 2 * len(faults), "nobody but the store retries"
+    assert bucket.name in proxy.seen[0][1]
+
+
+@pytest.mark.parametrize("name", [n for n in PASSING if "range" not in n and n != "no ETag"])
+def test_whole_objects_are_tried_again(proxy: FaultyProxy, store: ObjectStore, name: str) -> None:
+    before = store.counters
+    fault = PASSING[name]
+    proxy.faults += fault if isinstance(fault, tuple) else [fault]
+    assert store.get_object("x", max_bytes=2000) == DATA
+    assert (store.counters - before).retries == 1
+
+
+@pytest.mark.parametrize(
+    "faults", [DROPS, [status(503, "SlowDown")], [status(500, "InternalError")]]
+)
+def test_listings_and_look_ups_are_tried_again(
+    proxy: FaultyProxy, store: ObjectStore, faults: Sequence[Fault]
+) -> None:
+    before = store.counters
+    proxy.faults += faults
+    assert [info.key for info in store.list_objects("")] == ["x"]
+    proxy.faults += faults
+    assert store.head("x").size == 1280
+    proxy.faults += faults
+    assert store.list_folders("") == []
+    done = store.counters - before
+    assert (done.retries, done.list_requests, done.requests) == (3, 4, 2)
+
+
+def test_a_garbled_listing_is_tried_again(proxy: FaultyProxy, store: ObjectStore) -> None:
+    before = store.counters
+    proxy.faults += [cut(30)]
+    assert [info.key for info in store.list_objects("")] == ["x"]
+
+    def garble(answer: Answer) -> None:
+        answer.body = b"<Listing"
+
+    proxy.faults += [garble]
+    assert [info.key for info in store.list_objects("")] == ["x"]
+    assert (store.counters - before).retries == 2
+
+
+def test_the_last_error_tells_every_attempt(proxy: FaultyProxy, store: ObjectStore) -> None:
+    proxy.faults += [*DROPS, status(503, "SlowDown"), status(500, "InternalError"), cut(3)]
+    with pytest.raises(StoreUnavailableError) as caught:
+        store.get_range("x", 0, 100)
+    error = caught.value
+    assert error.retriable
+    assert error.uri == store.uri("x")
+    assert len(error.attempts) == 4
+    for word, line in zip(
+        ("Connection", "SlowDown", "InternalError", "ayload"), error.attempts, strict=True
+    ):
+        assert word in line
+        assert line in str(error)
+    assert error.__suppress_context__
+    copy = pickle.loads(pickle.dumps(error))
+    assert (type(copy), str(copy), copy.attempts) == (type(error), str(error), error.attempts)
+
+
+@pytest.mark.parametrize("fault", [Stall(), hang(0), hang(5)])
+def test_a_stalled_answer_is_given_up_and_tried_again(
+    bucket: Bucket, proxy: FaultyProxy, fault: Fault
+) -> None:
+    options = {
+        **bucket.server.options,
+        "s3.endpoint": proxy.endpoint,
+        "s3.request-timeout": "0.2",
+    }
+    store = open_store(bucket.path, storage_options_from(options), retry_policy=QUICK)
+    proxy.faults += [fault]
+    assert store.get_range("x", 0, 10) == DATA[:10]
+    assert store.counters.retries == 1
+    store.close()
+
+
+def test_a_late_answer_is_asked_for_a_second_time(bucket: Bucket, proxy: FaultyProxy) -> None:
+    options = {**bucket.server.options, "s3.endpoint": proxy.endpoint, "s3.request-timeout": "30"}
+    policy = RetryPolicy(max_attempts=1, hedge_after_seconds=0.1)
+    store = open_store(bucket.path, storage_options_from(options), retry_policy=policy)
+    proxy.faults += [Stall()]
+    began = time.monotonic()
+    assert store.get_range("x", 5, 10) == DATA[5:10]
+    assert time.monotonic() - began < 20
+    work = store.counters
+    assert (work.hedges, work.requests, work.retries) == (1, 2, 0)
+    assert store.get_object("x", max_bytes=len(DATA)) == DATA  # whole objects are not hedged
+    assert store.counters.hedges == 1
+    store.close()
+
+
+def test_a_request_has_a_deadline_of_its_own(bucket: Bucket, proxy: FaultyProxy) -> None:
+    options = {**bucket.server.options, "s3.endpoint": proxy.endpoint, "s3.request-timeout": "30"}
+    policy = RetryPolicy(max_attempts=1, request_deadline_seconds=0.3)
+    store = open_store(bucket.path, storage_options_from(options), retry_policy=policy)
+    proxy.faults += [Stall()]
+    began = time.monotonic()
+    with pytest.raises(
+        StoreUnavailableError, match=r"time-out: no complete answer by the deadline 0\.3 s"
+    ):
+        store.get_range("x", 0, 10)
+    assert time.monotonic() - began < 20
+    store.close()
+
+
+def test_an_unreachable_server_is_unavailable(bucket: Bucket) -> None:
+    options = {**bucket.server.options, "s3.endpoint": "http://127.0.0.1:9"}
+    store = open_store(bucket.path, storage_options_from(options), retry_policy=QUICK)
+    with pytest.raises(StoreUnavailableError, match="Could not connect"):
+        store.get_range("x", 0, 10)
+    assert store.counters.retries == 3
+    store.close()
+
+
+# -- what is not
+
+
+FINAL: dict[str, tuple[Callable[[Answer], object], type[StoreError], str]] = {
+    "denied": (status(403, "AccessDenied"), AccessDeniedError, "AccessDenied"),
+    "signature": (status(403, "SignatureDoesNotMatch"), AccessDeniedError, "Signature"),
+    "expired": (status(400, "ExpiredToken"), AccessDeniedError, "ExpiredToken"),
+    "archived": (status(403, "InvalidObjectState"), ArchivedObjectError, "archived"),
+    "missing": (status(404, "NoSuchKey"), ObjectNotFoundError, "no such object"),
+    "bad request": (status(400, "InvalidRequest"), StoreError, "InvalidRequest"),
+    "not implemented": (status(501, "NotImplemented"), StoreError, "NotImplemented"),
+    "changed": (status(412, "PreconditionFailed"), ObjectChangedError, "was planned"),
+    "condition ignored": (change(ETag='"other"'), ObjectChangedError, 'now "other"'),
+    "beyond": (status(416, "InvalidRange"), TruncatedObjectError, "ends before"),
+    "shorter object": (
+        change(Content_Range="bytes 10-59/60"),
+        TruncatedObjectError,
+        "has 60 bytes",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FINAL)
+def test_what_does_not_pass_is_not_tried_again(
+    proxy: FaultyProxy, store: ObjectStore, name: str
+) -> None:
+    fault, kind, text = FINAL[name]
+    version = store.head("x").version
+    before = store.counters
+    proxy.faults += [fault]
+    with pytest.raises(kind, match=text) as caught:
+        store.get_range("x", 10, 110, version=version)
+    assert type(caught.value) is kind
+    assert not caught.value.retriable
+    assert caught.value.uri == store.uri("x")
+    assert (store.counters - before).retries == 0
+    assert len(proxy.seen) == 2
+
+
+def test_without_credentials_it_says_what_to_give(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, str(tmp_path_factory.mktemp("aws") / "none"))
+    options = {"s3.endpoint": bucket.server.endpoint, "s3.region": "us-east-1"}
+    store = open_store(bucket.path, storage_options_from(options), retry_policy=QUICK)
+    with pytest.raises(AccessDeniedError, match=r"give s3\.access-key-id"):
+        store.get_range("x", 0, 10)
+    store.close()
+
+
+def test_the_aws_chain_is_the_default(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "from-the-environment")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "from-the-environment")
+    options = {"s3.endpoint": bucket.server.endpoint, "s3.region": "us-east-1"}
+    store = open_store(bucket.path, storage_options_from(options), retry_policy=QUICK)
+    assert store.get_range("x", 0, 10) == DATA[:10]
+    store.close()
+
+
+# -- what is sent
+
+
+def authorizations(
+    bucket: Bucket, options: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
+) -> list[dict[str, str]]:
+    """The headers with which the object is read."""
+    sent: list[dict[str, str]] = []
+    with faulty_proxy(bucket.server.endpoint) as proxy:
+        import http.server
+
+        original = http.server.BaseHTTPRequestHandler.parse_request
+
+        def parse(handler: http.server.BaseHTTPRequestHandler) -> bool:
+            parsed = original(handler)
+            sent.append({name.lower(): value for name, value in handler.headers.items()})
+            return parsed
+
+        monkeypatch.setattr(http.server.BaseHTTPRequestHandler, "parse_request", parse)
+        storage = storage_options_from({**options, "s3.endpoint": proxy.endpoint})
+        store = open_store(bucket.path, storage, retry_policy=QUICK)
+        assert store.get_range("x", 0, 10, version=store.head("x").version) == DATA[:10]
+        store.close()
+    return sent
+
+
+def test_a_read_is_one_conditional_ranged_request(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, read = authorizations(bucket, bucket.server.options, monkeypatch)
+    assert read["range"] == "bytes=0-9"
+    assert read["if-match"].strip('"')
+    assert "test-access-key/" in read["authorization"]
+    assert "/us-east-1/s3/" in read["authorization"]
+
+
+def test_a_session_token_is_sent(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {**bucket.server.options, "s3.session-token": "the-token", "s3.region": "eu-west-3"}
+    _, read = authorizations(bucket, options, monkeypatch)
+    assert read["x-amz-security-token"] == "the-token"
+    assert "/eu-west-3/s3/" in read["authorization"]
+
+
+def test_anonymous_requests_are_not_signed(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = bucket.server.client()
+    client.put_object_acl(Bucket=bucket.name, Key="x", ACL="public-read")
+    _, read = authorizations(bucket, {"s3.anonymous": "true"}, monkeypatch)
+    assert "authorization" not in read
+
+
+def test_storage_options_reach_the_file_system(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extra = {"key": "wins", "secret": "wins", "client_kwargs": {"region_name": "ap-south-1"}}
+    options = {**bucket.server.options, "storageOptions": json.dumps(extra)}
+    _, read = authorizations(bucket, options, monkeypatch)
+    assert "Credential=wins/" in read["authorization"]
+    assert "/ap-south-1/" in read["authorization"]
+
+
+# -- listings
+
+
+@pytest.fixture
+def fresh(s3_server: S3Server) -> Bucket:
+    bucket = Bucket(s3_server, s3_server.make_bucket())
+    bucket.put("x", DATA)
+    return bucket
+
+
+def test_long_listings_come_in_pages(fresh: Bucket) -> None:
+    for number in range(5):
+        fresh.put(f"f{number}/y", b"")
+    options = {
+        **fresh.server.options,
+        "storageOptions": '{"s3_additional_kwargs": {"MaxKeys": 2}}',
+    }
+    store = open_store(fresh.path, storage_options_from(options))
+    assert [info.key for info in store.list_objects("")] == [*(f"f{n}/y" for n in range(5)), "x"]
+    assert store.counters.list_requests == 3
+    assert store.list_folders("") == [f"f{n}/" for n in range(5)]
+    assert store.counters.list_requests == 6
+    store.close()
+
+
+def test_a_listing_that_turns_in_a_circle_is_an_error(
+    proxy: FaultyProxy, store: ObjectStore
+) -> None:
+    def endless(answer: Answer) -> None:
+        answer.status = 200
+        answer.body = (
+            b"<ListBucketResult><IsTruncated>true</IsTruncated>"
+            b"<NextContinuationToken>again</NextContinuationToken></ListBucketResult>"
+        )
+
+    proxy.faults += [endless, endless, endless]
+    with pytest.raises(StoreError, match="does not go on"):
+        list(store.list_objects(""))
+    assert len(proxy.seen) == 2
+
+
+def test_folder_markers_are_no_objects(fresh: Bucket) -> None:
+    fresh.put("folder/", b"")
+    fresh.put("folder/y", b"y")
+    store = open_store(fresh.path, fresh.storage)
+    assert [info.key for info in store.list_objects("")] == ["folder/y", "x"]
+    assert store.list_folders("") == ["folder/"]
+    store.close()
+
+
+def test_storage_class_and_time_are_listed(fresh: Bucket) -> None:
+    client = fresh.server.client()
+    client.put_object(Bucket=fresh.name, Key="cold", Body=b"1", StorageClass="GLACIER")
+    store = open_store(fresh.path, fresh.storage)
+    listed = {info.key: info for info in store.list_objects("")}
+    assert listed["cold"].storage_class == "GLACIER"
+    assert abs((listed["x"].last_modified_ms or 0) - time.time() * 1000) < 3_600_000
+    store.close()
+
+
+def test_a_slash_in_front_is_part_of_an_s3_key(fresh: Bucket) -> None:
+    fresh.put("/rooted/y", b"y")
+    store = open_store(fresh.path, fresh.storage)
+    assert store.list_folders("/") == ["/rooted/"]
+    assert store.get_object("/rooted/y", max_bytes=9) == b"y"
+    store.close()
+
+
+# -- opening
+
+
+@pytest.mark.parametrize("scheme", ["s3", "s3a", "s3n", "S3"])
+def test_hadoops_schemes_mean_s3(bucket: Bucket, scheme: str) -> None:
+    store = open_store(f"{scheme}://{bucket.name}", bucket.storage)
+    assert store.get_range("x", 0, 1) == b"\0"
+    assert store.uri("x") == f"s3://{bucket.name}/x"
+    store.close()
+
+
+def test_paths_that_name_nothing_or_too_much_are_refused() -> None:
+    nothing: Secret[Mapping[str, str]] = Secret({})
+    with pytest.raises(InvalidOptionError, match="bucket"):
+        open_store("s3://", nothing)
+    with pytest.raises(InvalidOptionError, match="bucket"):
+        open_store("s3:///key", nothing)
+    with pytest.raises(InvalidOptionError, match="empty"):
+        open_store(" ", nothing)
+    with pytest.raises(InvalidKeyError):
+        open_store("s3://bucket/../other", nothing)
+    with pytest.raises(InvalidOptionError, match="credentials") as caught:
+        open_store("s3://AKIAKEY:very-secret@bucket/x", nothing)
+    assert "AKIA" not in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_errors_hold_no_secret_even_if_the_server_echoes_it(
+    bucket: Bucket, proxy: FaultyProxy, store: ObjectStore
+) -> None:
+    def echo(number: int) -> Callable[[Answer], object]:
+        def fault(answer: Answer) -> None:
+            answer.error(number, "Odd")
+            told = f"bad {bucket.server.secret_key} http://u:p@host/x?X-Amz-Signature=abc"
+            answer.body = answer.body.replace(b"by the proxy", told.encode())
+
+        return fault
+
+    for number, kind in ((400, StoreError), (403, AccessDeniedError), (503, StoreUnavailableError)):
+        proxy.faults += [echo(number)] * (4 if number == 503 else 1)
+        with pytest.raises(kind) as caught:
+            store.get_range("x", 0, 1)
+        text = str(caught.value) + repr(caught.value) + repr(pickle.dumps(caught.value))
+        assert "bad ***" in text
+        for secret in (bucket.server.secret_key, "u:p@", "abc"):
+            assert secret not in text

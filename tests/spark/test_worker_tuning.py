@@ -1,0 +1,106 @@
+"""What a worker that is used again does not repeat. Seen in a process of its own, whose `pyspark`
+comes from the archive that Spark puts on its workers' path.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyspark
+import pytest
+
+from kts_source.options import parse_options
+from kts_source.spark import batch_reader, export_source
+from tests.golden_data import tier_options
+
+if TYPE_CHECKING:
+    from kts_source.export.files import TaskReport
+
+ROOT = Path(__file__).parents[2]
+ARCHIVES = sorted((Path(pyspark.__file__).parent / "python" / "lib").glob("*.zip"))
+
+PROGRAM = """
+import importlib, sys, zipimport
+
+import pyspark
+assert "pyspark.zip" in pyspark.__file__
+import pyspark.sql.types
+import added_by_the_user
+
+def archives():
+    found = sys.path_importer_cache.values()
+    return {each.archive for each in found if isinstance(each, zipimport.zipimporter)}
+
+from kts_source.spark.worker_tuning import forget_finders_of_sparks_archives
+
+assert len(archives()) == 3, archives()
+forget_finders_of_sparks_archives()
+(left,) = archives()
+assert left.endswith("user.zip"), left
+
+read = []
+original = zipimport._read_directory
+zipimport._read_directory = lambda archive: read.append(archive) or original(archive)
+importlib.invalidate_caches()
+assert set(read) <= {left}, read  # later Pythons read again when they need it
+import pyspark.sql.avro, py4j.version  # found as before
+assert pyspark.sql.avro.__file__.startswith(pyspark.__loader__.archive)
+print("fine")
+"""
+
+
+@pytest.mark.skipif(not ARCHIVES, reason="this pyspark has no archive of itself")
+def test_sparks_own_archives_are_not_read_again_for_every_task(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "user.zip", "w") as file:
+        file.writestr("added_by_the_user.py", "")
+    # Before everything else, where Spark puts them too.
+    path = os.pathsep.join(map(str, [*ARCHIVES, tmp_path / "user.zip", ROOT]))
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout == "fine\n", done.stderr
+
+
+def test_nothing_is_forgotten_where_pyspark_lies_in_a_folder() -> None:
+    program = """
+import sys
+import pyspark.sql.types
+from kts_source.spark.worker_tuning import forget_finders_of_sparks_archives
+
+before = dict(sys.path_importer_cache)
+forget_finders_of_sparks_archives()
+assert before and sys.path_importer_cache == before
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=120)
+
+
+class _Failing:
+    number = 0
+
+    def run(self, job: object) -> TaskReport:
+        raise OSError("broken")
+
+
+def test_a_task_that_fails_ends_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[str] = []
+    monkeypatch.setattr(export_source, "end_task", lambda: ended.append("export"))
+    monkeypatch.setattr(batch_reader, "end_task", lambda: ended.append("scan"))
+    job: Any = object()
+    rows = export_source.ExportReader((), job).read(export_source.ExportInputPartition(_Failing()))
+    with pytest.raises(OSError, match="broken"):
+        next(rows)
+    scan = batch_reader.TieredKafkaBatchReader(parse_options(tier_options("codecs")))
+    (partition, *_) = scan.partitions()
+    rows = scan.read(partition)
+    next(rows)
+    rows.close()  # type: ignore[attr-defined]  # a generator
+    assert ended == ["export", "scan"]
