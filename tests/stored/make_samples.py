@@ -1,0 +1,113 @@
+"""Stores a set of samples with the present code: `python -m tests.stored.make_samples`.
+
+`v1` was written by the code of commit 9a3d10a. A set is never written again with later code: it is
+there to show that later code reads it. A new set gets a new folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+from unittest import mock
+
+from kts_source import backfill, plan
+from kts_source.metrics import summary
+from tests.stored.samples import (
+    CACHE_FOREVER,
+    CACHES,
+    METRICS,
+    PLANS,
+    TABLE_SAMPLES,
+    TABLES,
+    V1,
+)
+from tests.stored.stable_store import path_of, register_stable_store, scanned
+from tests.stored.topics import write_tier
+
+if TYPE_CHECKING:
+    from tests.stored.samples import TableSample
+
+
+class Killed(BaseException):
+    """The end of a process."""
+
+
+def main() -> None:
+    """Writes all samples.
+
+    Raises:
+        SystemExit: There is a set already.
+    """
+    if V1.exists():
+        raise SystemExit(f"{V1} is there: stored samples are not written again")
+    register_stable_store()
+    with tempfile.TemporaryDirectory() as name:
+        # Delta notes where a table was made: not in this checkout.
+        folder = Path(name)
+        made = folder / V1.name
+        make_tables(made / "tables", folder)
+        make_scans(made, folder)
+        shutil.copytree(made, V1)
+
+
+def make_tables(made: Path, folder: Path) -> None:
+    """The tables of all formats, after a first export of a part of the tier."""
+    tier = folder / "tier"
+    write_tier(tier, first=True)
+    for table_format, sample in TABLE_SAMPLES:
+        target = made / table_format
+        target.mkdir(parents=True, exist_ok=True)
+        with contextlib.chdir(target):
+            make_table(sample, table_format, tier)
+    half = made / "half-published"
+    half.mkdir()
+    with contextlib.chdir(half):
+        make_half_published(tier)
+
+
+def make_table(sample: TableSample, table_format: str, tier: Path) -> None:
+    """The first export of one table."""
+    # One worker: this process, which needs no start.
+    with mock.patch.object(os, "cpu_count", return_value=1):
+        arguments = sample.backfill_arguments(table_format)
+        report = backfill(None, source=sample.source(tier), **arguments)
+    print(f"{table_format} {sample.name}: {report.rows} rows, {report.commits} commits")  # noqa: T201
+
+
+def make_half_published(tier: Path) -> None:
+    """A folder of Parquet files whose run died behind a commit, before a file had its name."""
+    link = os.link
+
+    def dying(source: os.PathLike[str], destination: os.PathLike[str]) -> None:
+        if Path(destination).suffix == ".parquet":
+            raise Killed
+        link(source, destination)
+
+    with mock.patch.object(os, "link", dying), contextlib.suppress(Killed):
+        make_table(TABLES[0], "parquet", tier)
+
+
+def make_scans(made: Path, folder: Path) -> None:
+    """Plans, caches and metrics."""
+    (made / "plans").mkdir()
+    for sample in PLANS:
+        options = sample.source(path_of(sample, folder / sample.name))
+        (made / "plans" / f"{sample.name}.json").write_text(plan(options).to_json())
+    for sample in CACHES:
+        options = {**sample.source(path_of(sample, folder)), **CACHE_FOREVER}
+        for metrics in ("first", "second"):
+            lines = folder / f"{sample.name}-{metrics}"
+            cache = str(made / "caches" / sample.name)
+            scanned({**options, "cacheDir": cache, "metricsPath": str(lines)})
+            total = summary(str(lines)).total
+            print(f"{sample.name}, {metrics} read: {total['cache_hits']} found")  # noqa: T201
+    options = METRICS.source(path_of(METRICS, folder))
+    scanned({**options, "cache": "false", "metricsPath": str(made / "metrics")})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,259 @@
+"""What was stored, and with which arguments: for the tests, and for whoever stores the next set."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from kts_source.export.transforms import JsonColumns, WireFormatColumns
+from tests.golden_data import KEY_PREFIX, LOCAL_TIER, encryption_options
+from tests.stored.topics import KEY_PREFIX as TABLE_KEY_PREFIX
+from tests.stored.topics import NOT_JSON, expected_rows
+from tests.stored.transforms import AtLeast, from_offset, from_three, with_length
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from segment_format.testing import ExpectedRow
+    from tests.stored.topics import Place
+
+HERE = Path(__file__).resolve().parent
+V1 = HERE / "v1"
+SCHEMAS = HERE / "schemas"
+NAMESPACE = "lake"
+
+Values = dict[str, Any]
+COLUMNS = pa.schema([("id", pa.int64()), ("name", pa.string())])
+WHERE = (
+    "key IN ('k1', 'k2', 'k4') AND NOT value IS NULL AND value LIKE '{%'"
+    " AND timestamp >= TIMESTAMP '2023-11-16 00:00:00+00:00' OR header('h') = 'v' AND offset < 12"
+)
+WHERE_START_MS = 1_700_092_800_000  # the same moment
+
+
+# -- tables
+
+
+def _record(row: ExpectedRow) -> Values:
+    return {
+        "key": row.key,
+        "value": row.value,
+        "timestamp": row.timestamp,
+        "timestampType": 0,
+        "headers": list(row.headers),
+    }
+
+
+def _parsed(row: ExpectedRow) -> Values:
+    text = row.value
+    if text is not None and text.startswith(b"\0\0\0\0\1"):
+        members = {"id": text[5] // 2, "name": text[7:].decode()}
+    else:
+        members = json.loads(text[text.index(b"{") :]) if text else {}
+    return {
+        "key": row.key,
+        "timestamp": row.timestamp,
+        "id": members.get("id"),
+        "name": members.get("name"),
+    }
+
+
+def _matches_where(row: ExpectedRow) -> bool:
+    begins = row.value is not None and row.value.startswith(b"{")
+    chosen = row.key in (b"k1", b"k2", b"k4") and begins and row.timestamp >= WHERE_START_MS
+    return chosen or (bool(row.headers) and row.offset < 12)
+
+
+def _all(rows: Mapping[Place, ExpectedRow]) -> dict[Place, Values]:
+    return {place: _record(row) for place, row in rows.items()}
+
+
+def _latest(rows: Mapping[Place, ExpectedRow]) -> dict[Place, Values]:
+    newest = {(*place[:2], row.key): place for place, row in sorted(rows.items())}
+    return {place: _record(rows[place]) for place in newest.values()}
+
+
+def _with_length(rows: Mapping[Place, ExpectedRow]) -> dict[Place, Values]:
+    return {
+        place: {**_record(row), "length": None if row.value is None else len(row.value)}
+        for place, row in rows.items()
+    }
+
+
+def _from_three(rows: Mapping[Place, ExpectedRow]) -> dict[Place, Values]:
+    return {place: _record(row) for place, row in rows.items() if row.offset >= 3}
+
+
+def _matching(rows: Mapping[Place, ExpectedRow]) -> dict[Place, Values]:
+    return {place: _record(row) for place, row in rows.items() if _matches_where(row)}
+
+
+def _json_rows(rows: Mapping[Place, ExpectedRow]) -> dict[Place, Values]:
+    return {place: _parsed(row) for place, row in rows.items() if row.value != NOT_JSON}
+
+
+def _wire_rows(rows: Mapping[Place, ExpectedRow]) -> dict[Place, Values]:
+    return {place: _parsed(row) for place, row in rows.items()}
+
+
+@dataclass(frozen=True)
+class TableSample:
+    """A table that a first export began.
+
+    Attributes:
+        arguments: Of `backfill`, beside source, target, format and catalog.
+        options: Of the source, beside path and topics.
+        rows: What it makes of the rows of the tier.
+        dead_letters: Whether rejected rows go to a folder beside the table.
+        table_formats: Those in which it is there.
+    """
+
+    name: str
+    rows: Callable[[Mapping[Place, ExpectedRow]], dict[Place, Values]] = _all
+    topics: tuple[str, ...] = ("orders", "refunds")
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict)
+    dead_letters: bool = False
+    table_formats: tuple[str, ...] = ("parquet", "delta", "iceberg")
+
+    def expected(self, *, first: bool = False) -> dict[Place, Values]:
+        """Every row of the table after the first export, or after one of the whole tier."""
+        return self.rows(expected_rows(self.topics, first=first))
+
+    def source(self, tier: Path) -> dict[str, str]:
+        """Options of the source."""
+        return {
+            "path": tier.as_uri(),
+            "keyPrefix": TABLE_KEY_PREFIX,
+            "subscribe": ",".join(self.topics),
+            "includeHeaders": "true",
+            **self.options,
+        }
+
+    def backfill_arguments(self, table_format: str) -> dict[str, Any]:
+        """Arguments of `backfill` but the source, for a current folder with the table in it.
+
+        Iceberg's metadata names every file by the table's location. A location that is relative to
+        the current folder lets the sample be read wherever it was copied to.
+        """
+        arguments: dict[str, Any] = {
+            "target": f"{self.name}/table",
+            "table_format": table_format,
+            "progress": False,
+            **self.arguments,
+        }
+        if table_format == "iceberg":
+            arguments["target"] = f"{NAMESPACE}.{self.name}"
+            arguments["catalog"] = {
+                "type": "sql",
+                "name": "stored",
+                "uri": "sqlite:///catalog.db",
+                "warehouse": "warehouse",
+            }
+        if self.dead_letters:
+            arguments["dead_letters"] = f"{self.name}/dead_letters"
+        return arguments
+
+
+TABLES = (
+    TableSample("plain", arguments={"commit_bytes": 1}, options={"targetPartitionBytes": "1k"}),
+    TableSample("partitioned", arguments={"partition_by": ["topic", "date(timestamp)"]}),
+    TableSample("compacted", _latest, arguments={"compact": True}),
+    TableSample("filtered", _matching, options={"where": WHERE}),
+    TableSample(
+        "json", _json_rows, arguments={"transform": JsonColumns(COLUMNS)}, dead_letters=True
+    ),
+    TableSample(
+        "wire",
+        _wire_rows,
+        ("payments",),
+        {"transform": WireFormatColumns(COLUMNS, str(SCHEMAS))},
+    ),
+    TableSample("function", _with_length, arguments={"transform": with_length}),
+    # Parquet and Iceberg keep the same text of a transform, Delta a digest of it.
+    *(
+        TableSample(
+            name, _from_three, arguments={"transform": made}, table_formats=("parquet", "delta")
+        )
+        for name, made in {
+            "callable": AtLeast(3),
+            "method": AtLeast(3).applied,
+            "closure": from_offset(3),
+            "lambda": from_three,
+        }.items()
+    ),
+)
+TABLE_SAMPLES = tuple(
+    (table_format, sample) for sample in TABLES for table_format in sample.table_formats
+)
+TABLE_FORMATS = ("parquet", "delta", "iceberg")
+
+
+# -- plans, caches and metrics of golden topics
+
+
+@dataclass(frozen=True)
+class ScanSample:
+    """A read of golden topics, in a store whose URIs and versions are the same everywhere.
+
+    Attributes:
+        store: `golden`, `local-tier` (see `stable_store`) or `folder`: a copy of the golden tier.
+        options: Of the source, beside path, keys and topics.
+    """
+
+    name: str
+    topics: tuple[str, ...]
+    store: str = "golden"
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def source(self, path: str) -> dict[str, str]:
+        """Options of the source."""
+        where = (
+            {"layout": "local-tiered-storage"}
+            if self.store == "local-tier"
+            else {"keyPrefix": KEY_PREFIX, **encryption_options()}
+        )
+        return {
+            "path": path,
+            "subscribe": ",".join(self.topics),
+            "includeHeaders": "true",
+            **where,
+            **self.options,
+        }
+
+    @property
+    def expected_folder(self) -> Path | None:
+        """Where the golden rows are; `None` = as for all of `golden_data`."""
+        return LOCAL_TIER / "expected" if self.store == "local-tier" else None
+
+
+PLAN_WHERE = "offset BETWEEN 100 AND 700 AND key IS NOT NULL"
+PLANS = (
+    ScanSample("plain", ("txn",), options={"targetPartitionBytes": "100k"}),
+    ScanSample("uncommitted", ("txn",), options={"isolationLevel": "read_uncommitted"}),
+    ScanSample("encrypted", ("encrypted", "retained"), options={"targetPartitionBytes": "100k"}),
+    ScanSample("local-tiered-storage", ("txn",), "local-tier"),
+    ScanSample("folder", ("trimmed", "crashed"), "folder"),
+    ScanSample(
+        "timestamps",
+        ("timeline",),
+        options={"startingTimestamp": "1765000000000", "endingTimestamp": "1767000000000"},
+    ),
+    ScanSample("where", ("compacted",), options={"where": PLAN_WHERE}),
+)
+CACHES = (
+    ScanSample("index", ("txn", "encrypted")),
+    ScanSample("index-local", ("txn",), "local-tier"),
+    ScanSample("chunks", ("epochs",), options={"chunkCacheBytes": "1g"}),
+    ScanSample(
+        "plaintext", ("retained",), options={"chunkCacheBytes": "1g", "cachePlaintext": "true"}
+    ),
+)
+METRICS = ScanSample("metrics", ("txn", "retained"), options={"targetPartitionBytes": "100k"})
+CACHE_FOREVER = {"indexCacheTtlMs": "-1", "chunkCacheTtlMs": "-1"}
+FOLDER_TIME_NS = 1_750_000_000_000_000_000
+"""Modification time of every file of the `folder` store: it is part of the files' versions."""

@@ -1,0 +1,142 @@
+"""Plans, caches and metrics that earlier code left behind are read as they were meant."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from kts_source import metrics
+from tests.golden_data import EXPECTED, IsolationLevel, assert_same_rows, expected_table
+from tests.stored.samples import CACHE_FOREVER, CACHES, METRICS, PLANS, V1
+from tests.stored.stable_store import path_of, register_stable_store, scanned
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.stored.samples import ScanSample
+
+V1_DIGEST = "21d60023673a5416f5238452406a6697016b1dc5a0b71e6fadd8cc28eb9ef8a4"
+PLAN_NAMES = [sample.name for sample in PLANS]
+CACHE_NAMES = [sample.name for sample in CACHES]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def stable_store() -> None:
+    register_stable_store()
+
+
+def golden_rows(sample: ScanSample) -> pa.Table:
+    level: IsolationLevel = (
+        "read_uncommitted" if "isolationLevel" in sample.options else "read_committed"
+    )
+    folder = sample.expected_folder or EXPECTED
+    return pa.concat_tables(
+        [expected_table(topic, level, folder=folder) for topic in sample.topics]
+    )
+
+
+def expected_of(sample: ScanSample) -> pa.Table:
+    rows = golden_rows(sample)
+    if sample.name == "where":
+        offsets = rows["offset"]
+        between = pc.and_(pc.greater_equal(offsets, 100), pc.less_equal(offsets, 700))
+        return rows.filter(pc.and_(between, pc.is_valid(rows["key"])))
+    if sample.name == "timestamps":
+        return between_times(
+            rows, *(int(sample.options[f"{end}ingTimestamp"]) for end in ("start", "end"))
+        )
+    return rows
+
+
+def between_times(rows: pa.Table, start: int, stop: int) -> pa.Table:
+    """From the first offset dated `start` or later, to before the first dated `stop` or later."""
+    parts = []
+    for partition in sorted(set(rows["partition"].to_pylist())):
+        part = rows.filter(pc.equal(rows["partition"], partition))
+        times = part["timestamp"].cast(pa.int64()).to_numpy() // 1000
+        assert times.max() >= stop
+        first, last = (int((times >= bound).argmax()) for bound in (start, stop))
+        parts.append(part.slice(first, last - first))
+    return pa.concat_tables(parts)
+
+
+def test_the_samples_are_as_they_were_written() -> None:
+    digest = hashlib.sha256()
+    for path in sorted(path for path in V1.rglob("*") if path.is_file()):
+        name = path.relative_to(V1).as_posix()
+        digest.update(f"{name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    assert digest.hexdigest() == V1_DIGEST, "stored samples are never edited nor written anew"
+
+
+def test_every_sample_has_a_test() -> None:
+    assert sorted(path.stem for path in (V1 / "plans").iterdir()) == sorted(PLAN_NAMES)
+    assert sorted(path.name for path in (V1 / "caches").iterdir()) == sorted(CACHE_NAMES)
+
+
+@pytest.mark.parametrize("sample", PLANS, ids=PLAN_NAMES)
+def test_a_plan_is_replayed(sample: ScanSample, tmp_path: Path) -> None:
+    options = sample.source(path_of(sample, tmp_path))
+    file = V1 / "plans" / f"{sample.name}.json"
+    expected = expected_of(sample)
+    narrowed = sample.name in ("timestamps", "where")
+    assert (0 < expected.num_rows < golden_rows(sample).num_rows) == narrowed
+    assert_same_rows(scanned({**options, "cache": "false", "planFile": str(file)}), expected)
+
+
+@pytest.mark.parametrize("sample", CACHES, ids=CACHE_NAMES)
+def test_what_a_cache_kept_is_found_or_read_anew(sample: ScanSample, tmp_path: Path) -> None:
+    # Copied without its times: they are those of the last access.
+    shutil.copytree(V1 / "caches" / sample.name, tmp_path / "cache", copy_function=shutil.copyfile)
+    options = {
+        **sample.source(path_of(sample, tmp_path)),
+        **CACHE_FOREVER,
+        "cacheDir": str(tmp_path / "cache"),
+    }
+    for _ in range(2):  # and what the first read leaves beside it does no harm
+        assert_same_rows(scanned(options), expected_of(sample))
+
+
+@pytest.mark.parametrize("sample", CACHES, ids=CACHE_NAMES)
+def test_a_cache_with_other_bytes_in_it_is_noticed(sample: ScanSample, tmp_path: Path) -> None:
+    """Every entry holds its checksum: one that was damaged is read anew."""
+    shutil.copytree(V1 / "caches" / sample.name, tmp_path / "cache", copy_function=shutil.copyfile)
+    for entry in (tmp_path / "cache").rglob("*.entry"):
+        data = bytearray(entry.read_bytes())
+        data[len(data) * 3 // 4] ^= 1
+        entry.write_bytes(data)
+    options = {
+        **sample.source(path_of(sample, tmp_path)),
+        **CACHE_FOREVER,
+        "cacheDir": str(tmp_path / "cache"),
+    }
+    assert_same_rows(scanned(options), expected_of(sample))
+
+
+def test_metrics_add_up_as_they_did() -> None:
+    files = sorted((V1 / "metrics").iterdir())
+    lines: list[dict[str, Any]] = [
+        json.loads(line) for file in files for line in file.read_text().splitlines()
+    ]
+    assert len(lines) > 1
+    found = metrics.summary(str(V1 / "metrics"))
+    numbers = {
+        name
+        for name, value in lines[0].items()
+        if isinstance(value, int | float) and name not in ("attempt", "stage", "partition")
+    }
+    assert len(numbers) > 20
+    for name in numbers:
+        assert found.total[name] == pytest.approx(sum(line[name] for line in lines)), name
+    assert found.total["rows"] == golden_rows(METRICS).num_rows
+    assert found.outcomes == {"done": len(lines)}
+    assert {task.topic_partitions for task in found.tasks} == {
+        tuple(line["topic_partitions"]) for line in lines
+    }
+    assert len({task.scan for task in found.tasks}) == 1
+    assert f"{len(lines)} task attempts ({len(lines)} done)" in str(found)

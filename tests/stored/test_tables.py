@@ -1,0 +1,197 @@
+"""Tables that earlier code began are continued: each offset once, with its values.
+
+The samples' Iceberg locations are relative to the current folder, so all of this happens in a copy.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+from deltalake import DeltaTable
+from pyiceberg.catalog import load_catalog
+
+from kts_source import backfill
+from kts_source.errors import TieredKafkaError
+from tests.stored.samples import TABLE_FORMATS, TABLE_SAMPLES, TABLES, V1
+from tests.stored.topics import NOT_JSON, expected_rows, write_tier
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.stored.samples import TableSample, Values
+    from tests.stored.topics import Place
+
+SAMPLES = {sample.name: sample for sample in TABLES}
+
+
+@pytest.fixture(scope="module")
+def tier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tier with what came after the first exports."""
+    folder = tmp_path_factory.mktemp("tier")
+    write_tier(folder, first=False)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    # This process, which needs no start; in several the result is the same, later.
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+
+
+def enter_copy(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(V1 / "tables" / name, tmp_path / name)
+    monkeypatch.chdir(tmp_path / name)
+
+
+def stored(sample: TableSample, table_format: str) -> pa.Table:
+    """The table of the current folder, read by others."""
+    arguments = sample.backfill_arguments(table_format)
+    if table_format == "delta":
+        return DeltaTable(arguments["target"]).to_pyarrow_table()
+    if table_format == "parquet":
+        return ds.dataset(arguments["target"], format="parquet", partitioning="hive").to_table()
+    properties = dict(arguments["catalog"])
+    catalog = load_catalog(properties.pop("name"), **properties)
+    try:
+        return catalog.load_table(arguments["target"]).scan().to_arrow()
+    finally:
+        catalog.close()
+
+
+def plain(name: str, values: pa.ChunkedArray) -> list[Any]:
+    if name == "timestamp":
+        values = values.cast(pa.timestamp("ms", "UTC")).cast(pa.int64())
+    if name == "headers":
+        return [
+            [(header["key"], header["value"]) for header in headers]
+            for headers in values.to_pylist()
+        ]
+    return list(values.to_pylist())
+
+
+def held(table: pa.Table) -> dict[Place, Values]:
+    """The rows by their places; fails on a place that is there twice."""
+    columns = {name: plain(name, table[name]) for name in table.column_names}
+    places = list(zip(columns["topic"], columns["partition"], columns["offset"], strict=True))
+    assert len(places) == len(set(places))
+    others = [name for name in columns if name not in ("topic", "partition", "offset")]
+    return {
+        place: {name: columns[name][row] for name in others} for row, place in enumerate(places)
+    }
+
+
+def assert_holds(table: pa.Table, expected: dict[Place, Values]) -> None:
+    found = held(table)
+    assert sorted(found) == sorted(expected)
+    for place, values in expected.items():
+        for name, value in values.items():
+            assert found[place][name] == value, (place, name)
+
+
+@pytest.mark.parametrize(
+    ("table_format", "sample"),
+    TABLE_SAMPLES,
+    ids=[f"{table_format}-{sample.name}" for table_format, sample in TABLE_SAMPLES],
+)
+def test_an_export_goes_on(
+    table_format: str,
+    sample: TableSample,
+    tier: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    enter_copy(table_format, tmp_path, monkeypatch)
+    arguments = sample.backfill_arguments(table_format)
+    before = sample.expected(first=True)
+    assert_holds(stored(sample, table_format), before)
+    if (table_format, sample.name) == ("parquet", "compacted"):
+        # As when it was written: such a folder is compacted once.
+        with pytest.raises(TieredKafkaError, match="compact into a new folder"):
+            backfill(None, source=sample.source(tier), **arguments)
+        assert_holds(stored(sample, table_format), before)
+        return
+    report = backfill(None, source=sample.source(tier), **arguments)
+    after = sample.expected()
+    assert after != before
+    assert after.keys() & before.keys()
+    assert_holds(stored(sample, table_format), after)
+    assert report.rows >= len(after.keys() - before.keys())
+    if sample.name not in ("plain", "compacted"):
+        return
+    again = backfill(None, source=sample.source(tier), **arguments)
+    assert (again.rows, again.commits) == (0, 0)
+    assert_holds(stored(sample, table_format), after)
+
+
+@pytest.mark.parametrize("table_format", TABLE_FORMATS)
+def test_other_rules_are_refused(
+    table_format: str, tier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enter_copy(table_format, tmp_path, monkeypatch)
+    others: dict[str, dict[str, Any]] = {
+        "function": {"transform": None},
+        "filtered": {},
+        "partitioned": {"partition_by": ["topic"]},
+    }
+    for name, changes in others.items():
+        sample = SAMPLES[name]
+        source = sample.source(tier)
+        if name == "filtered":
+            del source["where"]
+        arguments = {**sample.backfill_arguments(table_format), **changes}
+        with pytest.raises(TieredKafkaError, match="begun with other rules"):
+            backfill(None, source=source, **arguments)
+        assert_holds(stored(sample, table_format), sample.expected(first=True))
+
+
+@pytest.mark.parametrize("table_format", TABLE_FORMATS)
+def test_dead_letters_go_on(
+    table_format: str, tier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enter_copy(table_format, tmp_path, monkeypatch)
+    sample = SAMPLES["json"]
+
+    def letters() -> list[Place]:
+        return sorted(held(ds.dataset("json/dead_letters", format="parquet").to_table()))
+
+    def rejected(*, first: bool) -> list[Place]:
+        rows = expected_rows(sample.topics, first=first)
+        return sorted(place for place, row in rows.items() if row.value == NOT_JSON)
+
+    assert letters() == rejected(first=True)
+    backfill(None, source=sample.source(tier), **sample.backfill_arguments(table_format))
+    assert letters() == rejected(first=False)
+    assert len(rejected(first=True)) < len(rejected(first=False))
+
+
+def test_a_commit_that_was_not_published_is(
+    tier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enter_copy("half-published", tmp_path, monkeypatch)
+    sample = SAMPLES["plain"]
+    backfill(None, source=sample.source(tier), **sample.backfill_arguments("parquet"))
+    assert_holds(stored(sample, "parquet"), sample.expected())
+
+
+def test_days_are_those_of_the_records(
+    tier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enter_copy("parquet", tmp_path, monkeypatch)
+    sample = SAMPLES["partitioned"]
+    backfill(None, source=sample.source(tier), **sample.backfill_arguments("parquet"))
+    found = duckdb.execute(
+        'select topic, "partition", "offset", timestamp_date::varchar'
+        " from read_parquet('partitioned/table/**/*.parquet', hive_partitioning=true)"
+    ).fetchall()
+    expected = [
+        (*place, datetime.fromtimestamp(values["timestamp"] / 1000, UTC).date().isoformat())
+        for place, values in sample.expected().items()
+    ]
+    assert sorted(found) == sorted(expected)

@@ -1,0 +1,49 @@
+"""Transforms that stored tables were begun with.
+
+A table knows them by their names and their source text, so nothing in this file may ever change,
+not even a blank within a function or a class: new ones go below.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow.compute as pc
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import pyarrow as pa
+
+
+def with_length(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Adds the length of the value."""
+    return batch.append_column("length", pc.binary_length(batch["value"]))
+
+
+@dataclass(frozen=True)
+class AtLeast:
+    """Drops rows below an offset."""
+
+    offset: int
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Applied to every batch."""
+        return batch.filter(pc.greater_equal(batch["offset"], self.offset))
+
+    def applied(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The same as a method."""
+        return self(batch)
+
+
+def from_offset(offset: int) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+    """The same as a closure."""
+
+    def kept(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch.filter(pc.greater_equal(batch["offset"], offset))
+
+    return kept
+
+
+from_three = lambda batch: batch.filter(pc.greater_equal(batch["offset"], 3))  # noqa: E731
