@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tests.stored.samples import ScanSample
 
 SCHEME = "kts-stored"
-_ROOTS = {"golden": TIER, "local-tier": LOCAL_TIER / "tier"}
+ROOTS = {"golden": TIER, "local-tier": LOCAL_TIER / "tier"}
 
 
 class StableFileSystem(LocalFileSystem):  # type: ignore[misc]  # fsspec ships no types
@@ -40,7 +40,7 @@ class StableFileSystem(LocalFileSystem):  # type: ignore[misc]  # fsspec ships n
         text = str(path)
         if text.startswith(f"{SCHEME}://"):
             name, _, key = text.removeprefix(f"{SCHEME}://").partition("/")
-            text = str(_ROOTS[name] / key)
+            text = str(ROOTS[name] / key)
         return str(super()._strip_protocol(text))
 
     def info(self, path: Any, **kwargs: Any) -> dict[str, Any]:  # noqa: ANN401

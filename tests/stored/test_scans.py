@@ -12,9 +12,18 @@ import pyarrow.compute as pc
 import pytest
 
 from kts_source import metrics
-from tests.golden_data import EXPECTED, IsolationLevel, assert_same_rows, expected_table
+from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
+from tests.golden_data import (
+    CHUNK_SIZE,
+    EXPECTED,
+    KEY_PREFIX,
+    TIER,
+    IsolationLevel,
+    assert_same_rows,
+    expected_table,
+)
 from tests.stored.samples import CACHE_FOREVER, CACHES, METRICS, PLANS, V1
-from tests.stored.stable_store import path_of, register_stable_store, scanned
+from tests.stored.stable_store import ROOTS, path_of, register_stable_store, scanned
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,6 +38,11 @@ CACHE_NAMES = [sample.name for sample in CACHES]
 @pytest.fixture(autouse=True, scope="module")
 def stable_store() -> None:
     register_stable_store()
+
+
+def cached_options(sample: ScanSample, folder: Path) -> dict[str, str]:
+    cache = {**CACHE_FOREVER, "cacheDir": str(folder / "cache")}
+    return {**sample.source(path_of(sample, folder)), **cache}
 
 
 def golden_rows(sample: ScanSample) -> pa.Table:
@@ -93,11 +107,7 @@ def test_a_plan_is_replayed(sample: ScanSample, tmp_path: Path) -> None:
 def test_what_a_cache_kept_is_found_or_read_anew(sample: ScanSample, tmp_path: Path) -> None:
     # Copied without its times: they are those of the last access.
     shutil.copytree(V1 / "caches" / sample.name, tmp_path / "cache", copy_function=shutil.copyfile)
-    options = {
-        **sample.source(path_of(sample, tmp_path)),
-        **CACHE_FOREVER,
-        "cacheDir": str(tmp_path / "cache"),
-    }
+    options = cached_options(sample, tmp_path)
     for _ in range(2):  # and what the first read leaves beside it does no harm
         assert_same_rows(scanned(options), expected_of(sample))
 
@@ -110,12 +120,40 @@ def test_a_cache_with_other_bytes_in_it_is_noticed(sample: ScanSample, tmp_path:
         data = bytearray(entry.read_bytes())
         data[len(data) * 3 // 4] ^= 1
         entry.write_bytes(data)
-    options = {
-        **sample.source(path_of(sample, tmp_path)),
-        **CACHE_FOREVER,
-        "cacheDir": str(tmp_path / "cache"),
-    }
-    assert_same_rows(scanned(options), expected_of(sample))
+    assert_same_rows(scanned(cached_options(sample, tmp_path)), expected_of(sample))
+
+
+def test_what_a_cache_kept_of_other_bytes_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same keys and chunks with other bytes in them, which only the version tells."""
+    sample = CACHES[CACHE_NAMES.index("chunks")]
+    shutil.copytree(V1 / "caches" / "chunks", tmp_path / "cache", copy_function=shutil.copyfile)
+    monkeypatch.setitem(ROOTS, "golden", tmp_path / "tier")
+    manifests = sorted(TIER.glob("tiered/epochs-*/0/*.rsm-manifest"))
+    builder, places = LogBuilder(), []
+    for manifest in manifests:
+        about = json.loads(manifest.read_text())["remoteLogSegmentMetadata"]
+        places.append(about["remoteLogSegmentId"])
+        offsets = range(about["startOffset"], about["endOffset"] + 1)
+        assert builder.next_offset == offsets.start
+        # Longer than a chunk, so that chunks have the places they had.
+        builder.append([SimpleRecord(b"%d" % offset * 100) for offset in offsets])
+        builder.roll()
+    log = builder.build()
+    for segment, place in zip(log.segments, places, strict=True):
+        writer = AivenTierWriter(
+            tmp_path / "tier",
+            topic="epochs",
+            topic_id=place["topicIdPartition"]["topicId"],
+            key_prefix=KEY_PREFIX,
+            chunk_size=CHUNK_SIZE,
+        )
+        writer.write_segment(segment, segment_id=place["id"])
+    assert all((tmp_path / "tier" / path.relative_to(TIER)).exists() for path in manifests)
+    found = scanned(cached_options(sample, tmp_path))
+    assert found["offset"].to_pylist() == [row.offset for row in log.rows()]
+    assert found["value"].to_pylist() == [row.value for row in log.rows()]
 
 
 def test_metrics_add_up_as_they_did() -> None:
