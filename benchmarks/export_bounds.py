@@ -26,7 +26,7 @@ from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
 from kts_source.read.read_settings import ReadSettings
 from kts_source.read.read_task import read_task
-from kts_source.read.segment_source import SegmentReader
+from kts_source.read.segment_source import SegmentSource
 from kts_source.tier import open_tier
 from segment_format.record.framing import iter_entries
 
@@ -108,7 +108,7 @@ def _writing(table: pa.Table, repeats: int) -> list[float]:
 def _rows(options: Mapping[str, str], most: int) -> pa.Table:
     parsed = parse_options(options)
     store = open_tier(parsed)
-    reader = SegmentReader(store, parsed.key_ring)
+    reader = SegmentSource(store, parsed.key_ring)
     settings = ReadSettings.of(parsed)
     batches: list[pa.RecordBatch] = []
     rows = 0

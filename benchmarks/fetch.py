@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import kts_source.tier
 from benchmarks.fetch_limit import limit_rows
 from benchmarks.fetch_s3 import s3_rows
 from benchmarks.report import Row, at_least, at_most, best_seconds
@@ -20,7 +21,7 @@ from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
 from kts_source.read.read_settings import ReadSettings
 from kts_source.read.read_task import read_task
-from kts_source.read.segment_source import ENOUGH_REQUEST_BYTES, SegmentReader
+from kts_source.read.segment_source import ENOUGH_REQUEST_BYTES, SegmentSource
 from kts_source.read.task_metrics import TaskMeter, TaskPlace
 from kts_source.store.cancel import pause
 from kts_source.store.local_store import LocalStore
@@ -95,8 +96,9 @@ def _read(
     settings = replace(settings, read_ahead=ahead)
     rows = 0
     for task in plan.tasks:
-        meter = TaskMeter(task, store, TaskPlace())
-        reader = SegmentReader(store, options.key_ring)
+        opened = kts_source.tier.Tier(store)
+        meter = TaskMeter(task, opened, TaskPlace())
+        reader = SegmentSource(opened, options.key_ring)
         found = read_task(task, reader, settings, meter=meter)
         for number, batch in enumerate(found, 1):
             rows += batch.num_rows

@@ -64,17 +64,17 @@ def s3_rows(
         for number in range(repeats + 1):
             for name in runs:
                 options = parse_options(s3_options(tier, ports[name]))
-                store = open_tier(options)
-                plan = plan_scan(options, store)
+                opened = open_tier(options)
+                plan = plan_scan(options, opened)
                 server = processor_time(pid).total
                 began, own = time.perf_counter(), time.process_time()
-                read(plan, store)
+                read(plan, opened.store)
                 found = (
                     time.perf_counter() - began,
                     time.process_time() - own,
                     processor_time(pid).total - server,
                 )
-                store.close()
+                opened.close()
                 if number:
                     runs[name].append(found)
     ratio = statistics.median(a[0] / b[0] for a, b in zip(runs["near"], runs["far"], strict=True))

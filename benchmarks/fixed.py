@@ -71,7 +71,7 @@ import json, sys, time
 import pyarrow, numpy
 started = time.perf_counter()
 from kts_source.options import parse_options
-from kts_source.read.segment_source import SegmentReader
+from kts_source.read.segment_source import SegmentSource
 from kts_source.store.open_store import open_store
 from kts_source.read.read_task import read_task
 from kts_source.read.read_settings import ReadSettings
@@ -79,7 +79,7 @@ from kts_source.planning.planner import plan_scan
 options = parse_options(json.loads(sys.argv[1]))
 task = plan_scan(options).tasks[0]
 planned = time.perf_counter()
-reader = SegmentReader(open_store(options.path, options.storage), options.key_ring)
+reader = SegmentSource(open_store(options.path, options.storage), options.key_ring)
 rows = read_task(task, reader, ReadSettings.of(options))
 assert next(rows).num_rows
 print(planned - started, time.perf_counter() - planned)

@@ -21,10 +21,11 @@ from typing import Final
 
 from benchmarks.report import Row, at_most
 from benchmarks.simulated import FIRST_MS, TOPIC, SimulatedTier
-from kts_source.cache.cached_store import CachedStore, CacheSettings
+from kts_source.cache.caches import Caches, CacheSettings
 from kts_source.cache.disk_cache import CacheLimits
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
+from kts_source.tier import Tier
 
 SEGMENTS: Final = 200
 HOUR_MS: Final = 3_600_000
@@ -113,12 +114,12 @@ def measure(partitions: int, options: dict[str, str], folder: str) -> Measured:
     tier = SimulatedTier(partitions, SEGMENTS)
     tier.prepare()
     limits = CacheLimits(1 << 30, 900)
-    store = CachedStore(tier, CacheSettings(index=limits, folder=folder))
+    caches = Caches(CacheSettings(index=limits, folder=folder))
     parsed = parse_options({"path": "simulated", "subscribe": TOPIC, **options})
-    plan_scan(parsed, SimulatedTier(1, 2, latency_seconds=0)) if not options else None
+    plan_scan(parsed, Tier(SimulatedTier(1, 2, latency_seconds=0))) if not options else None
     before = _largest_bytes()
     wall, processor = time.perf_counter(), time.process_time()
-    plan = plan_scan(parsed, store)
+    plan = plan_scan(parsed, Tier(tier, caches))
     wall, processor = time.perf_counter() - wall, time.process_time() - processor
     grown = _largest_bytes() - before
     some = plan.tasks[:: max(1, len(plan.tasks) // 500)]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 import google_crc32c
 import numpy as np
 
-from kts_source.store.object_store import ObjectInfo, StoreCounters
+from kts_source.store.object_store import ObjectInfo, StoreCounters, is_behind
 from segment_format.kafka_uuid import uuid_from_text
 from segment_format.manifest.chunk_sizes import encode_chunk_sizes
 from segment_format.testing.batches import SimpleRecord, write_batch
@@ -111,6 +111,9 @@ class SimulatedTier:
         self._stored: dict[tuple[int, int], bytes] = {}
         self._listed: dict[int, list[ObjectInfo]] = {}
 
+    pinning = "as the test does"
+    is_near = False
+
     @property
     def counters(self) -> StoreCounters:
         """Work so far."""
@@ -144,11 +147,12 @@ class SimulatedTier:
             return [FOLDER]
         return sorted(f"{FOLDER}{number}/" for number in range(self.partitions))
 
-    def list_objects(self, prefix: str) -> Iterator[ObjectInfo]:
+    def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
         """See `ObjectStore.list_objects`; one partition's."""
         self._pages(-(-3 * self.segments // _PAGE_KEYS))
         partition = int(prefix[len(FOLDER) : -1])
-        return iter(self._listed.get(partition) or list(self._objects(partition)))
+        listed = self._listed.get(partition) or list(self._objects(partition))
+        return (info for info in listed if is_behind(info.key, after))
 
     def prepare(self) -> None:
         """Makes all listings up in advance, so that they cost no time later."""

@@ -1,10 +1,14 @@
-"""The store of a tier as its options describe it: time-outs, attempts, the mirror, the caches."""
+"""A tier as its options describe it: the store with its time-outs, attempts and mirror, and what is
+kept of it on local disk.
+"""
 
 from __future__ import annotations
 
+import hashlib
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from kts_source.cache.cached_store import open_cached
+from kts_source.cache.caches import Caches
 from kts_source.store.open_store import open_store
 
 if TYPE_CHECKING:
@@ -12,13 +16,39 @@ if TYPE_CHECKING:
     from kts_source.store.object_store import ObjectStore
 
 
-def open_tier(options: ScanOptions) -> ObjectStore:
-    """The store that a scan reads. Nothing is asked of it yet.
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """Where a scan reads.
+
+    Attributes:
+        store: Objects and listings.
+        caches: What is kept of them on this machine's disk; nothing unless given.
+    """
+
+    store: ObjectStore
+    caches: Caches = field(default_factory=Caches)
+
+    def close(self) -> None:
+        """Lets the connections of the store go; the caches hold nothing open."""
+        self.store.close()
+
+
+def open_tier(options: ScanOptions) -> Tier:
+    """The tier that a scan reads. Nothing is asked of it yet.
+
+    A folder of this machine is cached only where an option names a cache folder: its files are as
+    near as their copies would be.
 
     Raises:
         InvalidOptionError: See `open_store`.
     """
-    return open_cached(_open_stores(options), options.cache, storage=options.storage)
+    store = _open_stores(options)
+    settings = options.cache
+    if store.is_near and settings.folder is None:
+        settings = replace(settings, index=None)
+    endpoint = options.storage.reveal().get("s3.endpoint", "")
+    scope = hashlib.blake2b(endpoint.encode(), digest_size=8).hexdigest() if endpoint else ""
+    return Tier(store, Caches(settings, scope=scope))
 
 
 def _open_stores(options: ScanOptions) -> ObjectStore:

@@ -351,7 +351,7 @@ def test_options_and_planning_load_without_the_compiler() -> None:
 
 READING = """
 from kts_source.options import parse_options
-from kts_source.read.segment_source import SegmentReader
+from kts_source.read.segment_source import SegmentSource
 from kts_source.tier import open_tier
 from kts_source.read.read_task import read_task
 from kts_source.read.read_settings import ReadSettings
@@ -359,7 +359,7 @@ from kts_source.planning.planner import plan_scan
 from tests.golden_data import TIER
 options = parse_options({"path": str(TIER), "keyPrefix": "tiered/", "subscribe": "codecs"})
 (task, *_) = plan_scan(options).tasks
-reader = SegmentReader(open_tier(options), options.key_ring)
+reader = SegmentSource(open_tier(options), options.key_ring)
 assert sum(batch.num_rows for batch in read_task(task, reader, ReadSettings.of(options))) > 0
 """
 

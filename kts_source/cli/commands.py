@@ -21,7 +21,7 @@ from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
 from kts_source.read.read_settings import ReadSettings
 from kts_source.read.read_task import read_task
-from kts_source.read.segment_source import SegmentReader
+from kts_source.read.segment_source import SegmentSource
 from kts_source.tier import open_tier
 
 if TYPE_CHECKING:
@@ -157,15 +157,15 @@ def verify(options: Mapping[str, str], *, as_json: bool) -> None:
     made = plan_scan(parsed)
     started = time.monotonic()
     rows = 0
-    store = open_tier(parsed)
-    reader = SegmentReader(store, parsed.key_ring)
+    tier = open_tier(parsed)
+    reader = SegmentSource(tier, parsed.key_ring)
     with _progress(made.nominal_bytes) as advance:
         for task in made.tasks:
             for part in task.slices:
                 one = type(task)((part,))
                 rows += sum(b.num_rows for b in read_task(one, reader, ReadSettings.of(parsed)))
                 advance(part.nominal_bytes)
-    store.close()
+    tier.close()
     seconds = time.monotonic() - started
     if as_json:
         print_json({"records": rows, "bytes": made.nominal_bytes, "seconds": seconds})
@@ -177,8 +177,8 @@ def verify(options: Mapping[str, str], *, as_json: bool) -> None:
 def _batches(options: Mapping[str, str]) -> Generator[pa.RecordBatch]:
     parsed = parse_options(options)
     tasks: Sequence[ScanTask] = plan_scan(parsed).tasks
-    with closing(open_tier(parsed)) as store:
-        reader = SegmentReader(store, parsed.key_ring)
+    with closing(open_tier(parsed)) as tier:
+        reader = SegmentSource(tier, parsed.key_ring)
         for task in tasks:
             yield from read_task(task, reader, ReadSettings.of(parsed))
 

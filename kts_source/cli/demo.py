@@ -22,7 +22,7 @@ from kts_source.options import READ_COMMITTED, READ_UNCOMMITTED, parse_options
 from kts_source.planning.planner import plan_scan
 from kts_source.read.read_settings import ReadSettings
 from kts_source.read.read_task import read_task
-from kts_source.read.segment_source import SegmentReader
+from kts_source.read.segment_source import SegmentSource
 from kts_source.tier import open_tier
 
 if TYPE_CHECKING:
@@ -102,29 +102,29 @@ def _options(given: argparse.Namespace) -> dict[str, str]:
 def _show_tier(options: Mapping[str, str]) -> list[str]:
     """Plans and reads everything in this process, where work can be counted; returns the topics."""
     scan_options = parse_options(options)
-    store = open_tier(scan_options)
+    tier = open_tier(scan_options)
     print(f"The tier at {options['path']}:\n")
     try:
         started = time.perf_counter()
-        plan = plan_scan(scan_options, store)
+        plan = plan_scan(scan_options, tier)
         seconds = time.perf_counter() - started
-        planning = store.counters
+        planning = tier.store.counters
         _print_plan(plan)
         print(
             f"\nPlanned in {seconds:.2f} s with {planning.list_requests:,} listings,"
             f" {planning.requests:,} requests and {format_bytes(planning.bytes)}."
         )
         _load_kernels()
-        reader = SegmentReader(store, scan_options.key_ring.loaded())
+        reader = SegmentSource(tier, scan_options.key_ring.loaded())
         settings = ReadSettings.of(scan_options)
         started = time.perf_counter()
         rows = sum(
             batch.num_rows for task in plan.tasks for batch in read_task(task, reader, settings)
         )
         seconds = time.perf_counter() - started
-        reading = store.counters - planning
+        reading = tier.store.counters - planning
     finally:
-        store.close()
+        tier.close()
     print(
         f"Read without Spark in {seconds:.2f} s with {reading.requests:,} requests and"
         f" {format_bytes(reading.bytes)} for {format_bytes(plan.nominal_bytes)} of segments:"
@@ -230,9 +230,9 @@ def _show_rows_without_spark(options: Mapping[str, str], topic: str) -> None:
     chosen = {name: value for name, value in options.items() if name != "subscribePattern"}
     parsed = parse_options({**chosen, "subscribe": topic, "includeHeaders": "true"})
     found: list[dict[str, Any]] = []
-    with closing(open_tier(parsed)) as store:
-        reader = SegmentReader(store, parsed.key_ring.loaded())
-        for task in plan_scan(parsed, store).tasks[:1]:
+    with closing(open_tier(parsed)) as tier:
+        reader = SegmentSource(tier, parsed.key_ring.loaded())
+        for task in plan_scan(parsed, tier).tasks[:1]:
             for batch in read_task(task, reader, ReadSettings.of(parsed)):
                 found += batch.slice(0, SHOWN_ROWS - len(found)).to_pylist()
                 if len(found) >= SHOWN_ROWS:

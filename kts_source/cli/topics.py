@@ -60,12 +60,12 @@ def _partitions(options: ScanOptions) -> list[tuple[DiscoveredPartition, tuple[s
     layout = find_layout(options.layout)
     held = set(options.key_ring.key_ids)
     with (
-        closing(open_tier(options)) as store,
+        closing(open_tier(options)) as tier,
         ThreadPoolExecutor(_THREADS) as pool,
         ThreadPoolExecutor(_THREADS) as describing,
     ):
-        describer = Describer(store, layout, describing, fail_on_data_loss=False)
-        topics = discover(options, store, layout, pool, describer)
+        describer = Describer(tier, layout, describing, fail_on_data_loss=False)
+        topics = discover(options, tier.store, layout, pool, describer)
         parts = [part for topic in topics for part in topic.partitions]
         return [(part, _keys_lacking(part, held)) for part in parts]
 

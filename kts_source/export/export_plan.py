@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kts_source.options import ScanOptions
     from kts_source.planning.scan_plan import PartitionPlan, ScanPlan
     from kts_source.read.task import ScanTask, SegmentSlice
-    from kts_source.store.object_store import ObjectStore
+    from kts_source.tier import Tier
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ def plan_export(
     *,
     resume: bool,
     commit_bytes: int,
-    store: ObjectStore | None = None,
+    store: Tier | None = None,
 ) -> ExportPlan:
     """Plans an export behind what is committed.
 
@@ -101,7 +101,7 @@ def plan_export(
 
 
 def plan_rebuild(
-    options: ScanOptions, committed: CommittedRanges, store: ObjectStore | None = None
+    options: ScanOptions, committed: CommittedRanges, store: Tier | None = None
 ) -> ExportPlan:
     """Plans a table built anew from all that was asked for; no wave when nothing is new.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from kts_source.cache.cached_store import NO_CACHE, CacheSettings
+from kts_source.cache.caches import NO_CACHE, CacheSettings
 from kts_source.cache.disk_cache import CacheLimits
 from kts_source.errors import InvalidOptionError
 from kts_source.options.option import Option

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from kts_source.cache.cached_store import NO_CACHE, CacheSettings
+from kts_source.cache.caches import NO_CACHE, CacheSettings
 from kts_source.columns import ALL_COLUMNS, DEFAULT_COLUMNS, HEADERS, LINEAGE_COLUMNS
 from kts_source.errors import InvalidOptionError
 from kts_source.keyring import KEY_OPTION_PATTERN, KEY_SOURCES, KeyRing

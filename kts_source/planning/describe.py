@@ -13,8 +13,8 @@ from kts_source.options import READ_COMMITTED, ScanOptions, parse_options
 from kts_source.options.requested_bounds import EarliestBound, LatestBound
 from kts_source.planning.planner import plan_scan
 from kts_source.planning.side_files import SideFiles
-from kts_source.read.segment_source import SegmentReader
-from kts_source.tier import open_tier
+from kts_source.read.segment_source import SegmentSource
+from kts_source.tier import Tier, open_tier
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -132,10 +132,10 @@ def describe(
         isolation_level=READ_COMMITTED,
         fail_on_data_loss=False,
     )
-    opened = store or open_tier(whole)
+    opened = open_tier(whole) if store is None else Tier(store)
     try:
         plan = plan_scan(whole, opened)
-        reader = SegmentReader(opened, whole.key_ring.loaded())
+        reader = SegmentSource(opened, whole.key_ring.loaded())
         side_files = SideFiles(reader, max_batch_bytes=whole.max_batch_bytes)
         return TierDescription(tuple(_watermark(part, side_files) for part in plan.partitions))
     finally:

@@ -36,8 +36,8 @@ from kts_source.planning.scan_plan import PartitionPlan, ScanPlan
 from kts_source.planning.segment_catalog import Describer
 from kts_source.planning.side_files import SideFiles
 from kts_source.planning.slicing import cut, pack, spans, target_bytes
-from kts_source.read.segment_source import SegmentReader
-from kts_source.tier import open_tier
+from kts_source.read.segment_source import SegmentSource
+from kts_source.tier import Tier, open_tier
 from segment_format.isolation import NO_ABORTED
 
 if TYPE_CHECKING:
@@ -73,46 +73,46 @@ def plan(options: Mapping[str, str], store: ObjectStore | None = None) -> ScanPl
     Raises:
         TieredKafkaError: See `plan_scan`.
     """
-    return plan_scan(parse_options(options), store)
+    return plan_scan(parse_options(options), None if store is None else Tier(store))
 
 
-def plan_scan(options: ScanOptions, store: ObjectStore | None = None) -> ScanPlan:
+def plan_scan(options: ScanOptions, tier: Tier | None = None) -> ScanPlan:
     """Plans one scan. Lists and reads manifests, checkpoints and transactional side files; no log
     bytes.
 
     Args:
         options: What to read.
-        store: The tier; opened from the options when not given.
+        tier: Where; opened from the options when not given.
 
     Raises:
         TieredKafkaError: See `discover`, `resolve_start`, `resolve_stop` and `check_no_holes`.
     """
     if options.ignored:
         log.info("options without effect on this source: %s", ", ".join(options.ignored))
-    opened = store or open_tier(options)
+    opened = tier or open_tier(options)
     try:
         with paused_collector():
-            plan = replayed(options, opened) if options.plan_file else _planned(options, opened)
-            check_plan(plan, options, opened)
+            plan = (
+                replayed(options, opened.store) if options.plan_file else _planned(options, opened)
+            )
+            check_plan(plan, options, opened.store)
     finally:
-        if store is None:
+        if tier is None:
             opened.close()
     return plan
 
 
-def _planned(options: ScanOptions, store: ObjectStore) -> ScanPlan:
+def _planned(options: ScanOptions, tier: Tier) -> ScanPlan:
     key_ring = options.key_ring.loaded()
     layout = find_layout(options.layout)
     with planning_pools("kts-plan", "kts-describe") as (pool, describing):
-        describer = Describer(
-            store, layout, describing, fail_on_data_loss=options.fail_on_data_loss
-        )
-        topics = discover(options, store, layout, pool, describer)
+        describer = Describer(tier, layout, describing, fail_on_data_loss=options.fail_on_data_loss)
+        topics = discover(options, tier.store, layout, pool, describer)
         _check_named(options, topics)
         describer.expect(sum(len(topic.partitions) for topic in topics))
 
         def side_files(part: DiscoveredPartition) -> SideFiles:
-            reader = SegmentReader(store, key_ring, pack=part.listed.side_files)
+            reader = SegmentSource(tier, key_ring, pack=part.listed.side_files)
             return SideFiles(reader, max_batch_bytes=options.max_batch_bytes)
 
         planned = tuple(_plan_partitions(options, topics, side_files, pool))

@@ -8,7 +8,6 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from kts_source.cache.bundle import CachedParts
-from kts_source.cache.cached_store import CachedStore
 from kts_source.cache.segment_pack import SegmentPack
 from kts_source.cache.side_file_pack import SideFilePack
 from kts_source.errors import CorruptSegmentError, ObjectNotFoundError
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
     from kts_source.layout.layout import Layout, SegmentEntry, TopicFolder
     from kts_source.layout.remote_segment import RemoteSegment
-    from kts_source.store.object_store import ObjectStore
+    from kts_source.tier import Tier
 
 log = logging.getLogger(__name__)
 
@@ -34,17 +33,17 @@ class Describer:
     """What turns listed segments into described ones.
 
     Args:
-        store: The tier. Manifests are read behind its caches: packs keep what they said.
+        tier: Where the segments are. Manifests are not in its caches: packs keep what they said.
         layout: How they are described.
         pool: Where they are read, side by side. It must not be the caller's own.
         fail_on_data_loss: Whether a manifest that cannot be read is an error.
     """
 
     def __init__(
-        self, store: ObjectStore, layout: Layout, pool: Executor, *, fail_on_data_loss: bool
+        self, tier: Tier, layout: Layout, pool: Executor, *, fail_on_data_loss: bool
     ) -> None:
-        self._cached = store if isinstance(store, CachedStore) else None
-        self._store = store.behind if isinstance(store, CachedStore) else store
+        self._caches = tier.caches
+        self._store = tier.store
         self._layout = layout
         self._pool = pool
         self._fail_on_data_loss = fail_on_data_loss
@@ -59,11 +58,11 @@ class Describer:
 
     def kept(self, folder: TopicFolder, partition: int) -> CachedParts | None:
         """What earlier plans kept of a partition; `None` where nothing is kept."""
-        if self._cached is None or self._cached.index_cache is None:
+        if self._caches.index is None:
             return None
         uri = self._store.uri(f"{folder.folder}{folder.topic}-{folder.topic_id}")
-        name = self._cached.entry_name("partition", self._layout.name, uri, f"{partition}")
-        return CachedParts(self._cached.index_cache, name)
+        name = self._caches.entry_name("partition", self._layout.name, uri, f"{partition}")
+        return CachedParts(self._caches.index, name)
 
     def described(self, entries: Sequence[SegmentEntry]) -> list[RemoteSegment | None]:
         """Each as the layout describes it; `None` for one that has gone, or cannot be read where

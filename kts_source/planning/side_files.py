@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from kts_source.planning.lineage import SegmentRange
-    from kts_source.read.segment_source import SegmentReader
+    from kts_source.read.segment_source import SegmentSource
     from segment_format.index.offset_index import OffsetIndex
 
 _Index = TypeVar("_Index")
@@ -50,7 +50,7 @@ class SideFiles:
         bounds: Offsets known to cut segments: of those, all side files will be wanted.
     """
 
-    def __init__(self, reader: SegmentReader, *, max_batch_bytes: int) -> None:
+    def __init__(self, reader: SegmentSource, *, max_batch_bytes: int) -> None:
         self._reader = reader
         self._max_batch_bytes = max_batch_bytes
         self._offset_indexes: dict[tuple[str, str | None], OffsetIndex | None] = {}

@@ -1,23 +1,22 @@
-"""Ordered read-ahead over byte ranges of many objects, bounded in requests and in bytes."""
+"""Ordered read-ahead over many reads, bounded in requests and in bytes."""
 
 from __future__ import annotations
 
+import contextlib
 import resource
-import time
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final, NamedTuple, Self
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from kts_source.store.cancel import Cancellation
-from kts_source.store.meanwhile import doing_meanwhile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
     from concurrent.futures import Future
     from types import TracebackType
 
-    from kts_source.read.coalesce import ByteRange
-    from kts_source.store.object_store import Data, ObjectStore
+    from kts_source.store.object_store import Data
 
 
 _QUEUE_PER_THREAD = 4
@@ -29,43 +28,78 @@ EARLY_BYTES: Final = 12 << 20
 _OF_THREAD: Final[int | None] = getattr(resource, "RUSAGE_THREAD", None)
 _FEW_WAITS = 8
 _WAITS_PER_READ = 2
+_HEAD_START_SECONDS: Final = 0.01
+"""A request is on its way by then. Other work before that would compete with it for the core."""
 
 
-class FetchRequest(NamedTuple):
-    """One ranged read.
+class Sized(Protocol):
+    """A request: whatever the reader understands, and how many bytes its answer has."""
 
-    Attributes:
-        key: The object.
-        version: The version its bytes must belong to; None takes whatever is there.
-        byte_range: What to read.
-    """
-
-    key: str
-    version: str | None
-    byte_range: ByteRange
+    @property
+    def size(self) -> int:
+        """Bytes of the answer."""
+        ...
 
 
-class Fetched(NamedTuple):
-    """An answered request and its bytes, as many as the range has."""
+R = TypeVar("R", bound=Sized)
 
-    request: FetchRequest
+
+class Fetched(NamedTuple, Generic[R]):
+    """An answered request and its bytes."""
+
+    request: R
     data: Data
 
 
-class FetchedRanges:
+@dataclass(frozen=True, slots=True)
+class ReadAhead:
+    """How much is under way beyond what was asked for.
+
+    At any time at most `max_concurrent_requests` are under way, and what is under way or waits for
+    the consumer is at most `prefetch_bytes`, or a single larger request. The result handed out last
+    is the consumer's and not counted. So memory is bounded by the larger of `prefetch_bytes` and
+    one request, plus the request the consumer holds.
+
+    Attributes:
+        max_concurrent_requests: Threads, at least one.
+        prefetch_bytes: Bytes under way or waiting; 0 reads only what is asked for next.
+        slow_start: Reads the first request by itself, and ahead only once the second result is
+            asked for, so that a consumer that stops early costs one request; then `EARLY_BYTES` in
+            all until more than that is asked for, so that one that stops soon costs little.
+
+    Raises:
+        ValueError: A bound out of range.
+    """
+
+    max_concurrent_requests: int
+    prefetch_bytes: int
+    slow_start: bool
+
+    def __post_init__(self) -> None:
+        if self.max_concurrent_requests < 1 or self.prefetch_bytes < 0:
+            raise ValueError(
+                f"max_concurrent_requests {self.max_concurrent_requests} or prefetch_bytes"
+                f" {self.prefetch_bytes} out of range"
+            )
+
+
+NO_READ_AHEAD: Final = ReadAhead(1, 0, slow_start=False)
+
+
+class FetchedRanges(Generic[R]):
     """Iterator over `Fetched`, in the order of the requests. Close it, or use it in a `with`.
 
     Closing drops what was not handed out, aborts what is under way and waits until its threads have
     ended. Exhausting the iterator, an error, or forgetting it altogether does the same.
     """
 
-    def __init__(self, results: Generator[Fetched]) -> None:
+    def __init__(self, results: Generator[Fetched[R]]) -> None:
         self._results = results
 
-    def __iter__(self) -> Iterator[Fetched]:
+    def __iter__(self) -> Iterator[Fetched[R]]:
         return self
 
-    def __next__(self) -> Fetched:
+    def __next__(self) -> Fetched[R]:
         return next(self._results)
 
     def __enter__(self) -> Self:
@@ -85,189 +119,191 @@ class FetchedRanges:
 
 
 def fetch_ranges(
-    store: ObjectStore,
-    requests: Iterable[tuple[str, str | None, ByteRange]],
+    read: Callable[[R], Data],
+    requests: Iterable[R],
+    read_ahead: ReadAhead,
     *,
-    max_concurrent_requests: int,
-    prefetch_bytes: int,
-    slow_start: bool = False,
     near: bool = False,
-    on_read: Callable[[float], object] = lambda _seconds: None,
     meanwhile: Callable[[], object] | None = None,
-) -> FetchedRanges:
-    """Reads ranges ahead of the consumer and hands them on in order.
-
-    At any time at most `max_concurrent_requests` are under way, and what is under way or waits for
-    the consumer is at most `prefetch_bytes`, or a single larger request. The result handed out last
-    is the consumer's and not counted. So memory is bounded by the larger of `prefetch_bytes` and
-    one request, plus the request the consumer holds.
+) -> FetchedRanges[R]:
+    """Reads ahead of the consumer and hands the answers on in order.
 
     Args:
-        store: Where to read.
-        requests: (key, version, range) in the order wanted; taken one by one as room appears, in
-            the consumer's thread.
-        max_concurrent_requests: Threads, at least one.
-        prefetch_bytes: Bytes of read-ahead; zero reads only what is asked for next.
-        slow_start: Reads the first request by itself, and ahead only once the second result is
-            asked for, so that a consumer that stops early costs one request; then `EARLY_BYTES` in
-            all until more than that is asked for, so that one that stops soon costs little.
+        read: Answers one request; called in any thread.
+        requests: In the order wanted; taken one by one as room appears, in the consumer's thread.
+        read_ahead: How much to have under way.
         near: Whether bytes may lie in memory, as files of this machine do: then the consumer's own
             thread reads them, as long as it need not wait for them. Threads would only copy them
             into memory that no core has at hand.
-        on_read: Called in the reading thread with the seconds that a request took.
         meanwhile: What the consumer's thread may do while it waits for the first answer of a slow
-            start, see `doing_meanwhile`.
+            start. It may never be called, and its errors are dropped: it must be what is done
+            again, or already done, when needed.
 
     Returns:
         The results. Nothing is read before the first is asked for. The error of a request is raised
         in its place in the order, and ends the fetch.
-
-    Raises:
-        ValueError: A bound out of range.
     """
-    if max_concurrent_requests < 1 or prefetch_bytes < 0:
-        raise ValueError(
-            f"max_concurrent_requests {max_concurrent_requests} or prefetch_bytes "
-            f"{prefetch_bytes} out of range"
-        )
-    wanted = (FetchRequest(*request) for request in requests)
-    return FetchedRanges(
-        _results(
-            _Timed(store, on_read),
-            wanted,
-            max_concurrent_requests,
-            prefetch_bytes,
-            slow_start,
-            near,
-            meanwhile,
-        )
-    )
-
-
-class _Timed(NamedTuple):
-    """A store, and who wants to know how long its reads take."""
-
-    store: ObjectStore
-    on_read: Callable[[float], object]
-
-    def read(self, request: FetchRequest) -> Data:
-        span = request.byte_range
-        began = time.perf_counter()
-        try:
-            return self.store.get_range(request.key, span.start, span.stop, version=request.version)
-        finally:
-            self.on_read(time.perf_counter() - began)
-
-
-def _results(
-    store: _Timed,
-    requests: Iterator[FetchRequest],
-    max_concurrent_requests: int,
-    prefetch_bytes: int,
-    slow_start: bool,
-    near: bool,
-    meanwhile: Callable[[], object] | None,
-) -> Generator[Fetched]:
-    handed_out = 0  # bytes; they bound the read-ahead of a slow start
+    wanted = iter(requests)
     if near and _OF_THREAD is not None:
-        reads = waits = 0
-        while waits <= _FEW_WAITS + _WAITS_PER_READ * reads:
-            request = next(requests, None)
-            if request is None:
-                return
-            before = resource.getrusage(_OF_THREAD).ru_nvcsw
-            data = store.read(request)
-            waits += resource.getrusage(_OF_THREAD).ru_nvcsw - before
-            reads += 1
-            handed_out += request.byte_range.size
-            yield Fetched(request, data)
-            del data
-    elif slow_start:
-        first = next(requests, None)
-        if first is None:
+        return FetchedRanges(_near(read, wanted, read_ahead))
+    if not read_ahead.prefetch_bytes:
+        return FetchedRanges(_one_by_one(read, wanted))
+    return FetchedRanges(_ahead(read, wanted, read_ahead, meanwhile=meanwhile))
+
+
+def _one_by_one(read: Callable[[R], Data], requests: Iterator[R]) -> Generator[Fetched[R]]:
+    # In this thread: planning does it thousands of times, and threads cost more than the work.
+    for request in requests:
+        yield Fetched(request, read(request))
+
+
+def _near(
+    read: Callable[[R], Data], requests: Iterator[R], read_ahead: ReadAhead
+) -> Generator[Fetched[R]]:
+    """In this thread until it has waited too often; then as from anywhere else."""
+    assert _OF_THREAD is not None
+    handed_out = reads = waits = 0
+    while waits <= _FEW_WAITS + _WAITS_PER_READ * reads:
+        request = next(requests, None)
+        if request is None:
             return
-        with doing_meanwhile(meanwhile):
-            data = store.read(first)
-        handed_out = first.byte_range.size
-        yield Fetched(first, data)
+        before = resource.getrusage(_OF_THREAD).ru_nvcsw
+        data = read(request)
+        waits += resource.getrusage(_OF_THREAD).ru_nvcsw - before
+        reads += 1
+        handed_out += request.size
+        yield Fetched(request, data)
         del data
-    if not prefetch_bytes:
-        # One at a time: planning does it thousands of times, and threads cost more than the work.
-        for request in requests:
-            yield Fetched(request, store.read(request))
-        return
-    cancellation = Cancellation()
+    if read_ahead.prefetch_bytes:
+        yield from _ahead(read, requests, read_ahead, handed_out=handed_out)
+    else:
+        yield from _one_by_one(read, requests)
 
-    def read(request: FetchRequest) -> Data:
-        with cancellation.scope():
-            return store.read(request)
 
-    pool = ThreadPoolExecutor(max_concurrent_requests, thread_name_prefix="kts-fetch")
-    source = _Source(requests)
-    ahead: deque[tuple[FetchRequest, Future[Data]]] = deque()
-    ahead_bytes = 0
-
-    def fill(*, at_least_one: bool, held: int = 0) -> None:
-        nonlocal ahead_bytes
-        early = slow_start and handed_out < EARLY_BYTES
-        room = min(prefetch_bytes, EARLY_BYTES - handed_out - held) if early else prefetch_bytes
-        # Many tiny ranges must not make a long queue either.
-        while (
-            len(ahead) < _QUEUE_PER_THREAD * max_concurrent_requests
-            and (size := source.next_size) is not None
-            and (ahead_bytes + size <= room or (at_least_one and not ahead))
-        ):
-            request = source.take()
-            ahead.append((request, pool.submit(read, request)))
-            ahead_bytes += size
-
-    try:
-        while True:
-            # Asked for: at least one request, and what else there is room for.
-            fill(at_least_one=True)
-            if not ahead:
-                source.raise_failure()
+def _ahead(
+    read: Callable[[R], Data],
+    requests: Iterator[R],
+    read_ahead: ReadAhead,
+    *,
+    handed_out: int = 0,
+    meanwhile: Callable[[], object] | None = None,
+) -> Generator[Fetched[R]]:
+    """By threads, ahead of the consumer; `handed_out` bytes went to it before."""
+    with _Queue(read, requests, read_ahead, handed_out) as queue:
+        if read_ahead.slow_start and not handed_out:
+            first = queue.first(meanwhile)
+            if first is None:
                 return
-            request, future = ahead.popleft()
-            result = Fetched(request, future.result())
-            ahead_bytes -= request.byte_range.size
-            # While the consumer works on this result, what it leaves room for is read.
-            fill(at_least_one=False, held=request.byte_range.size)
-            # Only the consumer holds the bytes from here on.
-            del future
+            yield first
+            queue.handed_out += first.request.size
+            del first
+        while (result := queue.next()) is not None:
             yield result
+            queue.handed_out += result.request.size  # the consumer wants more than that
             del result
-            handed_out += request.byte_range.size  # it wants more than that
-    finally:
-        cancellation.cancel()
-        pool.shutdown(wait=True, cancel_futures=True)
 
 
-class _Source:
-    """The requests, one looked at in advance; what their iterator raises waits for its turn."""
+class _Queue(Generic[R]):
+    """What is under way, in order. Leaving its `with` ends all of it."""
 
-    def __init__(self, requests: Iterator[FetchRequest]) -> None:
+    def __init__(
+        self,
+        read: Callable[[R], Data],
+        requests: Iterator[R],
+        read_ahead: ReadAhead,
+        handed_out: int,
+    ) -> None:
+        self.handed_out = handed_out  # bytes; they bound the read-ahead of a slow start
+        self._read = read
+        self._settings = read_ahead
+        self._source = _Source(requests)
+        self._cancellation = Cancellation()
+        self._pool = ThreadPoolExecutor(
+            read_ahead.max_concurrent_requests, thread_name_prefix="kts-fetch"
+        )
+        self._ahead: deque[tuple[R, Future[Data]]] = deque()
+        self._ahead_bytes = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._cancellation.cancel()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def first(self, meanwhile: Callable[[], object] | None) -> Fetched[R] | None:
+        """The first answer, with nothing read ahead of it; `None` where nothing is wanted."""
+        if self._source.next_size is None:
+            self._source.raise_failure()
+            return None
+        self._submit()
+        request, future = self._ahead.popleft()
+        self._ahead_bytes -= request.size
+        if meanwhile is not None and not wait([future], timeout=_HEAD_START_SECONDS).done:
+            with contextlib.suppress(Exception):
+                meanwhile()
+        return Fetched(request, future.result())
+
+    def next(self) -> Fetched[R] | None:
+        """The next answer; `None` when all were given."""
+        # Asked for: at least one request, and what else there is room for.
+        self._fill(at_least_one=True)
+        if not self._ahead:
+            self._source.raise_failure()
+            return None
+        request, future = self._ahead.popleft()
+        result = Fetched(request, future.result())
+        self._ahead_bytes -= request.size
+        # While the consumer works on this result, what it leaves room for is read.
+        self._fill(at_least_one=False, held=request.size)
+        return result
+
+    def _fill(self, *, at_least_one: bool, held: int = 0) -> None:
+        room = self._settings.prefetch_bytes
+        if self._settings.slow_start and self.handed_out < EARLY_BYTES:
+            room = min(room, EARLY_BYTES - self.handed_out - held)
+        # Many tiny requests must not make a long queue either.
+        while (
+            len(self._ahead) < _QUEUE_PER_THREAD * self._settings.max_concurrent_requests
+            and (size := self._source.next_size) is not None
+            and (self._ahead_bytes + size <= room or (at_least_one and not self._ahead))
+        ):
+            self._submit()
+
+    def _submit(self) -> None:
+        request = self._source.take()
+        self._ahead.append((request, self._pool.submit(self._answer, request)))
+        self._ahead_bytes += request.size
+
+    def _answer(self, request: R) -> Data:
+        with self._cancellation.scope():
+            return self._read(request)
+
+
+class _Source(Generic[R]):
+    """The requests, one looked at in advance once its size is asked for; what their iterator raises
+    waits for its turn.
+    """
+
+    def __init__(self, requests: Iterator[R]) -> None:
         self._requests = requests
-        self._next: FetchRequest | None = None
+        self._next: R | None = None
         self._failure: Exception | None = None
-        self._advance()
 
     @property
     def next_size(self) -> int | None:
-        return None if self._next is None else self._next.byte_range.size
+        if self._next is None and self._failure is None:
+            try:
+                self._next = next(self._requests, None)
+            except Exception as error:  # noqa: BLE001  # raised again, in its place in the order
+                self._failure = error
+        return None if self._next is None else self._next.size
 
-    def take(self) -> FetchRequest:
+    def take(self) -> R:
         assert self._next is not None
-        taken = self._next
-        self._advance()
+        taken, self._next = self._next, None
         return taken
 
     def raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
-
-    def _advance(self) -> None:
-        try:
-            self._next = next(self._requests, None)
-        except Exception as error:  # noqa: BLE001  # raised again, in its place in the order
-            self._next, self._failure = None, error

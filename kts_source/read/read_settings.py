@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from kts_source.read.segment_source import ReadAhead
+from kts_source.read.fetch import ReadAhead
 
 if TYPE_CHECKING:
     from kts_source.options import ScanOptions

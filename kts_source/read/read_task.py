@@ -14,7 +14,7 @@ from kts_source.errors import (
     TieredKafkaError,
 )
 from kts_source.read.segment_source import (
-    SegmentReader,
+    SegmentSource,
     SegmentSpan,
     VanishedSpanError,
 )
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 def read_task(
     task: ScanTask,
-    reader: SegmentReader,
+    reader: SegmentSource,
     settings: ReadSettings,
     *,
     meter: TaskMeter | None = None,
@@ -76,7 +76,7 @@ def read_task(
 
 def _read(
     slices: tuple[SegmentSlice, ...],
-    reader: SegmentReader,
+    reader: SegmentSource,
     settings: ReadSettings,
     meter: TaskMeter | None,
 ) -> Generator[pa.RecordBatch, None, SegmentSlice | None]:
@@ -140,7 +140,7 @@ def _part(error: VanishedSpanError | _VanishedSliceError) -> SegmentSlice:
     return error.span.part
 
 
-def _lost(part: SegmentSlice, reader: SegmentReader, *, started: bool) -> str:
+def _lost(part: SegmentSlice, reader: SegmentSource, *, started: bool) -> str:
     what = "offsets" if part.is_whole else "a slice of offsets"
     rest = ", of which the first may have been returned," if started else ""
     return (
@@ -172,7 +172,7 @@ class _SliceSpan(SegmentSpan):
 
 
 def _spans(
-    slices: Sequence[SegmentSlice], reader: SegmentReader, *, early: bool
+    slices: Sequence[SegmentSlice], reader: SegmentSource, *, early: bool
 ) -> Iterator[_SliceSpan]:
     """The bytes of the slices. With `early`, those of the first request are a span by themselves
     where they need no look at an index: a LIMIT may want no more.
@@ -196,7 +196,7 @@ def _spans(
 class _SliceDecoder:
     """Decodes the bytes of one slice as they come in."""
 
-    def __init__(self, span: _SliceSpan, reader: SegmentReader, settings: ReadSettings) -> None:
+    def __init__(self, span: _SliceSpan, reader: SegmentSource, settings: ReadSettings) -> None:
         part = span.part
         self.span = span
         self._reader = reader
@@ -241,7 +241,7 @@ class _SliceDecoder:
 
 
 @contextmanager
-def _located(part: SegmentSlice, reader: SegmentReader) -> Iterator[None]:
+def _located(part: SegmentSlice, reader: SegmentSource) -> Iterator[None]:
     """Adds the place to errors of the layers below, which know bytes but not whose."""
     key = part.objects.log.key
     try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kts_source.read.read_settings import FOR_SPARK, BatchBounds, ReadSettings
 from kts_source.read.read_task import read_task
-from kts_source.read.segment_source import SegmentReader
+from kts_source.read.segment_source import SegmentSource
 from kts_source.read.task_metrics import CLOSED, DONE, TaskMeter, TaskMetrics, TaskPlace
 from kts_source.secret import scrub
 from kts_source.store.local_store import local_root
@@ -51,11 +51,11 @@ def measured_task(
     Raises:
         TieredKafkaError: See `read_task`.
     """
-    store = open_tier(options)
-    meter = TaskMeter(task, store, place)
+    tier = open_tier(options)
+    meter = TaskMeter(task, tier, place)
     outcome = CLOSED
     try:
-        reader = SegmentReader(store, options.key_ring)
+        reader = SegmentSource(tier, options.key_ring)
         settings = replace(ReadSettings.of(options), batches=batches)
         if place.partition:
             # LIMIT asks the first task alone; later ones are wanted whole and need not wait.
@@ -70,7 +70,7 @@ def measured_task(
         raise
     finally:
         metrics = meter.finished(outcome)
-        store.close()
+        tier.close()
         log.info("%s", metrics)
         if options.fetch.metrics_path is not None:
             write_metrics(metrics, options.fetch.metrics_path, options.storage.reveal())

@@ -4,15 +4,13 @@ decompressed, trimmed.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from kts_source.cache.cached_store import CachedStore
 from kts_source.errors import CorruptSegmentError, ObjectNotFoundError, TieredKafkaError
-from kts_source.read.coalesce import ByteRange
-from kts_source.read.fetch import fetch_ranges
+from kts_source.read.fetch import NO_READ_AHEAD, ReadAhead, fetch_ranges
 from kts_source.read.side_file_reader import SideFileReader
 from kts_source.read.stopwatch import Stopwatch
 from segment_format.errors import ChunkError, DecryptionError, SegmentFormatError
@@ -25,7 +23,8 @@ if TYPE_CHECKING:
     from kts_source.cache.side_file_pack import SideFilePack
     from kts_source.keyring import KeyRing
     from kts_source.layout.remote_segment import Envelope, IndexType, SegmentObjects
-    from kts_source.store.object_store import ObjectStore
+    from kts_source.store.object_store import Data
+    from kts_source.tier import Tier
     from segment_format.manifest.encryption import WrappedDataKey
 
 # Object stores serve ranges of 8-16 MB at full speed: a request ends with the chunk that makes it
@@ -34,25 +33,6 @@ ENOUGH_REQUEST_BYTES = 8 << 20
 MAX_REQUEST_BYTES = 16 << 20
 FIRST_REQUEST_BYTES = 1 << 20  # of a task: a LIMIT may need no more
 MAX_INDEX_BYTES = 64 << 20  # far above segment.index.bytes (10 MiB); a bound, not an expectation
-
-
-@dataclass(frozen=True, slots=True)
-class ReadAhead:
-    """How much a reader has under way beyond what was asked for.
-
-    Attributes:
-        max_concurrent_requests: Requests at a time.
-        prefetch_bytes: Stored bytes under way or waiting; 0 reads only what is asked for.
-        slow_start: Whether nothing is read ahead before the second request is asked for. The first
-            request is small in any case where there is read-ahead, so that its bytes come soon.
-    """
-
-    max_concurrent_requests: int
-    prefetch_bytes: int
-    slow_start: bool
-
-
-NO_READ_AHEAD = ReadAhead(1, 0, slow_start=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,21 +78,23 @@ class VanishedSpanError(ObjectNotFoundError):
         return vanished
 
 
-class SegmentReader:
-    """Reads segments of one store.
+class SegmentSource:
+    """The bytes of original segments, as the broker wrote them, from the objects of one tier.
+
+    Ranged reads of whole chunks, ahead of who wants them; from the cache of chunks where it has
+    them; decrypted, decompressed, trimmed.
 
     Args:
-        store: Where the objects are.
+        tier: Where the objects are.
         key_ring: What opens encrypted ones.
-        pack: Where plans of one partition keep its side files; the reader is for that plan's
+        pack: Where plans of one partition keep its side files; the source is for that plan's
             thread then.
     """
 
-    def __init__(
-        self, store: ObjectStore, key_ring: KeyRing, *, pack: SideFilePack | None = None
-    ) -> None:
-        self.store = store
-        self._side_files = SideFileReader(store, pack)
+    def __init__(self, tier: Tier, key_ring: KeyRing, *, pack: SideFilePack | None = None) -> None:
+        self.store = tier.store
+        self._caches = tier.caches
+        self._side_files = SideFileReader(tier, pack)
         self._key_ring = key_ring
         # For every chunk the ring would look for the private key, which may be in a file.
         self._data_keys: dict[WrappedDataKey, bytes] = {}
@@ -162,8 +144,7 @@ class SegmentReader:
         """Whether of a span's first and last chunks only its own bytes are read: where chunks are
         stored as they are, and no cache keeps them whole.
         """
-        cached = isinstance(self.store, CachedStore) and self.store.log_store.keeps
-        return _is_plain(objects) and not cached
+        return _is_plain(objects) and self._caches.chunks is None
 
     def windows(
         self,
@@ -190,37 +171,24 @@ class SegmentReader:
                 authenticate, or has no key.
             ObjectChangedError: A segment's object is not the version that was planned.
         """
-        under_way: deque[tuple[S, tuple[Chunk, ...]]] = deque()
-        log_store = self.store.log_store if isinstance(self.store, CachedStore) else None
-        restored = log_store is not None and log_store.restores
+        under_way: deque[S] = deque()
 
-        def requests() -> Iterator[tuple[str, str | None, ByteRange]]:
+        def requests() -> Iterator[_ChunkRun]:
             first = read_ahead.prefetch_bytes > 0
             for span in spans:
-                objects = span.objects
-                if log_store is not None:
-                    log_store.expect(objects, partial(self._restore, objects))
-                chunks = objects.chunk_index.chunks(span.start, span.stop)
-                if self.reads_parts(objects):
+                chunks = span.objects.chunk_index.chunks(span.start, span.stop)
+                if self.reads_parts(span.objects):
                     chunks = tuple(_inside(span, chunk) for chunk in chunks)
                 for group in request_groups(chunks, first):
                     first = False
-                    under_way.append((span, group))
-                    low, high = group[0], group[-1]
-                    if restored:
-                        covered = ByteRange(low.original_position, high.original_stop)
-                    else:
-                        covered = ByteRange(low.transformed_position, high.transformed_stop)
-                    yield objects.log.key, objects.log.version, covered
+                    under_way.append(span)
+                    yield _ChunkRun(span.objects, group, is_restored=self._caches.plaintext)
 
         with fetch_ranges(
-            log_store or self.store,
+            self._fetched,
             requests(),
-            max_concurrent_requests=read_ahead.max_concurrent_requests,
-            prefetch_bytes=read_ahead.prefetch_bytes,
-            slow_start=read_ahead.slow_start,
-            near=getattr(self.store, "is_near", False),
-            on_read=self.stopwatch.fetched,
+            read_ahead,
+            near=self.store.is_near and self._caches.chunks is None,
             meanwhile=meanwhile,
         ) as fetched:
             try:
@@ -229,19 +197,38 @@ class SegmentReader:
                         answer = next(fetched, None)
                     if answer is None:
                         return
-                    span, group = under_way[0]
-                    data = memoryview(answer.data)
-                    for window in self._original(span, group, data, restored=restored):
-                        yield span, window
+                    span, run = under_way[0], answer.request
+                    for chunk, data in run.parts(memoryview(answer.data)):
+                        window = (
+                            data if run.is_restored else self._restore(run.objects, chunk, data)
+                        )
+                        low = max(span.start - chunk.original_position, 0)
+                        yield span, window[low : span.stop - chunk.original_position]
                     under_way.popleft()
                     # The next read may have this memory.
                     del answer, data, window
             except TieredKafkaError as error:
                 if under_way:
-                    self._locate(error, under_way[0][0])
+                    self._locate(error, under_way[0])
                     if isinstance(error, ObjectNotFoundError):
-                        raise VanishedSpanError.of(under_way[0][0], error) from error
+                        raise VanishedSpanError.of(under_way[0], error) from error
                 raise
+
+    def _fetched(self, run: _ChunkRun) -> Data:
+        """The bytes of a run of chunks, as the run wants them. Called in any thread."""
+        began = time.perf_counter()
+        log = run.objects.log
+        spans = [(chunk.transformed_position, chunk.transformed_stop) for chunk in run.chunks]
+
+        def restore(number: int, stored: memoryview) -> memoryview:
+            return self._restore(run.objects, run.chunks[number], stored)
+
+        try:
+            return self._caches.chunk_run(
+                self.store, log.key, spans, log.version, restore if run.is_restored else None
+            )
+        finally:
+            self.stopwatch.fetched(time.perf_counter() - began)
 
     def _locate(self, error: TieredKafkaError, span: SegmentSpan) -> None:
         error.located(
@@ -250,20 +237,6 @@ class SegmentReader:
             offset=span.offset,
             uri=self.store.uri(span.objects.log.key),
         )
-
-    def _original(
-        self, span: SegmentSpan, group: tuple[Chunk, ...], data: memoryview, *, restored: bool
-    ) -> Iterator[memoryview]:
-        for chunk in group:
-            if restored:
-                base = group[0].original_position
-                window = data[chunk.original_position - base : chunk.original_stop - base]
-            else:
-                base = group[0].transformed_position
-                stored = data[chunk.transformed_position - base : chunk.transformed_stop - base]
-                window = self._restore(span.objects, chunk, stored)
-            low = max(span.start - chunk.original_position, 0)
-            yield window[low : span.stop - chunk.original_position]
 
     def _restore(self, objects: SegmentObjects, chunk: Chunk, stored: memoryview) -> memoryview:
         data_key = self._data_key(objects)
@@ -300,6 +273,34 @@ class SegmentReader:
                     str(error), uri=self.store.uri(objects.log.key)
                 ) from error
         return self._data_keys[wrapped]
+
+
+class _ChunkRun(NamedTuple):
+    """Neighbouring chunks of one segment that are read together.
+
+    Attributes:
+        is_restored: Whether the answer holds original bytes, not those of the stored object.
+    """
+
+    objects: SegmentObjects
+    chunks: tuple[Chunk, ...]
+    is_restored: bool
+
+    @property
+    def size(self) -> int:
+        """Bytes of the answer."""
+        first, last = self.chunks[0], self.chunks[-1]
+        if self.is_restored:
+            return last.original_stop - first.original_position
+        return last.transformed_stop - first.transformed_position
+
+    def parts(self, answer: memoryview) -> Iterator[tuple[Chunk, memoryview]]:
+        """Each chunk with its part of the answer."""
+        start = 0
+        for chunk in self.chunks:
+            size = chunk.original_size if self.is_restored else chunk.transformed_size
+            yield chunk, answer[start : start + size]
+            start += size
 
 
 def _aad(objects: SegmentObjects) -> bytes | None:

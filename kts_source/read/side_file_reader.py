@@ -13,7 +13,6 @@ import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
-from kts_source.cache.cached_store import CachedStore
 from kts_source.layout.remote_segment import IndexType
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
     from kts_source.cache.side_file_pack import SideFilePack
     from kts_source.layout.remote_segment import SegmentObjects, StoredIndex
-    from kts_source.store.object_store import ObjectStore
+    from kts_source.tier import Tier
 
 MAX_TOGETHER_BYTES: Final = 64 << 10
 """Of a request that brings more than was asked for: less than its latency is worth."""
@@ -41,13 +40,12 @@ class SideFileReader:
     """Reads side files as stored. Used by any thread, with a pack by one at a time.
 
     Args:
-        store: Where they are.
-        pack: What was read of the partition; small ones are kept there, not by the store.
+        tier: Where they are.
+        pack: What was read of the partition; small ones are kept there, not in the tier's cache.
     """
 
-    def __init__(self, store: ObjectStore, pack: SideFilePack | None = None) -> None:
-        self._store = store
-        self._behind = store.behind if isinstance(store, CachedStore) else store
+    def __init__(self, tier: Tier, pack: SideFilePack | None = None) -> None:
+        self._tier = tier
         self._pack = pack
         self._lock = threading.Lock()
         self._waiting: OrderedDict[tuple[str, str | None], dict[IndexType, bytes]] = OrderedDict()
@@ -78,13 +76,13 @@ class SideFileReader:
         if self._pack is not None and stop - start <= MAX_TOGETHER_BYTES:
             # Several planners rarely start at once, see `cache_packs`: no locks for these.
             if self._pack.has_room(stop - start):
-                data = bytes(
-                    self._behind.get_range(source.key, start, stop, version=source.version)
-                )
+                store = self._tier.store
+                data = bytes(store.get_range(source.key, start, stop, version=source.version))
                 self._pack.add(source, start, data)
                 return data[wanted.start - start : wanted.stop - start]
             start, stop, together = wanted.start, wanted.stop, {kind: wanted}
-        data = bytes(self._store.get_range(source.key, start, stop, version=source.version))
+        tier = self._tier
+        data = bytes(tier.caches.side_file(tier.store, source.key, start, stop, source.version))
         found = {
             name: data[part.start - start : part.stop - start] for name, part in together.items()
         }

@@ -17,7 +17,7 @@ from kts_source.read.segment_source import FIRST_REQUEST_BYTES, request_groups
 from segment_format.errors import SegmentFormatError
 
 if TYPE_CHECKING:
-    from kts_source.read.segment_source import SegmentReader
+    from kts_source.read.segment_source import SegmentSource
     from kts_source.read.task import SegmentSlice
     from segment_format.index.offset_index import OffsetIndex
 
@@ -73,7 +73,7 @@ class Border:
             )
 
 
-def borders(part: SegmentSlice, reader: SegmentReader) -> tuple[Border, Border]:
+def borders(part: SegmentSlice, reader: SegmentSource) -> tuple[Border, Border]:
     """The borders that the slice's cuts stand for.
 
     Each cut is moved to the first offset-index entry at or beyond it, or to the segment's end.
@@ -93,7 +93,7 @@ def segment_start(part: SegmentSlice) -> Border:
     return Border(0, None, part.segment_start - 1)
 
 
-def sure_stop(part: SegmentSlice, reader: SegmentReader) -> int:
+def sure_stop(part: SegmentSlice, reader: SegmentSource) -> int:
     """End of the first request's bytes where the slice has them wherever it turns out to end: a
     segment's first slice, unless it is that short. 0 where it is not, or the request would be as
     small in any case, and nothing is to be looked up.

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from kts_source.read.stopwatch import Stopwatch
-from kts_source.store.object_store import pinning
 
 if TYPE_CHECKING:
     from kts_source.read.task import ScanTask
     from kts_source.store.counters import StoreCounters
-    from kts_source.store.object_store import ObjectStore
+    from kts_source.tier import Tier
     from segment_format.arrow import DecodeCounters
 
 log = logging.getLogger(__name__)
@@ -163,16 +162,16 @@ class TaskMeter:
 
     Args:
         task: What is read.
-        store: From where; its counters at this moment are the zero.
+        tier: From where; its counters at this moment are the zero.
         place: Which task of which scan.
     """
 
-    def __init__(self, task: ScanTask, store: ObjectStore, place: TaskPlace) -> None:
+    def __init__(self, task: ScanTask, tier: Tier, place: TaskPlace) -> None:
         self._task = task
-        self._store = store
+        self._tier = tier
         self._place = place
         self._began = time.monotonic()
-        self._work = store.counters
+        self._work = tier.store.counters
         self.stopwatch = Stopwatch()
         self.rows = 0
         self._lost: list[str] = []
@@ -189,7 +188,7 @@ class TaskMeter:
 
     def finished(self, outcome: str) -> TaskMetrics:
         """The sum, to be taken before the store is closed."""
-        work = self._store.counters - self._work
+        work = self._tier.store.counters - self._work
         decoded: dict[str, Any] = dict(self._decoded)
         restore = self.stopwatch.restore
         return TaskMetrics(
@@ -202,7 +201,7 @@ class TaskMeter:
             rows=self.rows,
             seconds=_rounded(time.monotonic() - self._began),
             **_work(work),
-            **_cached(self._store),
+            **_cached(self._tier),
             fetch_seconds=_rounded(self.stopwatch.fetch),
             wait_seconds=_rounded(self.stopwatch.wait),
             decrypt_seconds=_rounded(restore.decrypt),
@@ -211,7 +210,7 @@ class TaskMeter:
             decoded_bytes=decoded.pop("bytes", 0),
             **decoded,
             lost=tuple(self._lost),
-            pinned_by=pinning(self._store),
+            pinned_by=self._tier.store.pinning,
         )
 
 
@@ -223,11 +222,8 @@ def _work(work: StoreCounters) -> dict[str, Any]:
     return dataclasses.asdict(work)
 
 
-def _cached(store: ObjectStore) -> dict[str, Any]:
-    """What the caches gave, where the store has some."""
-    counters = getattr(store, "cache_counters", None)
-    if counters is None:
-        return {}
+def _cached(tier: Tier) -> dict[str, Any]:
+    counters = tier.caches.counters
     return {
         "cache_hits": counters.hits,
         "cache_misses": counters.misses,

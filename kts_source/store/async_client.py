@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from kts_source.secret import scrub
 from kts_source.store.cancel import CancelledFetchError, cancelled_by
 from kts_source.store.hedge import hedged
-from kts_source.store.meanwhile import take_work
 from kts_source.store.retry import TransientError
 
 if TYPE_CHECKING:
@@ -73,8 +72,7 @@ class AsyncClient:
         hedge_after_seconds: float | None = None,
         on_hedge: Callable[[], object] = lambda: None,
     ) -> T:
-        """The result of `call(filesystem)`, awaited on the file system's loop. Does what
-        `doing_meanwhile` has for it as soon as the call has begun.
+        """The result of `call(filesystem)`, awaited on the file system's loop.
 
         Args:
             call: Makes one attempt.
@@ -86,12 +84,10 @@ class AsyncClient:
             CancelledFetchError: The caller's scope was cancelled.
         """
         filesystem = self.filesystem
-        begun = threading.Event()
 
         async def attempt() -> T:
             if self._prepare is not None:
                 await self._prepare(filesystem)
-            begun.set()
             return await hedged(
                 lambda: call(filesystem), after_seconds=hedge_after_seconds, on_second=on_hedge
             )
@@ -100,11 +96,6 @@ class AsyncClient:
         future = asyncio.run_coroutine_threadsafe(coroutine, filesystem.loop)
         try:
             with cancelled_by(future.cancel):
-                if (work := take_work()) is not None:
-                    future.add_done_callback(lambda _future: begun.set())
-                    begun.wait()
-                    if not future.done():
-                        work()
                 return future.result()
         except concurrent.futures.CancelledError:
             raise CancelledFetchError from None

@@ -25,7 +25,7 @@ from kts_source.secret import Secret, scrub
 from kts_source.store.async_client import AsyncClient
 from kts_source.store.cancel import CancelledFetchError
 from kts_source.store.counters import StoreCounters, Tally
-from kts_source.store.object_store import ObjectInfo, check_key, check_range
+from kts_source.store.object_store import ObjectInfo, check_key, check_range, is_behind
 from kts_source.store.retry import DEFAULT_RETRY_POLICY, RetryPolicy, TransientError
 from kts_source.store.storage_options import extra_arguments, secret_values
 
@@ -44,6 +44,7 @@ class FsspecStore:
     """Objects below a URL. The version is what the file system tells, at worst the size alone."""
 
     pinning = "the ETag, generation, or size and time looked up after every read"
+    is_near = False
 
     def __init__(
         self,
@@ -108,12 +109,13 @@ class FsspecStore:
             if entry["type"] == "directory" and key.startswith(prefix)
         )
 
-    def list_objects(self, prefix: str) -> Iterator[ObjectInfo]:
+    def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
         """See `ObjectStore.list_objects`."""
         entries = self._listed("find", prefix)
         entries.sort(key=lambda pair: pair[0].encode())
         for key, entry in entries:
-            if entry["type"] != "directory" and key.startswith(prefix):
+            wanted = key.startswith(prefix) and is_behind(key, after)
+            if wanted and entry["type"] != "directory":
                 yield _info(key, entry)
 
     def _listed(self, method: str, prefix: str) -> list[tuple[str, dict[str, Any]]]:

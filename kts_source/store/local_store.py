@@ -20,7 +20,7 @@ from kts_source.errors import (
     TruncatedObjectError,
 )
 from kts_source.store.counters import StoreCounters, Tally
-from kts_source.store.object_store import ObjectInfo, check_key, check_range
+from kts_source.store.object_store import ObjectInfo, check_key, check_range, is_behind
 from segment_format.reused_memory import writable_bytes
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def _version(status: os.stat_result) -> str:
 class LocalStore:
     """Files below a folder. The version of a file is its size and modification time in ns."""
 
-    is_near = True  # see `fetch.fetch_ranges`
+    is_near = True
     pinning = "the file's size and modification time before and after every read"
 
     def __init__(self, root: Path) -> None:
@@ -99,11 +99,11 @@ class LocalStore:
             if entry.name.startswith(name) and self._is_folder(entry)
         )
 
-    def list_objects(self, prefix: str) -> Iterator[ObjectInfo]:
+    def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
         """See `ObjectStore.list_objects`."""
         check_key(prefix, self.uri(""))
         parent, name = _split(prefix)
-        yield from self._walk(parent, name)
+        yield from (info for info in self._walk(parent, name) if is_behind(info.key, after))
 
     def _walk(self, folder: str, name: str) -> Iterator[ObjectInfo]:
         entries = [

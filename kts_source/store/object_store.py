@@ -24,7 +24,7 @@ __all__ = [
     "StoreCounters",
     "check_key",
     "check_range",
-    "pinning",
+    "is_behind",
 ]
 
 Data: TypeAlias = bytes | memoryview
@@ -56,6 +56,18 @@ class ObjectStore(Protocol):
     """Objects below a root. See the module's text for what all stores share."""
 
     @property
+    def pinning(self) -> str:
+        """How reads of an object are held to one version, in words."""
+        ...
+
+    @property
+    def is_near(self) -> bool:
+        """Whether reading is copying within this machine, so that nothing is gained by reading
+        ahead in threads or by keeping copies.
+        """
+        ...
+
+    @property
     def counters(self) -> StoreCounters:
         """Work done so far by this instance in this process."""
         ...
@@ -75,8 +87,13 @@ class ObjectStore(Protocol):
         """
         ...
 
-    def list_objects(self, prefix: str) -> Iterator[ObjectInfo]:
+    def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
         """Every object whose key starts with `prefix`, any depth, in key order; no folder markers.
+
+        Args:
+            prefix: Taken literally.
+            after: Only keys behind this one, in the order of their UTF-8 bytes; S3 lists no others
+                then, elsewhere they are left out here.
 
         Never answered from a cache. An object that vanishes during the listing may be missing from
         it.
@@ -127,11 +144,6 @@ class ObjectStore(Protocol):
         ...
 
 
-def pinning(store: ObjectStore) -> str:
-    """How a store holds the reads of an object to one version, in words."""
-    return str(getattr(store, "pinning", "as the store does"))
-
-
 def check_key(key: str, uri: str, *, absolute: bool = False) -> None:
     """Refuses keys and prefixes that a client could resolve to outside the root.
 
@@ -159,3 +171,12 @@ def check_range(start: int, stop: int) -> None:
     """
     if not 0 <= start <= stop:
         raise ValueError(f"not a byte range: [{start}, {stop})")
+
+
+def is_behind(key: str, after: str | None) -> bool:
+    """Whether a key comes behind another in the order of listings."""
+    return after is None or _bytes(key) > _bytes(after)
+
+
+def _bytes(key: str) -> bytes:
+    return key.encode("utf-8", "surrogateescape")  # a local file's name may be no valid UTF-8

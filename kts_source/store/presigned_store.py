@@ -35,7 +35,7 @@ from kts_source.store.async_client import AsyncClient
 from kts_source.store.cancel import CancelledFetchError
 from kts_source.store.counters import StoreCounters, Tally
 from kts_source.store.http_answer import object_size, require_length, require_range
-from kts_source.store.object_store import ObjectInfo, check_key, check_range
+from kts_source.store.object_store import ObjectInfo, check_key, check_range, is_behind
 from kts_source.store.presigned_path import PATH_SECRET, shown, without_prefix
 from kts_source.store.retry import DEFAULT_RETRY_POLICY, RetryPolicy, TransientError
 
@@ -56,6 +56,7 @@ class PresignedStore:
     """
 
     pinning = "conditional reads (If-Match), and the ETag of every answer"
+    is_near = False
 
     def __init__(
         self, path: Secret[str], *, retry_policy: RetryPolicy = DEFAULT_RETRY_POLICY
@@ -99,10 +100,13 @@ class PresignedStore:
             }
         )
 
-    def list_objects(self, prefix: str) -> Iterator[ObjectInfo]:
+    def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
         """See `ObjectStore.list_objects`. Costs a request an object: lists give no sizes."""
         check_key(prefix, self.uri(""), absolute=True)
-        keys = sorted((k for k in self._listed(fresh=True) if k.startswith(prefix)), key=str.encode)
+        found = (
+            k for k in self._listed(fresh=True) if k.startswith(prefix) and is_behind(k, after)
+        )
+        keys = sorted(found, key=str.encode)
         with ThreadPoolExecutor(_LOOK_UPS, thread_name_prefix="kts-list") as pool:
             for info in pool.map(self._if_there, keys):
                 if info is not None:

@@ -61,6 +61,8 @@ class FallbackStore:
         mirror: Asked when the first fails.
     """
 
+    is_near = False  # the mirror may be anywhere
+
     def __init__(self, first: ObjectStore, mirror: ObjectStore) -> None:
         self._places = (first, mirror)
         self._tally = Tally()
@@ -83,9 +85,7 @@ class FallbackStore:
     @property
     def pinning(self) -> str:
         """How reads are held to one version."""
-        from kts_source.store.object_store import pinning
-
-        return f"{pinning(self._places[0])}; in the mirror by size and the version first met there"
+        return f"{self._places[0].pinning}; in the mirror by size and the version first met there"
 
     def uri(self, key: str) -> str:
         """Where the key is in the first place."""
@@ -100,12 +100,13 @@ class FallbackStore:
         """See `ObjectStore.list_folders`."""
         return self._tried(0, lambda number: self._places[number].list_folders(prefix))
 
-    def list_objects(self, prefix: str) -> Iterator[ObjectInfo]:
+    def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
         """See `ObjectStore.list_objects`. A listing comes from one place as a whole."""
         yield from self._tried(
             0,
             lambda number: [
-                _stamped(number, info) for info in self._places[number].list_objects(prefix)
+                _stamped(number, info)
+                for info in self._places[number].list_objects(prefix, after=after)
             ],
         )
 

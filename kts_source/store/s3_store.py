@@ -67,6 +67,7 @@ class S3Store:
     """Objects of a bucket below a prefix. The version of an object is its ETag as listed."""
 
     pinning = "conditional reads (If-Match), and the ETag of every answer"
+    is_near = False
 
     def __init__(
         self,
@@ -141,10 +142,11 @@ class S3Store:
             for entry in page.get("CommonPrefixes", ())
         )
 
-    def list_objects(self, prefix: str) -> Iterator[ObjectInfo]:
+    def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
         """See `ObjectStore.list_objects`."""
         cut = len(self._prefix)
-        for page in self._pages(prefix):
+        start = {} if after is None else {"StartAfter": self._prefix + after}
+        for page in self._pages(prefix, **start):
             for entry in page.get("Contents", ()):
                 if not entry["Key"].endswith("/"):
                     yield _info(entry["Key"][cut:], entry, size=entry["Size"])

@@ -26,6 +26,7 @@ from kts_source.errors import TieredKafkaError
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
 from kts_source.store.retry import RetryPolicy
+from kts_source.tier import Tier
 from segment_format.record.framing import iter_entries
 from tests.golden_data import (
     ISOLATION_LEVELS,
@@ -160,8 +161,8 @@ def _trial(
     options["path"] = path
     began = time.monotonic()
     try:
-        plan = plan_scan(parse_options(options), store)
-        table = run(plan, options, store)
+        plan = plan_scan(parse_options(options), Tier(store))
+        table = run(plan, options, Tier(store))
     except TieredKafkaError as error:
         outcome = type(error).__name__
     else:

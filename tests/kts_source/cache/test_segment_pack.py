@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from benchmarks.simulated import TOPIC, SimulatedTier
-from kts_source.cache.cached_store import CachedStore, CacheSettings
+from kts_source.cache.caches import Caches, CacheSettings
 from kts_source.cache.disk_cache import CacheLimits, DiskCache
 from kts_source.cache.segment_pack import SegmentPack
 from kts_source.layout.aiven import AivenLayout
@@ -17,6 +17,7 @@ from kts_source.layout.local_tiered import LocalTieredLayout
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
 from kts_source.store.local_store import LocalStore
+from kts_source.tier import Tier
 from tests.golden_data import KEY_PREFIX, LOCAL_TIER, TIER, TOPICS
 
 if TYPE_CHECKING:
@@ -175,7 +176,7 @@ def _plan(
         {"path": "simulated", "subscribe": TOPIC, "isolationLevel": "read_uncommitted"}
     )
     together.wait(60)
-    plan = plan_scan(options, CachedStore(tier, kept))
+    plan = plan_scan(options, Tier(tier, Caches(kept)))
     text = repr([(part.segment_id, part.cut_start, part.cut_stop) for part in slices_of(plan)])
     found.put((tier.counters.requests, text))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kts_source.cache.cached_store import NO_CACHE, CachedStore, CacheSettings
+from kts_source.cache.caches import NO_CACHE, CacheSettings
 from kts_source.cache.disk_cache import CacheLimits
 from kts_source.errors import InvalidOptionError
 from kts_source.options import parse_options
@@ -63,8 +63,14 @@ def test_what_makes_no_sense_is_refused(name: str, text: str) -> None:
         settings(**{name: text})
 
 
-def test_the_tier_is_opened_behind_the_caches(tmp_path: object) -> None:
+def test_the_tier_is_opened_with_its_caches(tmp_path: object) -> None:
     given = {"path": f"file://{tmp_path}", "subscribe": "t"}
-    assert isinstance(open_tier(parse_options(given)), LocalStore)
-    cached = parse_options({**given, "cacheDir": f"{tmp_path}/cache"})
-    assert isinstance(open_tier(cached), CachedStore)
+    tier = open_tier(parse_options(given))
+    assert isinstance(tier.store, LocalStore)
+    # Files of this machine are as near as their copies would be.
+    assert tier.caches.index is None
+    cached = open_tier(parse_options({**given, "cacheDir": f"{tmp_path}/cache"}))
+    assert cached.caches.index is not None
+    assert cached.caches.chunks is None
+    elsewhere = open_tier(parse_options({**given, "path": "memory://t", "cache": "false"}))
+    assert elsewhere.caches.index is None

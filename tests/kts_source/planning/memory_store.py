@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kts_source.errors import ObjectNotFoundError, ObjectTooLargeError, TruncatedObjectError
-from kts_source.store.object_store import ObjectInfo, StoreCounters
+from kts_source.store.object_store import ObjectInfo, StoreCounters, is_behind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -25,6 +25,9 @@ class MemoryStore:
         self._objects = objects
         self._modified = modified or {}
 
+    pinning = "as the test does"
+    is_near = False
+
     @property
     def counters(self) -> StoreCounters:
         return StoreCounters()
@@ -41,9 +44,9 @@ class MemoryStore:
             }
         )
 
-    def list_objects(self, prefix: str) -> Iterator[ObjectInfo]:
+    def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
         for key in sorted(self._objects):
-            if key.startswith(prefix):
+            if key.startswith(prefix) and is_behind(key, after):
                 yield self.head(key)
 
     def get_range(self, key: str, start: int, stop: int, *, version: str | None = None) -> bytes:

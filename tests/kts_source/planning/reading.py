@@ -19,7 +19,8 @@ from kts_source.planning.planner import plan_scan
 from kts_source.read import fetch
 from kts_source.read.read_settings import ReadSettings
 from kts_source.read.read_task import read_task
-from kts_source.read.segment_source import SegmentReader
+from kts_source.read.segment_source import SegmentSource
+from kts_source.tier import Tier
 from tests.kts_source.planning.history import TOPIC, History, World
 from tests.kts_source.planning.memory_store import MemoryStore
 from tests.kts_source.planning.truth import Range, Row, truth_of
@@ -207,8 +208,8 @@ class Reading:
 
     def _rows(self, given: Mapping[str, str]) -> tuple[ScanPlan, list[Row]]:
         options = parse_options(given)
-        plan = plan_scan(options, self._store)
-        reader = SegmentReader(self._store, options.key_ring)
+        plan = plan_scan(options, Tier(self._store))
+        reader = SegmentSource(Tier(self._store), options.key_ring)
         settings = ReadSettings.of(options)
         batches = [batch for task in plan.tasks for batch in read_task(task, reader, settings)]
         if not batches:

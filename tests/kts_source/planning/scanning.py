@@ -10,14 +10,13 @@ from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
 from kts_source.read.read_settings import ReadSettings
 from kts_source.read.read_task import read_task
-from kts_source.read.segment_source import SegmentReader
-from kts_source.tier import open_tier
+from kts_source.read.segment_source import SegmentSource
+from kts_source.tier import Tier, open_tier
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kts_source.planning.scan_plan import ScanPlan
-    from kts_source.store.object_store import ObjectStore
 
 
 def scan(given: Mapping[str, str]) -> pa.Table:
@@ -26,16 +25,16 @@ def scan(given: Mapping[str, str]) -> pa.Table:
     return run(plan_scan(options), given)
 
 
-def run(plan: ScanPlan, given: Mapping[str, str], store: ObjectStore | None = None) -> pa.Table:
+def run(plan: ScanPlan, given: Mapping[str, str], tier: Tier | None = None) -> pa.Table:
     """The rows of a plan."""
     options = parse_options(given)
-    store = store or open_tier(options)
-    reader = SegmentReader(store, options.key_ring)
+    tier = tier or open_tier(options)
+    reader = SegmentSource(tier, options.key_ring)
     settings = ReadSettings.of(options)
     try:
         batches = [batch for task in plan.tasks for batch in read_task(task, reader, settings)]
     finally:
-        store.close()
+        tier.close()
     if not batches:
         return pa.table({name: [] for name in options.columns})
     return pa.Table.from_batches(batches)

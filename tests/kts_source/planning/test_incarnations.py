@@ -9,6 +9,7 @@ import pytest
 
 import kts_source
 from kts_source.errors import InvalidOptionError
+from kts_source.tier import Tier
 from tests.kts_source.planning.history import TOPIC, History, Shape, Step, World
 from tests.kts_source.planning.memory_store import MemoryStore
 from tests.kts_source.planning.scanning import run
@@ -42,7 +43,7 @@ def test_a_topic_created_again_with_fewer_partitions(caplog: pytest.LogCaptureFi
     plan = planned(world)
     assert [(part.topic_id, part.partition) for part in plan.partitions] == [(newer, 0)]
     # The older one's second partition is not stirred in.
-    assert run(plan, OPTIONS, MemoryStore(world.store)).num_rows == 3
+    assert run(plan, OPTIONS, Tier(MemoryStore(world.store))).num_rows == 3
     assert plan.notes == (
         f"topic {TOPIC}: reading topic id {newer}, not {older}",
         f"topic {TOPIC}: no segments of partitions [1] under topic id {newer}",
@@ -53,7 +54,7 @@ def test_a_topic_created_again_with_fewer_partitions(caplog: pytest.LogCaptureFi
         (older, 0),
         (older, 1),
     ]
-    assert run(chosen, OPTIONS, MemoryStore(world.store)).num_rows == 18
+    assert run(chosen, OPTIONS, Tier(MemoryStore(world.store))).num_rows == 18
 
 
 def test_partitions_of_the_older_one_alone_do_not_make_it_the_newest() -> None:

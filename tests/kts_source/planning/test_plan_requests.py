@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from benchmarks.simulated import FIRST_MS, TOPIC, SimulatedTier
-from kts_source.cache.cached_store import CachedStore, CacheSettings
+from kts_source.cache.caches import NO_CACHE, Caches, CacheSettings
 from kts_source.cache.disk_cache import CacheLimits
 from kts_source.errors import TieredKafkaError
 from kts_source.layout.aiven import AivenLayout
@@ -19,6 +19,7 @@ from kts_source.options import parse_options
 from kts_source.planning import partial_log, planner, segment_catalog
 from kts_source.planning.planner import plan_scan
 from kts_source.store.local_store import LocalStore
+from kts_source.tier import Tier
 from tests.golden_data import TIER, TOPICS, partition_summaries, tier_options
 from tests.kts_source.planning.history import TOPIC as HISTORY_TOPIC
 from tests.kts_source.planning.history import World, random_history
@@ -54,13 +55,15 @@ class TimedListing:
 
 
 class TimedLocalStore(LocalStore, TimedListing):
-    def list_objects(self, prefix: str) -> Iterator[ObjectInfo]:
-        return self.timed(super().list_objects(prefix), lambda key: (TIER / key).read_bytes())
+    def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
+        return self.timed(
+            super().list_objects(prefix, after=after), lambda key: (TIER / key).read_bytes()
+        )
 
 
 class TimedMemoryStore(MemoryStore, TimedListing):
-    def list_objects(self, prefix: str) -> Iterator[ObjectInfo]:
-        return self.timed(super().list_objects(prefix), self._objects.__getitem__)
+    def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
+        return self.timed(super().list_objects(prefix, after=after), self._objects.__getitem__)
 
 
 def manifest(data: bytes) -> dict[str, Any]:
@@ -71,7 +74,7 @@ def manifest(data: bytes) -> dict[str, Any]:
 def outcome(given: Mapping[str, str], store: ObjectStore) -> object:
     """What a plan reads, or the kind of its error."""
     try:
-        plan = plan_scan(parse_options(given), store)
+        plan = plan_scan(parse_options(given), Tier(store))
     except TieredKafkaError as error:
         return type(error)
     return essence(plan)
@@ -252,9 +255,9 @@ def window_of(tier: SimulatedTier, first: int, last: int) -> dict[str, str]:
     }
 
 
-def planned(store: ObjectStore, **options: str) -> ScanPlan:
+def planned(store: ObjectStore, kept: CacheSettings = NO_CACHE, /, **options: str) -> ScanPlan:
     given = {"path": "simulated", "subscribe": TOPIC, **options}
-    return plan_scan(parse_options(given), store)
+    return plan_scan(parse_options(given), Tier(store, Caches(kept)))
 
 
 def requests(segments: int, **options: str) -> float:
@@ -293,7 +296,7 @@ def test_a_plan_in_part_reads_what_the_whole_plan_reads() -> None:
     plan = planned(tier, **hours)
     assert essence(planned(tier, **hours, maxTimestampAheadMs="60000")) == essence(plan)
     given = {"path": "simulated", "subscribe": TOPIC, "columns": "timestamp,partition"}
-    table = run(plan, given, tier)
+    table = run(plan, given, Tier(tier))
     stamps = table["timestamp"].cast("int64").to_pylist()
     assert min(stamps) >= start * 1000
     assert max(stamps) < (start + 30 * HOUR_MS) * 1000
@@ -325,9 +328,9 @@ def test_the_second_plan_asks_only_for_listings(tmp_path: Path) -> None:
     first, second = (SimulatedTier(3, 40, latency_seconds=0, aborted_share=5) for _ in range(2))
     index = CacheLimits(None, None)
     kept = CacheSettings(index=index, folder=str(tmp_path))
-    expected = planned(CachedStore(first, kept))
+    expected = planned(first, kept)
     assert first.counters.requests > 3 * 40
-    assert essence(planned(CachedStore(second, kept))) == essence(expected)
+    assert essence(planned(second, kept)) == essence(expected)
     assert second.counters.requests == 0
     assert second.counters.list_requests == first.counters.list_requests
     assert len(list(tmp_path.glob("v1/index/*.entry"))) < 60
@@ -337,9 +340,9 @@ def test_the_second_plan_of_a_window_asks_only_for_listings(tmp_path: Path) -> N
     first, second = (SimulatedTier(3, 40, latency_seconds=0, aborted_share=5) for _ in range(2))
     kept = CacheSettings(index=CacheLimits(None, None), folder=str(tmp_path))
     given = window_of(first, 20, 22)
-    expected = planned(CachedStore(first, kept), **given)
+    expected = planned(first, kept, **given)
     assert first.counters.requests > 3 * 5
-    assert essence(planned(CachedStore(second, kept), **given)) == essence(expected)
+    assert essence(planned(second, kept, **given)) == essence(expected)
     assert second.counters.requests == 0
     # One file for each partition, and that of the sweep.
     assert len(list(tmp_path.glob("v1/index/*.entry"))) == 3

@@ -28,12 +28,12 @@ from kts_source.planning.plan_checks import check_plan
 from kts_source.planning.plan_json import plan_from_json
 from kts_source.planning.planner import plan_scan
 from kts_source.planning.side_files import SideFiles
-from kts_source.read.segment_source import SegmentReader
+from kts_source.read.segment_source import SegmentSource
 from kts_source.read.task import ScanTask
 from kts_source.secret import Secret
 from kts_source.store.local_store import LocalStore
 from kts_source.store.open_store import open_store
-from kts_source.tier import open_tier
+from kts_source.tier import Tier, open_tier
 from segment_format.index.time_index import TimeIndex
 from tests.golden_data import (
     KEYS,
@@ -165,7 +165,7 @@ def test_the_estimate_is_what_the_tasks_then_ask(topic: str, size: str) -> None:
     expected = estimate(plan.tasks)
     store = DistantStore(TIER)
     before = store.counters
-    run(plan, options, store)
+    run(plan, options, Tier(store))
     work = store.counters - before
     # A cut that no index entry follows leaves a slice without bytes; its index is looked at all the
     # same.
@@ -209,8 +209,8 @@ class ClassedStore(LocalStore):
         super().__init__(TIER)
         self._classes = classes
 
-    def list_objects(self, prefix: str) -> Iterator[ObjectInfo]:
-        for info in super().list_objects(prefix):
+    def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
+        for info in super().list_objects(prefix, after=after):
             suffix = info.key.rsplit(".", 1)[1]
             yield replace(info, storage_class=self._classes.get(suffix, "STANDARD"))
 
@@ -271,11 +271,11 @@ def test_watermarks(topic: str) -> None:
 @pytest.mark.parametrize("topic", ["encrypted", "txn", "codecs"])
 def test_the_timestamp_of_the_last_stable_offset_is_of_a_batch_below_it(topic: str) -> None:
     options = parse_options(tier_options(topic))
-    store = open_tier(options)
-    reader = SegmentReader(store, options.key_ring.loaded())
+    tier = open_tier(options)
+    reader = SegmentSource(tier, options.key_ring.loaded())
     side_files = SideFiles(reader, max_batch_bytes=1 << 30)
-    parts = kts_source.describe(options, store).partitions
-    for mark, part in zip(parts, plan_scan(options, store).partitions, strict=True):
+    parts = kts_source.describe(options, tier.store).partitions
+    for mark, part in zip(parts, plan_scan(options, tier).partitions, strict=True):
         below = [span for span in part.surviving.ranges if span.start < mark.last_stable_offset]
         segment = below[-1].segment
         stamps = [
@@ -358,8 +358,8 @@ def test_lineage_columns_by_name_are_what_the_batches_say(topic: str) -> None:
     asked = ("offset", "partition", *LINEAGE)
     options = tier_options(topic, columns=",".join(asked), isolationLevel="read_uncommitted")
     plan = kts_source.plan(options)
-    reader = SegmentReader(
-        open_store(TIER.as_uri(), Secret({})), parse_options(options).key_ring.loaded()
+    reader = SegmentSource(
+        Tier(open_store(TIER.as_uri(), Secret({}))), parse_options(options).key_ring.loaded()
     )
     side_files = SideFiles(reader, max_batch_bytes=1 << 30)
     expected = [

@@ -10,6 +10,7 @@ from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
 from kts_source.read import segment_source, slice_boundaries
 from kts_source.store.local_store import LocalStore
+from kts_source.tier import Tier
 from tests.golden_data import CHUNK_SIZE, TIER, tier_options
 from tests.kts_source.planning.scanning import run, scan
 
@@ -45,7 +46,7 @@ def test_of_plain_chunks_no_more_than_the_first_request_is_read(
     for module in (segment_source, slice_boundaries):
         monkeypatch.setattr(module, "FIRST_REQUEST_BYTES", first)
     store = Far(TIER)
-    assert run(plan, options, store).equals(expected)
+    assert run(plan, options, Tier(store)).equals(expected)
     assert store.reads[0] == (0, first)
     read = sum(stop - start for start, stop in store.reads)
     # Nothing twice, but for the few bytes that prove a border.
@@ -60,6 +61,6 @@ def test_a_compressed_chunk_is_read_whole(monkeypatch: pytest.MonkeyPatch) -> No
     for module in (segment_source, slice_boundaries):
         monkeypatch.setattr(module, "FIRST_REQUEST_BYTES", 100)
     store = Far(TIER)
-    assert run(plan, options, store).equals(expected)
+    assert run(plan, options, Tier(store)).equals(expected)
     index = plan.tasks[0].slices[0].objects.chunk_index
     assert store.reads[0] == (0, index.chunk(0).transformed_stop)

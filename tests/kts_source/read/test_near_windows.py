@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from kts_source.keyring import KeyRing
 from kts_source.layout.remote_segment import ObjectRef, SegmentObjects
 from kts_source.read import segment_source
-from kts_source.read.segment_source import ReadAhead, SegmentReader, SegmentSpan
+from kts_source.read.fetch import ReadAhead
+from kts_source.read.segment_source import SegmentSource, SegmentSpan
 from kts_source.store.local_store import LocalStore
+from kts_source.tier import Tier
 from segment_format.manifest.chunk_index import FixedChunkIndex
 
 if TYPE_CHECKING:
@@ -35,18 +37,18 @@ class Far(LocalStore):
 @pytest.fixture(scope="module", params=[LocalStore, Far])
 def reader(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[SegmentReader]:
+) -> Iterator[SegmentSource]:
     root: Path = tmp_path_factory.mktemp("near")
     (root / "a.log").write_bytes(DATA)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(segment_source, "ENOUGH_REQUEST_BYTES", 2 * CHUNK)
         patch.setattr(segment_source, "FIRST_REQUEST_BYTES", CHUNK)
-        yield SegmentReader(request.param(root), KeyRing())
+        yield SegmentSource(Tier(request.param(root)), KeyRing())
 
 
 @given(ends=st.lists(st.tuples(ENDS, ENDS).map(sorted), min_size=1, max_size=3))
 def test_the_bytes_of_the_spans_and_not_one_more(
-    reader: SegmentReader, ends: list[list[int]]
+    reader: SegmentSource, ends: list[list[int]]
 ) -> None:
     index = FixedChunkIndex(CHUNK, len(DATA), CHUNK, len(DATA) % CHUNK)
     log = ObjectRef("a.log", len(DATA), None)

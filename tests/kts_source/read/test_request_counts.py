@@ -21,13 +21,14 @@ from benchmarks.simulated import (
     SimulatedTier,
     shape,
 )
-from kts_source.cache.cached_store import CachedStore, CacheSettings
+from kts_source.cache.caches import Caches, CacheSettings
 from kts_source.cache.disk_cache import CacheLimits
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
 from kts_source.read.read_settings import ReadSettings
 from kts_source.read.read_task import read_task
-from kts_source.read.segment_source import SegmentReader
+from kts_source.read.segment_source import SegmentSource
+from kts_source.tier import Tier
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,9 +66,12 @@ class CountedTier(SimulatedTier):
         return sum(stop - start for reads in self.reads.values() for start, stop in reads)
 
 
-def planned(store: ObjectStore, **options: str) -> ScanPlan:
+NO_CACHES = Caches()
+
+
+def planned(store: ObjectStore, caches: Caches = NO_CACHES, /, **options: str) -> ScanPlan:
     given = {"path": "simulated", "subscribe": TOPIC, **options}
-    return plan_scan(parse_options(given), store)
+    return plan_scan(parse_options(given), Tier(store, caches))
 
 
 def rows(
@@ -76,10 +80,14 @@ def rows(
     *,
     batches: int | None = None,
     columns: str = "offset,value",
+    caches: Caches = NO_CACHES,
 ) -> int:
     """Rows of all tasks, or of the first batches of the first, as a LIMIT takes them."""
     options = parse_options({"path": "simulated", "subscribe": TOPIC, "columns": columns})
-    reader, settings = SegmentReader(store, options.key_ring), ReadSettings.of(options)
+    reader, settings = (
+        SegmentSource(Tier(store, caches), options.key_ring),
+        ReadSettings.of(options),
+    )
     count = 0
     for task in plan.tasks if batches is None else plan.tasks[:1]:
         for number, batch in enumerate(read_task(task, reader, settings), 1):
@@ -185,9 +193,9 @@ def test_a_second_scan_with_a_chunk_cache_asks_for_no_data(tmp_path: Path) -> No
     settings = CacheSettings(index=limits, chunks=limits, folder=str(tmp_path))
     for number in range(2):
         store = CountedTier()
-        cached = CachedStore(store, settings)
-        plan = planned(cached, targetPartitionBytes="8m")
-        assert rows(plan, cached) == PARTITIONS * store.base_offset(SEGMENTS)
+        caches = Caches(settings)
+        plan = planned(store, caches, targetPartitionBytes="8m")
+        assert rows(plan, store, caches=caches) == PARTITIONS * store.base_offset(SEGMENTS)
         assert (store.counters.requests == 0) == bool(number)
         assert (store.counters.bytes == 0) == bool(number)
 

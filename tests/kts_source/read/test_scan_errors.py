@@ -23,6 +23,7 @@ from kts_source.errors import (
 )
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
+from kts_source.tier import Tier
 from segment_format.record.framing import iter_entries
 from tests.golden_data import (
     KEY_PREFIX,
@@ -261,7 +262,7 @@ def test_stragglers_of_a_delete_below_the_log_start_are_reported_and_are_no_hole
     world = World(history)
     options = {"path": "/", "subscribe": HISTORY_TOPIC}
     with caplog.at_level(logging.INFO, "kts_source"):
-        plan = plan_scan(parse_options(options), MemoryStore(world.store))
+        plan = plan_scan(parse_options(options), Tier(MemoryStore(world.store)))
     (part,) = plan.partitions
     assert not part.surviving.holes
     bases = sorted(span.segment.start_offset for span in part.surviving.ranges)

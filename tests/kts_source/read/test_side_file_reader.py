@@ -15,6 +15,7 @@ from kts_source.layout.local_tiered import LocalTieredLayout
 from kts_source.layout.remote_segment import IndexType, ObjectRef, SegmentObjects, StoredIndex
 from kts_source.read.side_file_reader import MAX_TOGETHER_BYTES, SideFileReader
 from kts_source.store.local_store import LocalStore
+from kts_source.tier import Tier
 from segment_format.manifest.chunk_index import FixedChunkIndex
 from tests.golden_data import KEY_PREFIX, LOCAL_TIER, TIER, TOPICS
 
@@ -44,7 +45,7 @@ def segments(
 
 def check_all_kinds(store: LocalStore, objects: SegmentObjects) -> int:
     """The number of requests that all side files took."""
-    reads = SideFileReader(store)
+    reads = SideFileReader(Tier(store))
     kinds = [kind for kind, part in objects.indexes.items() if part.size]
     random.Random(objects.log.key).shuffle(kinds)
     before = store.counters.requests
@@ -101,7 +102,7 @@ def made_up(name: str = "a", **parts: tuple[int, int]) -> SegmentObjects:
 
 def test_the_three_come_with_one_request() -> None:
     store = Ranges()
-    reads = SideFileReader(store)
+    reads = SideFileReader(Tier(store))
     objects = made_up(
         offset=(0, 10), producer_snapshot=(10, 25), leader_epoch=(25, 40), transaction=(40, 60)
     )
@@ -118,7 +119,7 @@ def test_the_three_come_with_one_request() -> None:
 def test_a_transaction_index_is_read_alone() -> None:
     store = Ranges()
     objects = made_up(leader_epoch=(25, 40), transaction=(40, 60))
-    assert len(SideFileReader(store).get(objects, TRANSACTION)) == 20
+    assert len(SideFileReader(Tier(store)).get(objects, TRANSACTION)) == 20
     assert store.asked == [(40, 60)]
 
 
@@ -128,7 +129,7 @@ def test_large_ones_and_those_behind_a_gap_stay_behind() -> None:
         producer_snapshot=(0, MAX_TOGETHER_BYTES), leader_epoch=(1 << 16, (1 << 16) + 9)
     )
     apart = made_up("b", producer_snapshot=(0, 10), leader_epoch=(11, 20), transaction=(20, 30))
-    reads = SideFileReader(store)
+    reads = SideFileReader(Tier(store))
     assert len(reads.get(large, EPOCH)) == 9
     assert len(reads.get(large, SNAPSHOT)) == MAX_TOGETHER_BYTES
     assert len(reads.get(apart, SNAPSHOT)) == 10
@@ -138,7 +139,7 @@ def test_large_ones_and_those_behind_a_gap_stay_behind() -> None:
 
 def test_what_waits_is_bounded_and_another_segment_is_another() -> None:
     store = Ranges()
-    reads = SideFileReader(store)
+    reads = SideFileReader(Tier(store))
     many = [made_up(f"{n}", leader_epoch=(0, 9), transaction=(9, 9 + n + 1)) for n in range(300)]
     for objects in many:
         reads.get(objects, EPOCH)
@@ -150,7 +151,7 @@ def test_what_waits_is_bounded_and_another_segment_is_another() -> None:
 
 def test_a_failure_leaves_nothing_behind() -> None:
     store = Ranges()
-    reads = SideFileReader(store)
+    reads = SideFileReader(Tier(store))
     objects = made_up(leader_epoch=(0, 9), transaction=(9, 20))
     store.gone = True
     with pytest.raises(ObjectNotFoundError):
@@ -173,7 +174,7 @@ def all_five() -> SegmentObjects:
 @pytest.mark.parametrize("first", list(IndexType))
 def test_of_a_segment_that_a_bound_cuts_all_come_with_one_request(first: IndexType) -> None:
     store = Ranges()
-    reads = SideFileReader(store, SideFilePack())
+    reads = SideFileReader(Tier(store), SideFilePack())
     objects = all_five()
     assert len(reads.get(objects, first, is_cut=True)) == objects.indexes[first].size
     for kind, part in objects.indexes.items():
@@ -183,7 +184,7 @@ def test_of_a_segment_that_a_bound_cuts_all_come_with_one_request(first: IndexTy
 
 def test_a_position_comes_with_a_time() -> None:
     store = Ranges()
-    reads = SideFileReader(store)
+    reads = SideFileReader(Tier(store))
     objects = all_five()
     assert len(reads.get(objects, IndexType.TIMESTAMP)) == 20
     assert len(reads.get(objects, IndexType.OFFSET)) == 10
@@ -192,7 +193,7 @@ def test_a_position_comes_with_a_time() -> None:
 
 def test_an_offset_index_is_read_alone() -> None:
     store = Ranges()
-    assert len(SideFileReader(store, SideFilePack()).get(all_five(), OFFSET)) == 10
+    assert len(SideFileReader(Tier(store), SideFilePack()).get(all_five(), OFFSET)) == 10
     assert store.asked == [(0, 10)]
 
 
@@ -200,7 +201,7 @@ def test_where_the_pack_has_no_room_each_is_read_alone() -> None:
     store = Ranges()
     pack = SideFilePack()
     pack.add(ObjectRef("full", 1, "1"), 0, bytes(MAX_PACK_BYTES - 20))
-    reads = SideFileReader(store, pack)
+    reads = SideFileReader(Tier(store), pack)
     objects = all_five()
     assert len(reads.get(objects, SNAPSHOT)) == 15
     assert len(reads.get(objects, EPOCH)) == 15
@@ -214,7 +215,7 @@ def test_every_golden_segment_with_a_pack(topic: str, tmp_path: Path) -> None:
     for objects in segments(AivenLayout(), store, KEY_PREFIX, topic):
         for reader in range(2):
             pack = SideFilePack(cache, objects.log.key)
-            reads = SideFileReader(store, pack)
+            reads = SideFileReader(Tier(store), pack)
             before = store.counters.requests
             kinds = [kind for kind, part in objects.indexes.items() if part.size]
             random.Random(objects.log.key).shuffle(kinds)

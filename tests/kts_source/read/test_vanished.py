@@ -142,7 +142,7 @@ def test_aborted_and_control_batches_are_counted() -> None:
     plan = plan_scan(options)
     from kts_source.read.read_settings import ReadSettings
     from kts_source.read.read_task import read_task
-    from kts_source.read.segment_source import SegmentReader
+    from kts_source.read.segment_source import SegmentSource
     from kts_source.read.task_metrics import TaskMeter
     from kts_source.tier import open_tier
 
@@ -150,7 +150,7 @@ def test_aborted_and_control_batches_are_counted() -> None:
     for task in plan.tasks:
         store = open_tier(options)
         meter = TaskMeter(task, store, TaskPlace())
-        reader = SegmentReader(store, options.key_ring)
+        reader = SegmentSource(store, options.key_ring)
         for batch in read_task(task, reader, ReadSettings.of(options), meter=meter):
             committed += batch.num_rows
         found = meter.finished("done")

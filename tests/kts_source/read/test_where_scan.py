@@ -16,7 +16,7 @@ from kts_source.planning.planner import plan_scan
 from kts_source.predicate.parse import parse_predicate
 from kts_source.read.read_settings import ReadSettings
 from kts_source.read.read_task import read_task
-from kts_source.read.segment_source import SegmentReader
+from kts_source.read.segment_source import SegmentSource
 from kts_source.read.task_metrics import TaskMeter, TaskPlace
 from kts_source.tier import open_tier
 from tests.golden_data import TOPICS, assert_same_rows, expected_table, tier_options
@@ -122,7 +122,7 @@ def test_batches_dated_outside_are_not_decoded(topic: str, side: str) -> None:
     found: list[int] = []
     skipped = 0
     with closing(open_tier(options)) as store:
-        reader = SegmentReader(store, options.key_ring)
+        reader = SegmentSource(store, options.key_ring)
         for task in plan.tasks:
             meter = TaskMeter(task, store, TaskPlace())
             for batch in read_task(task, reader, ReadSettings.of(options), meter=meter):

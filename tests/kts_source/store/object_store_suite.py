@@ -130,6 +130,18 @@ class ObjectStoreSuite:
         )
         assert [info.size for info in listed] == [len(TREE[info.key]) for info in listed]
 
+    @pytest.mark.parametrize("prefix", ["", "tier/orders-1/"])
+    def test_a_listing_begins_behind_a_key(self, tree: ObjectStore, prefix: str) -> None:
+        keys = [info.key for info in tree.list_objects(prefix)]
+        assert len(keys) > 1
+        for number, key in enumerate(keys, 1):
+            later = [info.key for info in tree.list_objects(prefix, after=key)]
+            assert later == keys[number:]
+        missing = f"{keys[0]}\U0001f5c4"  # behind the first, wherever other keys are
+        assert [info.key for info in tree.list_objects(prefix, after=missing)] == [
+            key for key in keys if key.encode() > missing.encode()
+        ]
+
     def test_a_listing_is_never_cached(self, place: Place, store: ObjectStore) -> None:
         place.put("old/object", b"x")
         assert [info.key for info in store.list_objects("")] == ["old/object"]

@@ -15,7 +15,7 @@ from kts_source.errors import (
 )
 from kts_source.options import parse_options
 from kts_source.store.local_store import LocalStore
-from kts_source.store.object_store import Data, ObjectStore, pinning
+from kts_source.store.object_store import Data, ObjectStore
 from kts_source.store.replica_store import FallbackStore
 from tests.golden_data import TIER, assert_same_rows, expected_table, tier_options
 from tests.kts_source.planning.scanning import scan
@@ -42,9 +42,9 @@ class FailingStore(LocalStore):
         self._fail()
         return super().get_range(key, start, stop, version=version)
 
-    def list_objects(self, prefix: str) -> Iterator[ObjectInfo]:
+    def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
         self._fail()
-        return super().list_objects(prefix)
+        return super().list_objects(prefix, after=after)
 
     def head(self, key: str) -> ObjectInfo:
         self._fail()
@@ -168,7 +168,7 @@ def test_two_failures_are_one_error_with_both_told(
 
 
 def test_how_it_pins_is_told(store: FallbackStore) -> None:
-    assert "mirror by size" in pinning(store)
+    assert "mirror by size" in store.pinning
 
 
 def test_a_scan_goes_on_in_the_mirror(tmp_path: Path) -> None:

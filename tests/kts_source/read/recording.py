@@ -1,0 +1,115 @@
+"""A store whose reads wait for a gate and are written down, and fetches from it."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, NamedTuple
+
+from kts_source.read.fetch import FetchedRanges, ReadAhead, fetch_ranges
+from kts_source.store.cancel import cancelled_by
+from kts_source.store.counters import StoreCounters
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from kts_source.store.object_store import Data, ObjectInfo, ObjectStore
+
+DATA = bytes(range(256)) * 40
+
+
+class FetchRequest(NamedTuple):
+    """Bytes [start, stop) of an object."""
+
+    key: str
+    version: str | None
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+
+class RecordingStore:
+    """Objects that are all `DATA`; reads wait for a gate and are written down."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, int, int, str | None]] = []
+        self.running = 0
+        self.most_running = 0
+        self.gate = threading.Event()
+        self.gate.set()
+        self.begun = threading.Semaphore(0)
+        self.failing: dict[int, Exception] = {}
+        self._lock = threading.Lock()
+
+    def get_range(self, key: str, start: int, stop: int, *, version: str | None = None) -> bytes:
+        with self._lock:
+            self.asked.append((key, start, stop, version))
+            self.running += 1
+            self.most_running = max(self.most_running, self.running)
+        self.begun.release()
+        try:
+            with cancelled_by(self.gate.set):
+                self.gate.wait()
+            if start in self.failing:
+                raise self.failing[start]
+            return DATA[start:stop]
+        finally:
+            with self._lock:
+                self.running -= 1
+
+    pinning = "as the test does"
+    is_near = False
+
+    @property
+    def counters(self) -> StoreCounters:
+        return StoreCounters(requests=len(self.asked))
+
+    def uri(self, key: str) -> str:
+        return key
+
+    def list_folders(self, prefix: str) -> list[str]:
+        raise NotImplementedError
+
+    def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
+        raise NotImplementedError
+
+    def get_object(self, key: str, *, max_bytes: int, version: str | None = None) -> bytes:
+        raise NotImplementedError
+
+    def head(self, key: str) -> ObjectInfo:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        pass
+
+
+def requests(count: int, size: int = 100) -> list[FetchRequest]:
+    return [FetchRequest("k", "v", n * size, (n + 1) * size) for n in range(count)]
+
+
+def reads(store: ObjectStore) -> Callable[[FetchRequest], Data]:
+    return lambda one: store.get_range(one.key, one.start, one.stop, version=one.version)
+
+
+def fetch(
+    store: ObjectStore,
+    wanted: list[FetchRequest] | Iterator[FetchRequest],
+    *,
+    threads: int = 4,
+    prefetch_bytes: int = 1000,
+    slow_start: bool = False,
+    meanwhile: Callable[[], object] | None = None,
+) -> FetchedRanges[FetchRequest]:
+    ahead = ReadAhead(threads, prefetch_bytes, slow_start=slow_start)
+    return fetch_ranges(reads(store), wanted, ahead, meanwhile=meanwhile)
+
+
+def fetch_threads() -> list[str]:
+    return [one.name for one in threading.enumerate() if one.name.startswith("kts-fetch")]
+
+
+def wait_for(store: RecordingStore, begun: int) -> None:
+    for _ in range(begun):
+        assert store.begun.acquire(timeout=10)

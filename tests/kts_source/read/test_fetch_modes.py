@@ -1,0 +1,144 @@
+"""How a fetch begins, and reads of stores that are near."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kts_source.read.fetch import FetchedRanges, ReadAhead, fetch_ranges
+from tests.kts_source.read.recording import (
+    DATA,
+    FetchRequest,
+    RecordingStore,
+    fetch,
+    fetch_threads,
+    reads,
+    requests,
+    wait_for,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    yield
+    assert fetch_threads() == []
+
+
+def test_slow_start_reads_one_range_until_the_second_is_wanted() -> None:
+    store = RecordingStore()
+    with fetch(store, requests(20), slow_start=True) as results:
+        first = next(results)
+        assert first.data == DATA[:100]
+        assert len(store.asked) == 1
+        next(results)
+        wait_for(store, 12)
+        assert len(store.asked) == 12
+
+
+def test_slow_start_reads_little_in_all_until_more_is_wanted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kts_source.read.fetch.EARLY_BYTES", 1000)
+    store = RecordingStore()
+    with fetch(store, requests(100), slow_start=True, prefetch_bytes=5000, threads=20) as results:
+        next(results)
+        next(results)
+        wait_for(store, 10)  # all the others at once: one round trip for them together
+        for _ in range(8):
+            next(results)
+            assert len(store.asked) == 10
+        next(results)  # the eleventh: who wants more than that is not about to stop
+        wait_for(store, 51)
+        assert len(store.asked) == 61
+
+
+def test_the_consumer_works_while_it_waits_for_a_slow_start() -> None:
+    store, threads = RecordingStore(), []
+    store.gate.clear()
+
+    def work() -> None:
+        assert len(store.asked) == 1  # the request is on its way
+        threads.append(threading.current_thread())
+        store.gate.set()  # the answer comes only once the work is done
+
+    with fetch(store, requests(5), slow_start=True, meanwhile=work) as results:
+        assert b"".join(bytes(one.data) for one in results) == DATA[:500]
+    assert threads == [threading.current_thread()]
+
+
+def test_an_answer_that_is_there_is_not_kept_waiting() -> None:
+    done: list[None] = []
+    with fetch(
+        RecordingStore(), requests(5), slow_start=True, meanwhile=lambda: done.append(None)
+    ) as results:
+        assert next(results).data == DATA[:100]
+    assert done == []
+
+
+def test_only_a_slow_start_has_time_for_other_work() -> None:
+    store, done = RecordingStore(), list[None]()
+    with fetch(store, requests(5), meanwhile=lambda: done.append(None)) as results:
+        assert len(list(results)) == 5
+    assert done == []
+
+
+def test_an_error_of_the_work_is_no_error_of_the_fetch() -> None:
+    store = RecordingStore()
+    store.gate.clear()
+
+    def work() -> None:
+        store.gate.set()
+        raise ImportError("no decoder")
+
+    with fetch(store, requests(2), slow_start=True, meanwhile=work) as results:
+        assert next(results).data == DATA[:100]
+
+
+# -- near stores
+
+
+class ThreadsNoted(RecordingStore):
+    """Notes the thread of each read, which gives its core away so many times."""
+
+    def __init__(self, waits: int) -> None:
+        super().__init__()
+        self.threads: list[int] = []
+        self._waits = waits
+
+    def get_range(self, key: str, start: int, stop: int, *, version: str | None = None) -> bytes:
+        self.threads.append(threading.get_ident())
+        for _ in range(self._waits):
+            time.sleep(1e-4)
+        return super().get_range(key, start, stop, version=version)
+
+
+def near(store: ThreadsNoted, count: int) -> FetchedRanges[FetchRequest]:
+    wanted = [FetchRequest("key", None, 10 * at, 10 * at + 10) for at in range(count)]
+    return fetch_ranges(reads(store), wanted, ReadAhead(4, 1000, slow_start=False), near=True)
+
+
+def test_bytes_in_memory_are_read_by_who_wants_them_and_not_ahead() -> None:
+    store = ThreadsNoted(waits=0)
+    with near(store, 100) as fetched:
+        for number, answer in enumerate(fetched, 1):
+            assert bytes(answer.data) == DATA[10 * number - 10 : 10 * number]
+            assert len(store.asked) == number
+    assert number == 100
+    assert set(store.threads) == {threading.get_ident()}
+
+
+def test_bytes_that_must_be_waited_for_are_read_ahead() -> None:
+    store = ThreadsNoted(waits=20)
+    with near(store, 100) as fetched:
+        data = b"".join(answer.data for answer in fetched)
+    assert data == DATA[:1000]
+    first, *others = dict.fromkeys(store.threads)
+    assert first == threading.get_ident()
+    assert others
+    assert store.threads.count(first) <= 2
