@@ -59,8 +59,9 @@ format: $(STAMP)  ## let ruff rewrite what it can
 	@$(VENV)/bin/ruff check --fix .
 	@$(VENV)/bin/ruff format .
 
-docs: $(STAMP)  ## renew the options table in the README
-	@$(PY) tools/update_readme.py
+docs: $(STAMP)  ## renew the tables of options and build the site into build/site
+	@$(PY) tools/update_docs.py
+	@$(VENV)/bin/zensical build --strict --clean
 
 lock: $(STAMP)  ## resolve requirements.lock anew
 	@$(PY) -m pip install --quiet --disable-pip-version-check "uv==$(UV_VERSION)"

@@ -5,7 +5,7 @@ from kts_source.options.option_table import (
     OPTIONS,
     READ_COMMITTED,
     READ_UNCOMMITTED,
-    options_table,
+    options_tables,
 )
 from kts_source.options.scan_options import ScanOptions, parse_options
 
@@ -15,6 +15,6 @@ __all__ = [
     "READ_UNCOMMITTED",
     "Option",
     "ScanOptions",
-    "options_table",
+    "options_tables",
     "parse_options",
 ]

@@ -16,8 +16,8 @@ class Option:
     Attributes:
         name: As users write it.
         parse: Text to value; raises `InvalidOptionError` naming the option.
-        default: Shown in the README; `None` = no default text. Parsed like a given value.
-        doc: One sentence for the README.
+        default: Shown in the docs; `None` = no default text. Parsed like a given value.
+        doc: One sentence for the docs.
     """
 
     name: str

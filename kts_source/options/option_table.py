@@ -1,4 +1,4 @@
-"""The options of the data source: one table that the parser, the README and the error texts come
+"""The options of the data source: one table that the parser, the docs and the error texts come
 from.
 
 Names are spelled as Spark's own Kafka source spells them wherever it has the option. Spark hands
@@ -8,7 +8,7 @@ here, before any I/O, so that a mistake fails at `load()`.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kts_source.options.cache_options import CACHE_OPTIONS
 from kts_source.options.fetch_options import FETCH_OPTIONS
@@ -36,6 +36,9 @@ from kts_source.options.selection import (
     parse_topic_ids,
 )
 from kts_source.store.storage_options import S3_OPTIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 READ_COMMITTED: Final = "read_committed"
 READ_UNCOMMITTED: Final = "read_uncommitted"
@@ -258,26 +261,55 @@ OPTIONS: Final[tuple[Option, ...]] = (
 )
 
 
-def options_table() -> str:
-    """The README's table of options, in Markdown."""
-    rows = ["| option | default | meaning |", "|---|---|---|"]
-    for option in OPTIONS:
-        default = (
-            "" if option.default is None else (f"`{option.default}`" if option.default else '`""`')
-        )
-        rows.append(f"| `{option.name}` | {default} | {option.doc} |")
-    rows.append(
-        "| `encryption.key.pairs.<id>.private.key.file` | | PEM file of the private key (PKCS#8)"
-        " with that key id; the driver reads it, or the worker where the driver has no such"
-        " file. |"
-    )
-    rows.append(
-        "| `encryption.key.pairs.<id>.private.key.env` | | Name of an environment variable that"
-        " holds the PEM text, on the driver or on the worker. |"
-    )
-    rows.append(
-        "| `encryption.key.pairs.<id>.private.key.callback` | | `module:function` that is called"
-        " with the key id on the driver and returns the PEM text, for secret scopes. |"
-    )
-    rows.extend(f"| `{name}` | | {doc} |" for name, doc in S3_OPTIONS)
-    return "\n".join(rows)
+ESSENTIAL: Final = (
+    "path",
+    "keyPrefix",
+    "subscribe",
+    "startingOffsets",
+    "endingOffsets",
+    "startingTimestamp",
+    "endingTimestamp",
+    "isolationLevel",
+    "columns",
+    "where",
+)
+"""The ten options that most reads need."""
+
+
+def options_tables() -> dict[str, str]:
+    """The tables of options in the docs, in Markdown: `essential`, `more` and `store`."""
+    essential = {name: option for option in OPTIONS if (name := option.name) in ESSENTIAL}
+    keys = "encryption.key.pairs.<id>.private.key"
+    store = [
+        (
+            f"{keys}.file",
+            "PEM file of the private key (PKCS#8) with that key id; the driver reads it, or the"
+            " worker where the driver has no such file.",
+        ),
+        (
+            f"{keys}.env",
+            "Name of an environment variable that holds the PEM text, on the driver or on the"
+            " worker.",
+        ),
+        (
+            f"{keys}.callback",
+            "`module:function` that is called with the key id on the driver and returns the PEM"
+            " text, for secret scopes.",
+        ),
+        *S3_OPTIONS,
+    ]
+    return {
+        "essential": _table(_row(essential[name]) for name in ESSENTIAL),
+        "more": _table(_row(option) for option in OPTIONS if option.name not in essential),
+        "store": _table((f"`{name}`", "", doc) for name, doc in store),
+    }
+
+
+def _row(option: Option) -> tuple[str, str, str]:
+    default = "" if option.default is None else f"`{option.default}`" if option.default else '`""`'
+    return f"`{option.name}`", default, option.doc
+
+
+def _table(rows: Iterable[tuple[str, str, str]]) -> str:
+    lines = [("option", "default", "meaning"), ("---", "---", "---"), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
