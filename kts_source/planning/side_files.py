@@ -13,7 +13,7 @@ from kts_source.errors import CorruptSegmentError
 from kts_source.layout.remote_segment import IndexType, RemoteSegment
 from kts_source.planning.isolation import Replay
 from kts_source.read.segment_source import SegmentSpan
-from kts_source.read.slice_boundaries import parse_borders
+from kts_source.read.slice_boundaries import usable_offset_index
 from segment_format.errors import SegmentFormatError
 from segment_format.index.leader_epoch_checkpoint import LeaderEpochCheckpoint
 from segment_format.index.producer_snapshot import ProducerStateEntry, parse_producer_snapshot
@@ -77,7 +77,7 @@ class SideFiles:
         if place in self._offset_indexes:
             return self._offset_indexes[place]
         data = self._read(segment, IndexType.OFFSET)
-        index = parse_borders(data, segment.start_offset, segment.objects.size_in_bytes)
+        index = usable_offset_index(data, segment.start_offset, segment.objects.size_in_bytes)
         _remember(self._offset_indexes, place, index, data)
         return index
 

@@ -19,11 +19,11 @@ from kts_source.read.segment_source import (
     VanishedSpanError,
 )
 from kts_source.read.slice_boundaries import (
-    Border,
-    BorderCheck,
-    borders,
+    Boundary,
+    BoundaryCheck,
     peek_stop,
     segment_start,
+    slice_boundaries,
     sure_stop,
 )
 from segment_format.errors import SegmentFormatError, TruncatedBatchError
@@ -159,12 +159,17 @@ class _SliceSpan(SegmentSpan):
     """
 
     part: SegmentSlice
-    first: Border
-    last: Border | None
+    first: Boundary
+    last: Boundary | None
 
     @classmethod
     def of(
-        cls, part: SegmentSlice, start: int, stop: int, first: Border, last: Border | None
+        cls,
+        part: SegmentSlice,
+        start: int,
+        stop: int,
+        first: Boundary,
+        last: Boundary | None,
     ) -> _SliceSpan:
         """Original bytes [start, stop) of the slice's segment."""
         place = (part.topic, part.partition, part.start_offset)
@@ -184,7 +189,7 @@ def _spans(
             yield _SliceSpan.of(part, 0, sure, segment_start(part), None)
         try:
             with _located(part, reader):
-                first, last = borders(part, reader)
+                first, last = slice_boundaries(part, reader)
         except ObjectNotFoundError as error:
             raise _VanishedSliceError(part) from error
         if first.position < last.position:
@@ -200,7 +205,7 @@ class _SliceDecoder:
         part = span.part
         self.span = span
         self._reader = reader
-        self._check = BorderCheck(span.first)
+        self._check = BoundaryCheck(span.first)
         from kts_source.read.slice_decoder import open_decoder
 
         self._decoder = open_decoder(part, span.first, span.last, settings)

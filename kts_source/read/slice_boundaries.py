@@ -2,19 +2,20 @@
 stand there.
 
 An index that does not fit its log would lose rows without a trace where an offset bound relies on
-it, so the first 17 bytes at each border must be the start of a batch that the entry describes.
+it, so the first 17 bytes at each boundary must be the start of a batch that the entry describes.
 """
 
 from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from kts_source.errors import CorruptSegmentError
 from kts_source.layout.remote_segment import IndexType
 from kts_source.read.segment_source import FIRST_REQUEST_BYTES, request_groups
 from segment_format.errors import SegmentFormatError
+from segment_format.record.framing import ENTRY_PREFIX_SIZE, read_prefix
 
 if TYPE_CHECKING:
     from kts_source.read.segment_source import SegmentSource
@@ -23,13 +24,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PEEK_BYTES: Final = 17
-"""Offset, size, epoch or CRC, and magic: what all versions of an entry begin with."""
-_MIN_BATCH_SIZE: Final = 14
-
 
 @dataclass(frozen=True, slots=True)
-class Border:
+class Boundary:
     """A position in the original segment where a batch begins, or its end.
 
     Attributes:
@@ -43,10 +40,10 @@ class Border:
     after_offset: int
 
     def check(self, data: bytes, next_offset: int) -> None:
-        """Compares the bytes at the border with what the index says of them.
+        """Compares the bytes at the boundary with what the index says of them.
 
         Args:
-            data: The `PEEK_BYTES` bytes at the border.
+            data: The `ENTRY_PREFIX_SIZE` bytes at the boundary.
             next_offset: Least offset that the batch there may begin with.
 
         Raises:
@@ -54,17 +51,12 @@ class Border:
         """
         if self.last_offset is None:
             return
-        offset = int.from_bytes(data[0:8], "big", signed=True)
-        size = int.from_bytes(data[8:12], "big", signed=True)
-        fits = (
-            len(data) == PEEK_BYTES
-            and data[16] <= 2
-            and size >= _MIN_BATCH_SIZE
-            and self.after_offset < offset <= self.last_offset
-            and next_offset <= offset
-        )
+        least = max(self.after_offset + 1, next_offset)
+        try:
+            fits = least <= read_prefix(data).offset <= self.last_offset
+        except SegmentFormatError:
+            fits = False
         if not fits:
-            least = max(self.after_offset + 1, next_offset)
             raise CorruptSegmentError(
                 "the offset index does not fit the log: a batch of offsets in"
                 f" [{least}, {self.last_offset}] should begin here",
@@ -73,8 +65,8 @@ class Border:
             )
 
 
-def borders(part: SegmentSlice, reader: SegmentSource) -> tuple[Border, Border]:
-    """The borders that the slice's cuts stand for.
+def slice_boundaries(part: SegmentSlice, reader: SegmentSource) -> tuple[Boundary, Boundary]:
+    """The boundaries that the slice's cuts stand for.
 
     Each cut is moved to the first offset-index entry at or beyond it, or to the segment's end.
     Without a usable index all inner cuts move to the end, so the slice that begins at 0 reads the
@@ -84,13 +76,13 @@ def borders(part: SegmentSlice, reader: SegmentSource) -> tuple[Border, Border]:
     index = None
     if not part.is_whole:
         stored = reader.index(part.objects, IndexType.OFFSET)
-        index = parse_borders(stored, part.segment_start, size)
-    return _border(index, part.cut_start, part), _border(index, part.cut_stop, part)
+        index = usable_offset_index(stored, part.segment_start, size)
+    return _boundary(index, part.cut_start, part), _boundary(index, part.cut_stop, part)
 
 
-def segment_start(part: SegmentSlice) -> Border:
+def segment_start(part: SegmentSlice) -> Boundary:
     """Where a slice begins that no cut begins."""
-    return Border(0, None, part.segment_start - 1)
+    return Boundary(0, None, part.segment_start - 1)
 
 
 def sure_stop(part: SegmentSlice, reader: SegmentSource) -> int:
@@ -109,29 +101,29 @@ def sure_stop(part: SegmentSlice, reader: SegmentSource) -> int:
     return first[-1].original_stop if len(first) < len(chunks) else 0
 
 
-def _border(index: OffsetIndex | None, cut: int, part: SegmentSlice) -> Border:
+def _boundary(index: OffsetIndex | None, cut: int, part: SegmentSlice) -> Boundary:
     size = part.objects.size_in_bytes
     if cut == 0:
         return segment_start(part)
     if cut == size or index is None:
-        return Border(size, None, part.segment_start - 1)
+        return Boundary(size, None, part.segment_start - 1)
     number = int(index.positions.searchsorted(cut, side="left"))
     if number == len(index.positions):
-        return Border(size, None, part.segment_start - 1)
+        return Boundary(size, None, part.segment_start - 1)
     before = int(index.offsets[number - 1]) if number else part.segment_start - 1
-    return Border(int(index.positions[number]), int(index.offsets[number]), before)
+    return Boundary(int(index.positions[number]), int(index.offsets[number]), before)
 
 
-class BorderCheck:
-    """Follows the bytes of one slice and compares its borders with the index as they pass.
+class BoundaryCheck:
+    """Follows the bytes of one slice and compares its boundaries with the index as they pass.
 
     Attributes:
         stop: Where the slice ends; may be told later than bytes that are surely before it.
     """
 
-    def __init__(self, start: Border) -> None:
+    def __init__(self, start: Boundary) -> None:
         self._start = start
-        self.stop: Border | None = None
+        self.stop: Boundary | None = None
         self._position = start.position
         self._head = b""
         self._tail = b""
@@ -140,11 +132,11 @@ class BorderCheck:
         """What of the next bytes belongs to the slice.
 
         Raises:
-            CorruptSegmentError: See `Border.check`.
+            CorruptSegmentError: See `Boundary.check`.
         """
-        if len(self._head) < PEEK_BYTES:
-            self._head += bytes(window[: PEEK_BYTES - len(self._head)])
-            if len(self._head) == PEEK_BYTES:
+        if len(self._head) < ENTRY_PREFIX_SIZE:
+            self._head += bytes(window[: ENTRY_PREFIX_SIZE - len(self._head)])
+            if len(self._head) == ENTRY_PREFIX_SIZE:
                 self._start.check(self._head, self._start.after_offset + 1)
         size = len(window)
         if self.stop is not None:
@@ -160,19 +152,21 @@ class BorderCheck:
             next_offset: One past the last offset of the batches inside.
 
         Raises:
-            CorruptSegmentError: See `Border.check`.
+            CorruptSegmentError: See `Boundary.check`.
         """
         assert self.stop is not None, "the last span of a slice tells its end"
         self.stop.check(self._tail, next_offset)
 
 
-def peek_stop(stop: Border, size: int) -> int:
-    """One past the last byte to read so that the border at the end can be checked too."""
-    return stop.position if stop.last_offset is None else min(stop.position + PEEK_BYTES, size)
+def peek_stop(stop: Boundary, size: int) -> int:
+    """One past the last byte to read so that the boundary at the end can be checked too."""
+    return (
+        stop.position if stop.last_offset is None else min(stop.position + ENTRY_PREFIX_SIZE, size)
+    )
 
 
-def parse_borders(data: bytes | None, base_offset: int, size: int) -> OffsetIndex | None:
-    """An offset index whose positions may serve as borders; `None` when it is empty or contradicts
+def usable_offset_index(data: bytes | None, base_offset: int, size: int) -> OffsetIndex | None:
+    """An offset index whose positions may serve as boundaries; `None` when it is empty or contradicts
     itself.
 
     The answer depends on nothing but the file, so all slices of a segment agree on it.

@@ -19,7 +19,7 @@ from segment_format.kernels.decoder import load_kernel
 if TYPE_CHECKING:
     from kts_source.read.read_settings import ReadSettings
     from kts_source.read.row_filter import FilteringDecoder
-    from kts_source.read.slice_boundaries import Border
+    from kts_source.read.slice_boundaries import Boundary
     from kts_source.read.task import SegmentSlice
 
 
@@ -30,8 +30,8 @@ def prepare() -> None:
 
 def open_decoder(
     part: SegmentSlice,
-    first: Border,
-    last: Border | None,
+    first: Boundary,
+    last: Boundary | None,
     settings: ReadSettings,
 ) -> RecordDecoder | FilteringDecoder:
     """Decodes a slice's bytes.

@@ -60,42 +60,61 @@ class Entry:
         return self.position + self.size
 
 
-def read_entry(buffer: BytesLike, position: int) -> Entry:
-    """The entry that begins at `position`, complete.
+def read_prefix(buffer: BytesLike, position: int = 0, *, at: int | None = None) -> Entry:
+    """What the first 17 bytes of an entry say; the rest of it need not be there.
+
+    Args:
+        buffer: Holds those bytes.
+        position: Where they begin in the buffer.
+        at: Where they stand for people, in entry and errors; `position` unless given.
 
     Raises:
-        TruncatedBatchError: The entry runs past the end of the buffer.
+        TruncatedBatchError: Fewer than 17 bytes are left.
         UnsupportedMagicError: Magic other than 0, 1, 2.
         CorruptRecordError: The size is below the least that its magic allows (a zero-filled tail
             shows up here).
     """
     view = byte_view(buffer)
+    where = position if at is None else at
     left = len(view) - position
     if position < 0 or left < ENTRY_PREFIX_SIZE:
         raise TruncatedBatchError(
-            f"{max(0, left)} bytes left of an entry's first {ENTRY_PREFIX_SIZE}", position=position
+            f"{max(0, left)} bytes left of an entry's first {ENTRY_PREFIX_SIZE}", position=where
         )
     offset, length, _, magic = _PREFIX.unpack_from(view, position)
     if length < MIN_ENTRY_LENGTH[0]:
         raise CorruptRecordError(
-            f"entry length {length} is below {MIN_ENTRY_LENGTH[0]}",
-            position=position,
-            offset=offset,
+            f"entry length {length} is below {MIN_ENTRY_LENGTH[0]}", position=where, offset=offset
         )
     if not 0 <= magic <= 2:
-        raise UnsupportedMagicError(f"unknown magic {magic}", position=position, offset=offset)
+        raise UnsupportedMagicError(f"unknown magic {magic}", position=where, offset=offset)
     if length < MIN_ENTRY_LENGTH[magic]:
         raise CorruptRecordError(
             f"entry length {length} is below {MIN_ENTRY_LENGTH[magic]}, the least of magic {magic}",
-            position=position,
+            position=where,
             offset=offset,
         )
-    size = LENGTH_PREFIX_SIZE + length
-    if size > left:
+    return Entry(where, LENGTH_PREFIX_SIZE + length, offset, magic)
+
+
+def read_entry(buffer: BytesLike, position: int) -> Entry:
+    """The entry that begins at `position`, complete.
+
+    Raises:
+        TruncatedBatchError: The entry runs past the end of the buffer.
+        UnsupportedMagicError: See `read_prefix`.
+        CorruptRecordError: See `read_prefix`.
+    """
+    view = byte_view(buffer)
+    entry = read_prefix(view, position)
+    left = len(view) - position
+    if entry.size > left:
         raise TruncatedBatchError(
-            f"entry of {size} bytes, {left} bytes left", position=position, offset=offset
+            f"entry of {entry.size} bytes, {left} bytes left",
+            position=position,
+            offset=entry.offset,
         )
-    return Entry(position, size, offset, magic)
+    return entry
 
 
 def iter_entries(buffer: BytesLike, *, position: int = 0) -> Iterator[Entry]:

@@ -11,6 +11,7 @@ from kts_source.planning.planner import plan_scan
 from kts_source.read import segment_source, slice_boundaries
 from kts_source.store.local_store import LocalStore
 from kts_source.tier import Tier
+from segment_format.record.framing import ENTRY_PREFIX_SIZE
 from tests.golden_data import CHUNK_SIZE, TIER, tier_options
 from tests.kts_source.planning.scanning import run, scan
 
@@ -51,7 +52,7 @@ def test_of_plain_chunks_no_more_than_the_first_request_is_read(
     read = sum(stop - start for start, stop in store.reads)
     # Nothing twice, but for the few bytes that prove a border.
     cuts = sum(len(task.slices) for task in plan.tasks)
-    assert read <= plan.nominal_bytes + cuts * slice_boundaries.PEEK_BYTES
+    assert read <= plan.nominal_bytes + cuts * ENTRY_PREFIX_SIZE
 
 
 def test_a_compressed_chunk_is_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
