@@ -166,8 +166,8 @@ def peek_stop(stop: Boundary, size: int) -> int:
 
 
 def usable_offset_index(data: bytes | None, base_offset: int, size: int) -> OffsetIndex | None:
-    """An offset index whose positions may serve as boundaries; `None` when it is empty or contradicts
-    itself.
+    """An offset index whose positions may serve as boundaries; `None` when it is empty or
+    contradicts itself.
 
     The answer depends on nothing but the file, so all slices of a segment agree on it.
     """
