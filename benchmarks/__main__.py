@@ -79,7 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
                 write_json(report, about, path, quick=options.quick)
     finally:
         bench.close()
-    draw(report, path.with_suffix(".png"))
+    draw(report.speeds, path.with_suffix(".png"))
     if options.results:
         write_results(report, about, options.quick)
     for what, reason in report.skipped.items():

@@ -1,57 +1,95 @@
-"""The figure of a run: speeds, and how each goal stands."""
+"""The figure of a run: four small pictures, ours beside Spark's own Kafka source."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
-    from benchmarks.report import Report
+_OURS: Final = "#2a7f4f"
+_THEIRS: Final = "#9aa7b5"
 
-_MET: Final = "#2a7f4f"
-_MISSED: Final = "#b5402a"
-_PLAIN: Final = "#4d6f96"
+_THEIR_SCAN: Final = "Spark's Kafka source, data in the tier"
+PICTURES: Final[tuple[tuple[str, Mapping[str, str]], ...]] = (
+    (
+        "Full scan, records of 100 B",
+        {
+            "tiered-kafka": "ours, Spark 4.0, 100 B, all columns → noop",
+            "Kafka source, from the tier": f"{_THEIR_SCAN}, 100 B, all columns → noop",
+            "Kafka source, hot data": (
+                "Spark's Kafka source, data hot on the broker, 100 B, all columns → noop"
+            ),
+        },
+    ),
+    (
+        "Full scan, records of 1 KB",
+        {
+            "tiered-kafka": "ours, Spark 4.0, 1000 B, all columns → noop",
+            "Kafka source, from the tier": f"{_THEIR_SCAN}, 1000 B, all columns → noop",
+            "Kafka source, hot data": (
+                "Spark's Kafka source, data hot on the broker, 1000 B, all columns → noop"
+            ),
+        },
+    ),
+    (
+        "Export to zstd Parquet, records of 100 B",
+        {
+            "tiered-kafka": "our export in Spark 4.0, 100 B → zstd Parquet",
+            "Kafka source": f"{_THEIR_SCAN}, 100 B → zstd Parquet",
+        },
+    ),
+    (
+        "Looking for one key, records of 100 B",
+        {
+            "tiered-kafka": "ours, WHERE key = …, 53.5 M records of 100 B: scanned",
+            "Kafka source": (
+                "Spark's Kafka source, WHERE key = …, data in the tier, 100 B: scanned"
+            ),
+        },
+    ),
+)
+"""Title, and for each bar its label and the name of the figure, in million records a second."""
 
 
-def draw(report: Report, path: Path) -> None:
-    """One PNG: rows a second on the left, figures by their goals on the right."""
+def draw(figures: Mapping[str, float], path: Path) -> bool:
+    """One PNG of the pictures whose figures are there.
+
+    Args:
+        figures: Name of a measurement to million records a second.
+        path: Of the PNG.
+
+    Returns:
+        Whether there was anything to draw.
+    """
+    pictures = [
+        (title, {label: figures[name] for label, name in bars.items() if name in figures})
+        for title, bars in PICTURES
+    ]
+    pictures = [(title, bars) for title, bars in pictures if len(bars) > 1]
+    if not pictures:
+        return False
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot
 
-    rows = [row for found in report.rows.values() for row in found]
-    speeds = [row for row in rows if row.unit == "M records/s"]
-    goals = [(row, _score(row.goal or "", row.value)) for row in rows if row.met is not None]
-    height = max(4.0, 0.24 * max(len(speeds), len(goals)) + 1)
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(22, height))
-    left.barh([row.name for row in speeds], [row.value for row in speeds], color=_PLAIN)
-    left.set_xlabel("M records/s (logarithmic)")
-    if speeds:
-        left.set_xscale("log")
-    right.barh(
-        [f"{row.name}  ({row.goal} {row.unit})" for row, _ in goals],
-        [score for _, score in goals],
-        color=[_MET if row.met else _MISSED for row, _ in goals],
-    )
-    right.axvline(1, color="black", linewidth=0.8)
-    right.set_xlabel("figure by goal: right of 1 is met (logarithmic)")
-    if goals:
-        right.set_xscale("log")
-    for axes in (left, right):
+    figure, places = pyplot.subplots(2, 2, figsize=(11, 4.6))
+    for axes in places.flat[len(pictures) :]:
+        axes.set_axis_off()
+    for axes, (title, bars) in zip(places.flat, pictures, strict=False):
+        colours = [_OURS if label == "tiered-kafka" else _THEIRS for label in bars]
+        drawn = axes.barh(list(bars), list(bars.values()), color=colours)
+        axes.bar_label(drawn, fmt="%.3g", padding=4)
+        axes.set_title(title, fontsize=11, loc="left")
+        axes.set_xticks([])
+        axes.margins(x=0.15)
         axes.invert_yaxis()
-        axes.tick_params(axis="y", labelsize=7)
-    figure.tight_layout()
+        axes.spines[["top", "right", "bottom"]].set_visible(False)
+    figure.text(0.5, 0.02, "Million records a second; longer is better", ha="center", fontsize=10)
+    figure.tight_layout(rect=(0, 0.06, 1, 1))
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=80)
+    figure.savefig(path, dpi=110)
     pyplot.close(figure)
-
-
-def _score(goal: str, value: float) -> float:
-    """How often the goal is reached; below 1 is not."""
-    sign, bound = goal.split(" ", 1)
-    if value == float(bound):
-        return 1.0
-    reached = value / float(bound) if sign == "≥" else float(bound) / max(value, 1e-9)
-    return max(reached, 1e-3)
+    return True

@@ -78,6 +78,12 @@ class Report:
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
 
     @property
+    def speeds(self) -> dict[str, float]:
+        """Figures in million records a second, by name."""
+        rows = (row for found in self.rows.values() for row in found)
+        return {row.name: row.value for row in rows if row.unit == "M records/s"}
+
+    @property
     def missed(self) -> list[Row]:
         """Figures that do not reach their goal."""
         return [row for rows in self.rows.values() for row in rows if row.met is False]

@@ -35,12 +35,12 @@ def write_results(report: Report, about: Mapping[str, Any], quick: bool) -> None
         about: The machine, as `report.machine` gives it.
         quick: Whether it was a quick run, which the text then says.
     """
-    draw(report, HERE / "RESULTS.png")
-    text = "\n".join(_lines(report, about, quick)) + "\n"
+    drawn = draw(report.speeds, HERE / "RESULTS.png")
+    text = "\n".join(_lines(report, about, quick, drawn=drawn)) + "\n"
     (HERE / "RESULTS.md").write_text(text, encoding="utf-8")
 
 
-def _lines(report: Report, about: Mapping[str, Any], quick: bool) -> list[str]:
+def _lines(report: Report, about: Mapping[str, Any], quick: bool, *, drawn: bool) -> list[str]:
     rows = [row for found in report.rows.values() for row in found]
     goals = [row for row in rows if row.met is not None]
     missed = report.missed
@@ -49,6 +49,7 @@ def _lines(report: Report, about: Mapping[str, Any], quick: bool) -> list[str]:
     lines = [
         "# Results of the last full run",
         "",
+        *(["![comparisons with Spark's Kafka source](RESULTS.png)", ""] if drawn else []),
         "Written by `make bench` from its own figures; `make bench-quick` runs a small version in"
         " minutes. Contestants take turns within one run; a ratio is the median over rounds, a time"
         " the median run. Compare ratios between machines, not times.",
@@ -62,8 +63,6 @@ def _lines(report: Report, about: Mapping[str, Any], quick: bool) -> list[str]:
         f"| versions | Python {about['python']}, {versions} |",
         f"| others | {others} |",
         f"| goals | {len(goals) - len(missed)} of {len(goals)} met |",
-        "",
-        "![speeds and goals](RESULTS.png)",
         "",
     ]
     if goals:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks import results, tiers
+from benchmarks import plot, results, tiers
 from benchmarks.processes import processor_time
 from benchmarks.report import (
     Report,
@@ -26,7 +27,9 @@ from tests.kts_source.planning.scanning import scan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -76,7 +79,27 @@ def test_the_text_tells_what_is_missed_and_what_is_slower(
     assert "* peers: no java" in text
     assert "| a topic | 5 | **90** | 100 | 0.95 × |" in text
     assert "A quick run" in text
+    assert "RESULTS.png" not in text
+    assert not (tmp_path / "RESULTS.png").exists()
+
+
+def test_the_pictures_show_what_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "HERE", tmp_path)
+    rows = [
+        Row(name, 1.0 + number, "M records/s")
+        for number, name in enumerate(plot.PICTURES[0][1].values())
+    ]
+    results.write_results(Report({"peers": rows}), machine(), quick=False)
+    assert "(RESULTS.png)" in (tmp_path / "RESULTS.md").read_text(encoding="utf-8")
     assert (tmp_path / "RESULTS.png").stat().st_size > 1000
+
+
+def test_the_pictures_name_figures_that_the_committed_run_has() -> None:
+    text = (ROOT / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8")
+    names = [name for _, bars in plot.PICTURES for name in bars.values()]
+    assert [name for name in names if f"\n| {name} | " not in text] == []
 
 
 @pytest.mark.parametrize("encryption", [False, True])
