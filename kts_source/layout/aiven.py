@@ -78,17 +78,11 @@ class AivenLayout:
         return listed_segments(infos, folder, partition)
 
     def describe(self, store: ObjectStore, entry: SegmentEntry) -> RemoteSegment:
-        """Reads the manifest and checks it against the listing."""
+        """Reads the manifest and checks it against what is listed."""
         info = entry.object(_MANIFEST)
-        log = entry.object(_LOG)
-        indexes = entry.object(_INDEXES)
         assert info is not None
-        assert log is not None
-        assert indexes is not None
         data = store.get_range(info.key, 0, _bounded(info), version=info.version)
-        return _segment(
-            entry, SegmentManifest.from_json(bytes(data)), ObjectRef.of(log), ObjectRef.of(indexes)
-        )
+        return _segment(entry, SegmentManifest.from_json(bytes(data)))
 
 
 def listed_segments(
@@ -175,13 +169,13 @@ def _listing(
         objects = found[base, id_text]
         if len(objects) < len(_SUFFIXES):
             missing = [suffix for suffix in _SUFFIXES if suffix not in objects]
-            orphans.append(
-                Orphan(
-                    tuple(info.key for info in objects.values()),
-                    f"no .{', no .'.join(missing)}: an upload that did not finish, or a"
-                    f" delete under way",
+            described = None
+            if _MANIFEST in objects:
+                ordered = tuple(objects.items())
+                described = SegmentEntry.listed(
+                    folder, partition, base, id_text, objects[_MANIFEST], ordered
                 )
-            )
+            orphans.append(Orphan.of(objects, missing, base_offset=base, described=described))
             continue
         ordered = tuple([(suffix, objects[suffix]) for suffix in _IN_ORDER])
         segments.append(
@@ -198,9 +192,7 @@ def _bounded(info: ObjectInfo) -> int:
     return info.size
 
 
-def _segment(
-    entry: SegmentEntry, manifest: SegmentManifest, log: ObjectRef, indexes: ObjectRef
-) -> RemoteSegment:
+def _segment(entry: SegmentEntry, manifest: SegmentManifest) -> RemoteSegment:
     metadata = manifest.metadata
     if metadata is None:
         raise InvalidManifestError(
@@ -217,12 +209,19 @@ def _segment(
             f"manifest is of {named.topic}-{named.partition} from offset {metadata.start_offset},"
             f" its name of {entry.topic}-{entry.partition} from {entry.base_offset}"
         )
-    if manifest.chunk_index.transformed_size != log.size:
+    size = manifest.chunk_index.transformed_size
+    listed = entry.object(_LOG)
+    if listed is None:  # of a damaged segment, what the manifest promises
+        log = ObjectRef(f"{entry.described_by.removesuffix(_MANIFEST)}{_LOG}", size, None)
+    else:
+        log = ObjectRef.of(listed)
+    if size != log.size:
         raise InvalidManifestError(
-            f"the chunks add up to {manifest.chunk_index.transformed_size} bytes, but the object"
-            f" {log.key} has {log.size}: truncated, or not of this manifest"
+            f"the chunks add up to {size} bytes, but the object {log.key} has {log.size}:"
+            f" truncated, or not of this manifest"
         )
     encryption = manifest.encryption
+    indexes = entry.object(_INDEXES)
     return RemoteSegment(
         topic=entry.topic,
         topic_id=entry.topic_id,
@@ -240,7 +239,7 @@ def _segment(
             encryption=None
             if encryption is None
             else Envelope(encryption.data_key, encryption.aad),
-            indexes=_stored_indexes(manifest, indexes),
+            indexes={} if indexes is None else _stored_indexes(manifest, ObjectRef.of(indexes)),
         ),
     )
 

@@ -6,12 +6,14 @@ play in Java, reduced to what a reader needs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from segment_format.errors import InvalidManifestError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from kts_source.layout.remote_segment import RemoteSegment
     from kts_source.store.object_store import ObjectInfo, ObjectStore
 
@@ -32,7 +34,8 @@ class TopicFolder:
 
 @dataclass(frozen=True, slots=True)
 class SegmentEntry:
-    """A segment whose objects are all listed, known by its name alone.
+    """A segment known by its name alone: whole, or one of `PartitionListing.orphans` that is
+    described.
 
     Attributes:
         described_by: Key of the object that describes the segment, for error texts.
@@ -68,10 +71,52 @@ class SegmentEntry:
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """Listed objects that do not make a segment; they are reported and never read."""
+    """Listed objects that do not make a segment; they are reported and never read.
+
+    Attributes:
+        base_offset: Where the segment begins that they are of; `None` where no name tells.
+        described: That segment, where what describes it is there: it was whole once, so what is
+            missing is lost, or being deleted. `Layout.describe` must tell its facts all the same.
+        written_ms: When the last of the objects was written; `None` where the store does not tell.
+    """
 
     keys: tuple[str, ...]
     reason: str
+    base_offset: int | None = field(default=None, compare=False)
+    described: SegmentEntry | None = field(default=None, compare=False)
+    written_ms: int | None = field(default=None, compare=False)
+
+    @classmethod
+    def of(
+        cls,
+        objects: Mapping[str, ObjectInfo],
+        missing: Sequence[str],
+        *,
+        base_offset: int,
+        described: SegmentEntry | None,
+    ) -> Orphan:
+        """What is there of a segment that lacks some of its objects.
+
+        Args:
+            objects: Suffix to object.
+            missing: Suffixes.
+            base_offset: See the class.
+            described: See the class.
+        """
+        why = "an upload that did not finish, or a delete under way"
+        if described is not None:
+            why = "lost, or a delete under way"
+        times = [info.last_modified_ms for info in objects.values()]
+        return cls(
+            tuple(info.key for info in objects.values()),
+            f"no .{', no .'.join(missing)}: {why}",
+            base_offset,
+            described,
+            None if None in times else max(time for time in times if time is not None),
+        )
+
+    def __str__(self) -> str:
+        return f"{', '.join(self.keys)} ({self.reason})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ batch's (the broker's may be higher where compaction took the last records away,
 lower bound), the largest timestamp is the last entry of the time index, the segment's epochs are
 those of its leader-epoch checkpoint. Nothing tells when a segment was uploaded.
 
-`.snapshot` is written last, so it stands for a complete segment. Source: `LocalTieredStorage`,
+`.snapshot` is written last, so where it is, the others were. Source: `LocalTieredStorage`,
 `RemoteLogSegmentFileset` in the tests of Kafka's storage module.
 """
 
@@ -50,7 +50,8 @@ log = logging.getLogger(__name__)
 MAX_SIDE_FILE_BYTES: Final = 64 << 20
 
 _LOG: Final = "log"
-_REQUIRED: Final = (_LOG, "index", "timeindex", "leader_epoch_checkpoint", "snapshot")
+_LAST: Final = "snapshot"
+_REQUIRED: Final = (_LOG, "index", "timeindex", "leader_epoch_checkpoint", _LAST)
 _SIDE_FILES: Final = (
     (IndexType.OFFSET, "index"),
     (IndexType.TIMESTAMP, "timeindex"),
@@ -110,36 +111,41 @@ class LocalTieredLayout:
         segments = []
         for (base, id_text), objects in sorted(found.items()):
             missing = [suffix for suffix in _REQUIRED if suffix not in objects]
-            if missing:
-                keys = tuple(info.key for info in objects.values())
-                reason = f"no .{', no .'.join(missing)}: a copy or a delete that did not finish"
-                orphans.append(Orphan(keys, reason))
-                continue
             ordered = tuple(sorted(objects.items()))
-            segments.append(
-                SegmentEntry.listed(folder, partition, base, id_text, objects[_LOG], ordered)
-            )
+            whole = None
+            if _LAST in objects:
+                named = objects.get(_LOG, objects[_LAST])
+                whole = SegmentEntry.listed(folder, partition, base, id_text, named, ordered)
+            if whole is None or missing:
+                orphans.append(Orphan.of(objects, missing, base_offset=base, described=whole))
+            else:
+                segments.append(whole)
         return PartitionListing(tuple(segments), tuple(orphans))
 
     def describe(self, store: ObjectStore, entry: SegmentEntry) -> RemoteSegment:
-        """Works the segment's facts out of its files: three side files and the log's last bytes."""
+        """Works the segment's facts out of its files: three side files and the log's last bytes.
+
+        Of an orphan, what its files tell: it ends where its offset index does, or later.
+        """
         files = dict(entry.objects)
-        base, size = entry.base_offset, files[_LOG].size
-        index = _offset_index(store, files["index"], base, size)
-        log = files[_LOG]
-        end = last_offset(
-            lambda start, stop: store.get_range(log.key, start, stop, version=log.version),
-            size,
-            int(index.positions[-1]) if index is not None and len(index) else 0,
-        )
-        floor = int(index.offsets[-1]) if index is not None and len(index) else base
+        base, log = entry.base_offset, files.get(_LOG)
+        index = _offset_index(store, files.get("index"), base, log)
+        end = floor = int(index.offsets[-1]) if index is not None and len(index) else base
+        if log is not None:
+            end = last_offset(
+                lambda start, stop: store.get_range(log.key, start, stop, version=log.version),
+                log.size,
+                int(index.positions[-1]) if index is not None and len(index) else 0,
+            )
         if end < floor:
             raise CorruptIndexError(
                 f"the log ends at offset {end}, but its name or its offset index says {floor}"
             )
-        checkpoint = LeaderEpochCheckpoint.from_bytes(
-            _read(store, files["leader_epoch_checkpoint"])
+        checkpoint = files.get("leader_epoch_checkpoint")
+        lineage = (
+            LeaderEpochCheckpoint.from_bytes(_read(store, checkpoint)).entries if checkpoint else ()
         )
+        stem = entry.described_by.rpartition(".")[0]
         return RemoteSegment(
             topic=entry.topic,
             topic_id=entry.topic_id,
@@ -147,12 +153,12 @@ class LocalTieredLayout:
             segment_id=entry.segment_id,
             start_offset=base,
             end_offset=end,
-            max_timestamp_ms=_max_timestamp(store, files["timeindex"], base),
+            max_timestamp_ms=_max_timestamp(store, files.get("timeindex"), base),
             event_timestamp_ms=None,
-            leader_epochs=epochs_between(checkpoint.entries, base, end),
+            leader_epochs=epochs_between(lineage, base, end),
             objects=SegmentObjects(
-                log=ObjectRef.of(files[_LOG]),
-                chunk_index=plain_chunks(size),
+                log=ObjectRef.of(log) if log else ObjectRef(f"{stem}.{_LOG}", 0, None),
+                chunk_index=plain_chunks(log.size if log else 1),
                 compression=False,
                 encryption=None,
                 indexes={
@@ -184,22 +190,26 @@ def _read(store: ObjectStore, info: ObjectInfo) -> bytes:
 
 
 def _offset_index(
-    store: ObjectStore, info: ObjectInfo, base_offset: int, log_size: int
+    store: ObjectStore, info: ObjectInfo | None, base_offset: int, of: ObjectInfo | None
 ) -> OffsetIndex | None:
     """The index, or `None` when it is not usable: the log is then walked from its start."""
+    if info is None:
+        return None
     try:
         index = OffsetIndex.from_bytes(_read(store, info), base_offset=base_offset)
     except SegmentFormatError as error:
         log.warning("%s is not usable: %s", store.uri(info.key), error)
         return None
-    if len(index) and int(index.positions[-1]) >= log_size:
+    if of is not None and len(index) and int(index.positions[-1]) >= of.size:
         log.warning("%s points behind the end of its log", store.uri(info.key))
         return None
     return index
 
 
-def _max_timestamp(store: ObjectStore, info: ObjectInfo, base_offset: int) -> int:
+def _max_timestamp(store: ObjectStore, info: ObjectInfo | None, base_offset: int) -> int:
     """The last entry, which a broker forces when it closes a segment; −1 when nothing tells."""
+    if info is None:
+        return _NO_TIMESTAMP
     try:
         index = TimeIndex.from_bytes(_read(store, info), base_offset=base_offset)
     except SegmentFormatError as error:

@@ -23,8 +23,11 @@ from kts_source.options.requested_bounds import (
     TimestampBound,
 )
 from kts_source.planning.lineage import PartitionLog
+from kts_source.texts import some
 
 if TYPE_CHECKING:
+    from kts_source.layout.layout import Orphan
+    from kts_source.layout.remote_segment import RemoteSegment
     from segment_format.isolation import OpenTransaction
 
 log = logging.getLogger(__name__)
@@ -35,13 +38,27 @@ TimestampLookup: TypeAlias = Callable[[PartitionLog, int], int | None]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The partition a bound is resolved for."""
+    """The partition a bound is resolved for.
+
+    Attributes:
+        orphans: Objects that belong to no whole segment.
+    """
 
     topic: str
     partition: int
+    orphans: tuple[Orphan, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"
+
+    def in_parts(self, start: int, stop: int) -> str:
+        """What there is of segments that begin in [start, stop), for a text; empty if nothing."""
+        found = [
+            str(orphan)
+            for orphan in self.orphans
+            if orphan.base_offset is not None and start <= orphan.base_offset < stop
+        ]
+        return f"; only parts of segments are there: {some(found)}" if found else ""
 
 
 def resolve_start(
@@ -127,7 +144,7 @@ def _checked(
     reason = "not tiered yet" if offset > partition.stop else "below the log start"
     text = (
         f"{place}: {option} asks for offset {offset}, which is {reason}: the tier holds"
-        f" [{partition.log_start}, {partition.stop})"
+        f" [{partition.log_start}, {partition.stop}){place.in_parts(offset, offset + 1)}"
     )
     if fail_on_data_loss:
         raise OffsetOutOfRangeError(f"{text}; failOnDataLoss=false reads what there is")
@@ -166,6 +183,20 @@ def check_decided(
         f"{place}: endingOffsets asks for offset {wanted}, but read_committed ends at offset"
         f" {decided}: {reason}; failOnDataLoss=false reads what there is"
     )
+
+
+def check_lineage_known(place: Place, damaged: RemoteSegment, *, fail_on_data_loss: bool) -> None:
+    """Raises `DataLossError` for a damaged segment of a newer leader epoch than all whole ones, or
+    warns where loss is allowed.
+    """
+    text = (
+        f"{place}: the newest leader epoch is that of offsets [{damaged.start_offset},"
+        f" {damaged.stop_offset}), whose checkpoint is lost: nothing tells which segments belong to"
+        f" the log{place.in_parts(damaged.start_offset, damaged.stop_offset)}"
+    )
+    if fail_on_data_loss:
+        raise DataLossError(f"{text}; failOnDataLoss=false reads them as if they did")
+    log.warning("%s; read as if they did", text)
 
 
 def check_outcomes(
@@ -234,7 +265,7 @@ def check_no_holes(
         before = hole.before.objects.log.key if hole.before else "the log start"
         parts.append(
             f"[{max(hole.start, start)}, {min(hole.stop, stop)}) between {before} and"
-            f" {hole.after.objects.log.key}"
+            f" {hole.after.objects.log.key}{place.in_parts(hole.start, hole.stop)}"
         )
     text = f"{place}: no segment in the tier holds offsets {'; '.join(parts)}{note}"
     if fail_on_data_loss:

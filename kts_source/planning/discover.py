@@ -12,9 +12,15 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kts_source.errors import InvalidOptionError, TierNotFoundError, TopicNotFoundError
-from kts_source.options.selection import Assign, SubscribePattern
+from kts_source.errors import (
+    DataLossError,
+    InvalidOptionError,
+    TierNotFoundError,
+    TopicNotFoundError,
+)
+from kts_source.options.selection import Assign, Subscribe, SubscribePattern
 from kts_source.planning.segment_catalog import ListedSegments
+from kts_source.texts import some
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,8 +39,8 @@ class DiscoveredPartition:
     """One partition of the chosen incarnation.
 
     Attributes:
-        listed: Its segments, at least one.
-        orphans: Objects that belong to no segment.
+        listed: Its segments, at least one, whole or damaged.
+        orphans: Objects that belong to no whole segment.
     """
 
     topic: str
@@ -52,8 +58,9 @@ class DiscoveredTopic:
         topic_id: The incarnation that is read.
         other_ids: Incarnations that are not.
         partitions: In order of partition number.
-        empty_partitions: Named by the user, or known under another id, without objects in this
+        empty_partitions: Named by the user, or known by a folder, without a segment in this
             incarnation.
+        parts: What there is of segments in them.
     """
 
     topic: str
@@ -61,6 +68,7 @@ class DiscoveredTopic:
     other_ids: tuple[str, ...]
     partitions: tuple[DiscoveredPartition, ...]
     empty_partitions: tuple[int, ...]
+    parts: tuple[Orphan, ...]
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -73,6 +81,11 @@ class DiscoveredTopic:
             found.append(
                 f"topic {self.topic}: no segments of partitions {list(self.empty_partitions)} under"
                 f" topic id {self.topic_id}"
+            )
+        if self.parts:
+            found.append(
+                f"topic {self.topic}: not read, as there are only parts of segments:"
+                f" {some(map(str, self.parts))}"
             )
         return tuple(found)
 
@@ -95,7 +108,9 @@ def discover(
 
     Raises:
         TierNotFoundError: Nothing of the layout's under the path.
-        TopicNotFoundError: A topic that the tier does not have; names those it has.
+        TopicNotFoundError: A topic that the tier does not have, or of which it has no segment;
+            names what it has.
+        DataLossError: Segments were there, and no object tells of them any more.
         InvalidOptionError: A topic id that the tier does not have, or a choice that only the user
             can make.
         CorruptSegmentError: A manifest that cannot be read.
@@ -191,7 +206,7 @@ def _discover_topic(
     )
     listed = {
         (folder, partition): ListedSegments(
-            listing.segments, describer, describer.kept(folder, partition)
+            listing.segments, describer, describer.kept(folder, partition), listing.orphans
         )
         for (folder, partition), listing in listings.items()
     }
@@ -200,31 +215,114 @@ def _discover_topic(
     present = {
         partition: listing
         for (folder, partition), listing in listings.items()
-        if folder == chosen and listing.segments
+        if folder == chosen and _has_segments(listing)
     }
-    wanted = _wanted_partitions(options, topic, present, listings)
+    if topic not in options.topic_ids and "" not in options.topic_ids:
+        _check_newest(options, chosen, listings)
+    wanted = _wanted_partitions(options, topic, listings)
     partitions = tuple(
         _discovered(chosen, partition, listed[chosen, partition], present[partition].orphans)
         for partition in wanted
         if partition in present
     )
     empty = tuple(partition for partition in wanted if partition not in present)
-    found = DiscoveredTopic(topic, chosen.topic_id, others, partitions, empty)
+    parts = tuple(
+        orphan
+        for partition in empty
+        if (chosen, partition) in listings
+        for orphan in _parts(options, topic, partition, listings[chosen, partition])
+    )
+    found = DiscoveredTopic(topic, chosen.topic_id, others, partitions, empty, parts)
+    if not partitions and isinstance(options.selection, Subscribe) and options.fail_on_data_loss:
+        raise TopicNotFoundError(
+            f"no segment of topic {topic!r} at {store.uri(chosen.folder)}; there are"
+            f" {some(map(str, parts)) or 'no objects'}",
+            topic=topic,
+        )
     for note in found.notes:
         log.warning("%s", note)
     return found
 
 
+def _has_segments(listing: PartitionListing) -> bool:
+    """Whether there is a segment that something describes, whole or damaged."""
+    return bool(listing.segments) or any(one.described is not None for one in listing.orphans)
+
+
+def _parts(
+    options: ScanOptions, topic: str, partition: int, listing: PartitionListing
+) -> tuple[Orphan, ...]:
+    """What there is of segments in a partition that has none.
+
+    A broker copies a segment after the one before is there, so parts of one are a first copy under
+    way (or one that failed); parts of several tell that there was more.
+
+    Raises:
+        DataLossError: There was more, and no loss is allowed.
+    """
+    parts = tuple(orphan for orphan in listing.orphans if orphan.base_offset is not None)
+    if len({orphan.base_offset for orphan in parts}) > 1 and options.fail_on_data_loss:
+        raise DataLossError(
+            f"only parts of segments are there, not one whole: {some(map(str, parts))};"
+            " failOnDataLoss=false leaves the partition out",
+            topic=topic,
+            partition=partition,
+        )
+    return parts
+
+
+def _check_newest(
+    options: ScanOptions,
+    chosen: TopicFolder,
+    listings: Mapping[tuple[TopicFolder, int], PartitionListing],
+) -> None:
+    """Refuses to read an incarnation while another one may be newer of which no segment is whole:
+    the topic is being created again, or what describes the newest segments is lost.
+
+    Raises:
+        DataLossError: No loss is allowed.
+    """
+    known = {folder for (folder, _), listing in listings.items() if _has_segments(listing)}
+    newest = max(
+        (
+            info.last_modified_ms or -1
+            for (folder, _), listing in listings.items()
+            if folder == chosen
+            for entry in listing.segments
+            for _, info in entry.objects
+        ),
+        default=-1,
+    )
+    newer = [
+        orphan
+        for (folder, _), listing in listings.items()
+        if folder not in known and folder != chosen
+        for orphan in listing.orphans
+        if orphan.base_offset is not None
+        and (orphan.written_ms is None or orphan.written_ms > newest)
+    ]
+    if not newer:
+        return
+    text = (
+        f"topic {chosen.topic}: the segments of topic id {chosen.topic_id} are older than what"
+        f" there is of another one: {some(map(str, newer))}"
+    )
+    if options.fail_on_data_loss:
+        raise DataLossError(
+            f"{text}; choose with option 'topicId', or wait for a copy that is under way",
+            topic=chosen.topic,
+        )
+    log.warning("%s", text)
+
+
 def _wanted_partitions(
     options: ScanOptions,
     topic: str,
-    present: Mapping[int, PartitionListing],
     listings: Mapping[tuple[TopicFolder, int], PartitionListing],
 ) -> tuple[int, ...]:
     if isinstance(options.selection, Assign):
         return options.selection.partitions[topic]
-    elsewhere = {partition for (_, partition), listing in listings.items() if listing.segments}
-    return tuple(sorted({*present, *elsewhere}))
+    return tuple(sorted({partition for _, partition in listings}))
 
 
 def _choose(
@@ -250,7 +348,7 @@ def _choose(
             segment.event_timestamp_ms
             for (of, _), segments in listed.items()
             if of == folder
-            for segment in segments.all()
+            for segment in (*segments.all(), *segments.damaged())
         ]
         if any(stamp is None for stamp in stamps):
             raise InvalidOptionError(
@@ -273,6 +371,19 @@ def _choose(
 def _discovered(
     folder: TopicFolder, partition: int, listed: ListedSegments, orphans: tuple[Orphan, ...]
 ) -> DiscoveredPartition:
-    for orphan in orphans:
-        log.info("%s-%s: not read: %s (%s)", folder.topic, partition, orphan.keys, orphan.reason)
+    last = listed.entries[-1].base_offset if listed.entries else -1
+    under_way = [
+        orphan
+        for orphan in orphans
+        if orphan.described is None
+        and orphan.base_offset is not None
+        and orphan.base_offset >= last
+    ]
+    for level, found in (
+        (logging.WARNING, [orphan for orphan in orphans if orphan not in under_way]),
+        (logging.INFO, under_way),
+    ):
+        if found:
+            text = some(map(str, found))
+            log.log(level, "%s-%s: no whole segment, not read: %s", folder.topic, partition, text)
     return DiscoveredPartition(folder.topic, folder.topic_id, partition, listed, orphans)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
+
+from kts_source.texts import some
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -11,8 +13,6 @@ if TYPE_CHECKING:
     from kts_source.planning.scan_plan import PartitionPlan
 
 log = logging.getLogger(__name__)
-
-_SHOWN: Final = 5
 
 
 def report_left_out(partitions: Sequence[PartitionPlan], aborted: Sequence[int]) -> None:
@@ -27,14 +27,14 @@ def report_left_out(partitions: Sequence[PartitionPlan], aborted: Sequence[int])
         f"{_name(part)}: {count}" for part, count in zip(partitions, aborted, strict=True) if count
     ]
     if with_aborted:
-        parts.append(f"{sum(aborted)} aborted transactions are left out ({_some(with_aborted)})")
+        parts.append(f"{sum(aborted)} aborted transactions are left out ({some(with_aborted)})")
     undecided = [
         f"{_name(part)} ends at offset {part.stop}: {part.end_reason}"
         for part in partitions
         if part.stop < part.wanted_stop
     ]
     if undecided:
-        parts.append(f"what is not decided in the tier is left out ({_some(undecided)})")
+        parts.append(f"what is not decided in the tier is left out ({some(undecided)})")
     if parts:
         level = logging.WARNING if undecided else logging.INFO
         log.log(level, "read_committed: %s", "; ".join(parts))
@@ -42,8 +42,3 @@ def report_left_out(partitions: Sequence[PartitionPlan], aborted: Sequence[int])
 
 def _name(part: PartitionPlan) -> str:
     return f"{part.topic}-{part.partition}"
-
-
-def _some(texts: Sequence[str]) -> str:
-    more = f", and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
-    return ", ".join(texts[:_SHOWN]) + more

@@ -52,6 +52,7 @@ class Hole:
 
     Attributes:
         before: `None` when the hole begins at the log start.
+        after: Where the log ends in the hole, the first of the lost segments.
     """
 
     start: int
@@ -89,12 +90,17 @@ class PartitionLog:
     unverifiable: tuple[Hole, ...] = ()
 
 
+def last_epoch(segment: RemoteSegment) -> int:
+    """The newest leader epoch in a segment; −1 where it tells none."""
+    return segment.leader_epochs[-1].epoch if segment.leader_epochs else -1
+
+
 def newest_segment(segments: Iterable[RemoteSegment]) -> RemoteSegment:
     """The segment whose checkpoint is the lineage: a higher epoch wins over a higher offset."""
     return max(
         segments,
         key=lambda segment: (
-            segment.leader_epochs[-1].epoch if segment.leader_epochs else -1,
+            last_epoch(segment),
             segment.end_offset,
             segment.event_timestamp_ms or -1,
             segment.segment_id,
@@ -102,22 +108,40 @@ def newest_segment(segments: Iterable[RemoteSegment]) -> RemoteSegment:
     )
 
 
-def partition_log(segments: Sequence[RemoteSegment], lineage: Sequence[EpochEntry]) -> PartitionLog:
+def partition_log(
+    segments: Sequence[RemoteSegment],
+    lineage: Sequence[EpochEntry],
+    damaged: Sequence[RemoteSegment] = (),
+) -> PartitionLog:
     """Chooses the segment for every offset.
 
     Args:
-        segments: Candidates of one partition and one topic id, in any order; at least one.
+        segments: Candidates of one partition and one topic id, in any order; at least one where
+            none is damaged.
         lineage: Entries of the newest segment's leader-epoch checkpoint, ascending.
+        damaged: Segments that were whole once and lack objects. They serve nothing, but what they
+            tell of the log holds: their epochs count, and what they alone held is a hole. Those
+            below all others are being deleted.
     """
+    checkpoint_start = lineage[0].start_offset if lineage else 0
+    lineage = _with_epochs(lineage, damaged)
     usable = {id(segment): usable_range(segment, lineage) for segment in segments}
     candidates = [span for span in usable.values() if span is not None]
-    checkpoint_start = lineage[0].start_offset if lineage else 0
+    spans = (usable_range(segment, lineage) for segment in damaged)
+    lost = [span for span in spans if span is not None and span.stop > checkpoint_start]
     if not candidates:
-        skipped = tuple(
-            SkippedSegment(segment, _reason(segment, None, checkpoint_start))
-            for segment in segments
+        begin = min((span.start for span in lost), default=checkpoint_start)
+        log_start = max(begin, checkpoint_start)
+        return PartitionLog(
+            tuple(lineage),
+            log_start,
+            max((span.stop for span in lost), default=log_start),
+            (),
+            _lost_tail(log_start, lost, None),
+            tuple(
+                SkippedSegment(segment, _reason(segment, None, log_start)) for segment in segments
+            ),
         )
-        return PartitionLog(tuple(lineage), checkpoint_start, checkpoint_start, (), (), skipped)
     stop = max(span.stop for span in candidates)
     # Stragglers below the log start count: the tier did reach back that far, so what is missing
     # between the log start and the first segment above it is a hole.
@@ -126,6 +150,11 @@ def partition_log(segments: Sequence[RemoteSegment], lineage: Sequence[EpochEntr
     log_start = min(max(first_tiered, checkpoint_start), stop)
     ranges, missing = cover(candidates, log_start, stop)
     loose = {span.stop for span in ranges if _may_end_later(span)}
+    for hole in missing:  # a lost segment proves that there were offsets
+        if any(span.start < hole.stop and span.stop > hole.start for span in lost):
+            loose.discard(hole.start)
+    holes = [hole for hole in missing if hole.start not in loose]
+    holes += _lost_tail(stop, lost, ranges[-1].segment if ranges else None)
     used = {id(chosen.segment) for chosen in ranges}
     skipped = tuple(
         SkippedSegment(segment, _reason(segment, usable[id(segment)], log_start))
@@ -135,12 +164,39 @@ def partition_log(segments: Sequence[RemoteSegment], lineage: Sequence[EpochEntr
     return PartitionLog(
         tuple(lineage),
         log_start,
-        stop,
+        max([stop, *(span.stop for span in lost)]),
         ranges,
-        tuple(hole for hole in missing if hole.start not in loose),
+        tuple(holes),
         skipped,
         tuple(hole for hole in missing if hole.start in loose),
     )
+
+
+def _with_epochs(
+    lineage: Sequence[EpochEntry], damaged: Iterable[RemoteSegment]
+) -> Sequence[EpochEntry]:
+    """The lineage as it went on in epochs that only damaged segments tell of: a leader's log ends
+    where the next one's begins.
+    """
+    newest = lineage[-1].epoch if lineage else -1
+    told = {entry for segment in damaged for entry in segment.leader_epochs if entry.epoch > newest}
+    first: dict[int, EpochEntry] = {}
+    for entry in sorted(told, key=lambda entry: (entry.epoch, entry.start_offset)):
+        first.setdefault(entry.epoch, entry)
+    for entry in first.values():
+        lineage = [*(one for one in lineage if one.start_offset < entry.start_offset), entry]
+    return lineage
+
+
+def _lost_tail(
+    start: int, lost: Iterable[SegmentRange], before: RemoteSegment | None
+) -> tuple[Hole, ...]:
+    """What lost segments held from `start`, the end of all others, on."""
+    above = [span for span in lost if span.stop > start]
+    if not above:
+        return ()
+    first = min(above, key=_precedence)
+    return (Hole(start, max(span.stop for span in above), before, first.segment),)
 
 
 def _may_end_later(span: SegmentRange) -> bool:

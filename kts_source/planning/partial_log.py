@@ -23,6 +23,7 @@ from bisect import bisect_left, bisect_right
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from kts_source.layout.remote_segment import IndexType
 from kts_source.options.requested_bounds import (
     EARLIEST_OFFSET,
     LATEST_OFFSET,
@@ -36,6 +37,7 @@ from kts_source.planning.lineage import (
     PartitionLog,
     SegmentRange,
     cover,
+    last_epoch,
     newest_segment,
     partition_log,
     usable_range,
@@ -81,7 +83,7 @@ class PartitionView:
     """One partition's log, read as far as it is asked for. Used by one thread at a time.
 
     Args:
-        listed: Its segments, at least one.
+        listed: Its segments, at least one, whole or damaged.
         side_files: Reads checkpoints and what bounds need.
         in_part: Whether a part of the log will do.
         max_ahead_ms: No record is dated later after its upload; `None` = nothing is assumed.
@@ -89,6 +91,8 @@ class PartitionView:
     Attributes:
         log: Log start and end; ranges only when all segments are known.
         is_empty: Whether none of the listed segments can be read any more.
+        unknown_lineage: A damaged segment of a newer epoch than all that tell of the lineage: who
+            knows which of them live.
     """
 
     log: PartitionLog
@@ -109,7 +113,12 @@ class PartitionView:
         self._lineage: tuple[EpochEntry, ...] = ()
         self._complete = False
         self.is_empty = False
-        if not in_part or not self._frame():
+        # What is damaged below the first whole segment is being deleted; what is not, may tell of
+        # an end or an epoch that no whole one knows of.
+        self._damaged = listed.damaged()
+        self.unknown_lineage: RemoteSegment | None = None
+        above = any(one.stop_offset > self._bases[0] for one in self._damaged if self._bases)
+        if not in_part or above or not self._bases or not self._frame():
             self._read_all()
 
     @property
@@ -187,12 +196,19 @@ class PartitionView:
     def _read_all(self) -> None:
         self._complete = True
         segments = self._listed.all()
-        self.is_empty = not segments
-        if not segments:
-            self.log = PartitionLog((), 0, 0, (), (), ())
-            return
-        lineage = self._side_files.leader_epochs(newest_segment(segments)).entries
-        self.log = partition_log(segments, lineage)
+        self.is_empty = not segments and not self._damaged
+        lineage: Sequence[EpochEntry] = ()
+        known = -1
+        checkpoints = [
+            one for one in self._damaged if IndexType.LEADER_EPOCH in one.objects.indexes
+        ]
+        if segments or checkpoints:
+            newest = newest_segment([*segments, *checkpoints])
+            lineage = self._side_files.leader_epochs(newest).entries
+            known = last_epoch(newest)
+        unknown = (one for one in self._damaged if last_epoch(one) > known)
+        self.unknown_lineage = next(unknown, None)
+        self.log = partition_log(segments, lineage, self._damaged)
 
     def _frame(self) -> bool:
         """Finds where the log begins and ends from few segments; False where that is not safe."""

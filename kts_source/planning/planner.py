@@ -17,6 +17,7 @@ from kts_source.options import parse_options
 from kts_source.planning.bounds import (
     Place,
     check_decided,
+    check_lineage_known,
     check_no_holes,
     check_order,
     check_outcomes,
@@ -172,7 +173,7 @@ def _plan_partitions(
 def _plan_partition(
     options: ScanOptions, part: DiscoveredPartition, side_files: SideFiles
 ) -> _Planned | None:
-    place = Place(part.topic, part.partition)
+    place = Place(part.topic, part.partition, part.orphans)
     view = PartitionView(
         part.listed,
         side_files,
@@ -182,11 +183,13 @@ def _plan_partition(
     if view.is_empty:
         return None
     surviving = view.log
+    loss = options.fail_on_data_loss
+    if view.unknown_lineage is not None:
+        check_lineage_known(place, view.unknown_lineage, fail_on_data_loss=loss)
 
     def lookup(_log: PartitionLog, timestamp_ms: int) -> int | None:
         return view.first_offset_at_or_after(timestamp_ms)
 
-    loss = options.fail_on_data_loss
     start = resolve_start(
         options.starting,
         place,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from concurrent.futures import Executor
 
-    from kts_source.layout.layout import Layout, SegmentEntry, TopicFolder
+    from kts_source.layout.layout import Layout, Orphan, SegmentEntry, TopicFolder
     from kts_source.layout.remote_segment import RemoteSegment
     from kts_source.tier import Tier
 
@@ -109,6 +109,7 @@ class ListedSegments:
         entries: In order of base offset, then segment id.
         describer: What describes them.
         kept: What is known of them already.
+        orphans: What is listed beside them; those that are described, are damaged segments.
 
     Attributes:
         side_files: What was read of their side files.
@@ -119,8 +120,11 @@ class ListedSegments:
         entries: Sequence[SegmentEntry],
         describer: Describer,
         kept: CachedParts | None = None,
+        orphans: Sequence[Orphan] = (),
     ) -> None:
         self.entries = entries
+        self._orphans = orphans
+        self._damaged: list[RemoteSegment] | None = None
         self._describer = describer
         self._kept = kept
         self._pack = SegmentPack(kept, "segments")
@@ -155,6 +159,14 @@ class ListedSegments:
     def all(self) -> list[RemoteSegment]:
         """All that can be described."""
         return self.described(range(len(self.entries)))
+
+    def damaged(self) -> list[RemoteSegment]:
+        """The segments that lack some of their objects, as far as something describes them."""
+        if self._damaged is None:
+            entries = [one.described for one in self._orphans if one.described is not None]
+            found = self._describer.described(entries)
+            self._damaged = [segment for segment in found if segment is not None]
+        return self._damaged
 
     def save(self) -> None:
         """Keeps what was described and read for later plans."""

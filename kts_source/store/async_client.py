@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from kts_source.secret import scrub
 from kts_source.store.cancel import CancelledFetchError, cancelled_by
+from kts_source.store.deadline import no_answer
 from kts_source.store.hedge import hedged
 from kts_source.store.retry import TransientError
 
@@ -101,7 +102,7 @@ class AsyncClient:
             raise CancelledFetchError from None
         except TimeoutError as error:
             # The time-outs of a client (a silent connection) have a text, the deadline has none.
-            text = str(error) or f"no complete answer by the deadline {self._deadline_seconds:g} s"
+            text = str(error) or no_answer(self._deadline_seconds)
             raise TransientError(f"time-out: {scrub(text)}") from None
         finally:
             future.cancel()  # when this thread was interrupted; else without effect

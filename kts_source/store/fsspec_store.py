@@ -25,12 +25,13 @@ from kts_source.secret import Secret, scrub
 from kts_source.store.async_client import AsyncClient
 from kts_source.store.cancel import CancelledFetchError
 from kts_source.store.counters import StoreCounters, Tally
+from kts_source.store.deadline import within_deadline
 from kts_source.store.object_store import ObjectInfo, check_key, check_range, is_behind
 from kts_source.store.retry import DEFAULT_RETRY_POLICY, RetryPolicy, TransientError
 from kts_source.store.storage_options import extra_arguments, secret_values
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 T = TypeVar("T")
 
@@ -102,38 +103,65 @@ class FsspecStore:
 
     def list_folders(self, prefix: str) -> list[str]:
         """See `ObjectStore.list_folders`."""
-        entries = self._listed("ls", prefix)
-        return sorted(
-            f"{key}/"
-            for key, entry in entries
-            if entry["type"] == "directory" and key.startswith(prefix)
-        )
+        return sorted(f"{key}/" for key, info in self._entries(prefix) if info is None)
 
     def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
-        """See `ObjectStore.list_objects`."""
-        entries = self._listed("find", prefix)
-        entries.sort(key=lambda pair: pair[0].encode())
-        for key, entry in entries:
-            wanted = key.startswith(prefix) and is_behind(key, after)
-            if wanted and entry["type"] != "directory":
-                yield _info(key, entry)
+        """See `ObjectStore.list_objects`. A request a folder: `find` and `walk` of the file systems
+        leave out what they fail to list.
+        """
+        waiting = self._entries(prefix)
+        while waiting:
+            key, info = waiting.pop()
+            if info is None:
+                waiting += self._entries(f"{key}/")
+            elif is_behind(key, after):
+                yield info
 
-    def _listed(self, method: str, prefix: str) -> list[tuple[str, dict[str, Any]]]:
+    def _entries(self, prefix: str) -> list[tuple[str, ObjectInfo | None]]:
+        """What begins with a prefix in the folder that it ends in, the last key first; no look-up
+        stands for a folder.
+        """
         check_key(prefix, self.uri(""))
         folder = prefix.rpartition("/")[0]
+
+        def listed(filesystem: Any) -> list[tuple[str, ObjectInfo | None]]:  # noqa: ANN401
+            found: list[tuple[str, ObjectInfo | None]] = []
+            for entry in self._list(filesystem, folder):
+                key = self._key(entry["name"])
+                # Some list the folder itself, or a marker of it, along with what is in it.
+                if not key.startswith(prefix) or key == folder:
+                    continue
+                if entry["type"] == "directory":
+                    found.append((key, None))
+                elif not entry["name"].endswith("/"):
+                    found.append((key, _info(key, entry)))
+            # A folder sorts as its keys do: with the slash, by bytes.
+            found.sort(key=lambda pair: pair[0].encode() + b"/" * (pair[1] is None), reverse=True)
+            return found
+
+        return self._request(listed, prefix, listing=True)
+
+    def _list(self, filesystem: Any, folder: str) -> Sequence[dict[str, Any]]:  # noqa: ANN401
+        # A cached listing would hide objects that were written since.
+        filesystem.invalidate_cache()
         path = self._path(folder) if folder else self._root
+        try:
+            return list(self._call(filesystem, "ls", path, detail=True))
+        except FileNotFoundError:
+            if folder and self._is_listed(filesystem, folder):
+                raise TransientError("the folder is listed above, but not found itself") from None
+            return []
 
-        def listed(filesystem: Any) -> list[dict[str, Any]]:  # noqa: ANN401
-            # A cached listing would hide objects that were written since.
-            filesystem.invalidate_cache()
-            try:
-                found = self._call(filesystem, method, path, detail=True)
-            except FileNotFoundError:
-                return []
-            return list(found.values()) if isinstance(found, dict) else list(found)
-
-        entries = self._request(listed, prefix, listing=True)
-        return [(self._key(entry["name"]), entry) for entry in entries]
+    def _is_listed(self, filesystem: Any, folder: str) -> bool:  # noqa: ANN401
+        """Whether the folder above tells of a folder. Some file systems say that there is none
+        when they may not look.
+        """
+        above = folder.rpartition("/")[0]
+        self._tally.add(list_requests=1)
+        return any(
+            entry["type"] == "directory" and self._key(entry["name"]) == folder
+            for entry in self._list(filesystem, above)
+        )
 
     def _path(self, key: str) -> str:
         return f"{self._root}/{key}"
@@ -226,8 +254,12 @@ class FsspecStore:
         import fsspec
 
         arguments = extra_arguments(self._storage.reveal())
+        named = {**arguments, "skip_instance_cache": True}
         try:
-            return fsspec.filesystem(self._scheme, **{**arguments, "skip_instance_cache": True})
+            return within_deadline(
+                self._retry_policy.request_deadline_seconds,
+                lambda: fsspec.filesystem(self._scheme, **named),
+            )
         except TypeError:
             raise InvalidOptionError(
                 f"the {self._scheme} file system does not take these storageOptions: "
@@ -238,7 +270,14 @@ class FsspecStore:
         coroutine = getattr(filesystem, f"_{method}", None)
         if getattr(filesystem, "async_impl", False) and inspect.iscoroutinefunction(coroutine):
             return self._client.run(lambda _filesystem: coroutine(*arguments, **named))
-        return getattr(filesystem, method)(*arguments, **named)
+        try:
+            return within_deadline(
+                self._retry_policy.request_deadline_seconds,
+                lambda: getattr(filesystem, method)(*arguments, **named),
+            )
+        except TransientError:
+            self.close()  # a connection that hangs is not used again
+            raise
 
     def _request(self, operation: Callable[[Any], T], key: str, *, listing: bool = False) -> T:
         def attempt() -> T:

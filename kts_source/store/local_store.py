@@ -96,7 +96,7 @@ class LocalStore:
         return sorted(
             f"{parent}{entry.name}/"
             for entry in self._entries(parent)
-            if entry.name.startswith(name) and self._is_folder(entry)
+            if entry.name.startswith(name) and self._is_folder(entry, parent)
         )
 
     def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
@@ -107,7 +107,7 @@ class LocalStore:
 
     def _walk(self, folder: str, name: str) -> Iterator[ObjectInfo]:
         entries = [
-            (entry, self._is_folder(entry))
+            (entry, self._is_folder(entry, folder))
             for entry in self._entries(folder)
             if entry.name.startswith(name)
         ]
@@ -124,6 +124,8 @@ class LocalStore:
                 status = entry.stat()
             except FileNotFoundError:
                 continue  # deleted since the folder was read, or a link to nothing
+            except OSError as error:
+                raise self._translated(error, key) from None
             if stat.S_ISREG(status.st_mode):
                 if entry.is_symlink():
                     self._resolve(key)
@@ -141,11 +143,11 @@ class LocalStore:
         except OSError as error:
             raise self._translated(error, folder) from None
 
-    def _is_folder(self, entry: os.DirEntry[str]) -> bool:
+    def _is_folder(self, entry: os.DirEntry[str], folder: str) -> bool:
         try:
             return entry.is_dir()
-        except OSError:
-            return False
+        except OSError as error:  # a link whose end cannot be looked at: nobody knows
+            raise self._translated(error, folder + entry.name) from None
 
     def _refuse_cycle(self, entry: os.DirEntry[str], key: str) -> None:
         target = self._resolve(key)

@@ -14,6 +14,7 @@ alone, so an object is looked up by reading its first byte; the version is its E
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from email.utils import parsedate_to_datetime
@@ -38,10 +39,12 @@ from kts_source.store.http_answer import object_size, require_length, require_ra
 from kts_source.store.object_store import ObjectInfo, check_key, check_range, is_behind
 from kts_source.store.presigned_path import PATH_SECRET, shown, without_prefix
 from kts_source.store.retry import DEFAULT_RETRY_POLICY, RetryPolicy, TransientError
+from kts_source.texts import some
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+log = logging.getLogger(__name__)
 
 MAX_LIST_BYTES: Final = 256 << 20
 _LOOK_UPS: Final = 16
@@ -103,14 +106,16 @@ class PresignedStore:
     def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
         """See `ObjectStore.list_objects`. Costs a request an object: lists give no sizes."""
         check_key(prefix, self.uri(""), absolute=True)
-        found = (
+        wanted = (
             k for k in self._listed(fresh=True) if k.startswith(prefix) and is_behind(k, after)
         )
-        keys = sorted(found, key=str.encode)
+        keys = sorted(wanted, key=str.encode)
         with ThreadPoolExecutor(_LOOK_UPS, thread_name_prefix="kts-list") as pool:
-            for info in pool.map(self._if_there, keys):
-                if info is not None:
-                    yield info
+            found = list(pool.map(self._if_there, keys))
+        gone = [key for key, info in zip(keys, found, strict=True) if info is None]
+        if gone:
+            log.warning("%d URLs in %s lead to no object: %s", len(gone), self._shown, some(gone))
+        yield from (info for info in found if info is not None)
 
     def _if_there(self, key: str) -> ObjectInfo | None:
         try:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from unittest import mock
 
 import pyarrow as pa
+import pytest
 
 from kts_source.errors import DataLossError, OffsetOutOfRangeError
 from kts_source.options import parse_options
@@ -23,7 +24,7 @@ from kts_source.read.segment_source import SegmentSource
 from kts_source.tier import Tier
 from tests.kts_source.planning.history import TOPIC, History, World
 from tests.kts_source.planning.memory_store import MemoryStore
-from tests.kts_source.planning.truth import Range, Row, truth_of
+from tests.kts_source.planning.truth import Range, Row, is_in_doubt, truth_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -53,13 +54,20 @@ class Reading:
             for key in copy.keys
         }
         # Where a store does not tell, nothing may be left unread.
-        self._store = MemoryStore(world.store, modified if source.random() < 0.8 else {})
-        self._truth = truth_of(world)
+        times = source.random() < 0.8
+        self._store = MemoryStore(world.store, modified if times else {})
+        self._in_doubt = is_in_doubt(world, times=times)
+        self._truth = {} if self._in_doubt else truth_of(world)
         self._random = source
         self._outcomes = outcomes
 
     def check(self) -> None:
         """Fails on the first wrong row, and on an error too many or too few."""
+        if self._in_doubt:
+            with pytest.raises(DataLossError):
+                plan_scan(parse_options({"path": "/", "subscribe": TOPIC}), self._store)
+            self._outcomes["in doubt"] += 1
+            return
         if not self._truth:
             self._outcomes["nothing tiered"] += 1
             return
@@ -201,7 +209,9 @@ class Reading:
             here = {row for row in found if row[0] == number}
             assert here <= outside, f"{given}: rows that are not visible {sorted(here - outside)}"
             optional = isolation == "read_committed"
-            lacking = {row for row in outside - here if not optional or row[1] in plain}
+            end = truth.decided_stop if optional else stop
+            due = {row for row in outside if row[1] < end and (not optional or row[1] in plain)}
+            lacking = due - here
             assert not lacking, f"{given}: rows left out {sorted(lacking)}"
             assert truth.missing or here == outside, f"{given}: {sorted(outside - here)} left out"
         self._outcomes[f"{isolation}, loss allowed"] += 1

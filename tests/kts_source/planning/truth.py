@@ -1,9 +1,9 @@
 """What a tier proves, worked out from the lives of its partitions.
 
-The log of whoever made the newest complete upload is the truth: a higher epoch is newer, then a
-higher offset. An upload holds an offset of it if its own log has the very same batch there. The log
-start is what that newest upload's checkpoint says, or the first offset held at all where nothing
-lies below; whatever is not held above it is lost.
+The log of whoever made the newest upload that a manifest tells of is the truth: a higher epoch is
+newer, then a higher offset. A complete upload holds an offset of it if its own log has the very
+same batch there. The log start is what the newest checkpoint says, or the first offset held at all
+where nothing lies below; whatever is not held above it is lost.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from segment_format.testing import BuiltLog
     from segment_format.testing.rows import ExpectedRow
-    from tests.kts_source.planning.cluster import Upload
+    from tests.kts_source.planning.cluster import PartitionLife, Upload
     from tests.kts_source.planning.history import World
 
 Row = tuple[int, int, bytes | None, bytes | None, int]
@@ -52,6 +52,17 @@ class PartitionTruth:
     def last_stable_offset(self) -> int:
         """Where read_committed ends."""
         return self.log.last_stable_offset()
+
+    @property
+    def decided_stop(self) -> int:
+        """The same where the log's end is lost: outcomes in there are not known."""
+        lost = next((low for low, high in self.missing if high == self.stop), self.stop)
+        begun = (
+            txn.first_offset
+            for txn in self.log.transactions
+            if txn.first_offset < lost and (txn.marker_offset is None or txn.marker_offset >= lost)
+        )
+        return min(begun, default=self.stop)
 
     def rows(self, isolation: str, start: int, stop: int) -> list[Row]:
         """Rows of offsets [start, stop), the missing ones included."""
@@ -95,30 +106,78 @@ class PartitionTruth:
 
 def truth_of(world: World) -> dict[int, PartitionTruth]:
     """Partition number to truth; empty when no upload is complete."""
-    newest_first = sorted(
-        world.incarnations.values(),
-        key=lambda lives: max(
-            (copy.event_timestamp_ms for life in lives for copy in life.complete()), default=-1
-        ),
-    )
     return {
-        number: _truth(number, copies, life.interval)
-        for number, life in enumerate(newest_first[-1])
-        if (copies := life.complete())
+        number: _truth(number, life)
+        for number, life in enumerate(newest_incarnation(world))
+        if life.complete()
     }
 
 
-def _truth(number: int, copies: Sequence[Upload], interval: int) -> PartitionTruth:
-    newest = max(copies, key=lambda copy: (copy.last_epoch, copy.stop, copy.event_timestamp_ms))
+def newest_incarnation(world: World) -> tuple[PartitionLife, ...]:
+    """The partitions of the incarnation with the newest upload that a manifest tells of."""
+    return max(world.incarnations.values(), key=_newest_ms)
+
+
+def _newest_ms(lives: Sequence[PartitionLife]) -> int:
+    told = (copy for life in lives for copy in (*life.complete(), *life.damaged()))
+    return max((copy.event_timestamp_ms for copy in told), default=-1)
+
+
+def is_in_doubt(world: World, *, times: bool) -> bool:
+    """Whether what the tier has lost does not let it be read at all.
+
+    Args:
+        world: The tier.
+        times: Whether the store tells when objects were written.
+    """
+    lives = newest_incarnation(world)
+    written = max(
+        (copy.event_timestamp_ms for life in lives for copy in life.complete()), default=-1
+    )
+    newer = (
+        copy
+        for other in world.incarnations.values()
+        if _newest_ms(other) < 0
+        for life in other
+        for copy in life.parts()
+        if not times or copy.event_timestamp_ms > written
+    )
+    return _newest_ms(lives) >= 0 and (any(map(_is_lost, lives)) or any(newer))
+
+
+def _is_lost(life: PartitionLife) -> bool:
+    """Whether nothing tells what the log of a partition is, although it was there."""
+    tellers = [*life.complete(), *(copy for copy in life.damaged() if life.has_checkpoint(copy))]
+    newest = max((copy.last_epoch for copy in tellers), default=-1)
+    if any(copy.last_epoch > newest for copy in life.damaged()):
+        return True
+    if life.complete():
+        return False
+    return bool(life.damaged()) or len({copy.base for copy in life.parts()}) > 1
+
+
+def _truth(number: int, life: PartitionLife) -> PartitionTruth:
+    def age(copy: Upload) -> tuple[int, int, int]:
+        return copy.last_epoch, copy.stop, copy.event_timestamp_ms
+
+    copies, damaged = life.complete(), life.damaged()
+    newest = max([*copies, *damaged], key=age)
+    teller = max([*copies, *(copy for copy in damaged if life.has_checkpoint(copy))], key=age)
+
+    def of_the_log(copy: Upload) -> range:
+        first = max(copy.base, copy.log_start, teller.log_start)
+        return range(first, min(copy.stop, divergence(copy.log, newest.log)))
+
     held: set[int] = set()
     for copy in copies:
-        first = max(copy.base, copy.log_start, newest.log_start)
-        held.update(range(first, min(copy.stop, divergence(copy.log, newest.log))))
-    log_start = newest.log_start
-    if not any(copy.stop <= newest.log_start for copy in copies):
+        held.update(of_the_log(copy))
+    log_start = teller.log_start
+    if not held:
+        log_start = min(spans.start for copy in damaged if (spans := of_the_log(copy)))
+    elif not any(copy.stop <= log_start for copy in copies):
         log_start = min(held)
     lacking = [offset for offset in range(log_start, newest.stop) if offset not in held]
-    log = build(newest.log, interval).build()
+    log = build(newest.log, life.interval).build()
     dates = tuple(entry.date(at) for entry in newest.log for at in range(entry.base, entry.stop))
     return PartitionTruth(
         number,

@@ -435,6 +435,29 @@ def test_long_listings_come_in_pages(fresh: Bucket) -> None:
     store.close()
 
 
+@pytest.mark.parametrize("status_code", [503, 403])
+def test_a_page_in_the_middle_that_fails_is_tried_again_or_raised(
+    fresh: Bucket, status_code: int
+) -> None:
+    for number in range(5):
+        fresh.put(f"f{number}/y", b"")
+    with faulty_proxy(fresh.server.endpoint) as proxy:
+        options = {
+            **fresh.server.options,
+            "s3.endpoint": proxy.endpoint,
+            "storageOptions": '{"s3_additional_kwargs": {"MaxKeys": 2}}',
+        }
+        store = open_store(fresh.path, storage_options_from(options), retry_policy=QUICK)
+        proxy.faults += [lambda _answer: None, status(status_code, "x")]
+        if status_code == 503:
+            assert len(list(store.list_objects(""))) == 6
+            assert store.counters.retries == 1
+        else:
+            with pytest.raises(AccessDeniedError):
+                list(store.list_objects(""))
+        store.close()
+
+
 def test_a_listing_that_turns_in_a_circle_is_an_error(
     proxy: FaultyProxy, store: ObjectStore
 ) -> None:

@@ -1,0 +1,50 @@
+"""A deadline for calls that know none: the file systems of fsspec that are not asynchronous."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, TypeVar
+
+from kts_source.store.cancel import CancelledFetchError, cancelled_by
+from kts_source.store.retry import TransientError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+
+def within_deadline(seconds: float, call: Callable[[], T]) -> T:
+    """The result of `call()`, made in a thread of its own. When the time is up that thread is left
+    behind: nothing can stop it, but it keeps no process from ending.
+
+    Raises:
+        TransientError: The deadline passed.
+        CancelledFetchError: The caller's scope was cancelled.
+    """
+    ended = threading.Event()
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(call())
+        except BaseException as error:  # noqa: BLE001  # the caller's to raise
+            errors.append(error)
+        ended.set()
+
+    threading.Thread(target=run, name="kts-store-call", daemon=True).start()
+    with cancelled_by(ended.set):
+        in_time = ended.wait(seconds)
+    if errors:
+        raise errors[0]
+    if results:
+        return results[0]
+    if in_time:
+        raise CancelledFetchError
+    raise TransientError(no_answer(seconds))
+
+
+def no_answer(seconds: float) -> str:
+    """What is said of an attempt that ran into its deadline."""
+    return f"no complete answer by the deadline {seconds:g} s (option fetchDeadlineMs)"

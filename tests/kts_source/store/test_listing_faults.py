@@ -1,0 +1,280 @@
+"""A listing is whole or an error, at whatever level, page or entry it fails; and nothing hangs."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import fsspec
+import pytest
+from fsspec.asyn import AsyncFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
+
+from kts_source.errors import AccessDeniedError, StoreError, StoreUnavailableError
+from kts_source.secret import Secret
+from kts_source.store.cancel import Cancellation, CancelledFetchError
+from kts_source.store.fsspec_store import FsspecStore
+from kts_source.store.local_store import LocalStore
+from kts_source.store.replica_store import FallbackStore
+from kts_source.store.retry import RetryPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+QUICK = RetryPolicy(max_attempts=3, first_pause_seconds=0.001, max_pause_seconds=0.01)
+KEYS = ["t/0/a", "t/0/b", "t/1/deep/c", "t/1/x", "u"]
+_numbers = itertools.count()
+
+
+class Faulty(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """Memory of its own whose listings do first what a test says."""
+
+    protocol = "faulty"
+    fault: Any = staticmethod(lambda _path: None)
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return str(super()._strip_protocol(path.replace("faulty://", "memory://")))
+
+    def ls(self, path: str, detail: bool = True, **named: object) -> list[object]:
+        self.fault(path)
+        return list(super().ls(path, detail=detail, **named))
+
+
+class FaultyAsync(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """The same, as an asynchronous file system."""
+
+    protocol = "faultyasync"
+    cachable = False
+    fault: Any = staticmethod(lambda _path: None)
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return str(MemoryFileSystem._strip_protocol(path.replace("faultyasync://", "memory://")))
+
+    async def _ls(self, path: str, detail: bool = True, **named: object) -> object:
+        self.fault(path)
+        return MemoryFileSystem().ls(path, detail=detail)
+
+
+@pytest.fixture(params=[Faulty, FaultyAsync])
+def faulty(request: pytest.FixtureRequest) -> Iterator[tuple[type[Any], FsspecStore]]:
+    kind = request.param
+    fsspec.register_implementation(kind.protocol, kind, clobber=True)
+    root = f"/listing-{next(_numbers)}"
+    for key in KEYS:
+        MemoryFileSystem().pipe_file(f"{root}/{key}", b"1")
+    yield kind, FsspecStore(f"{kind.protocol}:/{root}", Secret({}), retry_policy=QUICK)
+    kind.fault = staticmethod(lambda _path: None)
+    MemoryFileSystem().rm(root, recursive=True)
+
+
+def failing(end: str, error: Exception, times: int = 99) -> tuple[Any, list[str]]:
+    """Raises for a folder, so many times; and what was asked for."""
+    asked: list[str] = []
+
+    def fault(path: str) -> None:
+        if path.rstrip("/").endswith(end):
+            asked.append(path)
+            if len(asked) <= times:
+                raise error
+
+    return staticmethod(fault), asked
+
+
+@pytest.mark.parametrize("folder", ["t", "t/0", "t/1", "t/1/deep"])
+@pytest.mark.parametrize(
+    ("error", "kind", "attempts"),
+    [
+        (PermissionError(13, "denied"), AccessDeniedError, 1),
+        (OSError(5, "input/output error"), StoreError, 1),
+        (ConnectionResetError("reset"), StoreUnavailableError, 3),
+        (FileNotFoundError("may not look"), StoreUnavailableError, 3),
+    ],
+)
+def test_a_folder_that_cannot_be_listed_is_an_error(
+    faulty: tuple[type[Any], FsspecStore],
+    folder: str,
+    error: Exception,
+    kind: type[StoreError],
+    attempts: int,
+) -> None:
+    filesystem, store = faulty
+    assert [info.key for info in store.list_objects("")] == KEYS
+    filesystem.fault, asked = failing(folder, error)
+    with pytest.raises(kind) as caught:
+        list(store.list_objects(""))
+    assert type(caught.value) is kind
+    assert folder in str(caught.value)
+    assert len(asked) == attempts
+    with pytest.raises(kind):
+        list(store.list_objects(f"{folder}/"))
+    with pytest.raises(kind):
+        store.list_folders(f"{folder}/")
+
+
+def test_a_listing_that_fails_once_is_tried_again(
+    faulty: tuple[type[Any], FsspecStore],
+) -> None:
+    filesystem, store = faulty
+    filesystem.fault, _ = failing("t/1", ConnectionResetError("reset"), times=2)
+    assert [info.key for info in store.list_objects("")] == KEYS
+    assert store.counters.retries == 2
+
+
+def test_a_folder_that_vanishes_during_the_listing_may_be_missing(
+    faulty: tuple[type[Any], FsspecStore],
+) -> None:
+    filesystem, store = faulty
+    root = store._root
+
+    def fault(path: str) -> None:
+        if path.endswith("t/1/deep") and MemoryFileSystem().exists(f"{root}/t/1/deep"):
+            MemoryFileSystem().rm(f"{root}/t/1/deep", recursive=True)
+
+    filesystem.fault = staticmethod(fault)
+    assert [info.key for info in store.list_objects("")] == [key for key in KEYS if "c" not in key]
+
+
+def test_a_partition_is_listed_with_one_request(faulty: tuple[type[Any], FsspecStore]) -> None:
+    _, store = faulty
+    assert [info.key for info in store.list_objects("t/0/")] == ["t/0/a", "t/0/b"]
+    assert store.counters.list_requests == 1
+
+
+def test_entries_that_stand_for_the_folder_itself_are_no_objects(
+    faulty: tuple[type[Any], FsspecStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filesystem, store = faulty
+    if filesystem is FaultyAsync:
+        pytest.skip("one of them is enough")
+    real = Faulty.ls
+
+    def with_markers(self: Faulty, path: str, detail: bool = True) -> list[object]:
+        itself = {"name": path, "type": "directory", "size": 0}
+        marker = {"name": f"{path}/", "type": "file", "size": 0}
+        return [itself, marker, *list(real(self, path, detail))]
+
+    monkeypatch.setattr(Faulty, "ls", with_markers)
+    assert [info.key for info in store.list_objects("")] == KEYS
+    assert store.list_folders("t/") == ["t/0/", "t/1/"]
+
+
+# -- deadlines
+
+
+@pytest.fixture
+def hanging() -> Iterator[threading.Event]:
+    """Until the event, every listing and read waits."""
+    fsspec.register_implementation("faulty", Faulty, clobber=True)
+    event = threading.Event()
+    Faulty.fault = staticmethod(lambda _path: event.wait(30))
+    yield event
+    event.set()
+    Faulty.fault = staticmethod(lambda _path: None)
+
+
+def impatient() -> FsspecStore:
+    policy = RetryPolicy(
+        max_attempts=2,
+        first_pause_seconds=0.001,
+        max_pause_seconds=0.01,
+        request_deadline_seconds=0.05,
+    )
+    return FsspecStore("faulty://hangs", Secret({}), retry_policy=policy)
+
+
+def test_a_file_system_that_hangs_is_given_up(hanging: threading.Event) -> None:
+    store = impatient()
+    began = time.monotonic()
+    with pytest.raises(
+        StoreUnavailableError, match=r"0\.05 s \(option fetchDeadlineMs\)"
+    ) as caught:
+        store.list_folders("t/")
+    assert time.monotonic() - began < 5
+    assert caught.value.uri == "faulty://hangs/t/"
+    assert len(caught.value.attempts) == 2
+    left = [one for one in threading.enumerate() if one.name == "kts-store-call"]
+    assert left
+    assert all(one.daemon for one in left)  # they keep no process from ending
+    hanging.set()
+    assert store.list_folders("t/") == []
+
+
+def test_reads_and_connections_have_the_deadline_too(
+    hanging: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Faulty, "cat_file", lambda *_, **__: hanging.wait(30))
+    with pytest.raises(StoreUnavailableError, match="fetchDeadlineMs"):
+        impatient().get_range("x", 0, 1)
+    monkeypatch.setattr(Faulty, "info", lambda *_, **__: hanging.wait(30))
+    with pytest.raises(StoreUnavailableError, match="fetchDeadlineMs"):
+        impatient().head("x")
+    monkeypatch.setattr(Faulty, "__init__", lambda *_, **__: hanging.wait(30) and None)
+    with pytest.raises(StoreUnavailableError, match="fetchDeadlineMs"):
+        impatient().head("x")
+
+
+@pytest.mark.usefixtures("hanging")
+def test_a_cancelled_call_ends_at_once() -> None:
+    cancellation = Cancellation()
+    store = FsspecStore("faulty://hangs", Secret({}), retry_policy=QUICK)
+    threading.Timer(0.05, cancellation.cancel).start()
+    began = time.monotonic()
+    with cancellation.scope(), pytest.raises(CancelledFetchError):
+        store.list_folders("")
+    assert time.monotonic() - began < 5
+
+
+# -- folders of this machine
+
+
+def test_a_local_folder_that_cannot_be_listed_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key in KEYS:
+        (tmp_path / key).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / key).write_bytes(b"1")
+    real = os.scandir
+
+    def denied(path: os.PathLike[str]) -> object:
+        if str(path).endswith("/t/1"):
+            raise PermissionError(13, "Permission denied")
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", denied)
+    store = LocalStore(tmp_path)
+    with pytest.raises(AccessDeniedError, match="t/1"):
+        list(store.list_objects(""))
+    with pytest.raises(AccessDeniedError, match="t/1"):
+        store.list_folders("t/1/")
+
+
+def test_a_local_entry_that_cannot_be_looked_at_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t" / "circle").symlink_to("circle")  # nobody knows whether it is a folder
+    store = LocalStore(tmp_path)
+    for look in (lambda: list(store.list_objects("t/")), lambda: store.list_folders("t/")):
+        with pytest.raises(StoreError, match="circle"):
+            look()
+
+
+def test_a_listing_that_fails_in_its_middle_comes_from_the_mirror_as_a_whole(
+    tmp_path: Path,
+) -> None:
+    for place, keys in (("first", "ab"), ("mirror", "abc")):
+        (tmp_path / place).mkdir()
+        for key in keys:
+            (tmp_path / place / key).write_bytes(b"1")
+
+    class Breaks(LocalStore):
+        def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[Any]:
+            yield next(super().list_objects(prefix, after=after))
+            raise StoreUnavailableError("reset", uri="u")
+
+    store = FallbackStore(Breaks(tmp_path / "first"), LocalStore(tmp_path / "mirror"))
+    assert [info.key for info in store.list_objects("")] == ["a", "b", "c"]

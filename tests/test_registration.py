@@ -1,0 +1,30 @@
+"""Spark imports `pyspark_tiered_kafka` to find the source: where it cannot, it is told why."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+BROKEN = """
+import sys
+class Broken:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "kts_source":
+            raise ImportError("numpy of another version")
+sys.meta_path.insert(0, Broken())
+import pyspark_tiered_kafka
+print(hasattr(pyspark_tiered_kafka, "DefaultSource"))
+"""
+
+
+@pytest.mark.parametrize("warnings", ["default", "error", "ignore"])
+def test_a_failed_import_is_told_and_disturbs_nobody(warnings: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", warnings, "-c", BROKEN], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "False"), done.stderr
+    if warnings == "default":
+        assert "ImportError: numpy of another version" in done.stderr
+        assert sys.executable in done.stderr
