@@ -96,6 +96,20 @@ class InvalidOptionError(TieredKafkaError, ValueError):
     """An option that is unknown, malformed, missing, or contradicts another."""
 
 
+class KeyPrefixError(InvalidOptionError):
+    """A topic whose folder's name begins with what should be the end of the key prefix.
+
+    Attributes:
+        key_prefix: The one that is meant.
+    """
+
+    _facts: ClassVar[tuple[str, ...]] = (*_PLACE, "key_prefix")
+
+    def __init__(self, message: str, *, key_prefix: str, **place: Any) -> None:  # noqa: ANN401
+        super().__init__(message, **place)
+        self.key_prefix = key_prefix
+
+
 class TopicNotFoundError(TieredKafkaError, LookupError):
     """A topic or partition that was asked for and has nothing in the tier."""
 

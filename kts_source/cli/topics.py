@@ -7,12 +7,15 @@ from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from kts_source.errors import TieredKafkaError
+import click
+
+from kts_source.errors import KeyPrefixError, StoreError, TieredKafkaError, TierNotFoundError
 from kts_source.layout.find_layout import find_layout
 from kts_source.options import parse_options
 from kts_source.options.selection import Assign
 from kts_source.planning.describe import describe
 from kts_source.planning.discover import DiscoveredPartition, discover
+from kts_source.planning.key_prefix import likely_prefixes
 from kts_source.planning.segment_catalog import Describer
 from kts_source.quiet import errors_only
 from kts_source.tier import open_tier
@@ -30,12 +33,42 @@ def topic_rows(options: Mapping[str, str]) -> list[dict[str, Any]]:
     """One row a partition, as `TierDescription.to_arrow` names the columns, and `keys_needed`.
 
     A partition that cannot be described for want of a private key has the facts of its manifests
-    only: offsets are null, and `keys_needed` names the key ids.
+    only: offsets are null, and `keys_needed` names the key ids. Where no key prefix is given and
+    only one comes into question, it is taken, and standard error says so.
 
     Raises:
         TieredKafkaError: As `describe`, missing keys aside.
     """
-    parsed = replace(parse_options(options), fail_on_data_loss=False)
+    given = parsed = replace(parse_options(options), fail_on_data_loss=False)
+    while True:
+        try:
+            rows = _rows(parsed)
+        except (TierNotFoundError, KeyPrefixError) as error:
+            found = "" if given.key_prefix else _meant(parsed, error)
+            if len(found) <= len(parsed.key_prefix):
+                raise
+            parsed = replace(parsed, key_prefix=found)
+        else:
+            break
+    if parsed != given:
+        prefix = parsed.key_prefix
+        click.echo(f"found under keyPrefix {prefix!r}: give it as --keyPrefix {prefix}", err=True)
+    return rows
+
+
+def _meant(options: ScanOptions, error: TierNotFoundError | KeyPrefixError) -> str:
+    """The only key prefix that an error may be about; empty if there is none, or more."""
+    if isinstance(error, KeyPrefixError):
+        return error.key_prefix
+    if isinstance(error, StoreError):
+        return ""
+    with closing(open_tier(options)) as tier:
+        layout, wanted = find_layout(options.layout), options.selection.wanted(())
+        found = likely_prefixes(tier.store, layout, options.key_prefix, wanted)
+    return found[0] if len(found) == 1 else ""
+
+
+def _rows(parsed: ScanOptions) -> list[dict[str, Any]]:
     try:
         return _described(parsed)
     except TieredKafkaError as error:

@@ -14,6 +14,7 @@ import re
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from kts_source.errors import KeyPrefixError
 from kts_source.layout.layout import Orphan, PartitionListing, SegmentEntry, TopicFolder
 from kts_source.layout.remote_segment import (
     Envelope,
@@ -205,6 +206,15 @@ def _segment(entry: SegmentEntry, manifest: SegmentManifest) -> RemoteSegment:
         entry.partition,
         entry.base_offset,
     ):
+        if named.topic != entry.topic and entry.topic.endswith(named.topic):
+            before = entry.described_by.rpartition(f"{entry.topic}-{entry.topic_id}/")[0]
+            prefix = before + entry.topic.removesuffix(named.topic)
+            raise KeyPrefixError(
+                f"the manifest is of topic {named.topic!r}; did you mean keyPrefix {prefix!r}?",
+                key_prefix=prefix,
+                topic=entry.topic,
+                uri=entry.described_by,
+            )
         raise InvalidManifestError(
             f"manifest is of {named.topic}-{named.partition} from offset {metadata.start_offset},"
             f" its name of {entry.topic}-{entry.partition} from {entry.base_offset}"

@@ -19,6 +19,7 @@ from kts_source.errors import (
     TopicNotFoundError,
 )
 from kts_source.options.selection import Assign, Subscribe, SubscribePattern
+from kts_source.planning.key_prefix import did_you_mean, likely_prefixes, prefixes_of_names
 from kts_source.planning.segment_catalog import ListedSegments
 from kts_source.texts import some
 
@@ -167,9 +168,12 @@ def _not_found(
     layout: Layout,
 ) -> TopicNotFoundError | TierNotFoundError:
     where = store.uri(options.key_prefix)
+    wanted = options.selection.wanted(())
     if available:
+        prefixes = prefixes_of_names(options.key_prefix, available, wanted)
         return TopicNotFoundError(
             f"{what} in the tier at {where}; it has {', '.join(sorted(available))}"
+            f"{did_you_mean(prefixes)}"
         )
     if _looks_like_iceberg(options, store):
         return TierNotFoundError(
@@ -181,6 +185,7 @@ def _not_found(
         f"no tier at {where}: looked for folders named {options.key_prefix}{layout.folder_pattern}"
         f" of layout {options.layout!r}. Check 'path', and 'keyPrefix' (the plugin's key.prefix,"
         f" with its slash if it has one)"
+        f"{did_you_mean(likely_prefixes(store, layout, options.key_prefix, wanted))}"
     )
 
 

@@ -65,7 +65,7 @@ class Reading:
         """Fails on the first wrong row, and on an error too many or too few."""
         if self._in_doubt:
             with pytest.raises(DataLossError):
-                plan_scan(parse_options({"path": "/", "subscribe": TOPIC}), self._store)
+                plan_scan(parse_options({"path": "/", "subscribe": TOPIC}), Tier(self._store))
             self._outcomes["in doubt"] += 1
             return
         if not self._truth:

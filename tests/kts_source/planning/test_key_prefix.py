@@ -1,0 +1,118 @@
+"""A wrong or missing key prefix: the error names the one that is meant, after a few listings."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+import kts_source
+from kts_source.cli.app import main
+from kts_source.errors import (
+    InvalidOptionError,
+    KeyPrefixError,
+    TieredKafkaError,
+    TierNotFoundError,
+    TopicNotFoundError,
+)
+from kts_source.layout.find_layout import find_layout
+from kts_source.planning.key_prefix import MAX_FOLDERS, likely_prefixes
+from kts_source.store.local_store import LocalStore
+from segment_format.testing import AivenTierWriter, LocalTierWriter, LogBuilder, SimpleRecord
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def write(root: Path, prefix: str, topic: str = "orders", segments: int = 3) -> None:
+    builder = LogBuilder()
+    for _ in range(segments):
+        builder.append([SimpleRecord(b"x")])
+        builder.roll()
+    writer = AivenTierWriter(str(root), topic=topic, partition=0, key_prefix=prefix)
+    for segment in builder.build().segments:
+        writer.write_segment(segment)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "given"),
+    [
+        ("kts-", ""),
+        ("kts-", "kts"),
+        ("kts-", "wrong-"),
+        ("tiered/", ""),
+        ("tiered/", "tiered"),
+        ("tiered/", "teired/"),
+        ("tiered/", "tiered/kts-"),
+        ("tiered/kts-", ""),
+        ("tiered/kts-", "tiered/"),
+        ("a/b/c/", ""),
+    ],
+)
+def test_the_prefix_that_is_meant_is_named(tmp_path: Path, prefix: str, given: str) -> None:
+    write(tmp_path, prefix)
+    options = {"path": str(tmp_path), "subscribe": "orders"}
+    assert kts_source.plan({**options, "keyPrefix": prefix}).tasks
+    with pytest.raises(TieredKafkaError, match=f"did you mean keyPrefix '{prefix}'") as caught:
+        kts_source.plan({**options, "keyPrefix": given})
+    assert isinstance(caught.value, TierNotFoundError | TopicNotFoundError)
+
+
+def test_a_pattern_meets_the_name_in_the_manifest(tmp_path: Path) -> None:
+    write(tmp_path, "tiered/kts-")
+    options = {"path": str(tmp_path), "subscribePattern": ".*", "keyPrefix": "tiered/"}
+    for loss in ("true", "false"):
+        with pytest.raises(KeyPrefixError, match="did you mean keyPrefix 'tiered/kts-'") as caught:
+            kts_source.plan({**options, "failOnDataLoss": loss})
+        assert caught.value.key_prefix == "tiered/kts-"
+        assert isinstance(caught.value, InvalidOptionError)
+
+
+def test_where_there_is_nothing_no_prefix_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TierNotFoundError) as caught:
+        kts_source.plan({"path": str(tmp_path), "subscribe": "orders"})
+    assert "did you mean" not in str(caught.value)
+
+
+@pytest.mark.parametrize("layout", ["aiven", "local-tiered-storage"])
+def test_only_a_few_listings_are_asked_for(tmp_path: Path, layout: str) -> None:
+    for number in range(50):
+        (tmp_path / f"{number}" / "deep").mkdir(parents=True)
+    store = LocalStore(tmp_path)
+    assert likely_prefixes(store, find_layout(layout), "x", ["orders"]) == ()
+    assert store.counters.list_requests <= 3 * MAX_FOLDERS
+
+
+def test_a_local_tier_in_a_folder_is_found(tmp_path: Path) -> None:
+    builder = LogBuilder()
+    builder.append([SimpleRecord(b"x")])
+    writer = LocalTierWriter(tmp_path / "kept" / "here", topic="orders", partition=0)
+    writer.write_segment(builder.build().segments[0])
+    options = {"path": str(tmp_path), "layout": "local-tiered-storage", "subscribe": "orders"}
+    with pytest.raises(TierNotFoundError, match="did you mean keyPrefix 'kept/here/'"):
+        kts_source.plan(options)
+
+
+@pytest.mark.parametrize("prefix", ["kts-", "tiered/", "tiered/kts-"])
+def test_topics_finds_the_prefix_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], prefix: str
+) -> None:
+    write(tmp_path, prefix, segments=20)
+    assert main(["topics", str(tmp_path), "--json"]) == 0
+    out, err = capsys.readouterr()
+    (row,) = json.loads(out)
+    assert (row["topic"], row["tier_end"]) == ("orders", 20)
+    assert f"found under keyPrefix '{prefix}'" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_topics_leaves_a_choice_and_a_given_prefix_to_the_user(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, "a/")
+    assert main(["topics", str(tmp_path), "--keyPrefix", "b/"]) == 1
+    assert "did you mean keyPrefix 'a/'?" in capsys.readouterr().err
+    write(tmp_path, "b/")
+    assert main(["topics", str(tmp_path)]) == 1
+    assert "did you mean keyPrefix 'a/' or 'b/'?" in capsys.readouterr().err
