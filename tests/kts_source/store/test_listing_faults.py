@@ -205,6 +205,22 @@ def test_a_file_system_that_hangs_is_given_up(hanging: threading.Event) -> None:
     assert store.list_folders("t/") == []
 
 
+@pytest.mark.usefixtures("hanging")
+def test_a_connection_that_hangs_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[object] = []
+    real = fsspec.filesystem
+
+    def connect(*arguments: object, **named: object) -> object:
+        made.append(real(*arguments, **named))
+        return made[-1]
+
+    monkeypatch.setattr(fsspec, "filesystem", connect)
+    with pytest.raises(StoreUnavailableError):
+        impatient().list_folders("t/")
+    assert len(made) == 2
+    assert made[0] is not made[1]
+
+
 def test_reads_and_connections_have_the_deadline_too(
     hanging: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
