@@ -41,6 +41,9 @@ class Listed:
             for one in self._segments
         ]
 
+    def damaged(self) -> list[RemoteSegment]:
+        return []
+
     def described(self, numbers: Iterable[int]) -> list[RemoteSegment]:
         found = [self._segments[number] for number in numbers]
         self.asked |= {one.segment_id for one in found}
