@@ -376,19 +376,9 @@ class PartitionLife:
         """The uploads with all their objects."""
         return [copy for copy in self.uploads if self._whole(copy)]
 
-    def damaged(self) -> list[Upload]:
-        """The uploads with a manifest, but not all that it promises."""
-        described = (copy for copy in self.uploads if copy.keys[-1] in self._store)
-        return [copy for copy in described if not self._whole(copy)]
-
-    def has_checkpoint(self, copy: Upload) -> bool:
-        """Whether the object with its checkpoint is there."""
-        return copy.keys[1] in self._store
-
-    def parts(self) -> list[Upload]:
-        """The uploads of which something is there, but no manifest."""
-        gone = (copy for copy in self.uploads if copy.keys[-1] not in self._store)
-        return [copy for copy in gone if any(key in self._store for key in copy.keys)]
+    def has(self, copy: Upload, suffix: str = "") -> bool:
+        """Whether there is an object of an upload, with this suffix if one is named."""
+        return any(key in self._store for key in copy.keys if key.endswith(suffix))
 
     def _whole(self, copy: Upload) -> bool:
         return all(key in self._store for key in copy.keys)

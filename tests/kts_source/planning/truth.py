@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tests.kts_source.planning.cluster import PartitionLife, Upload
     from tests.kts_source.planning.history import World
 
+_MANIFEST = ".rsm-manifest"
 Row = tuple[int, int, bytes | None, bytes | None, int]
 Range = tuple[int, int]
 
@@ -118,8 +119,19 @@ def newest_incarnation(world: World) -> tuple[PartitionLife, ...]:
     return max(world.incarnations.values(), key=_newest_ms)
 
 
+def _damaged(life: PartitionLife) -> list[Upload]:
+    """The uploads with a manifest, but not all that it promises."""
+    complete = life.complete()
+    return [copy for copy in life.uploads if life.has(copy, _MANIFEST) and copy not in complete]
+
+
+def _parts(life: PartitionLife) -> list[Upload]:
+    """The uploads of which something is there, but no manifest."""
+    return [copy for copy in life.uploads if life.has(copy) and not life.has(copy, _MANIFEST)]
+
+
 def _newest_ms(lives: Sequence[PartitionLife]) -> int:
-    told = (copy for life in lives for copy in (*life.complete(), *life.damaged()))
+    told = (copy for life in lives for copy in (*life.complete(), *_damaged(life)))
     return max((copy.event_timestamp_ms for copy in told), default=-1)
 
 
@@ -139,7 +151,7 @@ def is_in_doubt(world: World, *, times: bool) -> bool:
         for other in world.incarnations.values()
         if _newest_ms(other) < 0
         for life in other
-        for copy in life.parts()
+        for copy in _parts(life)
         if not times or copy.event_timestamp_ms > written
     )
     return _newest_ms(lives) >= 0 and (any(map(_is_lost, lives)) or any(newer))
@@ -147,22 +159,22 @@ def is_in_doubt(world: World, *, times: bool) -> bool:
 
 def _is_lost(life: PartitionLife) -> bool:
     """Whether nothing tells what the log of a partition is, although it was there."""
-    tellers = [*life.complete(), *(copy for copy in life.damaged() if life.has_checkpoint(copy))]
+    tellers = [*life.complete(), *(copy for copy in _damaged(life) if life.has(copy, ".indexes"))]
     newest = max((copy.last_epoch for copy in tellers), default=-1)
-    if any(copy.last_epoch > newest for copy in life.damaged()):
+    if any(copy.last_epoch > newest for copy in _damaged(life)):
         return True
     if life.complete():
         return False
-    return bool(life.damaged()) or len({copy.base for copy in life.parts()}) > 1
+    return bool(_damaged(life)) or len({copy.base for copy in _parts(life)}) > 1
 
 
 def _truth(number: int, life: PartitionLife) -> PartitionTruth:
     def age(copy: Upload) -> tuple[int, int, int]:
         return copy.last_epoch, copy.stop, copy.event_timestamp_ms
 
-    copies, damaged = life.complete(), life.damaged()
+    copies, damaged = life.complete(), _damaged(life)
     newest = max([*copies, *damaged], key=age)
-    teller = max([*copies, *(copy for copy in damaged if life.has_checkpoint(copy))], key=age)
+    teller = max([*copies, *(copy for copy in damaged if life.has(copy, ".indexes"))], key=age)
 
     def of_the_log(copy: Upload) -> range:
         first = max(copy.base, copy.log_start, teller.log_start)
