@@ -8,7 +8,7 @@ record is dated at or after it, as a broker's ListOffsets answers.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -25,12 +25,14 @@ from kts_source.options.requested_bounds import (
 from kts_source.planning.lineage import PartitionLog
 
 if TYPE_CHECKING:
-    from segment_format.isolation import OpenTransaction
+    from kts_source.planning.isolation import Decisions
 
 log = logging.getLogger(__name__)
 
-TimestampLookup: TypeAlias = Callable[[PartitionLog, int], int | None]
-"""(partition, timestamp in ms) to the first offset dated at or after it, or `None`."""
+TimestampLookup: TypeAlias = Callable[[int], tuple[PartitionLog, int | None]]
+"""Timestamp in ms to the first offset dated at or after it, or `None`, and the log with all holes
+below that offset that may hold an earlier one.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ def resolve_start(
         return partition.log_start
     if isinstance(bound, OffsetsBound):
         return _checked("startingOffsets", wanted, place, partition, fail_on_data_loss)
-    offset = lookup(partition, wanted)
+    partition, offset = lookup(wanted)
     check_no_holes(
         place,
         partition,
@@ -101,7 +103,7 @@ def resolve_stop(
         return partition.stop
     if isinstance(bound, OffsetsBound):
         return _checked("endingOffsets", wanted, place, partition, fail_on_data_loss)
-    offset = lookup(partition, wanted)
+    partition, offset = lookup(wanted)
     return partition.stop if offset is None else offset
 
 
@@ -171,19 +173,31 @@ def check_decided(
 def check_outcomes(
     place: Place,
     partition: PartitionLog,
-    lost: Sequence[OpenTransaction],
+    decisions: Decisions,
     *,
     fail_on_data_loss: bool,
 ) -> None:
     """Raises `DataLossError` when transactions may have ended in a hole, or warns where loss is
-    allowed: whether their records are visible is lost with it.
+    allowed: whether their records are visible is lost with it. The same where nothing tells what
+    was open behind a hole.
     """
+    gap = decisions.unknown_behind
+    if gap is not None:
+        text = (
+            f"{place}: producer snapshots from offset {gap.stop} on are not usable, and no segment"
+            f" in the tier holds offsets [{gap.start}, {gap.stop}), so nothing tells which"
+            " transactions were open there"
+        )
+        if fail_on_data_loss:
+            raise DataLossError(f"{text}; failOnDataLoss=false takes it that none was")
+        log.warning("%s; read as if none was", text)
+    lost = decisions.lost
     if not lost:
         return
     producers = ", ".join(f"{txn.producer_id} since offset {txn.first_offset}" for txn in lost)
     oldest = min(txn.first_offset for txn in lost)
     holes = "; ".join(
-        f"[{hole.start}, {hole.stop})" for hole in partition.holes if hole.start > oldest
+        f"[{hole.start}, {hole.stop})" for hole in partition.missing if hole.start > oldest
     )
     text = (
         f"{place}: no segment in the tier holds offsets {holes}, where transactions of these"
@@ -205,7 +219,7 @@ def check_no_holes(
 ) -> None:
     """Raises `DataLossError` when a hole lies in [start, stop), or warns where loss is allowed.
 
-    Gaps that need not be holes are only noted.
+    Gaps that need not be holes count: nothing in the tier shows that there was no record.
 
     Args:
         place: For the text, as is `note`, its end.
@@ -217,16 +231,7 @@ def check_no_holes(
     """
     if start >= stop:
         return
-    for gap in partition.unverifiable:
-        if gap.start < stop and gap.stop > start:
-            log.info(
-                "%s: offsets [%d, %d) before %s: the tier does not tell whether there were any",
-                place,
-                gap.start,
-                gap.stop,
-                gap.after.objects.log.key,
-            )
-    missing = [hole for hole in partition.holes if hole.start < stop and hole.stop > start]
+    missing = [hole for hole in partition.missing if hole.start < stop and hole.stop > start]
     if not missing:
         return
     parts = []
@@ -236,6 +241,8 @@ def check_no_holes(
             f"[{max(hole.start, start)}, {min(hole.stop, stop)}) between {before} and"
             f" {hole.after.objects.log.key}"
         )
+        if hole in partition.unverifiable:
+            parts[-1] += " (none are missing if compaction removed the last records before them)"
     text = f"{place}: no segment in the tier holds offsets {'; '.join(parts)}{note}"
     if fail_on_data_loss:
         raise DataLossError(f"{text}; failOnDataLoss=false skips them")

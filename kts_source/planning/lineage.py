@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from kts_source.layout.remote_segment import RemoteSegment
     from segment_format.index.leader_epoch_checkpoint import EpochEntry
@@ -40,7 +40,7 @@ class SegmentRange:
 
 @dataclass(frozen=True, slots=True)
 class SkippedSegment:
-    """A segment that is not read, and why."""
+    """A segment of which all, or the offsets that the reason names, is not read, and why."""
 
     segment: RemoteSegment
     reason: str
@@ -76,8 +76,8 @@ class PartitionLog:
         stop: One past the last tiered offset.
         ranges: In offset order, without overlap.
         holes: In offset order; none lies below `log_start`.
-        unverifiable: Like holes, but behind segments whose end the tier does not tell exactly:
-            there may have been nothing.
+        unverifiable: Likewise, but behind segments whose end the tier does not tell exactly: there
+            may have been nothing.
     """
 
     lineage: tuple[EpochEntry, ...]
@@ -87,6 +87,13 @@ class PartitionLog:
     holes: tuple[Hole, ...]
     skipped: tuple[SkippedSegment, ...]
     unverifiable: tuple[Hole, ...] = ()
+
+    @property
+    def missing(self) -> tuple[Hole, ...]:
+        """All offsets that no segment holds, in order: a gap that may be none is a hole until the
+        user says otherwise.
+        """
+        return tuple(sorted((*self.holes, *self.unverifiable), key=lambda hole: hole.start))
 
 
 def newest_segment(segments: Iterable[RemoteSegment]) -> RemoteSegment:
@@ -122,7 +129,7 @@ def partition_log(segments: Sequence[RemoteSegment], lineage: Sequence[EpochEntr
     # Stragglers below the log start count: the tier did reach back that far, so what is missing
     # between the log start and the first segment above it is a hole.
     stragglers = (s.start_offset for s in segments if s.stop_offset <= checkpoint_start)
-    first_tiered = min([*(span.start for span in candidates), *stragglers])
+    first_tiered = min([*(span.segment.start_offset for span in candidates), *stragglers])
     log_start = min(max(first_tiered, checkpoint_start), stop)
     ranges, missing = cover(candidates, log_start, stop)
     loose = {span.stop for span in ranges if _may_end_later(span)}
@@ -138,7 +145,7 @@ def partition_log(segments: Sequence[RemoteSegment], lineage: Sequence[EpochEntr
         stop,
         ranges,
         tuple(hole for hole in missing if hole.start not in loose),
-        skipped,
+        (*_below_first_epoch(ranges, lineage), *skipped),
         tuple(hole for hole in missing if hole.start in loose),
     )
 
@@ -158,11 +165,7 @@ def usable_range(segment: RemoteSegment, lineage: Sequence[EpochEntry]) -> Segme
     if not lineage or not segment.leader_epochs:
         return SegmentRange(segment, segment.start_offset, segment.stop_offset)
     start = stop = None
-    for number, (epoch, epoch_start) in enumerate(_starts(segment)):
-        is_last = number + 1 == len(segment.leader_epochs)
-        epoch_stop = (
-            segment.stop_offset if is_last else segment.leader_epochs[number + 1].start_offset
-        )
+    for epoch, epoch_start, epoch_stop in _epoch_ranges(segment):
         owned = _owned(epoch, lineage)
         if owned is None:
             if epoch < lineage[0].epoch:
@@ -184,8 +187,15 @@ def usable_range(segment: RemoteSegment, lineage: Sequence[EpochEntry]) -> Segme
     return SegmentRange(segment, start, stop)
 
 
-def _starts(segment: RemoteSegment) -> Iterable[tuple[int, int]]:
-    return ((entry.epoch, entry.start_offset) for entry in segment.leader_epochs)
+def _epoch_ranges(segment: RemoteSegment) -> Iterator[tuple[int, int, int]]:
+    """The epochs that own offsets [start, stop) of the segment. Where one is said to begin below
+    the segment, it says nothing about offsets that the segment does not hold.
+    """
+    stops = [*(entry.start_offset for entry in segment.leader_epochs[1:]), segment.stop_offset]
+    for entry, stop in zip(segment.leader_epochs, stops, strict=True):
+        low, high = max(entry.start_offset, segment.start_offset), min(stop, segment.stop_offset)
+        if low < high:
+            yield entry.epoch, low, high
 
 
 def _owned(epoch: int, lineage: Sequence[EpochEntry]) -> tuple[int, int] | None:
@@ -266,6 +276,25 @@ def cover_overlapping(
 
 def _precedence(span: SegmentRange) -> tuple[int, int, int, str]:
     return span.start, span.segment.start_offset, span.stop, span.segment.segment_id
+
+
+def _below_first_epoch(
+    ranges: Sequence[SegmentRange], lineage: Sequence[EpochEntry]
+) -> Iterator[SkippedSegment]:
+    """What the first segment holds below the first leader epoch: a broker serves none of it from
+    the tier, whether DeleteRecords moved the log start there or records of message formats 0 and 1,
+    which have no epoch, end there.
+    """
+    if not ranges or not lineage or ranges[0].start != lineage[0].start_offset:
+        return
+    segment, first = ranges[0].segment, lineage[0]
+    if segment.start_offset < first.start_offset:
+        yield SkippedSegment(
+            segment,
+            f"offsets [{segment.start_offset}, {first.start_offset}) lie below the first leader"
+            f" epoch, {first.epoch} from offset {first.start_offset} on: deleted, or written in a"
+            " message format without leader epochs",
+        )
 
 
 def _reason(segment: RemoteSegment, usable: SegmentRange | None, log_start: int) -> str:

@@ -147,6 +147,9 @@ class PartitionView:
         while True:
             known = self.covering(start, end)
             decisions = decide(known, start, stop, self._side_files)
+            if decisions is None:  # bad snapshots: what was open is told further down
+                self._read_all()
+                continue
             if self._complete or not decisions.undecided or known.ranges[-1].stop >= known.stop:
                 return known, decisions
             following = bisect_left(self._bases, known.ranges[-1].stop) + ahead
@@ -156,17 +159,28 @@ class PartitionView:
 
     def first_offset_at_or_after(self, timestamp_ms: int) -> int | None:
         """The first tiered offset whose record is dated at or after `timestamp_ms`; `None` when
-        there is none.
+        there is none. What is missing below it, and may be dated so, is among the log's holes then.
         """
-        if self._complete:
-            return first_offset_at_or_after(self.log, timestamp_ms, self._side_files)
+        if not self._complete:
+            recent = self._uploaded_since(timestamp_ms)
+            found = self._first_in(recent, timestamp_ms)
+            # A hole shows between the last segment that is surely too old and the one found.
+            last_old = self._bases[max(recent[0] - 1, 0)] if recent else self.log.stop
+            self.covering(
+                max(last_old, self.log.log_start), self.log.stop if found is None else found
+            )
+            if not self._complete:
+                return found
+        return first_offset_at_or_after(self.log, timestamp_ms, self._side_files)
+
+    def _first_in(self, recent: Sequence[int], timestamp_ms: int) -> int | None:
+        """The first offset dated so in some segments; looks at all where one is not plain."""
         at, size = 0, 2
-        recent = self._uploaded_since(timestamp_ms)
         while at < len(recent):
             spans = self._usable(recent[at : at + size])
             if spans is None:
                 self._read_all()
-                return first_offset_at_or_after(self.log, timestamp_ms, self._side_files)
+                return None
             served = sorted(
                 (
                     SegmentRange(span.segment, max(span.start, self.log.log_start), span.stop)

@@ -172,30 +172,40 @@ def _plan_partitions(
 def _plan_partition(
     options: ScanOptions, part: DiscoveredPartition, side_files: SideFiles
 ) -> _Planned | None:
-    place = Place(part.topic, part.partition)
     view = PartitionView(
         part.listed,
         side_files,
         in_part=needs_a_part(options, part.topic, part.partition),
         max_ahead_ms=options.max_timestamp_ahead_ms,
     )
-    if view.is_empty:
-        return None
-    surviving = view.log
+    while not view.is_empty:
+        in_part = not view.is_complete
+        planned = _plan_view(options, part, side_files, view)
+        # What a part of the log said of its start and end may be wrong where it did not do.
+        if not (in_part and view.is_complete):
+            return planned
+    return None
 
-    def lookup(_log: PartitionLog, timestamp_ms: int) -> int | None:
-        return view.first_offset_at_or_after(timestamp_ms)
+
+def _plan_view(
+    options: ScanOptions, part: DiscoveredPartition, side_files: SideFiles, view: PartitionView
+) -> _Planned:
+    place = Place(part.topic, part.partition)
+
+    def lookup(timestamp_ms: int) -> tuple[PartitionLog, int | None]:
+        found = view.first_offset_at_or_after(timestamp_ms)
+        return view.log, found
 
     loss = options.fail_on_data_loss
     start = resolve_start(
         options.starting,
         place,
-        surviving,
+        view.log,
         lookup=lookup,
         unmatched_is_latest=options.timestamp_strategy == "latest",
         fail_on_data_loss=loss,
     )
-    stop = resolve_stop(options.ending, place, surviving, lookup=lookup, fail_on_data_loss=loss)
+    stop = resolve_stop(options.ending, place, view.log, lookup=lookup, fail_on_data_loss=loss)
     check_order(place, start, stop)
     side_files.bounds = start, stop
     surviving = view.covering(start, stop)
@@ -203,7 +213,7 @@ def _plan_partition(
     surviving, decisions = _decisions(options, view, start, stop)
     for skipped in surviving.skipped:
         log.info("%s: segment %s not read: %s", place, skipped.segment.segment_id, skipped.reason)
-    check_outcomes(place, surviving, decisions.lost, fail_on_data_loss=loss)
+    check_outcomes(place, surviving, decisions, fail_on_data_loss=loss)
     plan = PartitionPlan(
         part.topic,
         part.topic_id,

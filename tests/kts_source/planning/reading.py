@@ -12,7 +12,7 @@ from unittest import mock
 
 import pyarrow as pa
 
-from kts_source.errors import DataLossError, OffsetOutOfRangeError
+from kts_source.errors import CorruptSegmentError, DataLossError, OffsetOutOfRangeError
 from kts_source.options import parse_options
 from kts_source.planning import planning_threads
 from kts_source.planning.planner import plan_scan
@@ -23,7 +23,7 @@ from kts_source.read.segment_source import SegmentSource
 from kts_source.tier import Tier
 from tests.kts_source.planning.history import TOPIC, History, World
 from tests.kts_source.planning.memory_store import MemoryStore
-from tests.kts_source.planning.truth import Range, Row, truth_of
+from tests.kts_source.planning.truth import Range, Row, newest_incarnation, truth_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -55,6 +55,12 @@ class Reading:
         # Where a store does not tell, nothing may be left unread.
         self._store = MemoryStore(world.store, modified if source.random() < 0.8 else {})
         self._truth = truth_of(world)
+        self._layout = (
+            # Nothing in this layout tells which incarnation is newer.
+            {"layout": "local-tiered-storage", "topicId": newest_incarnation(world)}
+            if world.shape.local
+            else {}
+        )
         self._random = source
         self._outcomes = outcomes
 
@@ -62,6 +68,9 @@ class Reading:
         """Fails on the first wrong row, and on an error too many or too few."""
         if not self._truth:
             self._outcomes["nothing tiered"] += 1
+            return
+        if self._layout and any(one.is_ambiguous for one in self._truth.values()):
+            self._outcomes["ambiguous"] += 1
             return
         whole = {number: (one.log_start, one.stop) for number, one in self._truth.items()}
         for isolation in ISOLATION_LEVELS:
@@ -110,9 +119,13 @@ class Reading:
         may_hide = any(
             low < wanted[number][0] for number, one in self._truth.items() for low, _ in one.missing
         )
+        since = 0
+        if self._random.random() < 0.5:
+            ahead = self._random.choice((0, 3000))
+            given["maxTimestampAheadMs"] = str(ahead)
+            since = first - ahead
         hides = any(
-            one.first_dated(first, missing_too=True) < wanted[number][0]
-            for number, one in self._truth.items()
+            one.hides(first, wanted[number][0], since) for number, one in self._truth.items()
         )
         self._read(isolation, wanted, given, hidden=(may_hide, hides))
 
@@ -131,15 +144,27 @@ class Reading:
             "isolationLevel": isolation,
             "targetPartitionBytes": str(self._random.choice((1, 100, 300, 1 << 20))),
             "maxConcurrentRequests": "1",
+            **self._layout,
             **bounds,
         }
         committed = isolation == "read_committed"
         may_fail, must_fail = self._losses(wanted, committed=committed)
-        if committed and named and any(self._is_undecided(*bound) for bound in wanted.items()):
-            may_fail = must_fail = True
+        if committed and named:
+            undecided = [self._is_undecided(*bound) for bound in wanted.items()]
+            may_fail = may_fail or any(may for may, _ in undecided)
+            must_fail = must_fail or any(must for _, must in undecided)
         may_fail, must_fail = may_fail or hidden[0], must_fail or hidden[1]
+        damaged = {name for truth in self._truth.values() for name in truth.damaged}
         try:
             plan, rows = self._rows(given)
+        except CorruptSegmentError as error:
+            # What tells offsets and the lineage has no second source.
+            if not damaged & {"index", "leader_epoch_checkpoint"}:
+                raise AssertionError(f"{given}: {damaged} can be done without") from error
+            if error.partition is None or error.uri is None:
+                raise AssertionError(f"{given}: no place is named") from error
+            self._outcomes["CorruptSegmentError"] += 1
+            return
         except DataLossError as error:
             if not may_fail:
                 raise AssertionError(f"{given}: nothing is missing") from error
@@ -149,22 +174,32 @@ class Reading:
             self._read_what_is_left({**given, "failOnDataLoss": "false"}, wanted, isolation)
             return
         assert not must_fail, f"{given}: offsets are missing, but no error"
-        expected = [
-            row
-            for number, (start, stop) in sorted(wanted.items())
-            for row in self._truth[number].rows(isolation, start, stop)
-        ]
+        expected = []
+        for number, (start, stop) in sorted(wanted.items()):
+            truth = self._truth[number]
+            right = truth.rows(isolation, start, stop)
+            if committed and "snapshot" in truth.damaged:
+                decided = truth.decided_rows(start, stop)
+                right = decided if [row for row in rows if row[0] == number] == decided else right
+            expected += right
         assert rows == expected, _difference(given, rows, expected)
         for part in plan.partitions:
             truth = self._truth[part.partition]
             assert part.surviving.log_start == truth.log_start, given
             assert part.surviving.stop == truth.stop, given
         self._outcomes[isolation] += 1
+        if damaged:
+            self._outcomes[f"{isolation}, damaged"] += 1
         self._outcomes["rows"] += len(rows)
 
-    def _is_undecided(self, number: int, bound: Range) -> bool:
-        """Whether a range that the user names does not end where the tier decides no more."""
-        return bound[0] < bound[1] > max(bound[0], self._truth[number].last_stable_offset)
+    def _is_undecided(self, number: int, bound: Range) -> tuple[bool, bool]:
+        """Whether a range that the user names may, and does, end where the tier decides no more."""
+        truth = self._truth[number]
+        ends = [truth.last_stable_offset]
+        if "snapshot" in truth.damaged:
+            ends.append(truth.undecided_rows_from)
+        undecided = [bound[0] < bound[1] > max(bound[0], end) for end in ends]
+        return any(undecided), all(undecided)
 
     def _losses(self, wanted: Mapping[int, Range], *, committed: bool) -> tuple[bool, bool]:
         may = must = False
@@ -173,6 +208,8 @@ class Reading:
             if any(max(low, start) < min(high, stop) for low, high in truth.missing):
                 return True, True
             if committed and start < stop:
+                # What was open behind a hole is not told where snapshots are bad.
+                may = may or bool(truth.missing and "snapshot" in truth.damaged)
                 may_here, must_here = truth.lost_outcomes(start, stop)
                 may, must = may or may_here, must or must_here
         return may, must
@@ -194,16 +231,19 @@ class Reading:
         assert len(found) == len(rows), f"{given}: rows twice"
         for number, (start, stop) in wanted.items():
             truth = self._truth[number]
-            outside = {
-                row for row in truth.rows(isolation, start, stop) if not truth.is_missing(row[1])
-            }
+            right = truth.rows(isolation, start, stop)
+            held = {row for row in right if not truth.is_missing(row[1])}
+            outside = held
+            if isolation == "read_committed" and "snapshot" in truth.damaged:
+                decided = truth.decided_rows(start, stop)
+                outside = {row for row in decided if not truth.is_missing(row[1])}
             plain = {row.offset for row in truth.log.all_rows if row.transaction is None}
             here = {row for row in found if row[0] == number}
             assert here <= outside, f"{given}: rows that are not visible {sorted(here - outside)}"
             optional = isolation == "read_committed"
-            lacking = {row for row in outside - here if not optional or row[1] in plain}
+            lacking = {row for row in held - here if not optional or row[1] in plain}
             assert not lacking, f"{given}: rows left out {sorted(lacking)}"
-            assert truth.missing or here == outside, f"{given}: {sorted(outside - here)} left out"
+            assert truth.missing or held <= here, f"{given}: {sorted(held - here)} left out"
         self._outcomes[f"{isolation}, loss allowed"] += 1
 
     def _rows(self, given: Mapping[str, str]) -> tuple[ScanPlan, list[Row]]:

@@ -91,6 +91,7 @@ class FromFiles:
 def read(log: GoldenLog, tier: PartitionLog, state: FromFiles, start: int, stop: int) -> list[int]:
     """Offsets of [start, stop) that a read_committed reader returns."""
     decisions = decide(tier, start, stop, state)
+    assert decisions is not None
     return [
         record.offset
         for span in tier.ranges
@@ -159,5 +160,7 @@ def test_a_marker_lost_in_a_hole_is_never_taken_for_a_commit() -> None:
             tier = partition_log(described, lineage(e0=0))
             given = read(log, tier, FromFiles(log), 0, tier.stop)
             assert set(given) <= set(log.read_committed)
-            straddled += bool(decide(tier, 0, tier.stop, FromFiles(log)).lost)
+            decisions = decide(tier, 0, tier.stop, FromFiles(log))
+            assert decisions is not None
+            straddled += bool(decisions.lost)
     assert straddled > 0

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tests.kts_source.planning.cluster import build, divergence
+from tests.kts_source.planning.replica import build, divergence
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,6 +38,10 @@ class PartitionTruth:
         missing: Offsets of [log_start, stop) that no complete upload holds.
         is_outlived: Whether copies of lower epochs came after the newest: two unclean elections,
             and none of the new leader's own epoch copied yet.
+        is_ambiguous: Whether the newest copy is one of several that differ in the log start, where
+            only the time of the copy tells which is newer.
+        copied: When complete copies began, in ms, and their first offsets.
+        damaged: Side files of complete copies that cannot be used.
     """
 
     number: int
@@ -47,16 +51,42 @@ class PartitionTruth:
     stop: int
     missing: tuple[Range, ...]
     is_outlived: bool
+    is_ambiguous: bool
+    copied: tuple[tuple[int, int], ...]
+    damaged: frozenset[str]
 
     @property
     def last_stable_offset(self) -> int:
         """Where read_committed ends."""
         return self.log.last_stable_offset()
 
+    @property
+    def undecided_rows_from(self) -> int:
+        """Where it may end without snapshots: headers do not tell of transactions that are open
+        and have no data above the log start, which decide no row.
+        """
+        begun = (
+            row.batch_base_offset
+            for row in self.log.all_rows
+            if row.transaction is not None
+            and row.batch_base_offset >= self.log_start
+            and self.log.transactions[row.transaction].marker_offset is None
+        )
+        return min(begun, default=self.stop)
+
     def rows(self, isolation: str, start: int, stop: int) -> list[Row]:
         """Rows of offsets [start, stop), the missing ones included."""
         expected = self.log.rows(isolation, start=start, stop=stop)
         return [_row(self.number, row) for row in expected]
+
+    def decided_rows(self, start: int, stop: int) -> list[Row]:
+        """Rows of [start, stop) that are committed and lie below the first undecided one."""
+        return [
+            _row(self.number, row)
+            for row in self.log.all_rows
+            if start <= row.offset < min(stop, self.undecided_rows_from)
+            and (row.transaction is None or self.log.transactions[row.transaction].committed)
+        ]
 
     def is_missing(self, offset: int) -> bool:
         """Whether no complete upload holds it."""
@@ -72,6 +102,18 @@ class PartitionTruth:
                 and (missing_too or not self.is_missing(offset))
             ),
             self.stop,
+        )
+
+    def hides(self, timestamp_ms: int, found: int, copied_since_ms: int) -> bool:
+        """Whether what is missing below the offset found for a time holds an earlier one, in front
+        of something copied since some time.
+        """
+        recent = min((base for copied, base in self.copied if copied >= copied_since_ms), default=0)
+        return any(
+            self.dates[offset] >= timestamp_ms
+            for start, stop in self.missing
+            for offset in range(max(start, self.log_start), min(stop, found))
+            if recent <= stop
         )
 
     def lost_outcomes(self, start: int, stop: int) -> tuple[bool, bool]:
@@ -93,17 +135,26 @@ class PartitionTruth:
         return may, must
 
 
-def truth_of(world: World) -> dict[int, PartitionTruth]:
-    """Partition number to truth; empty when no upload is complete."""
-    newest_first = sorted(
-        world.incarnations.values(),
-        key=lambda lives: max(
-            (copy.event_timestamp_ms for life in lives for copy in life.complete()), default=-1
+def newest_incarnation(world: World) -> str:
+    """The topic id of the newest complete upload."""
+    return max(
+        world.incarnations,
+        key=lambda topic_id: max(
+            (
+                copy.event_timestamp_ms
+                for life in world.incarnations[topic_id]
+                for copy in life.complete()
+            ),
+            default=-1,
         ),
     )
+
+
+def truth_of(world: World) -> dict[int, PartitionTruth]:
+    """Partition number to truth; empty when no upload is complete."""
     return {
         number: _truth(number, copies, life.interval)
-        for number, life in enumerate(newest_first[-1])
+        for number, life in enumerate(world.incarnations[newest_incarnation(world)])
         if (copies := life.complete())
     }
 
@@ -117,6 +168,9 @@ def _truth(number: int, copies: Sequence[Upload], interval: int) -> PartitionTru
     log_start = newest.log_start
     if not any(copy.stop <= newest.log_start for copy in copies):
         log_start = min(held)
+    rivals = [
+        copy for copy in copies if (copy.last_epoch, copy.stop) == (newest.last_epoch, newest.stop)
+    ]
     lacking = [offset for offset in range(log_start, newest.stop) if offset not in held]
     log = build(newest.log, interval).build()
     dates = tuple(entry.date(at) for entry in newest.log for at in range(entry.base, entry.stop))
@@ -132,6 +186,9 @@ def _truth(number: int, copies: Sequence[Upload], interval: int) -> PartitionTru
             and copy.event_timestamp_ms > newest.event_timestamp_ms
             for copy in copies
         ),
+        is_ambiguous=len({copy.log_start for copy in rivals}) > 1,
+        copied=tuple(sorted((copy.event_timestamp_ms, copy.base) for copy in copies)),
+        damaged=frozenset(name for copy in copies for name in copy.damaged),
     )
 
 
