@@ -129,7 +129,7 @@ def partition_log(segments: Sequence[RemoteSegment], lineage: Sequence[EpochEntr
     # Stragglers below the log start count: the tier did reach back that far, so what is missing
     # between the log start and the first segment above it is a hole.
     stragglers = (s.start_offset for s in segments if s.stop_offset <= checkpoint_start)
-    first_tiered = min([*(span.segment.start_offset for span in candidates), *stragglers])
+    first_tiered = min([*(span.start for span in candidates), *stragglers])
     log_start = min(max(first_tiered, checkpoint_start), stop)
     ranges, missing = cover(candidates, log_start, stop)
     loose = {span.stop for span in ranges if _may_end_later(span)}
@@ -145,7 +145,7 @@ def partition_log(segments: Sequence[RemoteSegment], lineage: Sequence[EpochEntr
         stop,
         ranges,
         tuple(hole for hole in missing if hole.start not in loose),
-        (*_below_first_epoch(ranges, lineage), *skipped),
+        (*_below_log_start(ranges, log_start), *skipped),
         tuple(hole for hole in missing if hole.start in loose),
     )
 
@@ -278,22 +278,17 @@ def _precedence(span: SegmentRange) -> tuple[int, int, int, str]:
     return span.start, span.segment.start_offset, span.stop, span.segment.segment_id
 
 
-def _below_first_epoch(
-    ranges: Sequence[SegmentRange], lineage: Sequence[EpochEntry]
-) -> Iterator[SkippedSegment]:
-    """What the first segment holds below the first leader epoch: a broker serves none of it from
-    the tier, whether DeleteRecords moved the log start there or records of message formats 0 and 1,
-    which have no epoch, end there.
+def _below_log_start(ranges: Sequence[SegmentRange], log_start: int) -> Iterator[SkippedSegment]:
+    """What the first segment holds below its first leader epoch, which a broker does not serve from
+    the tier: DeleteRecords moved the log start, or it is of message formats 0 and 1, that have no
+    epochs.
     """
-    if not ranges or not lineage or ranges[0].start != lineage[0].start_offset:
-        return
-    segment, first = ranges[0].segment, lineage[0]
-    if segment.start_offset < first.start_offset:
+    segment = ranges[0].segment if ranges else None
+    if segment is not None and segment.start_offset < log_start == ranges[0].start:
         yield SkippedSegment(
             segment,
-            f"offsets [{segment.start_offset}, {first.start_offset}) lie below the first leader"
-            f" epoch, {first.epoch} from offset {first.start_offset} on: deleted, or written in a"
-            " message format without leader epochs",
+            f"offsets [{segment.start_offset}, {log_start}) lie below the first leader epoch:"
+            " deleted, or written in a message format without leader epochs",
         )
 
 

@@ -112,13 +112,14 @@ def test_whatever_a_manifest_calls_an_epochs_start(
     }
 
 
-def test_offsets_below_a_first_segments_first_epoch_are_missing_unless_the_log_starts_there() -> (
-    None
-):
-    log = partition_log([segment(10, 19, {0: 13}), segment(20, 29)], lineage(e0=0))
+def test_offsets_below_a_first_epoch_are_below_the_log_start_or_missing() -> None:
+    first = segment(10, 19, {0: 13})
+    for start in (0, 13):
+        log = partition_log([first, segment(20, 29)], lineage(e0=start))
+        assert (log.log_start, log.holes) == (13, ())
+        assert ["[10, 13)" in skipped.reason for skipped in log.skipped] == [True]
+    log = partition_log([segment(0, 9), first, segment(20, 29)], lineage(e0=0))
     assert [(hole.start, hole.stop) for hole in log.holes] == [(10, 13)]
-    log = partition_log([segment(10, 19, {0: 13}), segment(20, 29)], lineage(e0=13))
-    assert (log.log_start, log.holes) == (13, ())
 
 
 def test_epochs_older_than_the_lineage_are_cut_off_with_the_log_start() -> None:
