@@ -118,6 +118,8 @@ class History:
 
 def random_history(source: random.Random) -> History:
     """One history of 15 to 100 steps, some of which lose objects at the end."""
+    if source.random() < 0.1:
+        return _long_and_open(source)
     shape = Shape(
         partitions=source.choice((1, 1, 1, 2)),
         chunk_size=source.choice((40, 200, 1 << 20)),
@@ -150,6 +152,22 @@ def random_history(source: random.Random) -> History:
             Step("damage", a, which, how, partition) for a in range(16) for partition in range(2)
         ]
     return History(shape, tuple(steps))
+
+
+def _long_and_open(source: random.Random) -> History:
+    """A transaction that does not end below many plain segments, of which parts are read; snapshots
+    from some place on cannot be used, and a segment may be lost.
+    """
+    steps = [Step("send", 1, 1)]
+    count = source.randint(8, 14)
+    for _ in range(count):
+        steps += [Step("append", 0, source.randrange(3)), Step("roll", 7), Step("upload", 15)]
+    how = source.randrange(4)
+    steps += [Step("damage", a, 0, how) for a in range(source.randrange(count), count)]
+    if source.random() < 0.5:
+        steps.append(Step("lose", source.randint(1, count - 2)))
+    local = source.random() < 0.3
+    return History(Shape(only_stable=False, local=local), tuple(steps))
 
 
 class World:

@@ -81,10 +81,14 @@ class PartitionTruth:
 
     def decided_rows(self, start: int, stop: int) -> list[Row]:
         """Rows of [start, stop) that are committed and lie below the first undecided one."""
+        return self.committed_rows(start, min(stop, self.undecided_rows_from))
+
+    def committed_rows(self, start: int, stop: int) -> list[Row]:
+        """Rows of [start, stop) that are committed, whatever is open below them."""
         return [
             _row(self.number, row)
             for row in self.log.all_rows
-            if start <= row.offset < min(stop, self.undecided_rows_from)
+            if start <= row.offset < stop
             and (row.transaction is None or self.log.transactions[row.transaction].committed)
         ]
 
