@@ -11,11 +11,16 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import pyarrow as pa
 
 from kts_source.columns import PARTITION, TOPIC
-from kts_source.errors import InvalidOptionError, TieredKafkaError, TransformError
+from kts_source.errors import (
+    ExportError,
+    InvalidOptionError,
+    TieredKafkaError,
+    TransformError,
+)
 from kts_source.export.files import WrittenFile
 from kts_source.export.job import OFFSET, TOPIC_ID
 from kts_source.export.parquet_file import ParquetFile
-from kts_source.export.partitioning import folder, split, value_text
+from kts_source.export.partitioning import folder, partition_values, split, value_text
 from kts_source.export.transforms.row_transform import RowTransform
 
 if TYPE_CHECKING:
@@ -94,9 +99,32 @@ class TaskWriter:
         rows = self._transformed(batch, owner, start, stop)
         if rows is not None and rows.num_rows:
             self._check_schema(rows)
-            for values, part in split(rows, self._job.partition_by):
+            columns = [field.values(rows) for field in self._job.partition_by]
+            for row, part in split(rows, columns):
+                try:
+                    values = partition_values(
+                        self._job.partition_by, columns, row, self._job.place.values_in
+                    )
+                except ValueError as error:
+                    raise self._unreadable(error, batch, row, owner) from None
                 self._add(owner, values, part, start, stop)
         self.seconds += time.monotonic() - started
+
+    def _unreadable(
+        self, error: ValueError, batch: pa.RecordBatch, row: int, owner: _Owner
+    ) -> ExportError:
+        offsets = batch.column(OFFSET)
+        text = f"the row cannot be partitioned: {error}. "
+        if self._job.transform is not None:
+            # Only the transform knows which of its rows came of which record.
+            text += f"It came of offsets {offsets[0]} to {offsets[len(offsets) - 1]}. "
+            row = 0
+        return ExportError(
+            f"{text}Partition by another column, or change the value in a transform",
+            topic=owner.topic,
+            partition=owner.partition,
+            offset=offsets[row].as_py(),
+        )
 
     def _owner_of(self, batch: pa.RecordBatch) -> _Owner:
         place = (batch.column(TOPIC)[0].as_py(), batch.column(PARTITION)[0].as_py())
@@ -156,6 +184,11 @@ class TaskWriter:
                     f"sort_within_files names {', '.join(sorted(missing))}, which the rows written"
                     " do not have"
                 )
+            names = {field.name for field in self._job.partition_by}
+            if self._job.place.values_in != "file" and names >= set(rows.schema.names):
+                raise InvalidOptionError(
+                    "partition_by names every column of the rows: their files would have none"
+                )
             self.schema = rows.schema.remove_metadata()
         elif self._job.transform is not None and not rows.schema.equals(self.schema):
             raise TransformError(
@@ -171,7 +204,7 @@ class TaskWriter:
         start: int,
         stop: int,
     ) -> None:
-        if self._job.place.drops_partition_columns:
+        if self._job.place.values_in != "file":
             dropped = {field.name for field in self._job.partition_by}
             rows = rows.select([name for name in rows.schema.names if name not in dropped])
         opened = self._open.pop(values, None)
@@ -196,9 +229,8 @@ class TaskWriter:
         place = self._job.place
         # A transform may put anything there.
         is_constant = self._job.transform is None and TOPIC in schema.names
-        subfolder = folder(self._job.partition_by, values) if place.in_folders else ""
         name = f"{self._task.number:06d}-{self._attempt}-{self._count:04d}{place.suffix}"
-        key = f"{place.prefix}{subfolder}{name}"
+        key = f"{place.prefix}{name}"
         self._count += 1
         file = ParquetFile(
             self._target.open_output(key),
