@@ -27,6 +27,7 @@ _WRITABLE: Final = frozenset(
         "appendOnly",
         "changeDataFeed",
         "deletionVectors",
+        "timestampNanos",
         "timestampNtz",
         "v2Checkpoint",
         "vacuumProtocolCheck",
