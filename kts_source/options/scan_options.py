@@ -96,6 +96,7 @@ class ScanOptions:
         key_ring: What opens encrypted segments.
         ignored: Options accepted without effect, in lower case, sorted.
         where: Rows for which it is not true are left out.
+        given: Names of the options that the user gave, as the table of options spells them.
     """
 
     path: str
@@ -127,6 +128,7 @@ class ScanOptions:
     cache: CacheSettings = NO_CACHE
     max_timestamp_ahead_ms: int | None = None
     where: Predicate | None = None
+    given: frozenset[str] = frozenset()
 
     @property
     def read_committed(self) -> bool:
@@ -187,6 +189,7 @@ def parse_options(given: Mapping[str, str]) -> ScanOptions:
         cache=cache_settings(values, patience_seconds=fetch.retry_policy.read_timeout_seconds),
         max_timestamp_ahead_ms=values["maxTimestampAheadMs"],
         where=_where(values),
+        given=frozenset(_BY_LOWER_NAME[name].name for name in texts if name in _BY_LOWER_NAME),
     )
 
 
