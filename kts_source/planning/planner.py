@@ -36,7 +36,7 @@ from kts_source.planning.replay import made_with, replayed
 from kts_source.planning.scan_plan import PartitionPlan, ScanPlan
 from kts_source.planning.segment_catalog import Describer
 from kts_source.planning.side_files import SideFiles
-from kts_source.planning.slicing import cut, pack, spans, target_bytes
+from kts_source.planning.slicing import bounded, cut, pack, spans, target_bytes
 from kts_source.read.segment_source import SegmentSource
 from kts_source.tier import Tier, open_tier
 from segment_format.isolation import NO_ABORTED
@@ -119,7 +119,7 @@ def _planned(options: ScanOptions, tier: Tier) -> ScanPlan:
     report_left_out([one.plan for one in planned], [one.aborted for one in planned])
     wanted = [span for one in planned for span in one.spans]
     target = target_bytes(wanted, options)
-    slices = (part for span in wanted for part in cut(span, target))
+    slices = bounded(part for span in wanted for part in cut(span, target))
     return ScanPlan(
         tuple(one.plan for one in planned),
         tuple(pack(slices, target, options)),
@@ -196,7 +196,8 @@ def _plan_partition(
         decisions.undecided,
     )
     check_decided(options.ending, place, stop, plan.stop, plan.end_reason, fail_on_data_loss=loss)
-    return _Planned(plan, list(spans(plan, decisions, options, side_files)), len(decisions.aborted))
+    slices = list(bounded(spans(plan, decisions, options, side_files)))
+    return _Planned(plan, slices, len(decisions.aborted))
 
 
 def _decisions(

@@ -9,8 +9,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
+from kts_source.errors import PlanTooLargeError
 from kts_source.layout.remote_segment import IndexType, SegmentObjects
 from kts_source.planning.pruning import Pruner
 from kts_source.read.task import ScanTask, SegmentSlice
@@ -28,13 +31,18 @@ if TYPE_CHECKING:
     from segment_format.index.offset_index import OffsetIndex
 
 _INDEX_ENTRY_BYTES = 8
+MAX_SLICES: Final = 1 << 22
+"""Of one plan: 512 TiB in tasks of the usual size."""
 
 
 def spans(
     plan: PartitionPlan, decisions: Decisions, options: ScanOptions, side_files: SideFiles
 ) -> Iterator[SegmentSlice]:
     """The wanted offsets of each segment, as one slice, or several where a task may hold only so
-    many offsets.
+    many records.
+
+    Raises:
+        PlanTooLargeError: More slices than a plan may have.
     """
     pruner = Pruner(options.where, plan.topic, plan.partition, side_files)
     for span in plan.surviving.ranges:
@@ -46,11 +54,61 @@ def spans(
         if start >= stop:
             continue
         is_cut = start > segment.start_offset or stop < segment.stop_offset
-        step = options.max_records_per_partition or stop - start
-        index = side_files.offset_index(segment) if is_cut or step < stop - start else None
-        for low in range(start, stop, step):
-            high = min(low + step, stop)
+        limit = options.max_records_per_partition or stop - start
+        index = side_files.offset_index(segment) if is_cut or limit < stop - start else None
+        for low, high in pairwise(_offset_cuts(segment, start, stop, index, limit)):
             yield _slice(segment, low, high, index, decisions, plan.surviving.lineage)
+
+
+def _offset_cuts(
+    segment: RemoteSegment, start: int, stop: int, index: OffsetIndex | None, limit: int
+) -> Sequence[int]:
+    """Offsets that cut [start, stop), its ends among them, so that at most some `limit` records lie
+    between two of them.
+
+    Between two entries of the offset index lie no more records than offsets, and no more than
+    bytes: each record has an offset of its own in it, also in a compressed batch. Where compaction
+    has left few records the bytes say so, and cuts stand far apart.
+    """
+    if limit >= stop - start:
+        return start, stop
+    size = segment.objects.size_in_bytes
+    offsets, positions = [start], [0, size]
+    if index is not None:
+        inside = (index.offsets >= start) & (index.offsets < stop - 1)
+        offsets += (index.offsets[inside] + 1).tolist()
+        # What ends with an entry begins behind the entry before, and ends where the next begins.
+        behind = index.positions[index.offsets >= stop - 1][:2].tolist()
+        positions = [index.lookup(start).position, *index.positions[inside].tolist(), *behind, size]
+    borders = np.array([*offsets, stop]) - start
+    spans = np.diff(borders)
+    sizes = [positions[min(n + 2, len(positions) - 1)] - positions[n] for n in range(len(spans))]
+    records = np.concatenate([[0], np.cumsum(np.minimum(spans, np.maximum(sizes, 1)))])
+    total = int(records[-1])
+    if total // limit > MAX_SLICES:
+        raise too_many_slices()
+    cuts = np.interp(np.arange(limit, total, limit), records, borders).astype(np.int64)
+    return [start, *(start + np.unique(cuts)).tolist(), stop]
+
+
+def bounded(slices: Iterable[SegmentSlice]) -> Iterator[SegmentSlice]:
+    """The same, up to as many as a plan may have.
+
+    Raises:
+        PlanTooLargeError: There are more.
+    """
+    for number, part in enumerate(slices):
+        if number == MAX_SLICES:
+            raise too_many_slices()
+        yield part
+
+
+def too_many_slices() -> PlanTooLargeError:
+    """What to say of a plan with more slices than memory holds."""
+    return PlanTooLargeError(
+        f"the plan would have more than {MAX_SLICES:,} slices; raise targetPartitionBytes or"
+        " maxRecordsPerPartition, lower minPartitions, or read fewer topics or offsets at a time"
+    )
 
 
 def _slice(
@@ -146,19 +204,19 @@ def target_bytes(spans: Sequence[SegmentSlice], options: ScanOptions) -> int:
 
 def pack(slices: Iterable[SegmentSlice], target: int, options: ScanOptions) -> Iterator[ScanTask]:
     """Neighbouring slices share a task up to the target size and the limits on segments and
-    offsets.
+    records.
     """
-    max_offsets = options.max_records_per_partition
+    limit = options.max_records_per_partition
     group: list[SegmentSlice] = []
-    work = offsets = 0
+    work = records = 0
     for part in slices:
-        span = part.stop_offset - part.start_offset
+        most = min(part.stop_offset - part.start_offset, part.nominal_bytes)  # see `_offset_cuts`
         full = work + part.work > target or len(group) >= options.max_segments_per_task
-        if group and (full or (max_offsets is not None and offsets + span > max_offsets)):
+        if group and (full or (limit is not None and records + most > limit)):
             yield ScanTask(tuple(group))
-            group, work, offsets = [], 0, 0
+            group, work, records = [], 0, 0
         group.append(part)
         work += part.work
-        offsets += span
+        records += most
     if group:
         yield ScanTask(tuple(group))
