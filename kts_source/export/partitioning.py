@@ -15,7 +15,8 @@ from urllib.parse import quote
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kts_source.errors import InvalidOptionError
+from kts_source.errors import ExportError, InvalidOptionError
+from kts_source.export.job import OFFSET
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -90,7 +91,12 @@ def parse_partition_by(texts: Sequence[str]) -> tuple[PartitionField, ...]:
 def split(
     batch: pa.RecordBatch, fields: Sequence[PartitionField]
 ) -> Iterator[tuple[tuple[PartitionValue, ...], pa.RecordBatch]]:
-    """The rows of each combination of partition values, in the order of first occurrence."""
+    """The rows of each combination of partition values, in the order of first occurrence.
+
+    Raises:
+        InvalidOptionError: See `PartitionField.values`.
+        ExportError: A row of a day that no partition can be named after.
+    """
     if not fields or batch.num_rows == 0:
         yield (), batch
         return
@@ -111,7 +117,17 @@ def split(
         else:
             mask = pc.equal(codes, code)
             rows, part = mask.index(pa.scalar(True)).as_py(), batch.filter(mask)
-        yield tuple(column[rows].as_py() for column in columns), part
+        try:
+            values = tuple(column[rows].as_py() for column in columns)
+        except OverflowError:
+            days = ", ".join(str(field) for field in fields if field.is_date)
+            raise ExportError(
+                f"partition_by {days}: a record is dated outside the years 1 to 9999, and no format"
+                " of tables names such a day. Leave such records out with option where, or"
+                " partition by something else",
+                offset=part.column(OFFSET)[0].as_py() if OFFSET in part.schema.names else None,
+            ) from None
+        yield values, part
 
 
 def value_text(value: PartitionValue) -> str | None:

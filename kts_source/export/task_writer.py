@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import pyarrow as pa
 
 from kts_source.columns import PARTITION, TOPIC
-from kts_source.errors import InvalidOptionError, TieredKafkaError, TransformError
+from kts_source.errors import ExportError, InvalidOptionError, TieredKafkaError, TransformError
 from kts_source.export.files import WrittenFile
 from kts_source.export.job import OFFSET, TOPIC_ID
 from kts_source.export.parquet_file import ParquetFile
@@ -94,8 +94,13 @@ class TaskWriter:
         rows = self._transformed(batch, owner, start, stop)
         if rows is not None and rows.num_rows:
             self._check_schema(rows)
-            for values, part in split(rows, self._job.partition_by):
-                self._add(owner, values, part, start, stop)
+            try:
+                for values, part in split(rows, self._job.partition_by):
+                    self._add(owner, values, part, start, stop)
+            except ExportError as error:
+                raise error.located(
+                    topic=owner.topic, partition=owner.partition, offset=start
+                ) from None
         self.seconds += time.monotonic() - started
 
     def _owner_of(self, batch: pa.RecordBatch) -> _Owner:

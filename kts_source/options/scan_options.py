@@ -328,11 +328,15 @@ def _where(values: Mapping[str, Any]) -> Predicate | None:
 def _dated(wanted: TimestampRange) -> Iterator[Predicate]:
     from kts_source.predicate.model import Column, Compare, Op
 
-    # Timestamps of the table are in microseconds.
     if wanted.start_ms is not None:
-        yield Compare(Op.GE, Column("timestamp"), wanted.start_ms * 1000)
+        yield Compare(Op.GE, Column("timestamp"), _microseconds(wanted.start_ms))
     if wanted.stop_ms is not None:
-        yield Compare(Op.LT, Column("timestamp"), wanted.stop_ms * 1000)
+        yield Compare(Op.LT, Column("timestamp"), _microseconds(wanted.stop_ms))
+
+
+def _microseconds(milliseconds: int) -> int:
+    """What the table's timestamps are compared with; beyond all of them where none is so far."""
+    return min(max(milliseconds * 1000, -(1 << 63)), (1 << 63) - 1)
 
 
 def _columns(values: Mapping[str, Any]) -> tuple[str, ...]:
