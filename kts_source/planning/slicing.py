@@ -11,8 +11,6 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
 from kts_source.errors import PlanTooLargeError
 from kts_source.layout.remote_segment import IndexType, SegmentObjects
 from kts_source.planning.pruning import Pruner
@@ -63,32 +61,50 @@ def spans(
 def _offset_cuts(
     segment: RemoteSegment, start: int, stop: int, index: OffsetIndex | None, limit: int
 ) -> Sequence[int]:
-    """Offsets that cut [start, stop), its ends among them, so that at most some `limit` records lie
-    between two of them.
+    """Offsets that cut [start, stop), its ends among them, with about `limit` records between two
+    of them at most.
 
-    Between two entries of the offset index lie no more records than offsets, and no more than
-    bytes: each record has an offset of its own in it, also in a compressed batch. Where compaction
-    has left few records the bytes say so, and cuts stand far apart.
+    A record takes a byte at least, also in a compressed batch: it has an offset of its own. So
+    where two entries of the offset index are further apart in offsets than in bytes, compaction has
+    left few records between them, nobody knows where, and there is no cut. Elsewhere offsets count
+    as records.
     """
     if limit >= stop - start:
         return start, stop
+    borders, sizes = _stretches(segment, start, stop, index)
+    cuts, room = [start], limit
+    for (low, high), size in zip(pairwise(borders), sizes, strict=True):
+        if high - low > size:
+            if size > room and low > start:
+                cuts.append(low)
+                room = limit
+            room = max(room - size, 0)
+        else:
+            first = low + room
+            if len(cuts) + (high - first) // limit > MAX_SLICES:
+                raise too_many_slices()
+            inside = range(first, high, limit)
+            cuts += inside
+            room = limit - (high - inside[-1]) if inside else room - (high - low)
+    return [*cuts, stop]
+
+
+def _stretches(
+    segment: RemoteSegment, start: int, stop: int, index: OffsetIndex | None
+) -> tuple[list[int], list[int]]:
+    """Offsets from `start` to `stop` that entries of the index end with, and how many bytes hold
+    what lies between two of them, at most.
+    """
     size = segment.objects.size_in_bytes
-    offsets, positions = [start], [0, size]
-    if index is not None:
-        inside = (index.offsets >= start) & (index.offsets < stop - 1)
-        offsets += (index.offsets[inside] + 1).tolist()
-        # What ends with an entry begins behind the entry before, and ends where the next begins.
-        behind = index.positions[index.offsets >= stop - 1][:2].tolist()
-        positions = [index.lookup(start).position, *index.positions[inside].tolist(), *behind, size]
-    borders = np.array([*offsets, stop]) - start
-    spans = np.diff(borders)
-    sizes = [positions[min(n + 2, len(positions) - 1)] - positions[n] for n in range(len(spans))]
-    records = np.concatenate([[0], np.cumsum(np.minimum(spans, np.maximum(sizes, 1)))])
-    total = int(records[-1])
-    if total // limit > MAX_SLICES:
-        raise too_many_slices()
-    cuts = np.interp(np.arange(limit, total, limit), records, borders).astype(np.int64)
-    return [start, *(start + np.unique(cuts)).tolist(), stop]
+    if index is None:
+        return [start, stop], [size]
+    inside = (index.offsets >= start) & (index.offsets < stop - 1)
+    borders = [start, *(index.offsets[inside] + 1).tolist(), stop]
+    # What ends with an entry begins behind the entry before, and ends where the next one begins.
+    behind = index.positions[index.offsets >= stop - 1][:2].tolist()
+    positions = [index.lookup(start).position, *index.positions[inside].tolist(), *behind]
+    positions += [size] * (len(borders) + 1 - len(positions))
+    return borders, [high - low for low, high in zip(positions, positions[2:], strict=False)]
 
 
 def bounded(slices: Iterable[SegmentSlice]) -> Iterator[SegmentSlice]:

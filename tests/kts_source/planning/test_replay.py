@@ -182,7 +182,7 @@ def test_an_early_file_without_an_isolation_level_takes_none_on_trust(
         assert scan({**asked, "isolationLevel": level}).num_rows == found
 
 
-class GuardedFiles(LocalFileSystem):
+class GuardedFiles(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
     """Files that are given to whoever knows a token."""
 
     protocol = "guarded"
