@@ -235,7 +235,8 @@ OPTIONS: Final[tuple[Option, ...]] = (
         "planFile",
         parse_text,
         None,
-        "A plan written as JSON by an earlier run: read exactly that, without planning anew.",
+        "A plan written as JSON by an earlier run: read exactly that, without planning anew; an"
+        " option that contradicts it is an error.",
     ),
     Option(
         "maxBatchBytes",

@@ -45,8 +45,10 @@ def check_fits(plan: ScanPlan, segments: Iterable[RemoteSegment]) -> None:
     for segment in segments:
         _check_segment(segment)
     _texts(*plan.columns, *([] if plan.where is None else [plan.where]))
-    for topic, numbers in dict(plan.made_with.get("partitions", {})).items():
-        _texts(topic)
+    asked = plan.made_with.get("partitions", {})
+    if type(asked) is not dict:
+        raise TypeError("no partitions by topic where they belong")
+    for numbers in asked.values():
         for number in numbers:
             _within(0, number, _MAX_INT32)
     parts = {}

@@ -265,11 +265,16 @@ def test_the_query_of_a_url_is_not_shown(source: dict[str, str]) -> None:
 
 
 def paths_to_values(value: object, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Of all values but the whole, lists and objects too."""
+    inner: list[tuple[Any, object]] = []
     if isinstance(value, dict):
-        return [found for key, one in value.items() for found in paths_to_values(one, (*path, key))]
+        inner = list(value.items())
     if isinstance(value, list):
-        return [found for n, one in enumerate(value) for found in paths_to_values(one, (*path, n))]
-    return [path]
+        inner = list(enumerate(value))
+    found = [path] if path else []
+    for key, one in inner:
+        found += paths_to_values(one, (*path, key))
+    return found
 
 
 def replaced(document: dict[str, Any], path: tuple[Any, ...], value: object) -> dict[str, Any]:
@@ -288,7 +293,9 @@ def upper(value: object) -> object:
 HOSTILE: list[Callable[[Any], Any]] = [
     lambda _: None,
     lambda _: [],
+    lambda _: [["t", [0]]],
     lambda _: {},
+    lambda _: {"t": [0]},
     lambda _: True,
     lambda _: "x",
     lambda _: -1,
@@ -315,6 +322,8 @@ def test_any_other_value_in_a_plan_is_harmless_or_an_error(
     (tmp_path / "secret").write_bytes(b"x" * 1000)
     seen = 0
     for path in paths_to_values(document):
+        if path[0] in ("segments", "tasks") and path[1:2] > (0,):
+            continue  # they are as the first
         at: Any = document
         for step in path:
             at = at[step]
@@ -325,14 +334,14 @@ def test_any_other_value_in_a_plan_is_harmless_or_an_error(
             except InvalidOptionError:
                 seen += 1
                 continue
-            if change is not upper and path[0] in ("segments", "tasks"):
+            if change is not upper:
                 # What can be read as a plan is compared with the tier.
                 (tmp_path / "plan.json").write_text(text)
                 try:
                     kts_source.plan({**given, "planFile": plan})
                 except TieredKafkaError:
                     seen += 1
-    assert seen > 1000
+    assert seen > 500
 
 
 @pytest.mark.parametrize("key", ["../tier/secret", "/etc/passwd", "a/../../secret", "./x"])
