@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -25,6 +26,7 @@ from kts_source.options.requested_bounds import (
 from kts_source.planning.lineage import PartitionLog
 
 if TYPE_CHECKING:
+    from kts_source.options import ScanOptions
     from kts_source.planning.isolation import Decisions
 
 log = logging.getLogger(__name__)
@@ -112,6 +114,34 @@ def named_partitions(bound: Bound) -> Mapping[str, Mapping[int, int]] | None:
     if isinstance(bound, EarliestBound | LatestBound | TimestampBound):
         return None
     return bound.offsets if isinstance(bound, OffsetsBound) else bound.timestamps_ms
+
+
+def check_named(
+    options: ScanOptions, held: AbstractSet[tuple[str, int]], topics: AbstractSet[str]
+) -> None:
+    """As in Spark, a bound in JSON must name exactly the partitions that are read.
+
+    Args:
+        options: Whose bounds.
+        held: Topic and partition of all that is read.
+        topics: Of these, partitions that hold nothing may be named.
+
+    Raises:
+        InvalidOptionError: It names others, or not all.
+    """
+    for option, bound in (("starting", options.starting), ("ending", options.ending)):
+        named = named_partitions(bound)
+        if named is None:
+            continue
+        pairs = {(topic, number) for topic, numbers in named.items() for number in numbers}
+        extra = {pair for pair in pairs - held if pair[0] not in topics}
+        for problem, what in ((held - pairs, "does not name"), (extra, "names")):
+            if problem:
+                names = ", ".join(f"{topic}-{number}" for topic, number in sorted(problem))
+                raise InvalidOptionError(
+                    f"the {option} offsets must name the partitions that are read (−2 earliest,"
+                    f" −1 latest): the option {what} {names}"
+                )
 
 
 def _wanted(bound: Bound, place: Place) -> int | None:

@@ -63,6 +63,13 @@ class DiscoveredTopic:
     empty_partitions: tuple[int, ...]
 
     @property
+    def asked_partitions(self) -> tuple[int, ...]:
+        """All that were asked for, with or without segments, ascending."""
+        return tuple(
+            sorted([*(part.partition for part in self.partitions), *self.empty_partitions])
+        )
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What a reader of the topic should know: which incarnation it is, and what it lacks."""
         found = []

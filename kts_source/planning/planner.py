@@ -11,16 +11,16 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kts_source.errors import InvalidOptionError, TieredKafkaError
+from kts_source.errors import TieredKafkaError
 from kts_source.layout.find_layout import find_layout
 from kts_source.options import parse_options
 from kts_source.planning.bounds import (
     Place,
     check_decided,
+    check_named,
     check_no_holes,
     check_order,
     check_outcomes,
-    named_partitions,
     resolve_start,
     resolve_stop,
 )
@@ -29,19 +29,20 @@ from kts_source.planning.gc_pause import paused_collector
 from kts_source.planning.isolation import Decisions
 from kts_source.planning.isolation_report import report_left_out
 from kts_source.planning.partial_log import PartitionView, needs_a_part
-from kts_source.planning.plan_checks import check_plan, replayed
+from kts_source.planning.plan_checks import check_plan
 from kts_source.planning.planning_threads import planning_pools
 from kts_source.planning.pruning import fingerprint
+from kts_source.planning.replay import made_with, replayed
 from kts_source.planning.scan_plan import PartitionPlan, ScanPlan
 from kts_source.planning.segment_catalog import Describer
 from kts_source.planning.side_files import SideFiles
-from kts_source.planning.slicing import cut, pack, spans, target_bytes
+from kts_source.planning.slicing import bounded, cut, pack, spans, target_bytes
 from kts_source.read.segment_source import SegmentSource
 from kts_source.tier import Tier, open_tier
 from segment_format.isolation import NO_ABORTED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from concurrent.futures import Executor
 
     from kts_source.options import ScanOptions
@@ -92,9 +93,7 @@ def plan_scan(options: ScanOptions, tier: Tier | None = None) -> ScanPlan:
     opened = tier or open_tier(options)
     try:
         with paused_collector():
-            plan = (
-                replayed(options, opened.store) if options.plan_file else _planned(options, opened)
-            )
+            plan = replayed(options, opened) if options.plan_file else _planned(options, opened)
             check_plan(plan, options, opened.store)
     finally:
         if tier is None:
@@ -108,7 +107,8 @@ def _planned(options: ScanOptions, tier: Tier) -> ScanPlan:
     with planning_pools("kts-plan", "kts-describe") as (pool, describing):
         describer = Describer(tier, layout, describing, fail_on_data_loss=options.fail_on_data_loss)
         topics = discover(options, tier.store, layout, pool, describer)
-        _check_named(options, topics)
+        held = {(part.topic, part.partition) for topic in topics for part in topic.partitions}
+        check_named(options, held, {topic.topic for topic in topics})
         describer.expect(sum(len(topic.partitions) for topic in topics))
 
         def side_files(part: DiscoveredPartition) -> SideFiles:
@@ -119,35 +119,15 @@ def _planned(options: ScanOptions, tier: Tier) -> ScanPlan:
     report_left_out([one.plan for one in planned], [one.aborted for one in planned])
     wanted = [span for one in planned for span in one.spans]
     target = target_bytes(wanted, options)
-    slices = (part for span in wanted for part in cut(span, target))
+    slices = bounded(part for span in wanted for part in cut(span, target))
     return ScanPlan(
         tuple(one.plan for one in planned),
         tuple(pack(slices, target, options)),
         options.columns,
         fingerprint(options.where),
         tuple(note for topic in topics for note in topic.notes),
+        made_with(options, {topic.topic: topic.asked_partitions for topic in topics}),
     )
-
-
-def _check_named(options: ScanOptions, topics: Sequence[DiscoveredTopic]) -> None:
-    """As in Spark, a bound in JSON must name exactly the partitions that are read."""
-    held = {(part.topic, part.partition) for topic in topics for part in topic.partitions}
-    known = held | {(topic.topic, number) for topic in topics for number in topic.empty_partitions}
-    for option, bound in (("starting", options.starting), ("ending", options.ending)):
-        named = named_partitions(bound)
-        if named is None:
-            continue
-        pairs = {(topic, number) for topic, numbers in named.items() for number in numbers}
-        missing = held - pairs
-        extra = {pair for pair in pairs - known if pair[0] not in {topic.topic for topic in topics}}
-        for problem, what in ((missing, "does not name"), (extra, "names")):
-            if problem:
-                names = ", ".join(f"{topic}-{number}" for topic, number in sorted(problem))
-                raise InvalidOptionError(
-                    f"the {option} offsets must name the partitions that are read (−2 earliest,"
-                    f" −1 latest): the"
-                    f" option {what} {names}"
-                )
 
 
 def _plan_partitions(
@@ -226,7 +206,8 @@ def _plan_view(
         decisions.undecided,
     )
     check_decided(options.ending, place, stop, plan.stop, plan.end_reason, fail_on_data_loss=loss)
-    return _Planned(plan, list(spans(plan, decisions, options, side_files)), len(decisions.aborted))
+    slices = list(bounded(spans(plan, decisions, options, side_files)))
+    return _Planned(plan, slices, len(decisions.aborted))
 
 
 def _decisions(

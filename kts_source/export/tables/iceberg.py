@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 _COMMIT_ATTEMPTS: Final = 20
 _NO_RETRIES: Final = "commit.retry.num-retries"
 _MAIN_BRANCH: Final = "main"
+_METRICS: Final = "write.metadata.metrics.column."
 T = TypeVar("T")
 
 _RANGE = re.compile(r"(?P<start>\d+):(?P<stop>\d+)")
@@ -291,6 +292,14 @@ class IcebergExportTable:
                 " its columns with columns=… or a transform",
                 error,
             ) from None
+        except OverflowError as error:
+            # PyIceberg has no bounds outside the years 1 to 9999. Without them, in this process
+            # only, the files are added all the same.
+            unbounded = {f"{_METRICS}{name}": "none" for name in _times(table)}
+            if unbounded.items() <= table.metadata.properties.items():
+                raise self._failed("the Iceberg table did not take the commit", error) from None
+            table.metadata.properties.update(unbounded)
+            self._commit_once(table, commit, moved)
         except Exception as error:  # noqa: BLE001  # every library error becomes one of ours
             raise self._failed("the Iceberg table did not take the commit", error) from None
 
@@ -355,6 +364,14 @@ class _Pinned:
     ) -> CommitTableResponse:
         """See `Catalog.commit_table`."""
         return self._catalog.commit_table(table, (*self._required, *requirements), updates)
+
+
+def _times(table: Table) -> list[str]:
+    """Names of the columns that are timestamps."""
+    from pyiceberg.types import TimestampType, TimestamptzType
+
+    kinds = (TimestampType, TimestamptzType)
+    return [field.name for field in table.schema().fields if isinstance(field.field_type, kinds)]
 
 
 def _files(table: Table) -> tuple[BaseFile, ...]:
