@@ -21,7 +21,7 @@ from benchmarks.report import best_seconds
 from benchmarks.session import ZSTD_LEVEL
 from kts_source.columns import TOPIC
 from kts_source.export.parquet_file import ParquetFile
-from kts_source.export.settings import DEFAULT_ROW_GROUP_ROWS
+from kts_source.export.settings import ExportSettings
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
 from kts_source.read.read_settings import ReadSettings
@@ -137,7 +137,7 @@ def _write(table: pa.Table) -> None:
             sink,
             table.schema,
             compression=PARQUET_CODEC,
-            row_group_rows=DEFAULT_ROW_GROUP_ROWS,
+            row_group_rows=ExportSettings("").row_group_rows,
             sort_by=(),
             constants={TOPIC: table.column(TOPIC)[0].as_py()},
         )

@@ -3,6 +3,10 @@
 Fresh memory costs a page fault per 4 KiB, which takes longer than to copy as much into it; memory
 used a moment ago is in the processor's cache besides. A view keeps the array under it alive by a
 reference, so an array that only its list refers to is free.
+
+That is so where Python counts references as CPython does today. At import a few views are made and
+dropped to see it; where the counts are others, or with `KTS_TUNING=off` (`docs/tuning.md`), all
+memory is fresh.
 """
 
 from __future__ import annotations
@@ -11,11 +15,15 @@ import mmap
 import os
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from segment_format.tuning import is_on
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
 LEAST_BYTES: Final = 256 << 10
@@ -45,7 +53,7 @@ def writable_bytes(size: int) -> memoryview:
         size: How many bytes; the caller has bounded it.
     """
     global _kept
-    if size < LEAST_BYTES:
+    if size < LEAST_BYTES or not _COUNTS_TELL or not is_on():
         return memoryview(bytearray(size))
     if _kept.process != os.getpid():
         _kept = _Kept()  # after a fork a thread that is not here may hold the lock
@@ -56,7 +64,7 @@ def writable_bytes(size: int) -> memoryview:
             number
             for number in range(len(arrays))
             if size <= arrays[number].size <= 4 * size + _ROUNDED_TO
-            and sys.getrefcount(arrays[number]) == _ONLY_KEPT
+            and _count(arrays, number) == _ONLY_KEPT
         ]
         if free:
             array = arrays.pop(min(free, key=lambda number: arrays[number].size))
@@ -82,10 +90,35 @@ def _mapped(size: int) -> NDArray[np.uint8]:
     return np.frombuffer(mapping, np.uint8)
 
 
+def _count(arrays: list[NDArray[np.uint8]], number: int) -> int:
+    """References to an array of a list."""
+    return sys.getrefcount(arrays[number])
+
+
 def _only_kept() -> int:
-    arrays: list[Any] = [np.empty(0, np.uint8)]
-    return sys.getrefcount(arrays[0])
+    return _count([np.empty(1, np.uint8)], 0)
 
 
-_ONLY_KEPT: Final = _only_kept()
-"""References to an array that only a list has, counted as above."""
+def _counts_tell() -> bool:
+    """Whether counts are higher exactly as long as there is a view, of whatever kind."""
+    arrays = [np.empty(2, np.uint8)]
+    looks: tuple[Callable[[memoryview], object], ...] = (
+        lambda view: view,
+        lambda view: view[1:],
+        memoryview.toreadonly,
+        lambda view: np.frombuffer(view, np.uint8)[1:],
+        lambda view: memoryview(view).cast("b"),
+    )
+    for look in looks:
+        held = look(arrays[0][:2].data)
+        if _count(arrays, 0) <= _ONLY_KEPT:
+            return False
+        del held
+        if _count(arrays, 0) != _ONLY_KEPT:
+            return False
+    return True
+
+
+_ONLY_KEPT: Final = _only_kept() if hasattr(sys, "getrefcount") else 0
+"""References to an array that only its list has."""
+_COUNTS_TELL: Final = _ONLY_KEPT > 0 and _counts_tell()

@@ -63,6 +63,7 @@ RING_0_EXCEPTIONS: dict[str, tuple[set[str], str]] = {
         "keeps the kernel's object file in that folder",
     ),
     "segment_format.reused_memory": ({"os"}, "os.getpid: what a fork inherits is not reused"),
+    "segment_format.tuning": ({"os"}, "os.environ: KTS_TUNING"),
     "segment_format.manifest.encryption": ({"os"}, "os.urandom: nonces and data keys"),
     "segment_format.testing.envelope": ({"os"}, "os.urandom: nonces and data keys"),
     "segment_format.testing.tiers": ({"os", "pathlib"}, "writes tiers into folders, for tests"),

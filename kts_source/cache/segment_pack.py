@@ -5,7 +5,7 @@ A line for each segment, ended by LF, its three parts separated by tabs:
 
     segment id
     base offset, then suffix, size and version of every listed object of the segment
-    facts, as a JSON list (see `_facts`)
+    facts, as a JSON list (see `layout.segment_facts`); objects are named by their suffixes
 
 A line serves only a segment whose listed objects are exactly the same, so the listing alone decides
 what exists, and a line is parsed only when its segment is asked for. Segments whose objects have no
@@ -22,37 +22,26 @@ of them start at once, on megabytes; planning is one process a query.
 
 from __future__ import annotations
 
-import base64
 import json
 import logging
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
-from kts_source.layout.remote_segment import (
-    Envelope,
-    IndexType,
-    ObjectRef,
-    RemoteSegment,
-    SegmentObjects,
-    StoredIndex,
-)
+from kts_source.layout.remote_segment import ObjectRef
+from kts_source.layout.segment_facts import segment_facts, segment_from_facts
 from segment_format.errors import SegmentFormatError
-from segment_format.index.leader_epoch_checkpoint import EpochEntry
-from segment_format.manifest.chunk_index import FixedChunkIndex, VariableChunkIndex
-from segment_format.manifest.encryption import WrappedDataKey
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from kts_source.cache.bundle import CachedParts
     from kts_source.cache.disk_cache import DiskCache
     from kts_source.layout.layout import SegmentEntry
-    from segment_format.manifest.chunk_index import ChunkIndex
+    from kts_source.layout.remote_segment import RemoteSegment
 
 log = logging.getLogger(__name__)
 
 _DECODER: Final = json.JSONDecoder()
-_KINDS: Final = {kind.value: kind for kind in IndexType}
 
 
 class SegmentPack:
@@ -79,15 +68,20 @@ class SegmentPack:
         if line is None or not line.startswith(identity := _identity(entry)):
             return None
         try:
-            return _segment(entry, _DECODER.raw_decode(line, len(identity))[0])
+            facts = _DECODER.raw_decode(line, len(identity))[0]
+            place = (entry.topic, entry.topic_id, entry.partition, entry.segment_id)
+            return segment_from_facts(place, facts, partial(_ref, entry))
         except (ValueError, TypeError, LookupError, SegmentFormatError):
             log.warning("%s: a line that cannot be read; describing it anew", self._name)
             return None
 
     def add(self, entry: SegmentEntry, segment: RemoteSegment) -> None:
         """Keeps what was described just now."""
-        facts = _facts(entry, segment) if _is_certain(entry) else None
-        if self._cache is None or facts is None:
+        if self._cache is None or not _is_certain(entry):
+            return
+        suffixes = {info.key: suffix for suffix, info in entry.objects}
+        facts = segment_facts(segment, lambda ref: suffixes.get(ref.key))
+        if facts is None:
             return
         if self._lines is None:
             self._lines = self._loaded(self._cache)
@@ -124,106 +118,8 @@ def _is_certain(entry: SegmentEntry) -> bool:
     return len(texts) == len(versions) + 1 and all(text.isprintable() for text in texts)
 
 
-def _facts(entry: SegmentEntry, segment: RemoteSegment) -> list[Any] | None:
-    """The description in JSON's types; `None` when it names an object that was not listed."""
-    suffixes = {info.key: suffix for suffix, info in entry.objects}
-    objects = segment.objects
-    chunks = _chunk_facts(objects.chunk_index)
-    sources = [objects.log, *(index.source for index in objects.indexes.values())]
-    if chunks is None or any(source.key not in suffixes for source in sources):
-        return None
-    envelope = objects.encryption
-    return [
-        segment.start_offset,
-        segment.end_offset,
-        segment.max_timestamp_ms,
-        segment.event_timestamp_ms,
-        segment.end_is_exact,
-        [[epoch.epoch, epoch.start_offset] for epoch in segment.leader_epochs],
-        suffixes[objects.log.key],
-        objects.compression,
-        chunks,
-        None
-        if envelope is None
-        else [envelope.wrapped_key.to_text(), base64.b64encode(envelope.aad).decode()],
-        [
-            [kind.value, suffixes[index.source.key], index.start, index.stop]
-            for kind, index in objects.indexes.items()
-        ],
-    ]
-
-
-def _chunk_facts(index: ChunkIndex) -> list[Any] | None:
-    shape = [index.original_chunk_size, index.original_file_size]
-    if isinstance(index, FixedChunkIndex):
-        return [*shape, index.transformed_chunk_size, index.final_transformed_chunk_size]
-    if isinstance(index, VariableChunkIndex):
-        return [*shape, index.transformed_chunks, index.transformed_size]
-    return None
-
-
 def _ref(entry: SegmentEntry, suffix: str) -> ObjectRef:
     for name, info in entry.objects:
         if name == suffix:
             return ObjectRef.of(info)
     raise KeyError(suffix)
-
-
-class _PackedIndexes(Mapping[IndexType, StoredIndex]):
-    """The side files of a segment, made of a line's facts when they are asked for: a plan looks at
-    one or two of the five.
-
-    Raises:
-        LookupError: The facts name an object that is not listed.
-        ValueError: They are not of the right shape.
-    """
-
-    __slots__ = ("_entry", "_facts")
-
-    def __init__(self, entry: SegmentEntry, facts: list[Any]) -> None:
-        self._entry = entry
-        self._facts: dict[IndexType, tuple[str, int, int]] = {
-            _KINDS[kind]: (suffix, low, high) for kind, suffix, low, high in facts
-        }
-
-    def __getitem__(self, kind: IndexType) -> StoredIndex:
-        suffix, low, high = self._facts[kind]
-        return StoredIndex(_ref(self._entry, suffix), low, high)
-
-    def get(self, kind: IndexType, default: Any = None) -> Any:  # noqa: ANN401  # as Mapping's
-        """See `Mapping.get`, without an exception for what is mostly not there."""
-        return self[kind] if kind in self._facts else default
-
-    def __iter__(self) -> Iterator[IndexType]:
-        return iter(self._facts)
-
-    def __len__(self) -> int:
-        return len(self._facts)
-
-
-def _segment(entry: SegmentEntry, facts: list[Any]) -> RemoteSegment:
-    start, end, max_timestamp, event, exact, epochs, log_suffix, compression, chunks = facts[:9]
-    envelope, indexes = facts[9:]
-    return RemoteSegment(
-        entry.topic,
-        entry.topic_id,
-        entry.partition,
-        entry.segment_id,
-        start,
-        end,
-        max_timestamp,
-        event,
-        tuple([EpochEntry(epoch, first) for epoch, first in epochs]),
-        SegmentObjects(
-            _ref(entry, log_suffix),
-            VariableChunkIndex.deferred(*chunks)
-            if isinstance(chunks[2], str)
-            else FixedChunkIndex(*chunks),
-            compression,
-            None
-            if envelope is None
-            else Envelope(WrappedDataKey.from_text(envelope[0]), base64.b64decode(envelope[1])),
-            _PackedIndexes(entry, indexes),
-        ),
-        exact,
-    )

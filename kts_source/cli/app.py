@@ -154,17 +154,17 @@ def verify(as_json: bool, dotted: tuple[str, ...], **named: str | None) -> None:
 
 @kts.command()
 @click.argument("given", nargs=-1, required=True, metavar="[PATH [TOPIC]] TARGET")
-@click.option("--table-format", default="parquet", help="parquet, delta or iceberg.")
+@click.option("--table-format", help="parquet, delta or iceberg.")
 @click.option("--partition-by", multiple=True, help="A column, or date(timestamp). Repeatable.")
 @click.option("--sort-within-files", multiple=True, help="A column. Repeatable.")
 @click.option("--target-file-bytes", type=int, help="Close a file once it has as many bytes.")
 @click.option("--row-group-rows", type=int, help="Rows of a row group, at most.")
-@click.option("--compression", default="zstd", help="Codec of the Parquet pages.")
+@click.option("--compression", help="Codec of the Parquet pages.")
 @click.option("--commit-bytes", type=int, help="Original bytes per commit, at least.")
 @click.option("--compact", is_flag=True, help="Keep the latest record of every key only.")
 @click.option("--tombstones", help="With --compact: keep, remove or remove-old.")
 @click.option("--delete-retention-ms", type=int, help="What remove-old takes for old.")
-@click.option("--export-id", default="kts", help="Tells exports into the same table apart.")
+@click.option("--export-id", help="Tells exports into the same table apart.")
 @click.option("--no-resume", is_flag=True, help="Refuse a target that holds some of the offsets.")
 @click.option("--catalog", multiple=True, metavar="NAME=VALUE", help="PyIceberg's properties.")
 @click.option("--workers", type=click.IntRange(min=1), help="Processes; default: one a core.")
@@ -195,28 +195,15 @@ def export(
         raise click.UsageError(f"at most PATH, TOPIC and TARGET, not {len(given)} arguments")
     *tier, target = given
     given_path, given_topic = (*tier, None, None)[:2]
+    from kts_source.cli.export_command import export as run_export
+    from kts_source.export.settings import ExportArguments
+
     settings = {
         name: named.pop(name)
-        for name in (
-            "table_format",
-            "partition_by",
-            "sort_within_files",
-            "target_file_bytes",
-            "row_group_rows",
-            "compression",
-            "commit_bytes",
-            "compact",
-            "tombstones",
-            "delete_retention_ms",
-            "export_id",
-            "no_resume",
-            "catalog",
-            "dead_letters",
-        )
+        for name in ("no_resume", *ExportArguments.__annotations__)
+        if name in named
     }
     cleaning = {name: named.pop(name) for name in ("older_than_hours", "dry_run")}
-    from kts_source.cli.export_command import export as run_export
-
     run_export(
         given_options(dotted, given_path=given_path, given_topic=given_topic, **named),
         target,

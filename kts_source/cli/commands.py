@@ -15,7 +15,7 @@ from rich.measure import Measurement
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from kts_source.cli.tables import format_bytes
+from kts_source.cli.tables import format_bytes, time_text
 from kts_source.cli.topics import topic_rows
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
@@ -128,8 +128,24 @@ def _write(batch: pa.RecordBatch, form: str) -> None:
         for value in batch.column("value"):
             out.write((value.as_py() or b"") + b"\n")
         return
-    for row in batch.to_pylist():
+    for row in _dated_rows(batch):
         out.write(json.dumps(_json_record(row), ensure_ascii=False).encode() + b"\n")
+
+
+def _dated_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    """The rows in Python's types, timestamps as text: records may be dated when Python has no time,
+    such as by producers that send microseconds as milliseconds.
+    """
+    import pyarrow as pa
+
+    stamps = [field.name for field in batch.schema if pa.types.is_timestamp(field.type)]
+    for name in stamps:
+        place = batch.schema.get_field_index(name)
+        batch = batch.set_column(place, name, batch.column(place).cast(pa.int64()))
+    rows: list[dict[str, Any]] = batch.to_pylist()
+    for row in rows:
+        row.update({name: None if row[name] is None else time_text(row[name]) for name in stamps})
+    return rows
 
 
 def _json_record(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,8 +159,6 @@ def _json_record(row: Mapping[str, Any]) -> dict[str, Any]:
                 record[name] = value.decode()
             except UnicodeDecodeError:
                 record[f"{name}Base64"] = base64.b64encode(value).decode()
-        elif hasattr(value, "isoformat"):
-            record[name] = value.isoformat(timespec="milliseconds")
         else:
             record[name] = value
     return record

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kts_source.errors import FingerprintError
+from kts_source.export.partitioning import partition_rule
 
 if TYPE_CHECKING:
     from kts_source.export.settings import Compaction, ExportSettings, Transform
@@ -23,7 +24,7 @@ def fingerprint(options: ScanOptions, settings: ExportSettings) -> Fingerprint:
         "isolationLevel": options.isolation_level,
         "columns": ",".join(options.columns),
         "transform": describe_transform(settings.transform),
-        "partitionBy": ",".join(str(field) for field in settings.partition_by),
+        "partitionBy": partition_rule(settings.partition_by),
         "where": "" if options.where is None else repr(options.where),
         "compact": "" if settings.compaction is None else _compaction(options, settings.compaction),
     }

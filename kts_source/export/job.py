@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol
+
+from kts_source.secret import Secret
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kts_source.export.files import TaskReport
-    from kts_source.export.partitioning import PartitionField
-    from kts_source.export.settings import ExportSettings, Transform
+    from kts_source.export.settings import ExportSettings
     from kts_source.export.tables.export_table import WritePlace
     from kts_source.options import ScanOptions
-    from kts_source.secret import Secret
 
 OFFSET: Final = "offset"
 TOPIC_ID: Final = "topicId"
@@ -26,45 +26,30 @@ class ExportJob:
     Attributes:
         options: What to read, key ring loaded.
         place: Where to write.
+        settings: How to write, without what opens the catalog, which no task needs.
     """
 
     options: ScanOptions
     place: WritePlace
     run_id: str
-    export_id: str
-    partition_by: tuple[PartitionField, ...]
-    transform: Transform | None
-    sort_within_files: tuple[str, ...]
-    target_file_bytes: int
-    row_group_rows: int
-    compression: str
-    dead_letters: str | None
-    extra_columns: tuple[str, ...]
+    settings: ExportSettings
 
     @property
     def target_storage(self) -> Secret[Mapping[str, str]]:
         """What opens the door of the target and of the dead letters."""
         return self.place.storage
 
+    @property
+    def extra_columns(self) -> tuple[str, ...]:
+        """Columns of the rows beside those that were asked for."""
+        return (TOPIC_ID,) if self.settings.compaction else ()
+
     @classmethod
     def of(
         cls, options: ScanOptions, settings: ExportSettings, place: WritePlace, run_id: str
     ) -> ExportJob:
         """The job of a run."""
-        return cls(
-            options,
-            place,
-            run_id,
-            settings.export_id,
-            settings.partition_by,
-            settings.transform,
-            settings.sort_within_files,
-            settings.target_file_bytes,
-            settings.row_group_rows,
-            settings.compression,
-            settings.dead_letters,
-            (TOPIC_ID,) if settings.compaction else (),
-        )
+        return cls(options, place, run_id, replace(settings, catalog=Secret({})))
 
 
 class RunnableTask(Protocol):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -21,9 +21,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 PartitionValue: TypeAlias = str | int | bool | datetime.date | None
+ValuesIn: TypeAlias = Literal["path", "log", "file"]
+"""Where readers find the partition values of a file: in its path, in the table's log (both without
+a column in the file), or in the file itself, whose bounds tell them."""
 
 _FIELD = re.compile(r"(?P<date>date\(\s*(?P<of>[^()\s]+)\s*\))|(?P<name>[^()\s]+)", re.IGNORECASE)
-_NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
+_NULL_FOLDER: Final = "__HIVE_DEFAULT_PARTITION__"
+_MAX_NAME_BYTES: Final = 255
+"""Of one folder, on every common file system."""
+_MAX_FOLDERS_BYTES: Final = 600
+"""Of all folders of a file: with the target's prefix and the file's name, S3 takes 1,024."""
+_MAX_BOUND_BYTES: Final = 4096
+"""Arrow writes no bounds of longer texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +59,13 @@ class PartitionField:
         """The partition column's values.
 
         Raises:
-            InvalidOptionError: The column is missing or of a type that cannot be partitioned by.
+            InvalidOptionError: The column is missing or of a type that cannot be partitioned by, or
+                the rows have a column of the partition's name already.
         """
+        if self.is_date and self.name in batch.schema.names:
+            raise InvalidOptionError(
+                f"partition_by {self} makes a column {self.name!r}, and the rows written have one"
+            )
         if self.source not in batch.schema.names:
             raise InvalidOptionError(
                 f"partition_by names {self.source!r}, which is no column of the rows written"
@@ -87,14 +101,26 @@ def parse_partition_by(texts: Sequence[str]) -> tuple[PartitionField, ...]:
     return tuple(fields)
 
 
+def partition_rule(fields: Sequence[PartitionField]) -> str:
+    """The partition columns as a table keeps them of its exports."""
+    return ",".join(str(field) for field in fields)
+
+
 def split(
-    batch: pa.RecordBatch, fields: Sequence[PartitionField]
-) -> Iterator[tuple[tuple[PartitionValue, ...], pa.RecordBatch]]:
-    """The rows of each combination of partition values, in the order of first occurrence."""
-    if not fields or batch.num_rows == 0:
-        yield (), batch
+    batch: pa.RecordBatch, columns: Sequence[pa.Array]
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """The rows of each combination of partition values, in the order of first occurrence.
+
+    Args:
+        batch: The rows.
+        columns: The partition columns' values for them.
+
+    Yields:
+        The number of the first such row within the batch, and all such rows.
+    """
+    if not columns or batch.num_rows == 0:
+        yield 0, batch
         return
-    columns = [field.values(batch) for field in fields]
     codes = None
     for column in columns:
         encoded = pc.dictionary_encode(column, null_encoding="encode")
@@ -107,11 +133,54 @@ def split(
     found = pc.unique(codes)
     for code in found:
         if len(found) == 1:
-            rows, part = 0, batch
+            yield 0, batch
         else:
             mask = pc.equal(codes, code)
-            rows, part = mask.index(pa.scalar(True)).as_py(), batch.filter(mask)
-        yield tuple(column[rows].as_py() for column in columns), part
+            yield mask.index(pa.scalar(True)).as_py(), batch.filter(mask)
+
+
+def partition_values(
+    fields: Sequence[PartitionField], columns: Sequence[pa.Array], row: int, kept: ValuesIn
+) -> tuple[PartitionValue, ...]:
+    """The partition values of one row.
+
+    Raises:
+        ValueError: Readers would find another value, or none.
+    """
+    values: list[PartitionValue] = []
+    for field, column in zip(fields, columns, strict=True):
+        try:
+            value: PartitionValue = column[row].as_py()
+        except (OverflowError, ValueError):
+            raise ValueError(f"{field} is a day outside the years 1 to 9999") from None
+        if reason := _unreadable(field, value_text(value), kept):
+            raise ValueError(f"{field.name} is {reason}")
+        values.append(value)
+    size = len(folder(fields, values).encode())
+    if kept == "path" and size > _MAX_FOLDERS_BYTES:
+        raise ValueError(
+            f"the folders' names have {size} bytes together, and {_MAX_FOLDERS_BYTES} are the most"
+        )
+    return tuple(values)
+
+
+def _unreadable(field: PartitionField, text: str | None, kept: ValuesIn) -> str | None:
+    """Why readers would not find the value; `None` = they do."""
+    if text is None:
+        return None
+    if kept == "file":
+        size = len(text.encode())
+        too_long = size > _MAX_BOUND_BYTES
+        return f"a text of {size} bytes, and {_MAX_BOUND_BYTES} are the most" if too_long else None
+    if not text:
+        return "the empty text, which readers take for null"
+    if kept == "path":
+        if text == _NULL_FOLDER:
+            return f"the text {text!r}, which readers take for null"
+        size = len(folder((field,), (text,)).encode()) - 1
+        if size > _MAX_NAME_BYTES:
+            return f"a text whose folder has a name of {size} bytes; {_MAX_NAME_BYTES} are the most"
+    return None
 
 
 def value_text(value: PartitionValue) -> str | None:
@@ -128,5 +197,11 @@ def folder(fields: Sequence[PartitionField], values: Sequence[Any]) -> str:
     parts = []
     for field, value in zip(fields, values, strict=True):
         text = value_text(value)
-        parts.append(f"{field.name}={_NULL_FOLDER if text is None else quote(text, safe=' ')}/")
+        escaped = _NULL_FOLDER if text is None else _escaped(text)
+        parts.append(f"{_escaped(field.name)}={escaped}/")
     return "".join(parts)
+
+
+def _escaped(text: str) -> str:
+    """As Spark escapes it, which reads `%C3%A9` as two letters: beyond ASCII texts stay."""
+    return "".join(letter if ord(letter) > 127 else quote(letter, safe=" ") for letter in text)

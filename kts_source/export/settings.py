@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeAlias
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypedDict, Unpack
 
 from kts_source.errors import InvalidOptionError
 from kts_source.export.partitioning import PartitionField, parse_partition_by
@@ -13,7 +13,6 @@ from kts_source.store.storage_options import S3_OPTIONS, storage_options_from
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from typing import Any
 
     import pyarrow as pa
 
@@ -26,10 +25,6 @@ TABLE_FORMATS: Final = (PARQUET, DELTA, ICEBERG)
 
 COMPRESSIONS: Final = ("zstd", "snappy", "lz4", "gzip", "none")
 
-DEFAULT_TARGET_FILE_BYTES: Final = 256 << 20
-DEFAULT_ROW_GROUP_ROWS: Final = 1 << 20
-DEFAULT_COMMIT_BYTES: Final = 64 << 30
-
 Transform: TypeAlias = "Callable[[pa.RecordBatch], pa.RecordBatch | None] | RowTransform"
 """Rows in, rows out, within a task; `None` drops them all. Must be picklable and deterministic."""
 
@@ -39,9 +34,6 @@ REMOVE: Final = "remove"
 REMOVE_OLD: Final = "remove-old"
 TOMBSTONES: Final = (KEEP, REMOVE, REMOVE_OLD)
 
-DEFAULT_DELETE_RETENTION_MS: Final = 86_400_000
-"""Kafka's `delete.retention.ms`."""
-
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
@@ -50,142 +42,133 @@ class Compaction:
     Attributes:
         tombstones: `keep`, `remove`, or `remove-old`: those older than `delete_retention_ms`
             before the newest record of their partition.
+        delete_retention_ms: Kafka's `delete.retention.ms`.
     """
 
-    tombstones: str
-    delete_retention_ms: int
+    tombstones: str = KEEP
+    delete_retention_ms: int = 86_400_000
 
 
-@dataclass(frozen=True, slots=True)
-class ExportSettings:
-    """One target and how it is written.
+class ExportArguments(TypedDict, total=False):
+    """How a target is written, as `backfill` takes it by keyword; it says what each one means."""
 
-    Attributes:
-        target: A folder, `s3://bucket/prefix`, or an Iceberg table's name.
-        storage: What opens the target's door.
-        catalog: PyIceberg's properties of the catalog.
-        export_id: Tells exports into the same table apart.
-        commit_bytes: Original bytes after which what is written is committed; bounds what a
-            killed run has to do again.
-        dead_letters: Folder of the files with rows that a transform rejects; `None` = a rejected
-            row is an error.
-        compaction: How to keep the latest record of every key only; `None` keeps all records.
-    """
-
-    target: str
     table_format: str
-    partition_by: tuple[PartitionField, ...]
+    partition_by: Sequence[str]
     transform: Transform | None
-    sort_within_files: tuple[str, ...]
+    sort_within_files: Sequence[str]
     target_file_bytes: int
     row_group_rows: int
     compression: str
     resume: bool
     export_id: str
     commit_bytes: int
+    target_options: Mapping[str, str] | None
+    catalog: Mapping[str, Any] | None
     dead_letters: str | None
-    compaction: Compaction | None
-    storage: Secret[Mapping[str, str]]
-    catalog: Secret[Mapping[str, str]]
+    compact: bool
+    tombstones: str
+    delete_retention_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExportSettings:
+    """One target and how it is written: the arguments of `backfill`, checked.
+
+    Attributes:
+        target: A folder, `s3://bucket/prefix`, or an Iceberg table's name.
+        compaction: How to keep the latest record of every key only; `None` keeps all records.
+        storage: What opens the target's door.
+        catalog: PyIceberg's properties of the catalog.
+    """
+
+    target: str
+    table_format: str = PARQUET
+    partition_by: tuple[PartitionField, ...] = ()
+    transform: Transform | None = None
+    sort_within_files: tuple[str, ...] = ()
+    target_file_bytes: int = 256 << 20
+    row_group_rows: int = 1 << 20
+    compression: str = "zstd"
+    resume: bool = True
+    export_id: str = "kts"
+    commit_bytes: int = 64 << 30
+    dead_letters: str | None = None
+    compaction: Compaction | None = None
+    storage: Secret[Mapping[str, str]] = field(default_factory=lambda: Secret({}))
+    catalog: Secret[Mapping[str, str]] = field(default_factory=lambda: Secret({}))
 
 
 def export_settings(
     target: str,
     *,
-    table_format: str = PARQUET,
-    partition_by: Sequence[str] = (),
-    transform: Transform | None = None,
-    sort_within_files: Sequence[str] = (),
-    target_file_bytes: int = DEFAULT_TARGET_FILE_BYTES,
-    row_group_rows: int = DEFAULT_ROW_GROUP_ROWS,
-    compression: str = "zstd",
-    resume: bool = True,
-    export_id: str = "kts",
-    commit_bytes: int = DEFAULT_COMMIT_BYTES,
-    target_options: Mapping[str, str] | None = None,
-    catalog: Mapping[str, Any] | None = None,
-    dead_letters: str | None = None,
-    compact: bool = False,
-    tombstones: str = KEEP,
-    delete_retention_ms: int = DEFAULT_DELETE_RETENTION_MS,
     source: Mapping[str, str] | None = None,
+    **arguments: Unpack[ExportArguments],
 ) -> ExportSettings:
     """Checks the arguments of an export.
 
     Args:
         target: Folder, `s3://bucket/prefix`, or an Iceberg table's name (`namespace.table`).
-        table_format: `parquet`, `delta` or `iceberg`.
-        partition_by: Columns, or `date(column)`.
-        transform: Applied to every batch within the tasks.
-        sort_within_files: Columns every file is sorted by; files are then smaller, since they are
-            sorted in memory.
-        target_file_bytes: A file is closed once it has as many bytes.
-        row_group_rows: Rows of a row group, at most.
-        compression: Codec of the Parquet pages.
-        resume: Whether to continue behind what the table holds; False makes any overlap an error.
-        export_id: Tells exports into the same table apart.
-        commit_bytes: Original bytes per commit, at least.
-        target_options: `s3.*` options of the target; default: those of the source.
-        catalog: Properties for PyIceberg's `load_catalog`; only for Iceberg.
-        dead_letters: Folder for the rows that a transform rejects; without one they are an error.
-        compact: Keep the latest record of every (topic, partition, key) only.
-        tombstones: What becomes of the latest record where its value is null: `keep`, `remove`, or
-            `remove-old`: only those older than `delete_retention_ms`.
-        delete_retention_ms: Milliseconds before the newest record of a partition.
-        source: The source's options.
+        source: The source's options: what opens it opens the target where nothing else is given.
+        arguments: See `backfill`.
 
     Raises:
         InvalidOptionError: Anything that does not fit.
+        TypeError: No such argument.
     """
-    if table_format not in TABLE_FORMATS:
-        raise InvalidOptionError(
-            f"table_format must be one of {', '.join(TABLE_FORMATS)}, not {table_format!r}"
-        )
-    if compression not in COMPRESSIONS:
-        raise InvalidOptionError(
-            f"compression must be one of {', '.join(COMPRESSIONS)}, not {compression!r}"
-        )
-    for name, value in (
-        ("target_file_bytes", target_file_bytes),
-        ("row_group_rows", row_group_rows),
-        ("commit_bytes", commit_bytes),
-    ):
-        if value < 1:
-            raise InvalidOptionError(f"{name} must be positive, not {value}")
-    if (catalog is not None) != (table_format == ICEBERG):
-        raise InvalidOptionError("Iceberg needs catalog=…, and only Iceberg takes it")
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", export_id):
-        raise InvalidOptionError(
-            f"export_id must be letters, digits, - and _, beginning with a letter or digit, not"
-            f" {export_id!r}"
-        )
-    for name, columns in (("partition_by", partition_by), ("sort_within_files", sort_within_files)):
+    if unknown := arguments.keys() - ExportArguments.__annotations__.keys():
+        raise TypeError(f"an export takes no argument {', '.join(sorted(unknown))}")
+    given: dict[str, Any] = dict(arguments)
+    catalog = given.pop("catalog", None)
+    target_options = given.pop("target_options", None)
+    compaction = _compaction(given)
+    for name in ("partition_by", "sort_within_files"):
+        columns = given.get(name, ())
         if isinstance(columns, str):
             raise InvalidOptionError(f"{name} is a list of columns, not {columns!r}")
-    if tombstones not in TOMBSTONES:
-        raise InvalidOptionError(
-            f"tombstones must be one of {', '.join(TOMBSTONES)}, not {tombstones!r}"
-        )
-    if compact and (transform is not None or sort_within_files):
-        raise InvalidOptionError("compact=True goes with neither transform nor sort_within_files")
-    given = _target_options(target_options, catalog, source)
-    return ExportSettings(
-        target=target,
-        table_format=table_format,
-        partition_by=parse_partition_by(partition_by),
-        transform=transform,
-        sort_within_files=tuple(sort_within_files),
-        target_file_bytes=target_file_bytes,
-        row_group_rows=row_group_rows,
-        compression=compression,
-        resume=resume,
-        export_id=export_id,
-        commit_bytes=commit_bytes,
-        dead_letters=dead_letters,
-        compaction=Compaction(tombstones, delete_retention_ms) if compact else None,
-        storage=storage_options_from(given),
+        given[name] = tuple(columns)
+    given["partition_by"] = parse_partition_by(given["partition_by"])
+    settings = ExportSettings(
+        target,
+        **given,
+        compaction=compaction,
+        storage=storage_options_from(_target_options(target_options, catalog, source)),
         catalog=Secret({name: str(value) for name, value in (catalog or {}).items()}),
     )
+    _check(settings, has_catalog=catalog is not None)
+    return settings
+
+
+def _compaction(given: dict[str, Any]) -> Compaction | None:
+    """Takes what says how to compact out of the arguments."""
+    compact = given.pop("compact", False)
+    rules = {
+        name: given.pop(name) for name in ("tombstones", "delete_retention_ms") if name in given
+    }
+    compaction = Compaction(**rules)
+    if compaction.tombstones not in TOMBSTONES:
+        raise InvalidOptionError(
+            f"tombstones must be one of {', '.join(TOMBSTONES)}, not {compaction.tombstones!r}"
+        )
+    return compaction if compact else None
+
+
+def _check(settings: ExportSettings, *, has_catalog: bool) -> None:
+    for name, allowed in (("table_format", TABLE_FORMATS), ("compression", COMPRESSIONS)):
+        if (value := getattr(settings, name)) not in allowed:
+            raise InvalidOptionError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
+    for name in ("target_file_bytes", "row_group_rows", "commit_bytes"):
+        if (value := getattr(settings, name)) < 1:
+            raise InvalidOptionError(f"{name} must be positive, not {value}")
+    if has_catalog != (settings.table_format == ICEBERG):
+        raise InvalidOptionError("Iceberg needs catalog=…, and only Iceberg takes it")
+    # The names of files have it and 84 letters more; 255 are the most.
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,159}", settings.export_id):
+        raise InvalidOptionError(
+            f"export_id must be at most 160 letters, digits, - and _, beginning with a letter or"
+            f" digit, not {settings.export_id!r}"
+        )
+    if settings.compaction and (settings.transform is not None or settings.sort_within_files):
+        raise InvalidOptionError("compact=True goes with neither transform nor sort_within_files")
 
 
 def _target_options(

@@ -63,7 +63,7 @@ def run_export_task(task: ExportTask, job: ExportJob) -> TaskReport:
     started = time.monotonic()
     options = job.options
     read_columns = (*options.columns, *(name for name in NEEDED if name not in options.columns))
-    place = TaskPlace(job.export_id, partition=task.number)
+    place = TaskPlace(job.settings.export_id, partition=task.number)
     work = TaskMetrics()
 
     def note(metrics: TaskMetrics) -> None:

@@ -11,11 +11,16 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import pyarrow as pa
 
 from kts_source.columns import PARTITION, TOPIC
-from kts_source.errors import InvalidOptionError, TieredKafkaError, TransformError
+from kts_source.errors import (
+    ExportError,
+    InvalidOptionError,
+    TieredKafkaError,
+    TransformError,
+)
 from kts_source.export.files import WrittenFile
 from kts_source.export.job import OFFSET, TOPIC_ID
 from kts_source.export.parquet_file import ParquetFile
-from kts_source.export.partitioning import folder, split, value_text
+from kts_source.export.partitioning import folder, partition_values, split, value_text
 from kts_source.export.transforms.row_transform import RowTransform
 
 if TYPE_CHECKING:
@@ -94,9 +99,32 @@ class TaskWriter:
         rows = self._transformed(batch, owner, start, stop)
         if rows is not None and rows.num_rows:
             self._check_schema(rows)
-            for values, part in split(rows, self._job.partition_by):
+            columns = [field.values(rows) for field in self._job.settings.partition_by]
+            for row, part in split(rows, columns):
+                try:
+                    values = partition_values(
+                        self._job.settings.partition_by, columns, row, self._job.place.values_in
+                    )
+                except ValueError as error:
+                    raise self._unreadable(error, batch, row, owner) from None
                 self._add(owner, values, part, start, stop)
         self.seconds += time.monotonic() - started
+
+    def _unreadable(
+        self, error: ValueError, batch: pa.RecordBatch, row: int, owner: _Owner
+    ) -> ExportError:
+        offsets = batch.column(OFFSET)
+        text = f"the row cannot be partitioned: {error}. "
+        if self._job.settings.transform is not None:
+            # Only the transform knows which of its rows came of which record.
+            text += f"It came of offsets {offsets[0]} to {offsets[len(offsets) - 1]}. "
+            row = 0
+        return ExportError(
+            f"{text}Partition by another column, or change the value in a transform",
+            topic=owner.topic,
+            partition=owner.partition,
+            offset=offsets[row].as_py(),
+        )
 
     def _owner_of(self, batch: pa.RecordBatch) -> _Owner:
         place = (batch.column(TOPIC)[0].as_py(), batch.column(PARTITION)[0].as_py())
@@ -122,7 +150,7 @@ class TaskWriter:
     def _transformed(
         self, batch: pa.RecordBatch, owner: _Owner, start: int, stop: int
     ) -> pa.RecordBatch | None:
-        transform = self._job.transform
+        transform = self._job.settings.transform
         selected = batch.select([*self._job.options.columns, *self._job.extra_columns])
         if transform is None:
             return selected
@@ -150,14 +178,19 @@ class TaskWriter:
 
     def _check_schema(self, rows: pa.RecordBatch) -> None:
         if self.schema is None:
-            missing = set(self._job.sort_within_files) - set(rows.schema.names)
+            missing = set(self._job.settings.sort_within_files) - set(rows.schema.names)
             if missing:
                 raise InvalidOptionError(
                     f"sort_within_files names {', '.join(sorted(missing))}, which the rows written"
                     " do not have"
                 )
+            names = {field.name for field in self._job.settings.partition_by}
+            if self._job.place.values_in != "file" and names >= set(rows.schema.names):
+                raise InvalidOptionError(
+                    "partition_by names every column of the rows: their files would have none"
+                )
             self.schema = rows.schema.remove_metadata()
-        elif self._job.transform is not None and not rows.schema.equals(self.schema):
+        elif self._job.settings.transform is not None and not rows.schema.equals(self.schema):
             raise TransformError(
                 f"the transform must always return the same columns: first {self.schema}, then"
                 f" {rows.schema}"
@@ -171,8 +204,8 @@ class TaskWriter:
         start: int,
         stop: int,
     ) -> None:
-        if self._job.place.drops_partition_columns:
-            dropped = {field.name for field in self._job.partition_by}
+        if self._job.place.values_in != "file":
+            dropped = {field.name for field in self._job.settings.partition_by}
             rows = rows.select([name for name in rows.schema.names if name not in dropped])
         opened = self._open.pop(values, None)
         if opened is None:
@@ -183,7 +216,10 @@ class TaskWriter:
         opened.stop = stop
         opened.file.add(rows)
         self._bound_memory()
-        if opened.file.is_full_to_sort or opened.file.written_bytes >= self._job.target_file_bytes:
+        if (
+            opened.file.is_full_to_sort
+            or opened.file.written_bytes >= self._job.settings.target_file_bytes
+        ):
             self._close(values)
 
     def _begin(
@@ -195,18 +231,17 @@ class TaskWriter:
     ) -> _OpenFile:
         place = self._job.place
         # A transform may put anything there.
-        is_constant = self._job.transform is None and TOPIC in schema.names
-        subfolder = folder(self._job.partition_by, values) if place.in_folders else ""
+        is_constant = self._job.settings.transform is None and TOPIC in schema.names
         name = f"{self._task.number:06d}-{self._attempt}-{self._count:04d}{place.suffix}"
-        key = f"{place.prefix}{subfolder}{name}"
+        key = f"{place.prefix}{name}"
         self._count += 1
         file = ParquetFile(
             self._target.open_output(key),
             schema,
-            compression=self._job.compression,
-            row_group_rows=self._job.row_group_rows,
-            sort_by=self._job.sort_within_files,
-            bounded={field.source for field in self._job.partition_by},
+            compression=self._job.settings.compression,
+            row_group_rows=self._job.settings.row_group_rows,
+            sort_by=self._job.settings.sort_within_files,
+            bounded={field.source for field in self._job.settings.partition_by},
             constants={TOPIC: owner.topic} if is_constant else {},
         )
         return _OpenFile(
@@ -216,7 +251,7 @@ class TaskWriter:
     def _bound_memory(self) -> None:
         while sum(opened.file.held_bytes for opened in self._open.values()) > MAX_HELD_BYTES:
             values = max(self._open, key=lambda values: self._open[values].file.held_bytes)
-            if self._job.sort_within_files:
+            if self._job.settings.sort_within_files:
                 self._close(values)
             else:
                 self._open[values].file.flush()
@@ -250,6 +285,7 @@ class TaskWriter:
 def final_name(job: ExportJob, opened: _OpenFile) -> str:
     """The one name that these offsets have in a folder, whoever wrote them."""
     return (
-        f"{folder(job.partition_by, opened.values)}{job.export_id}-{opened.topic_id}"
-        f"-{opened.partition}-{opened.start:020d}-{opened.stop:020d}.parquet"
+        f"{folder(job.settings.partition_by, opened.values)}"
+        f"{job.settings.export_id}-{opened.topic_id}-{opened.partition}"
+        f"-{opened.start:020d}-{opened.stop:020d}.parquet"
     )

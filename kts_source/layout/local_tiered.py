@@ -125,7 +125,8 @@ class LocalTieredLayout:
     def describe(self, store: ObjectStore, entry: SegmentEntry) -> RemoteSegment:
         """Works the segment's facts out of its files: three side files and the log's last bytes.
 
-        Of an orphan, what its files tell: it ends where its offset index does, or later.
+        Of an orphan, what its files tell: it ends where its offset index does or its last leader
+        epoch begins, or later.
         """
         files = dict(entry.objects)
         base, log = entry.base_offset, files.get(_LOG)
@@ -145,7 +146,10 @@ class LocalTieredLayout:
         lineage = (
             LeaderEpochCheckpoint.from_bytes(_read(store, checkpoint)).entries if checkpoint else ()
         )
-        stem = entry.described_by.rpartition(".")[0]
+        if log is None and lineage:
+            end = max(end, lineage[-1].start_offset)
+        key = f"{entry.described_by.rpartition('.')[0]}.{_LOG}"
+        ref = ObjectRef.of(log) if log else ObjectRef(key, 1, None)  # some bytes, who knows
         return RemoteSegment(
             topic=entry.topic,
             topic_id=entry.topic_id,
@@ -157,8 +161,8 @@ class LocalTieredLayout:
             event_timestamp_ms=None,
             leader_epochs=epochs_between(lineage, base, end),
             objects=SegmentObjects(
-                log=ObjectRef.of(log) if log else ObjectRef(f"{stem}.{_LOG}", 0, None),
-                chunk_index=plain_chunks(log.size if log else 1),
+                log=ref,
+                chunk_index=plain_chunks(ref.size),
                 compression=False,
                 encryption=None,
                 indexes={

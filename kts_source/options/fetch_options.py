@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kts_source.errors import InvalidOptionError
 from kts_source.options.option import Option
-from kts_source.options.parsing import parse_positive_int, parse_text
+from kts_source.options.parsing import MAX_INT32, parse_positive_up_to, parse_text
 from kts_source.secret import Secret
 from kts_source.store.retry import DEFAULT_RETRY_POLICY, RetryPolicy
 from kts_source.store.storage_options import STORAGE_OPTIONS, storage_options_from
@@ -19,32 +19,32 @@ if TYPE_CHECKING:
 FETCH_OPTIONS: Final[tuple[Option, ...]] = (
     Option(
         "fetchConnectTimeoutMs",
-        parse_positive_int,
+        parse_positive_up_to(MAX_INT32),
         "1000",
         "For a connection to stand. Alias, as in KIP-1254: `fetch.remote.connect.timeout.ms`.",
     ),
     Option(
         "fetchReadTimeoutMs",
-        parse_positive_int,
+        parse_positive_up_to(MAX_INT32),
         "5000",
         "Idle time: no byte for so long ends an attempt. Alias: `fetch.remote.read.timeout.ms`.",
     ),
     Option(
         "fetchDeadlineMs",
-        parse_positive_int,
+        parse_positive_up_to(MAX_INT32),
         "60000",
         "One attempt may take this long in all, however steadily its bytes trickle.",
     ),
     Option(
         "maxAttempts",
-        parse_positive_int,
+        parse_positive_up_to(MAX_INT32),
         "6",
         "Attempts of a request that meets throttling, server errors, resets, short or late answers;"
         " pauses between them are random and grow.",
     ),
     Option(
         "hedgeAfterMs",
-        parse_positive_int,
+        parse_positive_up_to(MAX_INT32),
         None,
         "Ask a second time when an answer is this late and take the first to come; off by default.",
     ),

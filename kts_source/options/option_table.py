@@ -14,12 +14,15 @@ from kts_source.options.cache_options import CACHE_OPTIONS
 from kts_source.options.fetch_options import FETCH_OPTIONS
 from kts_source.options.option import Option
 from kts_source.options.parsing import (
+    MAX_INT32,
     parse_bool,
     parse_byte_size,
+    parse_byte_size_within,
     parse_choice,
     parse_columns,
     parse_int,
     parse_positive_int,
+    parse_positive_up_to,
     parse_text,
     parse_time_zone,
 )
@@ -36,12 +39,15 @@ from kts_source.options.selection import (
     parse_topic_ids,
 )
 from kts_source.store.storage_options import S3_OPTIONS
+from segment_format.record.batch_header import HEADER_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 READ_COMMITTED: Final = "read_committed"
 READ_UNCOMMITTED: Final = "read_uncommitted"
+_MAX_REQUESTS: Final = 1024
+"""Each has a thread."""
 
 
 OPTIONS: Final[tuple[Option, ...]] = (
@@ -191,7 +197,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("checkCrcs", parse_bool, "true", "Verify the checksum of every record batch read."),
     Option(
         "minPartitions",
-        parse_positive_int,
+        parse_positive_up_to(MAX_INT32),
         None,
         "At least this many tasks where the data can be cut so far.",
     ),
@@ -199,7 +205,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
         "maxRecordsPerPartition",
         parse_positive_int,
         None,
-        "At most about this many offsets in a task.",
+        "At most about this many records in a task, told from offsets and bytes.",
     ),
     Option(
         "targetPartitionBytes",
@@ -209,7 +215,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
     ),
     Option(
         "maxSegmentsPerTask",
-        parse_positive_int,
+        parse_positive_up_to(MAX_INT32),
         "64",
         "At most this many segments or slices in a task.",
     ),
@@ -229,17 +235,18 @@ OPTIONS: Final[tuple[Option, ...]] = (
         "planFile",
         parse_text,
         None,
-        "A plan written as JSON by an earlier run: read exactly that, without planning anew.",
+        "A plan written as JSON by an earlier run: read exactly that, without planning anew; an"
+        " option that contradicts it is an error.",
     ),
     Option(
         "maxBatchBytes",
-        parse_byte_size,
+        parse_byte_size_within(HEADER_SIZE, MAX_INT32),
         "256m",
         "Refuse a record batch that is, or decompresses to, more than this.",
     ),
     Option(
         "maxConcurrentRequests",
-        parse_positive_int,
+        parse_positive_up_to(_MAX_REQUESTS),
         "16",
         "Requests that a task has under way at a time.",
     ),

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from datetime import tzinfo
 
+MAX_INT32: Final = (1 << 31) - 1
 _UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _BYTE_SIZE = re.compile(r"([0-9]+)\s*(?:([kmgt])(?:i?b)?|b)?", re.IGNORECASE)
 
@@ -47,15 +48,41 @@ def parse_positive_int(name: str, text: str) -> int:
     return value
 
 
+def parse_positive_up_to(most: int) -> Callable[[str, str], int]:
+    """A parser of whole numbers above 0, up to and including `most`."""
+
+    def parse(name: str, text: str) -> int:
+        value = parse_positive_int(name, text)
+        if value > most:
+            raise InvalidOptionError(f"option {name!r} must be at most {most}, not {text!r}")
+        return value
+
+    return parse
+
+
 def parse_byte_size(name: str, text: str) -> int:
     """Bytes: a number above 0, or one with a unit in powers of 1024 (`64m`, `1g`, `512 KiB`)."""
     match = _BYTE_SIZE.fullmatch(text.strip())
-    value = int(match[1]) * _UNITS[(match[2] or "").lower()] if match and len(match[1]) < 19 else 0
-    if value <= 0:
+    value = int(match[1]) * _UNITS[(match[2] or "").lower()] if match and len(match[1]) < 20 else 0
+    if not 0 < value < 1 << 63:
         raise InvalidOptionError(
             f"option {name!r} must be a size such as 134217728 or 128m, not {text!r}"
         )
     return value
+
+
+def parse_byte_size_within(least: int, most: int) -> Callable[[str, str], int]:
+    """A parser of sizes from `least` to `most` bytes, both inclusive."""
+
+    def parse(name: str, text: str) -> int:
+        value = parse_byte_size(name, text)
+        if not least <= value <= most:
+            raise InvalidOptionError(
+                f"option {name!r} must be from {least} to {most} bytes, not {text!r}"
+            )
+        return value
+
+    return parse
 
 
 def parse_time_zone(name: str, text: str) -> tzinfo:

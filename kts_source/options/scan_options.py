@@ -96,6 +96,7 @@ class ScanOptions:
         key_ring: What opens encrypted segments.
         ignored: Options accepted without effect, in lower case, sorted.
         where: Rows for which it is not true are left out.
+        given: Names of the options that the user gave, as the table of options spells them.
     """
 
     path: str
@@ -127,6 +128,7 @@ class ScanOptions:
     cache: CacheSettings = NO_CACHE
     max_timestamp_ahead_ms: int | None = None
     where: Predicate | None = None
+    given: frozenset[str] = frozenset()
 
     @property
     def read_committed(self) -> bool:
@@ -187,6 +189,7 @@ def parse_options(given: Mapping[str, str]) -> ScanOptions:
         cache=cache_settings(values, patience_seconds=fetch.retry_policy.read_timeout_seconds),
         max_timestamp_ahead_ms=values["maxTimestampAheadMs"],
         where=_where(values),
+        given=frozenset(_BY_LOWER_NAME[name].name for name in texts if name in _BY_LOWER_NAME),
     )
 
 
@@ -325,11 +328,15 @@ def _where(values: Mapping[str, Any]) -> Predicate | None:
 def _dated(wanted: TimestampRange) -> Iterator[Predicate]:
     from kts_source.predicate.model import Column, Compare, Op
 
-    # Timestamps of the table are in microseconds.
     if wanted.start_ms is not None:
-        yield Compare(Op.GE, Column("timestamp"), wanted.start_ms * 1000)
+        yield Compare(Op.GE, Column("timestamp"), _microseconds(wanted.start_ms))
     if wanted.stop_ms is not None:
-        yield Compare(Op.LT, Column("timestamp"), wanted.stop_ms * 1000)
+        yield Compare(Op.LT, Column("timestamp"), _microseconds(wanted.stop_ms))
+
+
+def _microseconds(milliseconds: int) -> int:
+    """What the table's timestamps are compared with; beyond all of them where none is so far."""
+    return min(max(milliseconds * 1000, -(1 << 63)), (1 << 63) - 1)
 
 
 def _columns(values: Mapping[str, Any]) -> tuple[str, ...]:

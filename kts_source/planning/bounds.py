@@ -8,7 +8,8 @@ record is dated at or after it, as a broker's ListOffsets answers.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -28,12 +29,15 @@ from kts_source.texts import some
 if TYPE_CHECKING:
     from kts_source.layout.layout import Orphan
     from kts_source.layout.remote_segment import RemoteSegment
-    from segment_format.isolation import OpenTransaction
+    from kts_source.options import ScanOptions
+    from kts_source.planning.isolation import Decisions
 
 log = logging.getLogger(__name__)
 
-TimestampLookup: TypeAlias = Callable[[PartitionLog, int], int | None]
-"""(partition, timestamp in ms) to the first offset dated at or after it, or `None`."""
+TimestampLookup: TypeAlias = Callable[[int], tuple[PartitionLog, int | None]]
+"""Timestamp in ms to the first offset dated at or after it, or `None`, and the log with all holes
+below that offset that may hold an earlier one.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,7 @@ def resolve_start(
         return partition.log_start
     if isinstance(bound, OffsetsBound):
         return _checked("startingOffsets", wanted, place, partition, fail_on_data_loss)
-    offset = lookup(partition, wanted)
+    partition, offset = lookup(wanted)
     check_no_holes(
         place,
         partition,
@@ -118,7 +122,7 @@ def resolve_stop(
         return partition.stop
     if isinstance(bound, OffsetsBound):
         return _checked("endingOffsets", wanted, place, partition, fail_on_data_loss)
-    offset = lookup(partition, wanted)
+    partition, offset = lookup(wanted)
     return partition.stop if offset is None else offset
 
 
@@ -127,6 +131,34 @@ def named_partitions(bound: Bound) -> Mapping[str, Mapping[int, int]] | None:
     if isinstance(bound, EarliestBound | LatestBound | TimestampBound):
         return None
     return bound.offsets if isinstance(bound, OffsetsBound) else bound.timestamps_ms
+
+
+def check_named(
+    options: ScanOptions, held: AbstractSet[tuple[str, int]], topics: AbstractSet[str]
+) -> None:
+    """As in Spark, a bound in JSON must name exactly the partitions that are read.
+
+    Args:
+        options: Whose bounds.
+        held: Topic and partition of all that is read.
+        topics: Of these, partitions that hold nothing may be named.
+
+    Raises:
+        InvalidOptionError: It names others, or not all.
+    """
+    for option, bound in (("starting", options.starting), ("ending", options.ending)):
+        named = named_partitions(bound)
+        if named is None:
+            continue
+        pairs = {(topic, number) for topic, numbers in named.items() for number in numbers}
+        extra = {pair for pair in pairs - held if pair[0] not in topics}
+        for problem, what in ((held - pairs, "does not name"), (extra, "names")):
+            if problem:
+                names = ", ".join(f"{topic}-{number}" for topic, number in sorted(problem))
+                raise InvalidOptionError(
+                    f"the {option} offsets must name the partitions that are read (−2 earliest,"
+                    f" −1 latest): the option {what} {names}"
+                )
 
 
 def _wanted(bound: Bound, place: Place) -> int | None:
@@ -186,11 +218,11 @@ def check_decided(
 
 
 def check_lineage_known(place: Place, damaged: RemoteSegment, *, fail_on_data_loss: bool) -> None:
-    """Raises `DataLossError` for a damaged segment of a newer leader epoch than all whole ones, or
-    warns where loss is allowed.
+    """Raises `DataLossError` for a damaged segment whose leader epoch may be newer than all that
+    checkpoints tell of, or warns where loss is allowed.
     """
     text = (
-        f"{place}: the newest leader epoch is that of offsets [{damaged.start_offset},"
+        f"{place}: the newest leader epoch may be that of offsets [{damaged.start_offset},"
         f" {damaged.stop_offset}), whose checkpoint is lost: nothing tells which segments belong to"
         f" the log{place.in_parts(damaged.start_offset, damaged.stop_offset)}"
     )
@@ -202,19 +234,31 @@ def check_lineage_known(place: Place, damaged: RemoteSegment, *, fail_on_data_lo
 def check_outcomes(
     place: Place,
     partition: PartitionLog,
-    lost: Sequence[OpenTransaction],
+    decisions: Decisions,
     *,
     fail_on_data_loss: bool,
 ) -> None:
     """Raises `DataLossError` when transactions may have ended in a hole, or warns where loss is
-    allowed: whether their records are visible is lost with it.
+    allowed: whether their records are visible is lost with it. The same where nothing tells what
+    was open behind a hole.
     """
+    gap = decisions.unknown_behind
+    if gap is not None:
+        text = (
+            f"{place}: producer snapshots from offset {gap.stop} on are not usable, and no segment"
+            f" in the tier holds offsets [{gap.start}, {gap.stop}), so nothing tells which"
+            " transactions were open there"
+        )
+        if fail_on_data_loss:
+            raise DataLossError(f"{text}; failOnDataLoss=false takes it that none was")
+        log.warning("%s; read as if none was", text)
+    lost = decisions.lost
     if not lost:
         return
     producers = ", ".join(f"{txn.producer_id} since offset {txn.first_offset}" for txn in lost)
     oldest = min(txn.first_offset for txn in lost)
     holes = "; ".join(
-        f"[{hole.start}, {hole.stop})" for hole in partition.holes if hole.start > oldest
+        f"[{hole.start}, {hole.stop})" for hole in partition.missing if hole.start > oldest
     )
     text = (
         f"{place}: no segment in the tier holds offsets {holes}, where transactions of these"
@@ -236,7 +280,7 @@ def check_no_holes(
 ) -> None:
     """Raises `DataLossError` when a hole lies in [start, stop), or warns where loss is allowed.
 
-    Gaps that need not be holes are only noted.
+    Gaps that need not be holes count: nothing in the tier shows that there was no record.
 
     Args:
         place: For the text, as is `note`, its end.
@@ -248,16 +292,7 @@ def check_no_holes(
     """
     if start >= stop:
         return
-    for gap in partition.unverifiable:
-        if gap.start < stop and gap.stop > start:
-            log.info(
-                "%s: offsets [%d, %d) before %s: the tier does not tell whether there were any",
-                place,
-                gap.start,
-                gap.stop,
-                gap.after.objects.log.key,
-            )
-    missing = [hole for hole in partition.holes if hole.start < stop and hole.stop > start]
+    missing = [hole for hole in partition.missing if hole.start < stop and hole.stop > start]
     if not missing:
         return
     parts = []
@@ -267,6 +302,8 @@ def check_no_holes(
             f"[{max(hole.start, start)}, {min(hole.stop, stop)}) between {before} and"
             f" {hole.after.objects.log.key}{place.in_parts(hole.start, hole.stop)}"
         )
+        if hole in partition.unverifiable:
+            parts[-1] += " (none are missing if compaction removed the last records before them)"
     text = f"{place}: no segment in the tier holds offsets {'; '.join(parts)}{note}"
     if fail_on_data_loss:
         raise DataLossError(f"{text}; failOnDataLoss=false skips them")

@@ -115,7 +115,7 @@ def describe(
 ) -> TierDescription:
     """The watermarks of the selected partitions.
 
-    Holes are reported, not raised; bounds among the options are ignored.
+    Holes are reported, not raised; bounds and a plan file among the options are ignored.
 
     Args:
         options: As for the data source.
@@ -131,6 +131,7 @@ def describe(
         ending=LatestBound(),
         isolation_level=READ_COMMITTED,
         fail_on_data_loss=False,
+        plan_file=None,
     )
     opened = open_tier(whole) if store is None else Tier(store)
     try:

@@ -72,6 +72,12 @@ class DiscoveredTopic:
     parts: tuple[Orphan, ...]
 
     @property
+    def asked_partitions(self) -> tuple[int, ...]:
+        """All that were asked for, with or without segments, ascending."""
+        held = (part.partition for part in self.partitions)
+        return tuple(sorted([*held, *self.empty_partitions]))
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What a reader of the topic should know: which incarnation it is, and what it lacks."""
         found = []

@@ -8,13 +8,21 @@ import contextlib
 import gc
 from typing import TYPE_CHECKING
 
+from segment_format.tuning import is_on
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
 @contextlib.contextmanager
 def paused_collector() -> Iterator[None]:
-    """Collects no cycles during the block; there are hardly any to collect."""
+    """Collects no cycles during the block; there are hardly any to collect.
+
+    With `KTS_TUNING=off` (`docs/tuning.md`) the collector is left alone.
+    """
+    if not is_on():
+        yield
+        return
     was_enabled = gc.isenabled()
     gc.disable()
     try:

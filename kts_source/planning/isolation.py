@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from kts_source.layout.remote_segment import RemoteSegment
-    from kts_source.planning.lineage import PartitionLog, SegmentRange
+    from kts_source.planning.lineage import Hole, PartitionLog, SegmentRange
     from segment_format.index.producer_snapshot import ProducerStateEntry
 
 log = logging.getLogger(__name__)
@@ -62,21 +62,36 @@ class Decisions:
         aborted: Intervals whose batches are left out.
         stop: The range's end, clamped to the first undecided transaction.
         undecided: Transactions begun below the wanted end whose outcome the tier does not hold.
-        lost: Transactions whose marker may lie in a hole; their records are left out with the
+        lost: Transactions whose marker may lie in a gap; their records are left out with the
             aborted.
+        unknown_behind: A gap behind which nothing tells which transactions were open, as the
+            producer snapshots there are not usable; `None` = no such gap matters.
     """
 
     aborted: AbortedIntervals
     stop: int
     undecided: tuple[OpenTransaction, ...]
     lost: tuple[OpenTransaction, ...] = ()
+    unknown_behind: Hole | None = None
 
 
-def decide(partition: PartitionLog, start: int, stop: int, state: TransactionState) -> Decisions:
-    """Decides every transaction that has data in offsets [start, stop).
+def decide(
+    partition: PartitionLog, start: int, stop: int, state: TransactionState
+) -> Decisions | None:
+    """Decides every transaction that has data in offsets [start, stop); `None` where that takes
+    ranges below those at hand.
 
     Reads one snapshot in the usual case, and the transaction indexes of the segments that have one.
+    Where a snapshot is not usable it reads those before it until one is, and the logs from there:
+    at most each log once.
     """
+    try:
+        return _decided(partition, start, stop, state)
+    except _UnknownStartError:
+        return None
+
+
+def _decided(partition: PartitionLog, start: int, stop: int, state: TransactionState) -> Decisions:
     read = [n for n, span in enumerate(partition.ranges) if span.start < stop and span.stop > start]
     if not read:  # all of it lies in a hole
         return Decisions(NO_ABORTED, stop, ())
@@ -93,43 +108,49 @@ def decide(partition: PartitionLog, start: int, stop: int, state: TransactionSta
         horizon += 1
     aborted = [txn for n in range(first, horizon + 1) for txn in ends.aborted(n)]
     lost = [
-        (txn, hole_stop)
-        for txn, hole_stop in _lost_in_holes(partition, first, horizon, ends, aborted)
+        txn
+        for txn in _lost_in_gaps(partition, first, horizon, ends, aborted)
         if txn.first_offset < stop
     ]
-    aborted.extend(
-        AbortedTxn(txn.producer_id, txn.first_offset, hole_stop, hole_stop)
-        for txn, hole_stop in lost
-    )
+    aborted += lost
     clamped = min([stop, *(txn.first_offset for txn in undecided)])
     return Decisions(
         aborted=AbortedIntervals.from_txns(aborted, start_offset=start, stop_offset=stop),
         stop=max(clamped, start),
         undecided=undecided,
-        lost=tuple(txn for txn, _ in lost),
+        lost=tuple(OpenTransaction(txn.producer_id, txn.first_offset) for txn in lost),
+        unknown_behind=ends.unknown_behind,
     )
+
+
+class _UnknownStartError(Exception):
+    """What is open where the first range begins is written in segments that are not at hand."""
 
 
 class _EndStates:
     """The transactional facts of each range, from side files where they are sound, else from the
-    headers.
+    headers. Each is worked out once: no log is read twice, however many side files are bad.
+
+    Attributes:
+        unknown_behind: A gap behind which headers were replayed without knowing what was open.
     """
 
     def __init__(self, partition: PartitionLog, state: TransactionState) -> None:
+        self._partition = partition
         self._ranges = partition.ranges
-        self._hole_stops = {hole.stop for hole in partition.holes}
+        self._gaps = {gap.stop: gap for gap in partition.missing}
         self._state = state
         self._open: dict[int, Mapping[int, int]] = {}
-        self._snapshots: dict[int, tuple[ProducerStateEntry, ...] | None] = {}
+        self._replays: dict[int, Replay] = {}
+        self.unknown_behind: Hole | None = None
 
     def goes_on_elsewhere(self, number: int) -> bool:
         """Whether range `number` ends inside its segment and the next one begins right there: that
         one's snapshot tells, its own is of another place.
         """
         span = self._ranges[number]
-        following = self._ranges[number + 1] if number + 1 < len(self._ranges) else None
         cut = span.stop < span.segment.stop_offset
-        return cut and following is not None and following.start == span.stop
+        return cut and number + 1 < len(self._ranges) and self._follows(number + 1)
 
     def undecided(self, number: int, *, below: int) -> tuple[OpenTransaction, ...]:
         """Transactions begun below an offset and still open at the end of range `number`, oldest
@@ -144,17 +165,16 @@ class _EndStates:
         )
 
     def open_after(self, number: int) -> Mapping[int, int]:
-        """Producer id to first offset of the transactions open at the end of range `number`."""
-        if number not in self._open:
-            snapshot = self._snapshot(number)
-            if snapshot is None:
-                self._open[number] = self._replay(number).open_after
-            else:
-                self._open[number] = {
-                    entry.producer_id: entry.current_txn_first_offset
-                    for entry in snapshot
-                    if entry.current_txn_first_offset >= 0
-                }
+        """Producer id to first offset of the transactions open at the end of range `number`.
+
+        Where its snapshot is not usable: from the last sound one on, or the log start.
+        """
+        first = number
+        while first not in self._open and not self._has_snapshot(first) and self._follows(first):
+            first -= 1
+        for at in range(first, number + 1):
+            if at not in self._open:
+                self._open[at] = self._replay(at).open_after
         return self._open[number]
 
     def aborted(self, number: int) -> tuple[AbortedTxn, ...]:
@@ -165,51 +185,83 @@ class _EndStates:
             log.warning(
                 "transaction index of %s is not usable: replaying batch headers", _name(span)
             )
+            if self._follows(number):
+                self.open_after(number - 1)
             entries = self._replay(number).aborted
         return tuple(txn for txn in entries if span.start <= txn.last_offset < span.stop)
 
-    def _snapshot(self, number: int) -> tuple[ProducerStateEntry, ...] | None:
+    def _has_snapshot(self, number: int) -> bool:
+        """Whether the snapshot of range `number` tells what is open at its end."""
         span = self._ranges[number]
         if span.stop < span.segment.stop_offset:
             # A dead branch begins inside the segment, and its snapshot is of that branch's end.
-            return None
-        if number not in self._snapshots:
-            self._snapshots[number] = self._state.snapshot(span.segment)
-            if self._snapshots[number] is None:
-                log.warning(
-                    "producer snapshot of %s is not usable: replaying batch headers", _name(span)
-                )
-        return self._snapshots[number]
+            return False
+        snapshot = self._state.snapshot(span.segment)
+        if snapshot is None:
+            log.warning(
+                "producer snapshot of %s is not usable: replaying batch headers", _name(span)
+            )
+            return False
+        self._open[number] = {
+            entry.producer_id: entry.current_txn_first_offset
+            for entry in snapshot
+            if entry.current_txn_first_offset >= 0
+        }
+        return True
 
     def _replay(self, number: int) -> Replay:
-        contiguous = number > 0 and self._ranges[number].start not in self._hole_stops
-        before = self.open_after(number - 1) if contiguous else {}
-        return self._state.replay(self._ranges[number], before)
+        """What the headers of range `number` tell; what was open before it must be known."""
+        if number not in self._replays:
+            before = self._open[number - 1] if self._follows(number) else self._open_at(number)
+            self._replays[number] = self._state.replay(self._ranges[number], before)
+        return self._replays[number]
+
+    def _follows(self, number: int) -> bool:
+        """Whether range `number` begins where the one before it ends."""
+        return number > 0 and self._ranges[number].start not in self._gaps
+
+    def _open_at(self, number: int) -> Mapping[int, int]:
+        """What counts as open where range `number` begins, which follows no other: nothing.
+
+        At the log start that is exact, as far as rows go: a transaction whose data all lies below
+        decides none of them. Behind a gap it is not.
+        """
+        start = self._ranges[number].start
+        if start in self._gaps:
+            self.unknown_behind = self._gaps[start]
+        elif start > self._partition.log_start:
+            raise _UnknownStartError
+        return {}
 
 
-def _lost_in_holes(
+def _lost_in_gaps(
     partition: PartitionLog,
     first: int,
     horizon: int,
     ends: _EndStates,
     aborted: Sequence[AbortedTxn],
-) -> list[tuple[OpenTransaction, int]]:
-    """Transactions open where a hole begins and not known to end behind it, with the hole's end.
+) -> list[AbortedTxn]:
+    """Transactions open where a gap begins and not known to end behind it, up to the gap's end.
 
     Their marker may be one of the missing records, so nothing tells a commit from an abort.
     """
-    known = {(txn.producer_id, txn.first_offset) for txn in aborted}
-    hole_starts = {hole.start for hole in partition.holes}
+    gaps = {gap.start for gap in partition.missing}
     lost = []
     for number in range(first, min(horizon, len(partition.ranges) - 1)):
-        here, following = partition.ranges[number], partition.ranges[number + 1]
-        if here.stop not in hole_starts:
+        low, high = partition.ranges[number].stop, partition.ranges[number + 1].start
+        if low not in gaps:
             continue
-        still_open = ends.open_after(number + 1)
-        for producer_id, first_offset in ends.open_after(number).items():
-            decided_later = (producer_id, first_offset) in known
-            if not decided_later and still_open.get(producer_id) != first_offset:
-                lost.append((OpenTransaction(producer_id, first_offset), following.start))
+        # A producer has one transaction at a time: what began below the gap and goes on behind it
+        # is the one that was open, wherever a replay saw it begin.
+        decided = {
+            txn.producer_id for txn in aborted if txn.first_offset < low and txn.last_offset >= high
+        }
+        decided |= {pid for pid, begun in ends.open_after(number + 1).items() if begun < low}
+        lost += [
+            AbortedTxn(producer_id, begun, high, high)
+            for producer_id, begun in ends.open_after(number).items()
+            if producer_id not in decided
+        ]
     return lost
 
 

@@ -16,11 +16,12 @@ from heapq import heappop, heappush
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
+from segment_format.index.leader_epoch_checkpoint import EpochEntry
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from kts_source.layout.remote_segment import RemoteSegment
-    from segment_format.index.leader_epoch_checkpoint import EpochEntry
 
 MAX_OFFSET: Final = (1 << 63) - 1
 
@@ -40,7 +41,7 @@ class SegmentRange:
 
 @dataclass(frozen=True, slots=True)
 class SkippedSegment:
-    """A segment that is not read, and why."""
+    """A segment of which all, or the offsets that the reason names, is not read, and why."""
 
     segment: RemoteSegment
     reason: str
@@ -77,8 +78,8 @@ class PartitionLog:
         stop: One past the last tiered offset.
         ranges: In offset order, without overlap.
         holes: In offset order; none lies below `log_start`.
-        unverifiable: Like holes, but behind segments whose end the tier does not tell exactly:
-            there may have been nothing.
+        unverifiable: Likewise, but behind segments whose end the tier does not tell exactly: there
+            may have been nothing.
     """
 
     lineage: tuple[EpochEntry, ...]
@@ -88,6 +89,13 @@ class PartitionLog:
     holes: tuple[Hole, ...]
     skipped: tuple[SkippedSegment, ...]
     unverifiable: tuple[Hole, ...] = ()
+
+    @property
+    def missing(self) -> tuple[Hole, ...]:
+        """All offsets that no segment holds, in order: a gap that may be none is a hole until the
+        user says otherwise.
+        """
+        return tuple(sorted((*self.holes, *self.unverifiable), key=lambda hole: hole.start))
 
 
 def last_epoch(segment: RemoteSegment) -> int:
@@ -167,7 +175,7 @@ def partition_log(
         max([stop, *(span.stop for span in lost)]),
         ranges,
         tuple(holes),
-        skipped,
+        (*_below_log_start(ranges, log_start), *skipped),
         tuple(hole for hole in missing if hole.start in loose),
     )
 
@@ -179,11 +187,12 @@ def _with_epochs(
     where the next one's begins.
     """
     newest = lineage[-1].epoch if lineage else -1
-    told = {entry for segment in damaged for entry in segment.leader_epochs if entry.epoch > newest}
-    first: dict[int, EpochEntry] = {}
-    for entry in sorted(told, key=lambda entry: (entry.epoch, entry.start_offset)):
-        first.setdefault(entry.epoch, entry)
-    for entry in first.values():
+    told: dict[int, int] = {}
+    for segment in damaged:
+        for epoch, start, _ in _epoch_ranges(segment):
+            if epoch > newest:
+                told[epoch] = min(start, told.get(epoch, start))
+    for entry in [EpochEntry(epoch, start) for epoch, start in sorted(told.items())]:
         lineage = [*(one for one in lineage if one.start_offset < entry.start_offset), entry]
     return lineage
 
@@ -214,11 +223,7 @@ def usable_range(segment: RemoteSegment, lineage: Sequence[EpochEntry]) -> Segme
     if not lineage or not segment.leader_epochs:
         return SegmentRange(segment, segment.start_offset, segment.stop_offset)
     start = stop = None
-    for number, (epoch, epoch_start) in enumerate(_starts(segment)):
-        is_last = number + 1 == len(segment.leader_epochs)
-        epoch_stop = (
-            segment.stop_offset if is_last else segment.leader_epochs[number + 1].start_offset
-        )
+    for epoch, epoch_start, epoch_stop in _epoch_ranges(segment):
         owned = _owned(epoch, lineage)
         if owned is None:
             if epoch < lineage[0].epoch:
@@ -240,8 +245,15 @@ def usable_range(segment: RemoteSegment, lineage: Sequence[EpochEntry]) -> Segme
     return SegmentRange(segment, start, stop)
 
 
-def _starts(segment: RemoteSegment) -> Iterable[tuple[int, int]]:
-    return ((entry.epoch, entry.start_offset) for entry in segment.leader_epochs)
+def _epoch_ranges(segment: RemoteSegment) -> Iterator[tuple[int, int, int]]:
+    """The epochs that own offsets [start, stop) of the segment. Where one is said to begin below
+    the segment, it says nothing about offsets that the segment does not hold.
+    """
+    stops = [*(entry.start_offset for entry in segment.leader_epochs[1:]), segment.stop_offset]
+    for entry, stop in zip(segment.leader_epochs, stops, strict=False):
+        low, high = max(entry.start_offset, segment.start_offset), min(stop, segment.stop_offset)
+        if low < high:
+            yield entry.epoch, low, high
 
 
 def _owned(epoch: int, lineage: Sequence[EpochEntry]) -> tuple[int, int] | None:
@@ -322,6 +334,20 @@ def cover_overlapping(
 
 def _precedence(span: SegmentRange) -> tuple[int, int, int, str]:
     return span.start, span.segment.start_offset, span.stop, span.segment.segment_id
+
+
+def _below_log_start(ranges: Sequence[SegmentRange], log_start: int) -> Iterator[SkippedSegment]:
+    """What the first segment holds below its first leader epoch, which a broker does not serve from
+    the tier: DeleteRecords moved the log start, or it is of message formats 0 and 1, that have no
+    epochs.
+    """
+    segment = ranges[0].segment if ranges else None
+    if segment is not None and segment.start_offset < log_start == ranges[0].start:
+        yield SkippedSegment(
+            segment,
+            f"offsets [{segment.start_offset}, {log_start}) lie below the first leader epoch:"
+            " deleted, or written in a message format without leader epochs",
+        )
 
 
 def _reason(segment: RemoteSegment, usable: SegmentRange | None, log_start: int) -> str:

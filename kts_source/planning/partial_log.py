@@ -91,8 +91,8 @@ class PartitionView:
     Attributes:
         log: Log start and end; ranges only when all segments are known.
         is_empty: Whether none of the listed segments can be read any more.
-        unknown_lineage: A damaged segment of a newer epoch than all that tell of the lineage: who
-            knows which of them live.
+        unknown_lineage: A damaged segment of a newer epoch than all that tell of the lineage, or
+            that does not tell its own: who knows which segments live.
     """
 
     log: PartitionLog
@@ -156,6 +156,9 @@ class PartitionView:
         while True:
             known = self.covering(start, end)
             decisions = decide(known, start, stop, self._side_files)
+            if decisions is None:  # bad snapshots: what was open is told further down
+                self._read_all()
+                continue
             if self._complete or not decisions.undecided or known.ranges[-1].stop >= known.stop:
                 return known, decisions
             following = bisect_left(self._bases, known.ranges[-1].stop) + ahead
@@ -165,17 +168,28 @@ class PartitionView:
 
     def first_offset_at_or_after(self, timestamp_ms: int) -> int | None:
         """The first tiered offset whose record is dated at or after `timestamp_ms`; `None` when
-        there is none.
+        there is none. What is missing below it, and may be dated so, is among the log's holes then.
         """
-        if self._complete:
-            return first_offset_at_or_after(self.log, timestamp_ms, self._side_files)
+        if not self._complete:
+            recent = self._uploaded_since(timestamp_ms)
+            found = self._first_in(recent, timestamp_ms)
+            # A hole shows between the last segment that is surely too old and the one found.
+            last_old = self._bases[max(recent[0] - 1, 0)] if recent else self.log.stop
+            self.covering(
+                max(last_old, self.log.log_start), self.log.stop if found is None else found
+            )
+            if not self._complete:
+                return found
+        return first_offset_at_or_after(self.log, timestamp_ms, self._side_files)
+
+    def _first_in(self, recent: Sequence[int], timestamp_ms: int) -> int | None:
+        """The first offset dated so in some segments; looks at all where one is not plain."""
         at, size = 0, 2
-        recent = self._uploaded_since(timestamp_ms)
         while at < len(recent):
             spans = self._usable(recent[at : at + size])
             if spans is None:
                 self._read_all()
-                return first_offset_at_or_after(self.log, timestamp_ms, self._side_files)
+                return None
             served = sorted(
                 (
                     SegmentRange(span.segment, max(span.start, self.log.log_start), span.stop)
@@ -206,8 +220,11 @@ class PartitionView:
             newest = newest_segment([*segments, *checkpoints])
             lineage = self._side_files.leader_epochs(newest).entries
             known = last_epoch(newest)
-        unknown = (one for one in self._damaged if last_epoch(one) > known)
-        self.unknown_lineage = next(unknown, None)
+        for one in self._damaged:
+            above = bool(lineage and self._bases and one.stop_offset > self._bases[0])
+            if last_epoch(one) > known or (above and not one.leader_epochs):
+                self.unknown_lineage = one
+                break
         self.log = partition_log(segments, lineage, self._damaged)
 
     def _frame(self) -> bool:
@@ -240,7 +257,7 @@ class PartitionView:
         )
         log_start = min(max(self._bases[0], checkpoint_start), stop)
         self.log = PartitionLog(self._lineage, log_start, stop, (), (), ())
-        return begins and all(self._is_plain(segment) for segment in segments)
+        return begins and all(map(self._is_plain, (*segments, *self._damaged)))
 
     def _usable(self, numbers: Iterable[int]) -> list[SegmentRange] | None:
         """What these segments may serve; `None` when one of them is not as expected."""

@@ -3,11 +3,13 @@
 Segments stand once in a table, and everything else names them by number. There is no secret in it:
 a data key is wrapped, and nothing that opens the store or the key ring is part of a plan. Reads of
 a replayed plan ask for the versions it names, so a changed object is an error.
+
+Whoever can write a plan file is not trusted: `plan_from_json` gives a plan whose parts fit each
+other (`plan_fits`), or an error.
 """
 
 from __future__ import annotations
 
-import base64
 import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
@@ -16,29 +18,24 @@ import numpy as np
 
 from kts_source.errors import InvalidOptionError
 from kts_source.layout.layout import Orphan
-from kts_source.layout.remote_segment import (
-    Envelope,
-    IndexType,
-    ObjectRef,
-    RemoteSegment,
-    SegmentObjects,
-    StoredIndex,
-)
+from kts_source.layout.remote_segment import IndexType, ObjectRef, RemoteSegment
+from kts_source.layout.segment_facts import segment_facts, segment_from_facts
 from kts_source.planning.lineage import Hole, PartitionLog, SegmentRange, SkippedSegment
+from kts_source.planning.plan_fits import check_fits
 from kts_source.planning.scan_plan import PartitionPlan, ScanPlan
 from kts_source.read.task import ScanTask, SegmentSlice
 from segment_format.errors import SegmentFormatError
 from segment_format.index.leader_epoch_checkpoint import EpochEntry
 from segment_format.isolation import AbortedIntervals, OpenTransaction
-from segment_format.manifest.chunk_index import FixedChunkIndex, VariableChunkIndex
-from segment_format.manifest.encryption import WrappedDataKey
+from segment_format.manifest.chunk_index import VariableChunkIndex
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from segment_format.manifest.chunk_index import ChunkIndex
+    from numpy.typing import NDArray
 
-VERSION: Final = 1
+VERSION: Final = 2
+_READ: Final = (1, VERSION)
 
 
 def plan_to_json(plan: ScanPlan) -> str:
@@ -57,6 +54,7 @@ def plan_to_json(plan: ScanPlan) -> str:
     ids = {segment.segment_id: n for n, segment in enumerate(segments)}
     document = {
         "version": VERSION,
+        "madeWith": dict(plan.made_with),
         "columns": plan.columns,
         "where": plan.where,
         "notes": plan.notes,
@@ -68,19 +66,23 @@ def plan_to_json(plan: ScanPlan) -> str:
 
 
 def plan_from_json(text: str) -> ScanPlan:
-    """The plan that `plan_to_json` wrote.
+    """The plan that `plan_to_json` wrote, now or in an earlier version.
 
     Raises:
-        InvalidOptionError: Not such a document, or of another version.
+        InvalidOptionError: Not such a document, of another version, or its parts do not fit each
+            other.
     """
     try:
         document: dict[str, Any] = json.loads(text)
-        if document["version"] != VERSION:
+        version = document["version"]
+        if isinstance(version, bool) or version not in _READ:
             raise InvalidOptionError(
-                f"plan of version {document['version']!r}; this is read: {VERSION}"
+                f"a plan of version {str(version)[:40]!r}, and versions"
+                f" {' and '.join(map(str, _READ))} are read here: make the plan anew"
             )
-        segments = [_segment_from(entry) for entry in document["segments"]]
-        return ScanPlan(
+        entries = document["segments"]
+        segments = [_segment_from(_from_version_1(e) if version == 1 else e) for e in entries]
+        plan = ScanPlan(
             tuple(_partition_from(entry, segments) for entry in document["partitions"]),
             tuple(
                 ScanTask(tuple(_slice_from(part, segments) for part in task))
@@ -89,18 +91,24 @@ def plan_from_json(text: str) -> ScanPlan:
             tuple(document["columns"]),
             document.get("where"),
             tuple(str(note) for note in document.get("notes", ())),
+            dict(document["madeWith"]) if version > 1 else {},
         )
+        check_fits(plan, segments)
+    except InvalidOptionError:
+        raise
     except (
         KeyError,
         TypeError,
         ValueError,
         IndexError,
         AttributeError,
+        OverflowError,
+        RecursionError,
         SegmentFormatError,
     ) as error:
-        if isinstance(error, InvalidOptionError):
-            raise
-        raise InvalidOptionError(f"not a plan: {type(error).__name__}: {error}") from error
+        problem = f"{type(error).__name__}: {error}"[:200]
+        raise InvalidOptionError(f"not a plan ({problem}): make it anew") from None
+    return plan
 
 
 def _partition_to(part: PartitionPlan, number: Any) -> dict[str, Any]:  # noqa: ANN401
@@ -180,7 +188,7 @@ def _slice_to(part: SegmentSlice, ids: dict[str, int]) -> dict[str, Any]:
 def _slice_from(entry: dict[str, Any], segments: Sequence[RemoteSegment]) -> SegmentSlice:
     segment = segments[entry["segment"]]
     kept = {IndexType.OFFSET: segment.objects.indexes[IndexType.OFFSET]}
-    producers, firsts, lasts = (np.array(column, np.int64) for column in entry["aborted"])
+    producers, firsts, lasts = map(_int64, entry["aborted"])
     cut_start, cut_stop = entry["cuts"]
     start, stop = entry["offsets"]
     return SegmentSlice(
@@ -199,84 +207,73 @@ def _slice_from(entry: dict[str, Any], segments: Sequence[RemoteSegment]) -> Seg
     )
 
 
+def _int64(column: list[int]) -> NDArray[np.int64]:
+    numbers = np.array(column)
+    if len(column) and numbers.dtype != np.int64:
+        raise TypeError("not whole numbers where they belong")
+    return numbers.astype(np.int64)
+
+
 def _segment_to(segment: RemoteSegment) -> dict[str, Any]:
     objects = segment.objects
-    envelope = objects.encryption
+    refs = dict.fromkeys([objects.log, *(index.source for index in objects.indexes.values())])
+    names = {ref: str(number) for number, ref in enumerate(refs)}
+    facts = segment_facts(segment, names.get)
+    if facts is None:
+        raise InvalidOptionError(
+            f"a plan with {type(objects.chunk_index).__name__} cannot be written as JSON",
+            topic=segment.topic,
+            partition=segment.partition,
+        )
     return {
         "topic": segment.topic,
         "topicId": segment.topic_id,
         "partition": segment.partition,
         "id": segment.segment_id,
-        "startOffset": segment.start_offset,
-        "endOffset": segment.end_offset,
-        "endIsExact": segment.end_is_exact,
-        "maxTimestampMs": segment.max_timestamp_ms,
-        "eventTimestampMs": segment.event_timestamp_ms,
-        "leaderEpochs": _epochs_to(segment.leader_epochs),
-        "log": _ref_to(objects.log),
-        "chunkIndex": _chunks_to(objects.chunk_index),
-        "compression": objects.compression,
-        "encryption": None
-        if envelope is None
-        else {
-            "dataKey": envelope.wrapped_key.to_text(),
-            "aad": base64.b64encode(envelope.aad).decode(),
+        "objects": {
+            name: [ref.key, ref.size, ref.version, ref.storage_class] for ref, name in names.items()
         },
-        "indexes": {
-            kind.value: [_ref_to(index.source), index.start, index.stop]
-            for kind, index in objects.indexes.items()
-        },
+        "facts": facts,
     }
 
 
 def _segment_from(entry: dict[str, Any]) -> RemoteSegment:
-    envelope = entry["encryption"]
-    objects = SegmentObjects(
-        log=ObjectRef(*entry["log"]),
-        chunk_index=_chunks_from(entry["chunkIndex"]),
-        compression=entry["compression"],
-        encryption=None
-        if envelope is None
-        else Envelope(
-            WrappedDataKey.from_text(envelope["dataKey"]), base64.b64decode(envelope["aad"])
-        ),
-        indexes={
-            IndexType(kind): StoredIndex(ObjectRef(*source), start, stop)
-            for kind, (source, start, stop) in entry["indexes"].items()
-        },
-    )
-    return RemoteSegment(
-        topic=entry["topic"],
-        topic_id=entry["topicId"],
-        partition=entry["partition"],
-        segment_id=entry["id"],
-        start_offset=entry["startOffset"],
-        end_offset=entry["endOffset"],
-        max_timestamp_ms=entry["maxTimestampMs"],
-        event_timestamp_ms=entry["eventTimestampMs"],
-        leader_epochs=_epochs_from(entry["leaderEpochs"]),
-        objects=objects,
-        end_is_exact=entry["endIsExact"],
-    )
+    refs = {name: ObjectRef(*ref) for name, ref in entry["objects"].items()}
+    place = (entry["topic"], entry["topicId"], entry["partition"], entry["id"])
+    return segment_from_facts(place, entry["facts"], refs.__getitem__)
 
 
-def _ref_to(ref: ObjectRef) -> list[Any]:
-    return [ref.key, ref.size, ref.version, ref.storage_class]
+def _from_version_1(entry: dict[str, Any]) -> dict[str, Any]:
+    """A segment as the first version wrote it, as this one does."""
+    names: dict[tuple[Any, ...], str] = {}
 
+    def name(ref: list[Any]) -> str:
+        return names.setdefault(tuple(ref), str(len(names)))
 
-def _chunks_to(index: ChunkIndex) -> dict[str, Any]:
-    sizes = {"chunk": index.original_chunk_size, "file": index.original_file_size}
-    if isinstance(index, FixedChunkIndex):
-        stored = [index.transformed_chunk_size, index.final_transformed_chunk_size]
-        return {**sizes, "fixed": stored}
-    assert isinstance(index, VariableChunkIndex)
-    return {**sizes, "variable": index.transformed_chunks}
-
-
-def _chunks_from(entry: dict[str, Any]) -> ChunkIndex:
-    if "fixed" in entry:
-        return FixedChunkIndex(entry["chunk"], entry["file"], *entry["fixed"])
-    return VariableChunkIndex.from_text(entry["chunk"], entry["file"], entry["variable"])
+    chunks, envelope = entry["chunkIndex"], entry["encryption"]
+    chunk, file = chunks["chunk"], chunks["file"]
+    stored = chunks.get("fixed")
+    if stored is None:
+        index = VariableChunkIndex.from_text(chunk, file, chunks["variable"])
+        stored = [index.transformed_chunks, index.transformed_size]
+    facts = [
+        entry["startOffset"],
+        entry["endOffset"],
+        entry["maxTimestampMs"],
+        entry["eventTimestampMs"],
+        entry["endIsExact"],
+        entry["leaderEpochs"],
+        name(entry["log"]),
+        entry["compression"],
+        [chunk, file, *stored],
+        envelope and [envelope["dataKey"], envelope["aad"]],
+        [[kind, name(ref), low, high] for kind, (ref, low, high) in entry["indexes"].items()],
+    ]
+    return {
+        **entry,
+        "objects": {number: list(ref) for ref, number in names.items()},
+        "facts": facts,
+    }
 
 
 def _epochs_to(entries: Iterable[EpochEntry]) -> list[list[int]]:

@@ -11,17 +11,17 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kts_source.errors import InvalidOptionError, TieredKafkaError
+from kts_source.errors import TieredKafkaError
 from kts_source.layout.find_layout import find_layout
 from kts_source.options import parse_options
 from kts_source.planning.bounds import (
     Place,
     check_decided,
     check_lineage_known,
+    check_named,
     check_no_holes,
     check_order,
     check_outcomes,
-    named_partitions,
     resolve_start,
     resolve_stop,
 )
@@ -30,19 +30,20 @@ from kts_source.planning.gc_pause import paused_collector
 from kts_source.planning.isolation import Decisions
 from kts_source.planning.isolation_report import report_left_out
 from kts_source.planning.partial_log import PartitionView, needs_a_part
-from kts_source.planning.plan_checks import check_plan, replayed
+from kts_source.planning.plan_checks import check_plan
 from kts_source.planning.planning_threads import planning_pools
 from kts_source.planning.pruning import fingerprint
+from kts_source.planning.replay import made_with, replayed
 from kts_source.planning.scan_plan import PartitionPlan, ScanPlan
 from kts_source.planning.segment_catalog import Describer
 from kts_source.planning.side_files import SideFiles
-from kts_source.planning.slicing import cut, pack, spans, target_bytes
+from kts_source.planning.slicing import bounded, cut, pack, spans, target_bytes
 from kts_source.read.segment_source import SegmentSource
 from kts_source.tier import Tier, open_tier
 from segment_format.isolation import NO_ABORTED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from concurrent.futures import Executor
 
     from kts_source.options import ScanOptions
@@ -93,9 +94,7 @@ def plan_scan(options: ScanOptions, tier: Tier | None = None) -> ScanPlan:
     opened = tier or open_tier(options)
     try:
         with paused_collector():
-            plan = (
-                replayed(options, opened.store) if options.plan_file else _planned(options, opened)
-            )
+            plan = replayed(options, opened) if options.plan_file else _planned(options, opened)
             check_plan(plan, options, opened.store)
     finally:
         if tier is None:
@@ -109,7 +108,8 @@ def _planned(options: ScanOptions, tier: Tier) -> ScanPlan:
     with planning_pools("kts-plan", "kts-describe") as (pool, describing):
         describer = Describer(tier, layout, describing, fail_on_data_loss=options.fail_on_data_loss)
         topics = discover(options, tier.store, layout, pool, describer)
-        _check_named(options, topics)
+        held = {(part.topic, part.partition) for topic in topics for part in topic.partitions}
+        check_named(options, held, {topic.topic for topic in topics})
         describer.expect(sum(len(topic.partitions) for topic in topics))
 
         def side_files(part: DiscoveredPartition) -> SideFiles:
@@ -120,35 +120,15 @@ def _planned(options: ScanOptions, tier: Tier) -> ScanPlan:
     report_left_out([one.plan for one in planned], [one.aborted for one in planned])
     wanted = [span for one in planned for span in one.spans]
     target = target_bytes(wanted, options)
-    slices = (part for span in wanted for part in cut(span, target))
+    slices = bounded(part for span in wanted for part in cut(span, target))
     return ScanPlan(
         tuple(one.plan for one in planned),
         tuple(pack(slices, target, options)),
         options.columns,
         fingerprint(options.where),
         tuple(note for topic in topics for note in topic.notes),
+        made_with(options, {topic.topic: topic.asked_partitions for topic in topics}),
     )
-
-
-def _check_named(options: ScanOptions, topics: Sequence[DiscoveredTopic]) -> None:
-    """As in Spark, a bound in JSON must name exactly the partitions that are read."""
-    held = {(part.topic, part.partition) for topic in topics for part in topic.partitions}
-    known = held | {(topic.topic, number) for topic in topics for number in topic.empty_partitions}
-    for option, bound in (("starting", options.starting), ("ending", options.ending)):
-        named = named_partitions(bound)
-        if named is None:
-            continue
-        pairs = {(topic, number) for topic, numbers in named.items() for number in numbers}
-        missing = held - pairs
-        extra = {pair for pair in pairs - known if pair[0] not in {topic.topic for topic in topics}}
-        for problem, what in ((missing, "does not name"), (extra, "names")):
-            if problem:
-                names = ", ".join(f"{topic}-{number}" for topic, number in sorted(problem))
-                raise InvalidOptionError(
-                    f"the {option} offsets must name the partitions that are read (−2 earliest,"
-                    f" −1 latest): the"
-                    f" option {what} {names}"
-                )
 
 
 def _plan_partitions(
@@ -173,32 +153,42 @@ def _plan_partitions(
 def _plan_partition(
     options: ScanOptions, part: DiscoveredPartition, side_files: SideFiles
 ) -> _Planned | None:
-    place = Place(part.topic, part.partition, part.orphans)
     view = PartitionView(
         part.listed,
         side_files,
         in_part=needs_a_part(options, part.topic, part.partition),
         max_ahead_ms=options.max_timestamp_ahead_ms,
     )
-    if view.is_empty:
-        return None
-    surviving = view.log
+    while not view.is_empty:
+        in_part = not view.is_complete
+        planned = _plan_view(options, part, side_files, view)
+        # What a part of the log said of its start and end may be wrong where it did not do.
+        if not (in_part and view.is_complete):
+            return planned
+    return None
+
+
+def _plan_view(
+    options: ScanOptions, part: DiscoveredPartition, side_files: SideFiles, view: PartitionView
+) -> _Planned:
+    place = Place(part.topic, part.partition, part.orphans)
     loss = options.fail_on_data_loss
     if view.unknown_lineage is not None:
         check_lineage_known(place, view.unknown_lineage, fail_on_data_loss=loss)
 
-    def lookup(_log: PartitionLog, timestamp_ms: int) -> int | None:
-        return view.first_offset_at_or_after(timestamp_ms)
+    def lookup(timestamp_ms: int) -> tuple[PartitionLog, int | None]:
+        found = view.first_offset_at_or_after(timestamp_ms)
+        return view.log, found
 
     start = resolve_start(
         options.starting,
         place,
-        surviving,
+        view.log,
         lookup=lookup,
         unmatched_is_latest=options.timestamp_strategy == "latest",
         fail_on_data_loss=loss,
     )
-    stop = resolve_stop(options.ending, place, surviving, lookup=lookup, fail_on_data_loss=loss)
+    stop = resolve_stop(options.ending, place, view.log, lookup=lookup, fail_on_data_loss=loss)
     check_order(place, start, stop)
     side_files.bounds = start, stop
     surviving = view.covering(start, stop)
@@ -206,7 +196,7 @@ def _plan_partition(
     surviving, decisions = _decisions(options, view, start, stop)
     for skipped in surviving.skipped:
         log.info("%s: segment %s not read: %s", place, skipped.segment.segment_id, skipped.reason)
-    check_outcomes(place, surviving, decisions.lost, fail_on_data_loss=loss)
+    check_outcomes(place, surviving, decisions, fail_on_data_loss=loss)
     plan = PartitionPlan(
         part.topic,
         part.topic_id,
@@ -219,7 +209,8 @@ def _plan_partition(
         decisions.undecided,
     )
     check_decided(options.ending, place, stop, plan.stop, plan.end_reason, fail_on_data_loss=loss)
-    return _Planned(plan, list(spans(plan, decisions, options, side_files)), len(decisions.aborted))
+    slices = list(bounded(spans(plan, decisions, options, side_files)))
+    return _Planned(plan, slices, len(decisions.aborted))
 
 
 def _decisions(

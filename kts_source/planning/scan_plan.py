@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,6 +58,8 @@ class ScanPlan:
             `None` = they hold every row.
         notes: Which incarnation of a topic is read, where there are several, and which partitions
             have no segments in it, in words.
+        made_with: Options that the plan follows from, by name; empty where a plan file of the first
+            version does not tell.
     """
 
     partitions: tuple[PartitionPlan, ...]
@@ -65,6 +67,7 @@ class ScanPlan:
     columns: tuple[str, ...]
     where: str | None = None
     notes: tuple[str, ...] = ()
+    made_with: Mapping[str, Any] = field(default_factory=dict)
 
     def explain(self, prices: Mapping[str, Price] | None = None) -> str:
         """What is read, what is left out and why, and what it will cost, in words.

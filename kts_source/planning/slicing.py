@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from kts_source.errors import PlanTooLargeError
 from kts_source.layout.remote_segment import IndexType, SegmentObjects
 from kts_source.planning.pruning import Pruner
 from kts_source.read.task import ScanTask, SegmentSlice
@@ -28,13 +29,18 @@ if TYPE_CHECKING:
     from segment_format.index.offset_index import OffsetIndex
 
 _INDEX_ENTRY_BYTES = 8
+MAX_SLICES: Final = 1 << 22
+"""Of one plan: 512 TiB in tasks of the usual size."""
 
 
 def spans(
     plan: PartitionPlan, decisions: Decisions, options: ScanOptions, side_files: SideFiles
 ) -> Iterator[SegmentSlice]:
     """The wanted offsets of each segment, as one slice, or several where a task may hold only so
-    many offsets.
+    many records.
+
+    Raises:
+        PlanTooLargeError: More slices than a plan may have.
     """
     pruner = Pruner(options.where, plan.topic, plan.partition, side_files)
     for span in plan.surviving.ranges:
@@ -46,11 +52,79 @@ def spans(
         if start >= stop:
             continue
         is_cut = start > segment.start_offset or stop < segment.stop_offset
-        step = options.max_records_per_partition or stop - start
-        index = side_files.offset_index(segment) if is_cut or step < stop - start else None
-        for low in range(start, stop, step):
-            high = min(low + step, stop)
+        limit = options.max_records_per_partition or stop - start
+        index = side_files.offset_index(segment) if is_cut or limit < stop - start else None
+        for low, high in pairwise(_offset_cuts(segment, start, stop, index, limit)):
             yield _slice(segment, low, high, index, decisions, plan.surviving.lineage)
+
+
+def _offset_cuts(
+    segment: RemoteSegment, start: int, stop: int, index: OffsetIndex | None, limit: int
+) -> Sequence[int]:
+    """Offsets that cut [start, stop), its ends among them, with about `limit` records between two
+    of them at most.
+
+    A record takes a byte at least, also in a compressed batch: it has an offset of its own. So
+    where two entries of the offset index are further apart in offsets than in bytes, compaction has
+    left few records between them, nobody knows where, and there is no cut. Elsewhere offsets count
+    as records.
+    """
+    if limit >= stop - start:
+        return start, stop
+    borders, sizes = _stretches(segment, start, stop, index)
+    cuts, room = [start], limit
+    for (low, high), size in zip(pairwise(borders), sizes, strict=True):
+        if high - low > size:
+            if size > room and low > start:
+                cuts.append(low)
+                room = limit
+            room = max(room - size, 0)
+        else:
+            first = low + room
+            if len(cuts) + (high - first) // limit > MAX_SLICES:
+                raise too_many_slices()
+            inside = range(first, high, limit)
+            cuts += inside
+            room = limit - (high - inside[-1]) if inside else room - (high - low)
+    return [*cuts, stop]
+
+
+def _stretches(
+    segment: RemoteSegment, start: int, stop: int, index: OffsetIndex | None
+) -> tuple[list[int], list[int]]:
+    """Offsets from `start` to `stop` that entries of the index end with, and how many bytes hold
+    what lies between two of them, at most.
+    """
+    size = segment.objects.size_in_bytes
+    if index is None:
+        return [start, stop], [size]
+    inside = (index.offsets >= start) & (index.offsets < stop - 1)
+    borders = [start, *(index.offsets[inside] + 1).tolist(), stop]
+    # What ends with an entry begins behind the entry before, and ends where the next one begins.
+    behind = index.positions[index.offsets >= stop - 1][:2].tolist()
+    positions = [index.lookup(start).position, *index.positions[inside].tolist(), *behind]
+    positions += [size] * (len(borders) + 1 - len(positions))
+    return borders, [high - low for low, high in zip(positions, positions[2:], strict=False)]
+
+
+def bounded(slices: Iterable[SegmentSlice]) -> Iterator[SegmentSlice]:
+    """The same, up to as many as a plan may have.
+
+    Raises:
+        PlanTooLargeError: There are more.
+    """
+    for number, part in enumerate(slices):
+        if number == MAX_SLICES:
+            raise too_many_slices()
+        yield part
+
+
+def too_many_slices() -> PlanTooLargeError:
+    """What to say of a plan with more slices than memory holds."""
+    return PlanTooLargeError(
+        f"the plan would have more than {MAX_SLICES:,} slices; raise targetPartitionBytes or"
+        " maxRecordsPerPartition, lower minPartitions, or read fewer topics or offsets at a time"
+    )
 
 
 def _slice(
@@ -146,19 +220,19 @@ def target_bytes(spans: Sequence[SegmentSlice], options: ScanOptions) -> int:
 
 def pack(slices: Iterable[SegmentSlice], target: int, options: ScanOptions) -> Iterator[ScanTask]:
     """Neighbouring slices share a task up to the target size and the limits on segments and
-    offsets.
+    records.
     """
-    max_offsets = options.max_records_per_partition
+    limit = options.max_records_per_partition
     group: list[SegmentSlice] = []
-    work = offsets = 0
+    work = records = 0
     for part in slices:
-        span = part.stop_offset - part.start_offset
+        most = min(part.stop_offset - part.start_offset, part.nominal_bytes)  # see `_offset_cuts`
         full = work + part.work > target or len(group) >= options.max_segments_per_task
-        if group and (full or (max_offsets is not None and offsets + span > max_offsets)):
+        if group and (full or (limit is not None and records + most > limit)):
             yield ScanTask(tuple(group))
-            group, work, offsets = [], 0, 0
+            group, work, records = [], 0, 0
         group.append(part)
         work += part.work
-        offsets += span
+        records += most
     if group:
         yield ScanTask(tuple(group))

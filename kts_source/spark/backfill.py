@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
 from kts_source.export.executor import LocalExecutor
 from kts_source.export.files import TaskReport
 from kts_source.export.progress import NO_PROGRESS, default_progress
 from kts_source.export.run import export
-from kts_source.export.settings import (
-    DEFAULT_COMMIT_BYTES,
-    DEFAULT_DELETE_RETENTION_MS,
-    DEFAULT_ROW_GROUP_ROWS,
-    DEFAULT_TARGET_FILE_BYTES,
-    KEEP,
-    PARQUET,
-    export_settings,
-)
+from kts_source.export.settings import ExportArguments, export_settings
 from kts_source.spark.counting import counted_tasks
 
 if TYPE_CHECKING:
@@ -28,7 +20,6 @@ if TYPE_CHECKING:
     from kts_source.export.job import ExportJob, RunnableTask
     from kts_source.export.progress import Progress
     from kts_source.export.report import BackfillReport
-    from kts_source.export.settings import Transform
 
 
 def backfill(
@@ -36,23 +27,8 @@ def backfill(
     *,
     source: Mapping[str, str],
     target: str,
-    table_format: str = PARQUET,
-    partition_by: Sequence[str] = (),
-    transform: Transform | None = None,
-    sort_within_files: Sequence[str] = (),
-    target_file_bytes: int = DEFAULT_TARGET_FILE_BYTES,
-    row_group_rows: int = DEFAULT_ROW_GROUP_ROWS,
-    compression: str = "zstd",
-    resume: bool = True,
-    export_id: str = "kts",
-    commit_bytes: int = DEFAULT_COMMIT_BYTES,
-    target_options: Mapping[str, str] | None = None,
-    catalog: Mapping[str, Any] | None = None,
-    dead_letters: str | None = None,
-    compact: bool = False,
-    tombstones: str = KEEP,
-    delete_retention_ms: int = DEFAULT_DELETE_RETENTION_MS,
     progress: bool = True,
+    **arguments: Unpack[ExportArguments],
 ) -> BackfillReport:
     """Writes what `target` lacks of a source into it: the first run all, later runs what is new.
 
@@ -63,18 +39,20 @@ def backfill(
         spark: Runs the tasks; `None` runs them in processes of this machine.
         source: Options as for `spark.read.format("tiered-kafka")`.
         target: A folder, `s3://bucket/prefix`, or an Iceberg table's name (`namespace.table`).
-        table_format: `parquet`, `delta` or `iceberg`.
+        progress: Whether to show how it goes, on stderr.
+        table_format: `parquet` (default), `delta` or `iceberg`.
         partition_by: Columns, or `date(column)`; for example `["topic", "date(timestamp)"]`.
         transform: A picklable function from record batch to record batch (or `None`), applied in
             the tasks to at most a few thousand rows at a time. It must be deterministic. Ready ones
             are in `kts_source.export.transforms.row_transform` and `.wire_format`.
         sort_within_files: Columns every file is sorted by.
-        target_file_bytes: A file is closed once it has as many bytes.
-        row_group_rows: Rows of a row group, at most.
-        compression: `zstd`, `snappy`, `lz4`, `gzip` or `none`.
-        resume: Continue behind what the target holds; False makes any overlap an error.
-        export_id: Tells exports into the same target apart.
-        commit_bytes: Original bytes per commit, at least; bounds what a killed run repeats.
+        target_file_bytes: A file is closed once it has as many bytes; default 256 MiB.
+        row_group_rows: Rows of a row group, at most; default 1,048,576.
+        compression: `zstd` (default), `snappy`, `lz4`, `gzip` or `none`.
+        resume: Continue behind what the target holds (default); False makes any overlap an error.
+        export_id: Tells exports into the same target apart; default `kts`.
+        commit_bytes: Original bytes per commit, at least; bounds what a killed run repeats; default
+            64 GiB.
         target_options: `s3.*` options of the target; default: those of the source.
         catalog: Properties for PyIceberg's `load_catalog`; only for Iceberg.
         dead_letters: Folder for Parquet files with the rows that a ready transform rejects, and
@@ -84,37 +62,18 @@ def backfill(
             table's own files, all of which they rewrite and replace in the step that moves the
             offsets: the work grows with the table, not with what is new. Plain Parquet cannot do
             that: there it needs a new folder.
-        tombstones: What becomes of latest records whose value is null: `keep`, `remove`, or
-            `remove-old`: only those older than `delete_retention_ms` before the newest record.
-        delete_retention_ms: See `tombstones`.
-        progress: Whether to show how it goes, on stderr.
+        tombstones: What becomes of latest records whose value is null: `keep` (default), `remove`,
+            or `remove-old`: only those older than `delete_retention_ms` before the newest record.
+        delete_retention_ms: See `tombstones`; default one day.
 
     Raises:
         InvalidOptionError: Arguments or options that do not fit.
         ExportError: Gaps, overlaps, other rules than the target was begun with, a commit that
             another export came before. What was committed stays.
         TieredKafkaError: The source cannot be read.
+        TypeError: No such argument.
     """
-    settings = export_settings(
-        target,
-        table_format=table_format,
-        partition_by=partition_by,
-        transform=transform,
-        sort_within_files=sort_within_files,
-        target_file_bytes=target_file_bytes,
-        row_group_rows=row_group_rows,
-        compression=compression,
-        resume=resume,
-        export_id=export_id,
-        commit_bytes=commit_bytes,
-        target_options=target_options,
-        catalog=catalog,
-        dead_letters=dead_letters,
-        compact=compact,
-        tombstones=tombstones,
-        delete_retention_ms=delete_retention_ms,
-        source=source,
-    )
+    settings = export_settings(target, source=source, **arguments)
     shown = default_progress() if progress else NO_PROGRESS
     executor = LocalExecutor() if spark is None else SparkExecutor(spark, shown)
     return export(source, settings, executor, progress=shown)

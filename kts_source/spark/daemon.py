@@ -21,6 +21,8 @@ import importlib
 import sys
 from typing import Final
 
+from segment_format.tuning import is_on
+
 MODULES: Final = (
     "pandas",  # pyarrow brings it in with the first value that `where` compares
     "pyspark.sql.pandas.types",
@@ -44,14 +46,15 @@ def preload() -> None:
     from segment_format.kernels.decoder import load_kernel
 
     load_kernel()
-    # Children share these objects as long as their collector leaves them alone.
-    gc.collect()
-    gc.freeze()
+    if is_on():
+        # Children share these objects as long as their collector leaves them alone.
+        gc.collect()
+        gc.freeze()
 
 
 if __name__ == "__main__":
     from pyspark.daemon import manager
 
-    if sys.argv[1:2] in ([], ["pyspark.worker"]):
+    if is_on() and sys.argv[1:2] in ([], ["pyspark.worker"]):
         preload()
     manager()

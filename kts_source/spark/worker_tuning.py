@@ -1,7 +1,9 @@
 """What Spark repeats between tasks in a worker that it uses again, kept short.
 
 After a task it collects garbage, before the next it may let importers look at their archives again:
-work that grows with the modules a worker has loaded and is the same every time.
+work that grows with the modules a worker has loaded and is the same every time. All of it leans on
+what Spark's workers do today: it is left alone in processes that are no workers of Spark 4's
+daemon, and with `KTS_TUNING=off` (`docs/tuning.md`).
 """
 
 from __future__ import annotations
@@ -13,10 +15,13 @@ import sys
 import zipimport
 from typing import TYPE_CHECKING, Final
 
+from segment_format.tuning import is_on
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _PACKAGE_IN_HOME: Final = os.path.join(os.sep, "python", "lib", "pyspark.zip")  # noqa: PTH118  # text
+_DAEMONS: Final = ("pyspark.daemon", "kts_source.spark.daemon")
 
 _modules_frozen = 0
 
@@ -26,7 +31,7 @@ def garbage_left_alone() -> Iterator[None]:
     """No collection before a worker's first rows, nor one of all that was imported for them right
     then: it is many objects and no garbage, and looking through it took a fifth of the time.
     """
-    if _modules_frozen or not gc.isenabled():
+    if _modules_frozen or not gc.isenabled() or not _collects_between_tasks():
         yield
         return
     gc.disable()
@@ -39,8 +44,20 @@ def garbage_left_alone() -> Iterator[None]:
 
 def end_task() -> None:
     """To be called when a task has done its work: the first one imports most modules late."""
-    _keep_garbage_collector_short()
+    if _collects_between_tasks():
+        _keep_garbage_collector_short()
     forget_finders_of_sparks_archives()
+
+
+def _collects_between_tasks() -> bool:
+    """Whether this process was forked by the daemon of a Spark whose workers collect garbage after
+    every task: other processes' collectors are not ours to direct.
+    """
+    import pyspark
+
+    main = getattr(sys.modules.get("__main__"), "__spec__", None)
+    forked = getattr(main, "name", None) in _DAEMONS
+    return forked and pyspark.__version__.startswith("4.") and is_on()
 
 
 def _keep_garbage_collector_short() -> None:
@@ -57,15 +74,17 @@ def _keep_garbage_collector_short() -> None:
 
 
 def forget_finders_of_sparks_archives() -> None:
-    """Spark 4.0 invalidates import caches before every task. On Python 3.11 the finders of its own
+    """Spark 4.0 invalidates import caches before every task. Up to Python 3.12 the finders of its
     archives on the path (`pyspark.zip` has one for each package; a jar is among them) then read
     their directories anew, which takes longer than many a task. Nobody needs them before the next
     import from there, which makes new ones from the directory that `zipimport` keeps.
 
-    To be called in workers that plan as well.
+    To be called in workers that plan as well. Other versions of Spark and Python do not read them.
     """
     import pyspark
 
+    if not is_on() or not _reads_archives_anew(pyspark.__version__, sys.version_info[:2]):
+        return
     archive = getattr(pyspark.__loader__, "archive", None)
     if archive is None:
         return
@@ -73,3 +92,7 @@ def forget_finders_of_sparks_archives() -> None:
     for path, finder in list(sys.path_importer_cache.items()):
         if isinstance(finder, zipimport.zipimporter) and finder.archive.startswith(home):
             del sys.path_importer_cache[path]
+
+
+def _reads_archives_anew(spark: str, python: tuple[int, ...]) -> bool:
+    return spark.startswith("4.0.") and python < (3, 13)

@@ -1,16 +1,23 @@
 """The S3 client of a process: s3fs over a session of its own, which is made soon.
 
-A worker that Spark forked for one short query waits for it before its first byte.
+A worker that Spark forked for one short query waits for it before its first byte. The session leans
+on the inside of s3fs and botocore: where they are not what it takes them for, or with
+`KTS_TUNING=off` (`docs/tuning.md`), s3fs makes its own.
 """
 
 from __future__ import annotations
 
 import functools
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from segment_format.tuning import is_on
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+log = logging.getLogger(__name__)
 
 
 def connect(arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401  # s3fs ships no types
@@ -23,8 +30,12 @@ def connect(arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401  # s3fs ships 
 
     filesystem = s3fs.S3FileSystem(**arguments, skip_instance_cache=True)
     filesystem.retries = 1
-    if filesystem.session is None:
-        filesystem.session = _session(filesystem.kwargs)
+    if is_on():
+        try:
+            if filesystem.session is None:
+                filesystem.session = _session(filesystem.kwargs)
+        except Exception as error:  # noqa: BLE001  # it only saves time; the text may hold arguments
+            log.info("the session of s3fs itself is used: %s", type(error).__name__)
     return filesystem
 
 
@@ -46,6 +57,8 @@ def _loader(data_path: str | None) -> Any:  # noqa: ANN401
     import botocore.loaders
 
     loader = botocore.loaders.create_loader(data_path)
+    if "s3" not in _services(loader.search_paths, "service-2"):
+        raise LookupError("botocore keeps its descriptions otherwise")
     loader.list_available_services = functools.partial(_services, loader.search_paths)
     return loader
 

@@ -50,6 +50,7 @@ STORAGE_OPTIONS_HELP = (
 
 _S3_NAMES = tuple(name for name, _ in S3_OPTIONS)
 
+_MAX_SECONDS = 2_147_483  # what clients can wait for, in ms
 CONNECT_TIMEOUT_SECONDS = 1.0
 READ_TIMEOUT_SECONDS = 5.0
 # What a plan has under way at a time, and above any concurrency a task is allowed; botocore's own
@@ -249,6 +250,8 @@ def _seconds(storage: Mapping[str, str], name: str, default: float) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not 0 < value < math.inf:
-        raise InvalidOptionError(f"{name} must be a positive number of seconds")
+    if not 0 < value <= _MAX_SECONDS:
+        raise InvalidOptionError(
+            f"{name} must be a positive number of seconds, at most {_MAX_SECONDS}"
+        )
     return value

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from segment_format.kernels import contract as c
+from segment_format.kernels.pool_memory import copied
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping
@@ -25,8 +26,8 @@ _CODEC_NAMES: Final = pa.Array.from_buffers(
     5,
     [
         None,
-        pa.py_buffer(np.array([0, 4, 8, 14, 17, 21], np.int32)),
-        pa.py_buffer(b"nonegzipsnappylz4zstd"),
+        copied(np.array([0, 4, 8, 14, 17, 21], np.int32)),
+        copied(np.frombuffer(b"nonegzipsnappylz4zstd", np.uint8)),
     ],
     0,
 )
@@ -46,6 +47,11 @@ class Part(NamedTuple):
     bits: int
     extra: int = 0
 
+    @property
+    def has_leading_zero(self) -> bool:
+        """Whether it holds ends: each entry's, behind where the first begins."""
+        return self.bits == 32 and self.extra == 1
+
     def size(self, rows: int) -> int:
         """Bytes for `rows` rows."""
         return (self.bits * (rows + self.extra) + 7) // 8
@@ -56,27 +62,25 @@ class Filled(NamedTuple):
 
     Attributes:
         slots: The frame.
-        arena: All parts.
-        starts: Slot -> first byte in the arena.
-        arrays: Slot -> array, for what is not in the arena.
+        memory: All parts.
+        starts: Slot -> first byte of its part in the memory.
     """
 
     slots: memoryview
-    arena: pa.Buffer
+    memory: pa.Buffer
     starts: Mapping[int, int]
-    arrays: Mapping[int, NDArray[Any]]
 
     def part(self, part: Part, rows: int) -> pa.Buffer:
         """The buffer of a part."""
-        return self.arena.slice(self.starts[part.slot], part.size(rows))
+        return self.memory.slice(self.starts[part.slot], part.size(rows))
 
     def values(self, part: Part, rows: int, dtype: type[np.generic]) -> NDArray[Any]:
         """A part's values, one per row."""
         return np.frombuffer(self.part(part, rows), dtype)
 
-    def array(self, slot: int, count: int) -> pa.Buffer:
-        """The first `count` elements of an array."""
-        return pa.py_buffer(self.arrays[slot][:count])
+    def first(self, slot: int, size: int) -> pa.Buffer:
+        """The first `size` bytes of the part of a slot."""
+        return self.memory.slice(self.starts[slot], size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +120,7 @@ def _binary(
         if null_count == rows:
             return pa.nulls(rows, _BINARY)
         validity = filled.part(valid, rows) if null_count else None
-        buffers = [validity, filled.part(ends, rows), filled.array(data, filled.slots[size])]
+        buffers = [validity, filled.part(ends, rows), filled.first(data, filled.slots[size])]
         return pa.Array.from_buffers(_BINARY, rows, buffers, null_count)
 
     return Column(_BINARY, wanted, (ends, valid), build)
@@ -130,7 +134,7 @@ def _optional(kind: pa.DataType, wanted: int, slot: int, dtype: type[np.generic]
         values = filled.values(part, rows, dtype)
         present = values >= 0
         nulls = rows - int(np.count_nonzero(present))
-        validity = pa.py_buffer(np.packbits(present, bitorder="little")) if nulls else None
+        validity = copied(np.packbits(present, bitorder="little")) if nulls else None
         return pa.Array.from_buffers(kind, rows, [validity, filled.part(part, rows)], nulls)
 
     return Column(kind, wanted, (part,), build)
@@ -152,13 +156,13 @@ def _header_pairs(filled: Filled) -> pa.Array:
     count, nulls = slots[c.HEADERS], slots[c.HEADER_VALUE_NULLS]
     key_buffers = [
         None,
-        filled.array(c.HEADER_KEY_ENDS, count + 1),
-        filled.array(c.HEADER_KEY_BYTES, slots[c.HEADER_KEY_SIZE]),
+        filled.first(c.HEADER_KEY_ENDS, 4 * (count + 1)),
+        filled.first(c.HEADER_KEY_BYTES, slots[c.HEADER_KEY_SIZE]),
     ]
     value_buffers = [
-        filled.array(c.HEADER_VALUE_VALID, (count + 7) // 8) if nulls else None,
-        filled.array(c.HEADER_VALUE_ENDS, count + 1),
-        filled.array(c.HEADER_VALUE_BYTES, slots[c.HEADER_VALUE_SIZE]),
+        filled.first(c.HEADER_VALUE_VALID, (count + 7) // 8) if nulls else None,
+        filled.first(c.HEADER_VALUE_ENDS, 4 * (count + 1)),
+        filled.first(c.HEADER_VALUE_BYTES, slots[c.HEADER_VALUE_SIZE]),
     ]
     keys = pa.Array.from_buffers(_STRING, count, key_buffers, 0)
     values = pa.Array.from_buffers(_BINARY, count, value_buffers, nulls)
@@ -170,7 +174,7 @@ def _is_transactional() -> Column:
 
     def build(filled: Filled, rows: int) -> pa.Array:
         bits = np.packbits(filled.values(part, rows, np.bool_), bitorder="little")
-        return pa.Array.from_buffers(pa.bool_(), rows, [None, pa.py_buffer(bits)], 0)
+        return pa.Array.from_buffers(pa.bool_(), rows, [None, copied(bits)], 0)
 
     return Column(pa.bool_(), c.WANT_TRANSACTIONAL, (part,), build)
 

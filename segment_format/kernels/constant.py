@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from segment_format.kernels.pool_memory import copied
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -42,8 +44,9 @@ def _repeated(value: str | int, rows: int) -> pa.Array:
     than a small read.
     """
     if isinstance(value, int):
-        numbers = pa.py_buffer(np.full(rows, value, np.int32))
+        numbers = copied(np.full(rows, value, np.int32))
         return pa.Array.from_buffers(pa.int32(), rows, [None, numbers])
     data = value.encode()
     ends = np.arange(rows + 1, dtype=np.int32) * np.int32(len(data))
-    return pa.StringArray.from_buffers(rows, pa.py_buffer(ends), pa.py_buffer(data * rows))
+    texts = np.frombuffer(data * rows, np.uint8)
+    return pa.StringArray.from_buffers(rows, copied(ends), copied(texts))

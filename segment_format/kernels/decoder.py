@@ -15,7 +15,7 @@ from segment_format._cursor import byte_view
 from segment_format.errors import CorruptRecordError, SegmentFormatError, TruncatedBatchError
 from segment_format.isolation import NO_ABORTED, AbortedIntervals
 from segment_format.kernels import contract as c
-from segment_format.kernels.buffers import borrow_pool, give_back
+from segment_format.kernels.buffers import ColumnBuffers
 from segment_format.kernels.columns import COLUMNS, column_names
 from segment_format.kernels.constant import constants_at
 from segment_format.kernels.decode_counters import DecodeCounters
@@ -52,8 +52,8 @@ class RecordDecoder:
     """Turns a log's bytes, fed in pieces cut anywhere, into Arrow batches.
 
     Rows gather across windows until a batch is full, so the batches do not depend on the cuts. A
-    window is decoded in place; only an entry that spans windows is copied together. Memory: up to
-    four sets of column buffers, one stored and one decompressed batch, each of at most
+    window is decoded in place; only an entry that spans windows is copied together. Memory: the
+    column buffers of one batch, one stored and one decompressed batch, each of at most
     `max_batch_bytes`, whatever lengths the data states.
 
     The offset range is checked per record, and per batch before anything else; CRCs before control
@@ -157,8 +157,7 @@ class RecordDecoder:
         )
         for slot, table in zip(addresses, self._tables, strict=True):
             frame[slot] = table.ctypes.data
-        self._pool = borrow_pool(names, max_rows=max_rows, max_bytes=max_bytes)
-        self._begin_batch()
+        self._buffers = ColumnBuffers(self._slots, names, max_rows=max_rows, max_bytes=max_bytes)
         self._scratch = _NO_BYTES
         self._tail = bytearray()
         self._origin = position
@@ -241,7 +240,7 @@ class RecordDecoder:
     def _flush(self) -> Iterator[pa.RecordBatch]:
         if self._slots[c.ROWS]:
             yield self._batch()
-            self._begin_batch()
+            self._buffers.begin()
         self._busy = False
 
     def _finish(self) -> Iterator[pa.RecordBatch]:
@@ -256,7 +255,6 @@ class RecordDecoder:
                 if len(self._tail) >= 8
                 else None,
             )
-        give_back(self._pool)
 
     def _decode(self, window: Bytes) -> Iterator[pa.RecordBatch]:
         """Decode whole entries of `window` and make what follows them the tail."""
@@ -283,11 +281,11 @@ class RecordDecoder:
                 payload = self._decompress(view)
             elif status == c.FULL:
                 yield self._batch()
-                self._begin_batch()
+                self._buffers.begin()
             elif status == c.GROW_SCRATCH:
                 self._grow_scratch()
             elif status == c.GROW:
-                self._buffers.grow(frame)
+                self._buffers.grow()
             elif status < 0:
                 raise error_for(status, slots, self._origin)
             else:
@@ -353,19 +351,12 @@ class RecordDecoder:
 
     def _batch(self) -> pa.RecordBatch:
         rows = self._slots[c.ROWS]
-        arrays = self._buffers.arrays(self._slots)
+        arrays = self._buffers.arrays()
         for place, constant in self._constants:
             arrays.insert(place, constant.rows(rows))
         # Without any column, a batch made of arrays would have no rows.
         struct = pa.Array.from_buffers(self._struct, rows, [None], 0, children=arrays)
         return pa.RecordBatch.from_struct_array(struct)
-
-    def _begin_batch(self) -> None:
-        """Take buffers for more rows: only when more are wanted, so that the consumer has let go of
-        the batch before the last one, and two sets are enough.
-        """
-        self._buffers = self._pool.acquire()
-        self._buffers.attach(self._slots)
 
 
 @functools.cache

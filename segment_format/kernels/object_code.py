@@ -5,6 +5,9 @@ milliseconds. Every new worker of Spark pays it before its first row. So the pro
 `decode_window` also leaves its object file beside numba's own, and later ones link that with LLVM
 alone. It is the same machine code: numba's optimised module, without what Python calls it by.
 
+Numba promises nobody how it passes arrays: what it has emitted is compared with what is called
+here before an object file is made of it. Where they differ, numba itself runs the kernel.
+
 File: SHA-256 of the rest (32 bytes), object file in the host's format. LLVM ends the process over a
 broken one, so what does not have its digest is not looked at.
 """
@@ -24,9 +27,10 @@ import llvmlite.binding as llvm
 import numpy as np
 
 from segment_format.kernels.code_folder import code_folder
+from segment_format.tuning import is_on
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -48,7 +52,20 @@ _Entry = ctypes.CFUNCTYPE(
     *(ctypes.c_void_p, ctypes.c_int64),
 )
 
-# Numba passes an array as owner, parent, number of items, item size, address, shape and strides.
+_ARRAY_FIELDS: Final = ("meminfo", "parent", "nitems", "itemsize", "data", "shape", "strides")
+_ARRAY_PASSED_AS: Final = (
+    *(("ptr", "0"), ("ptr", "1"), ("i64", "2"), ("i64", "3"), ("ptr", "4")),
+    *(("i64", "5.0"), ("i64", "6.0")),
+)
+_ARGUMENTS: Final = [
+    *(("ptr", "retptr"), ("ptr", "excinfo")),
+    *(
+        (kind, f"arg.{name}.{field}")
+        for name in ("window", "payload", "frame")
+        for kind, field in _ARRAY_PASSED_AS
+    ),
+]
+"""What numba's function takes: the place of its result, that of an error, and three arrays."""
 _SHIM: Final = """
 define i64 @{symbol}(ptr %w, i64 %wn, ptr %p, i64 %pn, ptr %f, i64 %fn) {{
   %found = alloca i64
@@ -70,9 +87,9 @@ _engines: list[Any] = []  # the code lives as long as they do
 
 def load() -> Kernel | None:
     """`decode_window` from its object file; None where there is none for these sources and this
-    CPU, or numba's compiler is switched off.
+    CPU, or it is switched off, or numba's compiler is.
     """
-    if os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
+    if not is_on() or os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
         return None
     path = _path()
     if path is None:
@@ -137,8 +154,9 @@ def store(dispatcher: Any) -> None:  # noqa: ANN401  # numba ships no types
         (signature,) = dispatcher.signatures
         path = _path()
         fresh = not dispatcher.stats.cache_hits
-        if path is None or path.exists() or not fresh:
+        if not is_on() or path is None or path.exists() or not fresh:
             return
+        _check_conventions(dispatcher.targetctx, signature)
         kernel = dispatcher.overloads[signature].fndesc.llvm_func_name
         code = _emitted(dispatcher.inspect_llvm(signature), kernel, dispatcher.targetctx.codegen())
         _write(path, hashlib.sha256(code).digest() + code)
@@ -153,6 +171,28 @@ def _path() -> Path | None:
     return folder / f"decode_window-{hashlib.sha256(features.encode()).hexdigest()[:16]}.o"
 
 
+def _check_conventions(context: Any, signature: Iterable[object]) -> None:  # noqa: ANN401
+    """What the types of an emitted function do not tell.
+
+    Raises:
+        ValueError: Numba does not pass arrays, or tell of success, as the shim takes it to.
+    """
+    from numba.core.callconv import RETCODE_OK
+
+    for argument in signature:
+        if context.data_model_manager[argument]._fields != _ARRAY_FIELDS:
+            raise ValueError(f"an array {argument} has other fields")
+    if str(RETCODE_OK) != "i32 0":
+        raise ValueError(f"success is {RETCODE_OK}")
+
+
+def _check_emitted(function: Any) -> None:  # noqa: ANN401
+    """Raises `ValueError` if a function takes or returns something else than the shim calls."""
+    found = [(str(argument.type), argument.name) for argument in function.arguments]
+    if found != _ARGUMENTS or not str(function.global_value_type).startswith("i32 ("):
+        raise ValueError(f"the kernel is {function.global_value_type} of {found}")
+
+
 def _emitted(text: str, kernel: str, codegen: Any) -> bytes:  # noqa: ANN401
     """The object file of a module's kernel, and of nothing else."""
     # Arrays come without an owner, so there is none to release.
@@ -162,6 +202,8 @@ def _emitted(text: str, kernel: str, codegen: Any) -> bytes:  # noqa: ANN401
         text,
         flags=re.MULTILINE,
     )
+    # LLVM lets a function be called by any types.
+    _check_emitted(llvm.parse_assembly(text).get_function(kernel))
     module = llvm.parse_assembly(text + _SHIM.format(symbol=_SYMBOL, kernel=kernel, failed=_FAILED))
     module.verify()
     for function in module.functions:

@@ -7,12 +7,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from segment_format import reused_memory
 from segment_format.reused_memory import LEAST_BYTES, writable_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 @pytest.fixture(autouse=True)
@@ -107,6 +111,44 @@ def test_a_child_of_a_fork_starts_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getpid", lambda: parent.process + 1)
     assert _address(writable_bytes(1 << 20)) != address
     parent.lock.release()
+
+
+def _is_used_again() -> bool:
+    view = writable_bytes(4 << 20)
+    address = _address(view)
+    view[:1] = b"x"  # so that the system does not hand out the same untouched pages by chance
+    del view
+    kept = bool(reused_memory._kept.arrays)
+    return kept and _address(writable_bytes(4 << 20)) == address
+
+
+def test_memory_is_fresh_where_tuning_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _is_used_again()
+    monkeypatch.setattr(reused_memory, "_kept", reused_memory._Kept())
+    monkeypatch.setenv("KTS_TUNING", "off")
+    assert not _is_used_again()
+
+
+@pytest.mark.parametrize(
+    "counting",
+    [
+        lambda _arrays, _number: 2,  # views do not count
+        lambda _arrays, _number: 2**32 - 1,  # as an immortal object's
+        lambda arrays, number: sys.getrefcount(arrays[number]) + 7,
+    ],
+)
+def test_counts_that_do_not_tell_are_noticed(
+    monkeypatch: pytest.MonkeyPatch, counting: Callable[[list[object], int], int]
+) -> None:
+    assert reused_memory._COUNTS_TELL
+    monkeypatch.setattr(reused_memory, "_count", counting)
+    monkeypatch.setattr(reused_memory, "_ONLY_KEPT", 2)
+    assert not reused_memory._counts_tell()
+
+
+def test_memory_is_fresh_where_counts_do_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reused_memory, "_COUNTS_TELL", False)
+    assert not _is_used_again()
 
 
 _MANY_THREADS = """

@@ -17,6 +17,7 @@ from tests.golden_data import assert_same_rows, expected_table, tier_options
 @pytest.fixture
 def fresh_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_tuning, "_modules_frozen", 0)
+    monkeypatch.setattr(worker_tuning, "_collects_between_tasks", lambda: True)
     monkeypatch.setattr(gc, "freeze", lambda: None)  # for a worker's whole life, not for the tests'
 
 
@@ -63,6 +64,7 @@ def test_what_the_first_task_leaves_is_collected_though_it_was_frozen(
 
     monkeypatch.setattr(batch_reader, "_place", leaving)
     monkeypatch.setattr(worker_tuning, "_modules_frozen", 0)
+    monkeypatch.setattr(worker_tuning, "_collects_between_tasks", lambda: True)
     reader = reader_of("codecs")
     partition, *_ = reader.partitions()
     rows = reader.read(partition)

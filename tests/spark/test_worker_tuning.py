@@ -4,6 +4,8 @@ comes from the archive that Spark puts on its workers' path.
 
 from __future__ import annotations
 
+import gc
+import importlib.machinery
 import os
 import subprocess
 import sys
@@ -15,7 +17,7 @@ import pyspark
 import pytest
 
 from kts_source.options import parse_options
-from kts_source.spark import batch_reader, export_source
+from kts_source.spark import batch_reader, export_source, worker_tuning
 from tests.golden_data import tier_options
 
 if TYPE_CHECKING:
@@ -36,8 +38,10 @@ def archives():
     found = sys.path_importer_cache.values()
     return {each.archive for each in found if isinstance(each, zipimport.zipimporter)}
 
+from kts_source.spark import worker_tuning
 from kts_source.spark.worker_tuning import forget_finders_of_sparks_archives
 
+worker_tuning._reads_archives_anew = lambda *_: True
 assert len(archives()) == 3, archives()
 forget_finders_of_sparks_archives()
 (left,) = archives()
@@ -74,13 +78,80 @@ def test_nothing_is_forgotten_where_pyspark_lies_in_a_folder() -> None:
     program = """
 import sys
 import pyspark.sql.types
+from kts_source.spark import worker_tuning
 from kts_source.spark.worker_tuning import forget_finders_of_sparks_archives
 
+worker_tuning._reads_archives_anew = lambda *_: True
 before = dict(sys.path_importer_cache)
 forget_finders_of_sparks_archives()
 assert before and sys.path_importer_cache == before
 """
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("spark", "python", "expected"),
+    [
+        ("4.0.1", (3, 11), True),
+        ("4.0.1", (3, 12), True),
+        ("4.0.1", (3, 13), False),  # reads an archive with the next import from it
+        ("4.1.1", (3, 11), False),
+        ("3.5.6", (3, 11), False),
+        ("5.0.0", (3, 11), False),
+    ],
+)
+def test_finders_are_forgotten_where_they_would_read_anew(
+    spark: str, python: tuple[int, int], expected: bool
+) -> None:
+    assert worker_tuning._reads_archives_anew(spark, python) == expected
+
+
+@pytest.fixture
+def touched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was done to the garbage collector, which does none of it."""
+    calls: list[str] = []
+    for name in ("disable", "freeze", "unfreeze", "collect"):
+        monkeypatch.setattr(gc, name, lambda name=name: calls.append(name))
+    monkeypatch.setattr(worker_tuning, "_modules_frozen", 0)
+    return calls
+
+
+def _in_a_worker(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
+    spec = importlib.machinery.ModuleSpec(module, None)
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", spec)
+
+
+def _task() -> None:
+    with worker_tuning.garbage_left_alone():
+        pass
+    worker_tuning.end_task()
+
+
+@pytest.mark.parametrize("daemon", ["pyspark.daemon", "kts_source.spark.daemon"])
+def test_the_collector_is_directed_in_sparks_workers(
+    monkeypatch: pytest.MonkeyPatch, touched: list[str], daemon: str
+) -> None:
+    _in_a_worker(monkeypatch, daemon)
+    _task()
+    assert touched == ["disable", "freeze", "unfreeze", "collect", "freeze"]
+
+
+@pytest.mark.parametrize(
+    ("module", "spark", "tuning"),
+    [
+        ("somebodys.server", "4.1.1", ""),  # another engine, the driver
+        ("pyspark.daemon", "5.0.0", ""),
+        ("pyspark.daemon", "4.1.1", "off"),
+    ],
+)
+def test_and_nowhere_else(
+    monkeypatch: pytest.MonkeyPatch, touched: list[str], module: str, spark: str, tuning: str
+) -> None:
+    _in_a_worker(monkeypatch, module)
+    monkeypatch.setattr(pyspark, "__version__", spark)
+    monkeypatch.setenv("KTS_TUNING", tuning)
+    _task()
+    assert touched == []
 
 
 class _Failing:

@@ -129,7 +129,7 @@ def _spread(task: SpreadTask, job: ExportJob) -> TaskReport:
     started = time.monotonic()
     options = job.options
     columns = (*options.columns, *(name for name in NEEDED if name not in options.columns))
-    place = TaskPlace(job.export_id, partition=task.number)
+    place = TaskPlace(job.settings.export_id, partition=task.number)
     work = TaskMetrics()
 
     def note(metrics: TaskMetrics) -> None:

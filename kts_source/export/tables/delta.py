@@ -12,6 +12,7 @@ can come between.
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,14 +20,20 @@ import pyarrow as pa
 
 from kts_source.errors import CommitConflictError, ExportError, InvalidOptionError
 from kts_source.export.fingerprint import check_fingerprint, number
-from kts_source.export.partitioning import value_text
+from kts_source.export.partitioning import partition_rule, value_text
 from kts_source.export.ranges import OffsetRange, PartitionKey, advanced
+from kts_source.export.tables.delta_checks import (
+    check_demands,
+    check_partitioning,
+    check_schema,
+)
 from kts_source.export.tables.export_table import (
     BaseFile,
     Commit,
     TableState,
     WritePlace,
     check_base,
+    check_signs,
 )
 from kts_source.export.tables.open_target import open_target
 from kts_source.export.tables.target_store import both_listed
@@ -94,7 +101,15 @@ class DeltaExportTable:
     def load(self) -> TableState:
         """See `ExportTable.load`. Nothing is ever half-done here."""
         table = self._open()
-        return TableState({}, {}) if table is None else self._state(table)
+        if table is None:
+            return TableState({}, {})
+        check_demands(table, self._settings, self._uri)
+        state = self._state(table)
+        # Before the table's own partitioning: of an export that has begun, this says more.
+        rule = {"partitionBy": partition_rule(self._settings.partition_by)}
+        check_fingerprint(state.fingerprint, rule)
+        check_partitioning(table, self._settings, self._uri)
+        return state
 
     def place(self, run_id: str) -> WritePlace:
         """See `ExportTable.place`."""
@@ -103,8 +118,7 @@ class DeltaExportTable:
             self._settings.storage,
             f"{self._prefix}{run_id}-",
             ".parquet",
-            in_folders=False,
-            drops_partition_columns=True,
+            "log",
         )
 
     def base_files(self) -> tuple[BaseFile, ...]:
@@ -132,8 +146,12 @@ class DeltaExportTable:
             table = self._open()
             if table is None and commit.schema is None:
                 return  # no table and no columns to make one with: the offsets hold no row
+            if table is not None:
+                check_demands(table, self._settings, self._uri)
             state = TableState({}, {}) if table is None else self._state(table)
             check_fingerprint(state.fingerprint, commit.fingerprint)
+            if table is not None:
+                check_partitioning(table, self._settings, self._uri)
             if commit.replace and not state.fingerprint and table is not None:
                 _refuse_strangers(table, self._uri)
             check_base(commit, () if table is None else _paths(table), self._uri)
@@ -183,6 +201,13 @@ class DeltaExportTable:
             version = table.transaction_version(self._rule(name))
             if version is not None:
                 fingerprint[name] = str(version)
+        if not fingerprint and any(path.startswith(self._prefix) for path in _paths(table)):
+            raise ExportError(
+                f"the table holds files of the export {self._settings.export_id!r} and no longer"
+                " says which offsets are in them: its txn actions have expired, or it is a copy"
+                " without them. Export into another table",
+                uri=self._uri,
+            )
         export_id = self._settings.export_id
         return TableState(_TxnRanges(table, export_id), fingerprint, _TxnTimes(table, export_id))
 
@@ -202,6 +227,8 @@ class DeltaExportTable:
 
         columns = [field.name for field in self._settings.partition_by]
         properties = self._properties(commit, moved)
+        if commit.schema is not None:
+            check_signs(commit.schema, self._uri)
         try:
             if table is None:
                 assert commit.schema is not None
@@ -218,12 +245,12 @@ class DeltaExportTable:
                 schema = table.schema()
                 actions: list[AddAction | RemoveAction] = [self._add(file) for file in commit.files]
                 if commit.schema is not None:
-                    self._check_schema(table, commit.schema)
+                    check_schema(table, self._table_schema(commit.schema), self._uri)
                 table.create_write_transaction(
                     actions,
                     "overwrite" if commit.replace else "append",
                     schema,
-                    columns,
+                    table.metadata().partition_columns,
                     commit_properties=properties,
                 )
         except CommitFailedError:
@@ -240,14 +267,17 @@ class DeltaExportTable:
         from deltalake import CommitProperties, Transaction
 
         export_id = self._settings.export_id
+        # Where txn actions expire, Delta in Spark forgets at once those that do not say their age.
+        now_ms = time.time_ns() // 1_000_000
         transactions = [
-            Transaction(self._rule(name), number(text)) for name, text in commit.fingerprint.items()
+            Transaction(self._rule(name), number(text), now_ms)
+            for name, text in commit.fingerprint.items()
         ]
         for key, span in moved.items():
-            transactions.append(Transaction(app_id(export_id, key), span.stop))
-            transactions.append(Transaction(f"{app_id(export_id, key)}/start", span.start))
+            transactions.append(Transaction(app_id(export_id, key), span.stop, now_ms))
+            transactions.append(Transaction(f"{app_id(export_id, key)}/start", span.start, now_ms))
         for key, newest_ms in commit.newest_ms.items():
-            transactions.append(Transaction(f"{app_id(export_id, key)}/newest", newest_ms))
+            transactions.append(Transaction(f"{app_id(export_id, key)}/newest", newest_ms, now_ms))
         return CommitProperties(
             # For people; what counts are the transactions.
             custom_metadata={
@@ -295,18 +325,6 @@ class DeltaExportTable:
             if field.name not in schema.names
         )
         return pa.schema([*schema, *dates])
-
-    def _check_schema(self, table: DeltaTable, schema: pa.Schema) -> None:
-        from deltalake import Schema
-
-        wanted = Schema.from_arrow(self._table_schema(schema))
-        known = {field.name: field.type for field in table.schema().fields}
-        different = [field.name for field in wanted.fields if known.get(field.name) != field.type]
-        if different:
-            raise ExportError(
-                f"the table has not the columns {', '.join(different)}, or of other types",
-                uri=self._uri,
-            )
 
     def _storage_options(self) -> dict[str, str] | None:
         scheme, _ = split_scheme(self._settings.target)

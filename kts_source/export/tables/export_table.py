@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from kts_source.errors import CommitConflictError
+import pyarrow as pa
+
+from kts_source.errors import CommitConflictError, ExportError
 from kts_source.export.ranges import PartitionKey
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    import pyarrow as pa
-
     from kts_source.export.files import WrittenFile
     from kts_source.export.fingerprint import Fingerprint
+    from kts_source.export.partitioning import ValuesIn
     from kts_source.export.ranges import CommittedRanges, RangeAdvance
     from kts_source.export.tables.target_store import TargetObject
     from kts_source.secret import Secret
@@ -66,17 +67,14 @@ class WritePlace:
         storage: What opens its door.
         prefix: Folder below the root, empty or ending in a slash.
         suffix: End of file names.
-        in_folders: Whether files of different partition values lie in folders of their own.
-        drops_partition_columns: Whether partition columns live in the path or the table's log
-            only.
+        values_in: Where readers will find the partition values of a file.
     """
 
     path: str
     storage: Secret[Mapping[str, str]]
     prefix: str
     suffix: str
-    in_folders: bool
-    drops_partition_columns: bool
+    values_in: ValuesIn
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,3 +157,18 @@ def check_base(commit: Commit, files: Iterable[str], uri: str) -> None:
             " the meantime. Run again to merge what it holds now",
             uri=uri,
         )
+
+
+def check_signs(schema: pa.Schema, uri: str) -> None:
+    """Refuses types that Delta and Iceberg lack, and their libraries take for others.
+
+    Raises:
+        ExportError: A column's numbers could be beyond those of the table's column.
+    """
+    for column in schema:
+        if pa.types.is_unsigned_integer(column.type):
+            raise ExportError(
+                f"column {column.name} is {column.type}, and tables have signed numbers only: cast"
+                " it in the transform, to int64 for example",
+                uri=uri,
+            )

@@ -3,17 +3,19 @@
 Table properties hold the ranges, `kts.<export>.<topic id>.<partition>` = `start:stop`, the newest
 timestamps of a compacted table, `kts.<export>.<topic id>.<partition>.newest`, and the rules,
 `kts.<export>.rules.<name>`; expiring snapshots does not touch them. They are set in the transaction
-that adds the files. Every commit adds a snapshot, even an empty one, and demands that the snapshot
-whose ranges were compared is still the newest, so nothing can come between.
+that adds the files. Every commit adds a snapshot, even an empty one, and requires of the catalog
+that the snapshot, schema and partitioning that were compared are still the newest, so nothing can
+come between.
 """
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from kts_source.errors import CommitConflictError, ExportError, InvalidOptionError
 from kts_source.export.fingerprint import check_fingerprint
+from kts_source.export.partitioning import partition_rule
 from kts_source.export.ranges import OffsetRange, PartitionKey, advanced
 from kts_source.export.tables.export_table import (
     BaseFile,
@@ -21,7 +23,9 @@ from kts_source.export.tables.export_table import (
     TableState,
     WritePlace,
     check_base,
+    check_signs,
 )
+from kts_source.export.tables.iceberg_checks import check_table
 from kts_source.export.tables.open_target import open_target
 from kts_source.export.tables.target_store import both_listed
 from kts_source.quiet import errors_only
@@ -32,13 +36,16 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
     from pyiceberg.catalog import Catalog
-    from pyiceberg.table import Table
+    from pyiceberg.table import CommitTableResponse, Table
+    from pyiceberg.table.update import TableRequirement, TableUpdate
 
     from kts_source.export.settings import ExportSettings
     from kts_source.export.tables.target_store import TargetObject, TargetStore
 
 _COMMIT_ATTEMPTS: Final = 20
 _NO_RETRIES: Final = "commit.retry.num-retries"
+_MAIN_BRANCH: Final = "main"
+_METRICS: Final = "write.metadata.metrics.column."
 T = TypeVar("T")
 
 _RANGE = re.compile(r"(?P<start>\d+):(?P<stop>\d+)")
@@ -59,7 +66,14 @@ class IcebergExportTable:
     def load(self) -> TableState:
         """See `ExportTable.load`. Nothing is ever half-done here."""
         table = self._table()
-        return TableState({}, {}) if table is None else self._state(table)
+        if table is None:
+            return TableState({}, {})
+        state = self._state(table)
+        # Before the table's own partitioning: of an export that has begun, this says more.
+        rule = {"partitionBy": partition_rule(self._settings.partition_by)}
+        check_fingerprint(state.fingerprint, rule)
+        check_table(table, self._settings.partition_by, self._settings.target)
+        return state
 
     def place(self, run_id: str) -> WritePlace:
         """See `ExportTable.place`: below the table's own location."""
@@ -68,9 +82,7 @@ class IcebergExportTable:
             self._settings.storage,
             f"{self._prefix}{run_id}-",
             ".parquet",
-            in_folders=False,
-            # Partition values are taken from the statistics of the files.
-            drops_partition_columns=False,
+            "file",
         )
 
     def base_files(self) -> tuple[BaseFile, ...]:
@@ -84,12 +96,15 @@ class IcebergExportTable:
 
         for _ in range(_COMMIT_ATTEMPTS):
             table = self._table()
+            if commit.schema is not None:
+                check_signs(commit.schema, self._settings.target)
             if table is None:
                 if commit.schema is None:
                     return  # no table and no columns to make one with: the offsets hold no row
                 table = self._create(commit.schema)
             state = self._state(table)
             check_fingerprint(state.fingerprint, commit.fingerprint)
+            check_table(table, self._settings.partition_by, self._settings.target)
             if commit.replace and not state.fingerprint and table.current_snapshot() is not None:
                 raise ExportError(
                     "the table holds rows that a rebuild would remove", uri=self._settings.target
@@ -253,7 +268,9 @@ class IcebergExportTable:
         for key, newest_ms in commit.newest_ms.items():
             properties[f"{own}{key.topic_id}.{key.partition}.newest"] = str(newest_ms)
         location = table.location().rstrip("/")
-        # In this process only: a retry would commit behind a snapshot whose ranges nobody compared.
+        pinned: Any = _Pinned(table)
+        table.catalog = pinned
+        # In this process only: every retry would meet the same refusal.
         table.metadata.properties[_NO_RETRIES] = "0"
         try:
             # PyIceberg warns of every column without bounds: keys and values have none on purpose.
@@ -269,6 +286,20 @@ class IcebergExportTable:
                 )
         except CommitFailedException:
             raise
+        except ValueError as error:  # PyIceberg compares columns, types and nulls with the files'
+            raise self._failed(
+                "the rows do not fit the Iceberg table: export into another table, or give the rows"
+                " its columns with columns=… or a transform",
+                error,
+            ) from None
+        except OverflowError as error:
+            # PyIceberg has no bounds outside the years 1 to 9999. Without them, in this process
+            # only, the files are added all the same.
+            unbounded = {f"{_METRICS}{name}": "none" for name in _times(table)}
+            if unbounded.items() <= table.metadata.properties.items():
+                raise self._failed("the Iceberg table did not take the commit", error) from None
+            table.metadata.properties.update(unbounded)
+            self._commit_once(table, commit, moved)
         except Exception as error:  # noqa: BLE001  # every library error becomes one of ours
             raise self._failed("the Iceberg table did not take the commit", error) from None
 
@@ -295,6 +326,52 @@ class IcebergExportTable:
             f"{text}: {scrub(f'{type(error).__name__}: {error}', hidden)}",
             uri=self._settings.target,
         )
+
+
+class _Pinned:
+    """A table's catalog that commits only onto what was loaded, whatever else a library requires.
+
+    PyIceberg requires it too, and drops it when it tries again.
+    """
+
+    def __init__(self, table: Table) -> None:
+        from pyiceberg.table.update import (
+            AssertCurrentSchemaId,
+            AssertDefaultSpecId,
+            AssertRefSnapshotId,
+            AssertTableUUID,
+        )
+
+        self._catalog = table.catalog
+        loaded = table.metadata
+        self._required: tuple[TableRequirement, ...] = (
+            AssertTableUUID(uuid=loaded.table_uuid),
+            AssertRefSnapshotId.model_validate(
+                {"ref": _MAIN_BRANCH, "snapshot-id": loaded.current_snapshot_id}
+            ),
+            AssertCurrentSchemaId.model_validate({"current-schema-id": loaded.current_schema_id}),
+            AssertDefaultSpecId.model_validate({"default-spec-id": loaded.default_spec_id}),
+        )
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # whatever PyIceberg asks it for
+        return getattr(self._catalog, name)
+
+    def commit_table(
+        self,
+        table: Table,
+        requirements: tuple[TableRequirement, ...],
+        updates: tuple[TableUpdate, ...],
+    ) -> CommitTableResponse:
+        """See `Catalog.commit_table`."""
+        return self._catalog.commit_table(table, (*self._required, *requirements), updates)
+
+
+def _times(table: Table) -> list[str]:
+    """Names of the columns that are timestamps."""
+    from pyiceberg.types import TimestampType, TimestamptzType
+
+    kinds = (TimestampType, TimestamptzType)
+    return [field.name for field in table.schema().fields if isinstance(field.field_type, kinds)]
 
 
 def _files(table: Table) -> tuple[BaseFile, ...]:

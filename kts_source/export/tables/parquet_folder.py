@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kts_source.errors import ExportError, UnsupportedTargetError
 from kts_source.export.files import WrittenFile
 from kts_source.export.fingerprint import check_fingerprint
+from kts_source.export.partitioning import partition_rule
 from kts_source.export.ranges import OffsetRange, PartitionKey, advanced
 from kts_source.export.tables.export_table import BaseFile, Commit, TableState, WritePlace
 
@@ -70,7 +71,11 @@ class ParquetFolder:
 
     def load(self) -> TableState:
         """See `ExportTable.load`."""
-        return self._state(self._recovered())
+        log = self._recovered()
+        self._check_exports(log)
+        if not log.last:
+            self._check_strangers()
+        return self._state(log)
 
     def place(self, run_id: str) -> WritePlace:
         """See `ExportTable.place`."""
@@ -82,8 +87,7 @@ class ParquetFolder:
             self._settings.storage,
             f"{ATTEMPTS}{run_id}/",
             ATTEMPT_SUFFIX,
-            in_folders=False,
-            drops_partition_columns=True,
+            "path",
         )
 
     def base_files(self) -> tuple[BaseFile, ...]:
@@ -99,6 +103,7 @@ class ParquetFolder:
         self._require_written(commit)
         while True:
             log = self._recovered()
+            self._check_exports(log)
             state = self._state(log)
             check_fingerprint(state.fingerprint, commit.fingerprint)
             if commit.replace and state.fingerprint:
@@ -126,6 +131,37 @@ class ParquetFolder:
     def close(self) -> None:
         """See `ExportTable.close`."""
         self._target.close()
+
+    def _check_exports(self, log: _Log) -> None:
+        """Readers find the partition columns of a folder in all of its paths, or in none.
+
+        Raises:
+            UnsupportedTargetError: Other exports into the folder file their rows otherwise.
+        """
+        asked = partition_rule(self._settings.partition_by)
+        for name, export in log.document.get("exports", {}).items():
+            there = export.get("fingerprint", {}).get("partitionBy", asked)
+            if name != self._settings.export_id and there != asked:
+                raise self._partitioned(f"the export {name!r} in the folder", there, asked)
+
+    def _check_strangers(self) -> None:
+        """The same for the files of other writers, before a folder's first commit."""
+        asked = ",".join(field.name for field in self._settings.partition_by)
+        for found in self._target.list_objects(""):
+            *folders, name = found.key.split("/")
+            there = ",".join(one.partition("=")[0] for one in folders if "=" in one)
+            # What begins so, readers of folders leave out.
+            hidden = any(one.startswith(("_", ".")) for one in (*folders, name))
+            if not hidden and there != asked:
+                raise self._partitioned(f"the file {found.key} in the folder", there, asked)
+
+    def _partitioned(self, owner: str, there: str, asked: str) -> UnsupportedTargetError:
+        return UnsupportedTargetError(
+            f"{owner} is partitioned by {there or 'no column'}, and partition_by makes"
+            f" {asked or 'no column'}: readers would mix them up. Give partition_by as the folder"
+            " has it, or export into another folder",
+            uri=self._settings.target,
+        )
 
     # -- the log
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kts_source.errors import (
     AccessDeniedError,
+    ExportError,
     InvalidOptionError,
     ObjectNotFoundError,
     StoreError,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 UPLOAD_PART_BYTES = 8 << 20
 _CREATE_ATTEMPTS = 5
+_COPY_OF = "kts-copy-of"
 
 
 class S3Target:
@@ -111,15 +113,34 @@ class S3Target:
         return data
 
     def publish(self, source: str, destination: str, size: int) -> None:
-        """See `TargetStore.publish`: a server-side copy, then the first name goes."""
-        if self._size(destination) is None:
-            # Not found: published by somebody else meanwhile, or lost; the size tells.
+        """See `TargetStore.publish`: a server-side copy, then the first name goes.
+
+        The copy names its source, which is unique to one attempt: so the same name is the same
+        content. Entity tags do not tell, since those of copies are other than those of uploads.
+        """
+        found = self._head(destination)
+        if found is None:
+            # Not found: published by somebody else meanwhile, or lost; the copy tells.
             with contextlib.suppress(ObjectNotFoundError):
                 self._try(
                     source,
-                    lambda: self._filesystem.cp_file(self._path(source), self._path(destination)),
+                    lambda: self._filesystem.cp_file(
+                        self._path(source),
+                        self._path(destination),
+                        MetadataDirective="REPLACE",
+                        Metadata={_COPY_OF: source},
+                    ),
                 )
-        require_published(self._size(destination), size, self.uri(source), self.uri(destination))
+            found = self._head(destination)
+        length = None if found is None else int(found["ContentLength"])
+        require_published(length, size, self.uri(source), self.uri(destination))
+        if found is not None and found.get("Metadata", {}).get(_COPY_OF) != source:
+            raise ExportError(
+                f"the name of a committed file is taken by an object that is no copy of"
+                f" {self.uri(source)}. Move it away and run again; if an earlier version of this"
+                " package was stopped while it published, run that version once instead",
+                uri=self.uri(destination),
+            )
         self.delete(source)
 
     def list_objects(self, prefix: str) -> Iterator[TargetObject]:
@@ -150,9 +171,9 @@ class S3Target:
             if creator is not None:
                 sync(opened.loop, creator.__aexit__, None, None, None)
 
-    def _size(self, key: str) -> int | None:
+    def _head(self, key: str) -> Any:  # noqa: ANN401  # botocore's answer; `None` = no such object
         try:
-            answer = self._try(
+            return self._try(
                 key,
                 lambda: self._filesystem.call_s3(
                     "head_object", Bucket=self._bucket, Key=self._prefix + key
@@ -160,7 +181,6 @@ class S3Target:
             )
         except ObjectNotFoundError:
             return None
-        return int(answer["ContentLength"])
 
     @property
     def _filesystem(self) -> Any:  # noqa: ANN401  # s3fs ships no types

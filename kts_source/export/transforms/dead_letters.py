@@ -55,7 +55,7 @@ class DeadLetters:
         if not rejected:
             return
         first = rejected[0]
-        if self._job.dead_letters is None:
+        if self._job.settings.dead_letters is None:
             raise TransformError(
                 f"a record cannot be transformed: {first.reason} (dead_letters=… would set such"
                 " records aside)",
@@ -68,11 +68,11 @@ class DeadLetters:
         reasons = pa.array([found.reason for found in rejected], pa.string())
         rows = pa.RecordBatch.from_arrays([*rows.columns, reasons], names=[*names, REASON])
         if self._file is None:
-            self._target = open_target(self._job.dead_letters, self._job.target_storage)
+            self._target = open_target(self._job.settings.dead_letters, self._job.target_storage)
             self._file = ParquetFile(
                 self._target.open_output(self._key),
                 rows.schema,
-                compression=self._job.compression,
+                compression=self._job.settings.compression,
                 row_group_rows=_ROW_GROUP_ROWS,
                 sort_by=(),
             )

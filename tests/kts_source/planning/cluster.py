@@ -4,169 +4,53 @@ Replicas hold the same appends until one lags behind and an unclean election mak
 the truth; the others keep their dead branch, and what they uploaded of it. Every replica rolls its
 segments where it likes. Copies fail at every stage, are repeated, and come from leaders of the
 past; deletes get stuck half-way.
-
-An append is one `Entry` object, shared by all logs that hold it: whether two logs agree at an
-offset is a matter of identity here, not of epochs.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from segment_format.testing import LogBuilder, SimpleRecord
+from segment_format.testing import AivenTierWriter
 from segment_format.testing.side_files import write_leader_epoch_checkpoint
+from tests.kts_source.planning.replica import FIRST_TIMESTAMP_MS, Entry, Replica, divergence
 
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping, Sequence
+    from collections.abc import MutableMapping
 
-    from segment_format.testing import AivenTierWriter, SegmentFiles
+    from segment_format.testing import LocalTierWriter, SegmentFiles, WrittenSegment
+    from tests.kts_source.planning.replica import EntryKind
 
-EntryKind = Literal["plain", "send", "commit", "abort"]
 REPLICAS = 3
-FIRST_TIMESTAMP_MS = 1_700_000_000_000
+SIDE_FILES: Final = ("snapshot", "txnindex", "index", "timeindex", "leader_epoch_checkpoint")
+_LOCAL: Final = {
+    "log": 1,
+    "txnindex": 1,
+    "index": 2,
+    "timeindex": 2,
+    "leader_epoch_checkpoint": 3,
+    "snapshot": 4,
+}
+"""Bits of `remaining` that each keep a file of `LocalTieredStorage`: nothing tells of a transaction
+index that was lost alone.
+"""
+EpochShape = Literal["in the segment", "true starts", "whole lineage"]
+"""What a manifest calls the first epoch's start: an offset of the segment, as Kafka does; where it
+really began; and all epochs that the checkpoint has, some of which end below the segment.
+"""
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Entry:
-    """One batch or marker, as its leader appended it: offsets [base, stop)."""
-
-    kind: EntryKind
-    epoch: int
-    producer_id: int
-    serial: int
-    codec: str
-    base: int
-    stop: int
-
-    def append_to(self, builder: LogBuilder) -> None:
-        """Writes it at the end of a log."""
-        if self.kind in ("commit", "abort"):
-            end = builder.commit if self.kind == "commit" else builder.abort
-            end(self.producer_id, timestamp=self.date(self.base))
-            return
-        records = [
-            SimpleRecord(b"%d/%d" % (self.serial, offset), timestamp=self.date(offset))
-            for offset in range(self.base, self.stop)
-        ]
-        builder.append(
-            records,
-            codec=self.codec,
-            producer_id=self.producer_id,
-            transactional=self.kind == "send",
-        )
-
-    def date(self, offset: int) -> int:
-        """Timestamp of one of its records, in no order within the log."""
-        late = 5000 if self.serial % 5 == 0 else 0
-        return FIRST_TIMESTAMP_MS + self.serial * 1000 - offset % 3 - late
-
-
-def build(entries: Sequence[Entry], index_interval: int) -> LogBuilder:
-    """A log of these entries, not rolled."""
-    builder = LogBuilder(
-        start_offset=entries[0].base,
-        leader_epoch=entries[0].epoch,
-        index_interval_bytes=index_interval,
-    )
-    extend(builder, entries, entries[0].epoch)
-    return builder
-
-
-def extend(builder: LogBuilder, entries: Sequence[Entry], epoch: int) -> int:
-    """Appends entries to a log whose last epoch is `epoch`; returns the new one."""
-    for entry in entries:
-        if entry.epoch != epoch:
-            builder.set_leader_epoch(entry.epoch)
-        epoch = entry.epoch
-        entry.append_to(builder)
-    return epoch
-
-
-def divergence(one: Sequence[Entry], other: Sequence[Entry]) -> int:
-    """The first offset at which two logs of one partition do not hold the same batch."""
-    for mine, theirs in zip(one, other, strict=False):
-        if mine is not theirs:
-            return mine.base
-    return min(one[-1].stop, other[-1].stop) if one and other else 0
-
-
-@dataclass(slots=True)
-class Replica:
-    """One broker's log: entries, and where its segments end."""
-
-    interval: int
-    entries: list[Entry] = field(default_factory=list)
-    rolls: list[int] = field(default_factory=list)
-    log_start: int = 0
-    in_sync: bool = True
-    is_copying: bool = False
-    _builder: LogBuilder | None = None
-    _written: int = 0
-    _segments: list[SegmentFiles] = field(default_factory=list)
-
-    @property
-    def end(self) -> int:
-        """Offset of the next append."""
-        return self.entries[-1].stop if self.entries else 0
-
-    @property
-    def last_stable_offset(self) -> int:
-        """First offset of the oldest open transaction, else the end."""
-        begun: dict[int, int] = {}
-        for entry in self.entries:
-            if entry.kind == "send":
-                begun.setdefault(entry.producer_id, entry.base)
-            elif entry.kind != "plain":
-                begun.pop(entry.producer_id, None)
-        return min(begun.values(), default=self.end)
-
-    def roll(self) -> None:
-        """The next append begins a new segment."""
-        if self.end > (self.rolls[-1] if self.rolls else 0):
-            self.rolls.append(self.end)
-
-    def follow(self, leader: Replica) -> None:
-        """Drops what the leader does not have, and copies the rest of its log."""
-        self.truncate(divergence(self.entries, leader.entries))
-        self.entries.extend(leader.entries[len(self.entries) :])
-        self.log_start = leader.log_start
-        self.in_sync = True
-
-    def truncate(self, offset: int) -> None:
-        """Drops what is not below an offset at which a batch begins."""
-        if offset >= self.end:
-            return
-        self.entries = [entry for entry in self.entries if entry.stop <= offset]
-        self.rolls = [stop for stop in self.rolls if stop <= offset]
-        self.log_start = min(self.log_start, offset)
-        self._builder, self._written, self._segments = None, 0, []
-
-    def segments(self) -> list[SegmentFiles]:
-        """The closed ones."""
-        for stop in [*self.rolls[len(self._segments) :]]:
-            count = sum(1 for entry in self.entries if entry.stop <= stop)
-            fresh = self.entries[self._written : count]
-            if self._builder is None:
-                self._builder = build(fresh, self.interval)
-            else:
-                extend(self._builder, fresh, self.entries[self._written - 1].epoch)
-            self._written = count
-            files = self._builder.roll()
-            assert files is not None
-            assert files.next_offset == stop
-            self._segments.append(files)
-        return self._segments
-
-    def epochs(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """Epochs of offsets [start, stop) with their first offsets, as the epoch cache cuts it."""
-        found: list[tuple[int, int]] = []
-        for entry in self.entries:
-            if entry.base < stop and (not found or found[-1][0] != entry.epoch):
-                found.append((entry.epoch, entry.base))
-        before = [epoch for epoch, first in found if first <= start]
-        after = [(epoch, first) for epoch, first in found if first > start]
-        return [(before[-1], start), *after] if before else after
+def _spoiled(data: bytes, how: int) -> bytes:
+    """A side file that is empty, garbage, cut, or of a version that there is not yet."""
+    match how:
+        case 0:
+            return b""
+        case 1:
+            return b"\xff" * 34
+        case 2:
+            return data[:-1]
+        case _:
+            return bytes([data[0] ^ 0x7F]) + data[1:] if data else b"\x7f"
 
 
 @dataclass(eq=False, slots=True)
@@ -181,6 +65,9 @@ class Upload:
         event_timestamp_ms: When that was.
         keys: Its objects.
         finished: Whether the cluster learnt of it and has not begun to delete it.
+        files: What was copied.
+        segment_id: Its own.
+        spoiled: Side files that cannot be used.
     """
 
     log: tuple[Entry, ...]
@@ -190,6 +77,9 @@ class Upload:
     event_timestamp_ms: int
     keys: tuple[str, ...]
     finished: bool
+    files: SegmentFiles
+    segment_id: str
+    spoiled: set[str] = field(default_factory=set)
 
     @property
     def last_epoch(self) -> int:
@@ -200,7 +90,7 @@ class Upload:
         state = "finished" if self.finished else "not finished"
         return (
             f"[{self.base}, {self.stop}) of epoch {self.last_epoch}, log start {self.log_start},"
-            f" {state}: {self.keys[0]}"
+            f" {state}: {self.keys[0]}, spoiled: {sorted(self.spoiled)}"
         )
 
 
@@ -212,22 +102,26 @@ class PartitionLife:
         writer: Writes them.
         interval: Kafka's `index.interval.bytes`.
         only_stable: Copies only what is below the last stable offset, as a broker does.
+        epochs: What manifests say of epochs.
         clock: Seconds before anything happens.
     """
 
     def __init__(
         self,
         store: MutableMapping[str, bytes],
-        writer: AivenTierWriter,
+        writer: AivenTierWriter | LocalTierWriter,
         *,
         interval: int,
         only_stable: bool,
+        epochs: EpochShape = "in the segment",
         clock: int = 0,
     ) -> None:
         self._store = store
         self._writer = writer
         self._only_stable = only_stable
+        self._epochs = epochs
         self.interval = interval
+        self.is_local = not isinstance(writer, AivenTierWriter)
         self.replicas = [Replica(interval) for _ in range(REPLICAS)]
         self.leader = self.replicas[0]
         self.epoch = 0
@@ -310,19 +204,16 @@ class PartitionLife:
             return
         files = closed[0]
         stop = files.next_offset
-        visible = max(files.base_offset, broker.log_start)
         log = tuple(entry for entry in broker.entries if entry.stop <= stop)
         self.clock += 1
-        written = self._writer.write_segment(
-            replace(
-                files,
-                epochs=tuple(broker.epochs(visible, stop)),
-                leader_epoch_checkpoint=write_leader_epoch_checkpoint(
-                    broker.epochs(broker.log_start, stop)
-                ),
-            ),
-            event_timestamp_ms=FIRST_TIMESTAMP_MS + self.clock * 1000,
+        event = FIRST_TIMESTAMP_MS + self.clock * 1000
+        lineage = broker.epochs(broker.log_start, stop)
+        files = replace(
+            files,
+            epochs=self._manifest_epochs(broker, files.base_offset, stop),
+            leader_epoch_checkpoint=write_leader_epoch_checkpoint(lineage),
         )
+        written = self._write(files, None, event)
         for key in written.keys[fate - 8 :] if fate in (6, 7) else ():
             del self._store[key]
         self.uploads.append(
@@ -331,11 +222,29 @@ class PartitionLife:
                 files.base_offset,
                 stop,
                 broker.log_start,
-                written.event_timestamp_ms,
+                event,
                 written.keys,
-                finished=fate < 5,
+                fate < 5,
+                files,
+                written.segment_id,
             )
         )
+
+    def spoil(self, number: int, which: int, how: int) -> None:
+        """Something becomes of a side file after it was copied."""
+        copies = self.complete()
+        name = SIDE_FILES[which % len(SIDE_FILES)]
+        if not copies:
+            return
+        copy = copies[number % len(copies)]
+        data: bytes | None = getattr(copy.files, name)
+        # No entries are what most transaction indexes have: nothing tells that some were lost.
+        if data is None or (name == "txnindex" and how % 4 == 0):
+            return
+        changes: dict[str, Any] = {name: _spoiled(data, how % 4)}
+        copy.files = replace(copy.files, **changes)
+        copy.spoiled.add(name)
+        self._write(copy.files, copy.segment_id, copy.event_timestamp_ms)
 
     def delete_records(self, parts: int) -> None:
         """The log start moves, by so many 24ths of what there is."""
@@ -380,12 +289,52 @@ class PartitionLife:
         """Whether there is an object of an upload, with this suffix if one is named."""
         return any(key in self._store for key in copy.keys if key.endswith(suffix))
 
+    def is_described(self, copy: Upload) -> bool:
+        """Whether the object is there that stands for a finished copy."""
+        return self.has(copy, ".snapshot" if self.is_local else ".rsm-manifest")
+
+    def has_checkpoint(self, copy: Upload) -> bool:
+        """Whether its leader-epoch checkpoint is there."""
+        return self.has(copy, ".leader_epoch_checkpoint" if self.is_local else ".indexes")
+
+    def told_stop(self, copy: Upload) -> int:
+        """One past the last offset that what is left of an upload tells of."""
+        if not self.is_local or self.has(copy, ".log"):
+            return copy.stop
+        told = [copy.base]
+        if self.has(copy, ".index") and copy.files.index:
+            told.append(copy.base + int.from_bytes(copy.files.index[-8:-4]))
+        if self.has_checkpoint(copy):
+            told.append(next(entry.base for entry in copy.log if entry.epoch == copy.last_epoch))
+        return max(told) + 1
+
+    def _manifest_epochs(
+        self, broker: Replica, base: int, stop: int
+    ) -> tuple[tuple[int, int], ...]:
+        if self._epochs == "in the segment":
+            return tuple(broker.epochs(max(base, broker.log_start), stop))
+        lineage = broker.epochs(broker.log_start, stop)
+        if self._epochs == "whole lineage":
+            return tuple(lineage)
+        ends = [start for _, start in lineage[1:]] + [stop]
+        return tuple(entry for entry, end in zip(lineage, ends, strict=True) if end > base)
+
+    def _write(self, files: SegmentFiles, segment_id: str | None, event: int) -> WrittenSegment:
+        if isinstance(self._writer, AivenTierWriter):
+            return self._writer.write_segment(
+                files, segment_id=segment_id, event_timestamp_ms=event
+            )
+        return self._writer.write_segment(files, segment_id=segment_id)
+
     def _whole(self, copy: Upload) -> bool:
         return all(key in self._store for key in copy.keys)
 
     def _remove(self, copy: Upload, remaining: int) -> None:
+        if self.is_local and copy.spoiled & {"index", "leader_epoch_checkpoint"}:
+            remaining = 0  # else nothing tells how far it reached
         for number, key in enumerate(copy.keys):
-            if not remaining >> number & 1:
+            kept = _LOCAL[key.rpartition(".")[2]] if self.is_local else 1 << number
+            if not remaining & kept:
                 self._store.pop(key, None)
 
     def _in_sync(self) -> list[Replica]:

@@ -10,13 +10,14 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from segment_format.testing import AivenTierWriter
+from segment_format.testing import AivenTierWriter, LocalTierWriter
 from tests.kts_source.planning.cluster import PartitionLife
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from tests.kts_source.planning.cluster import EntryKind
+    from tests.kts_source.planning.cluster import EpochShape
+    from tests.kts_source.planning.replica import EntryKind
 
 TOPIC: Final = "t"
 
@@ -37,6 +38,7 @@ WEIGHTS: Final = {
     "retain": 2,
     "clean_up": 1,
     "lose": 1.5,
+    "spoil": 1.5,
     "recreate": 0.3,
 }
 KINDS: Final = tuple(WEIGHTS)
@@ -88,6 +90,8 @@ class Shape:
         compression: Whether chunks are compressed.
         codec: Of every second producer.
         only_stable: Whether brokers copy only below the last stable offset.
+        local: Whether segments are copied as `LocalTieredStorage` does, else as the plugin does.
+        epochs: What manifests say of epochs.
     """
 
     partitions: int = 1
@@ -96,6 +100,8 @@ class Shape:
     compression: bool = False
     codec: str = "none"
     only_stable: bool = True
+    local: bool = False
+    epochs: EpochShape = "in the segment"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +118,8 @@ class History:
 
 def random_history(source: random.Random) -> History:
     """One history of 15 to 100 steps, some of which lose objects at the end."""
+    if source.random() < 0.1:
+        return _long_and_open(source)
     shape = Shape(
         partitions=source.choice((1, 1, 1, 2)),
         chunk_size=source.choice((40, 200, 1 << 20)),
@@ -119,6 +127,8 @@ def random_history(source: random.Random) -> History:
         compression=source.random() < 0.1,
         codec=source.choice(("none", "none", "lz4", "zstd")),
         only_stable=source.random() < 0.6,
+        local=source.random() < 0.3,
+        epochs=source.choice(("in the segment", "in the segment", "true starts", "whole lineage")),
     )
     # Some histories have much of one kind and little of another.
     weights = [weight * source.choice((0.4, 1, 1, 2.5)) for weight in WEIGHTS.values()]
@@ -132,10 +142,32 @@ def random_history(source: random.Random) -> History:
             a, b, c = (source.randrange(16) for _ in range(3))
             steps.append(Step(source.choice(kinds), a, b, c, partition))
     # What is lost early lies below the log start in the end, mostly.
-    for _ in range(source.choice((0, 0, 0, 1, 2))):
+    for _ in range(source.choice((0, 0, 0, 1, 2, 4))):
         a, b, c = (source.randrange(16) for _ in range(3))
-        steps.append(Step("lose", a, b, c, source.randrange(2)))
+        kind = source.choice(("lose", "spoil"))
+        steps.append(Step(kind, a, b, c, source.randrange(2)))
+    if source.random() < 0.2:  # a kind of side file that somebody's tool spoils
+        which, how = source.choice((0, 0, 1, 2, 3)), source.randrange(4)
+        steps += [
+            Step("spoil", a, which, how, partition) for a in range(16) for partition in range(2)
+        ]
     return History(shape, tuple(steps))
+
+
+def _long_and_open(source: random.Random) -> History:
+    """A transaction that does not end below many plain segments, of which parts are read; snapshots
+    from some place on cannot be used, and a segment may be lost.
+    """
+    steps = [Step("send", 1, 1)]
+    count = source.randint(8, 14)
+    for _ in range(count):
+        steps += [Step("append", 0, source.randrange(3)), Step("roll", 7), Step("upload", 15)]
+    how = source.randrange(4)
+    steps += [Step("spoil", a, 0, how) for a in range(source.randrange(count), count)]
+    if source.random() < 0.5:
+        steps.append(Step("lose", source.randint(1, count - 2)))
+    local = source.random() < 0.3
+    return History(Shape(only_stable=False, local=local), tuple(steps))
 
 
 class World:
@@ -163,15 +195,25 @@ class World:
         topic_id = None
         lives = []
         for number in range(partitions):
-            writer = AivenTierWriter(
-                self.store,
-                topic=TOPIC,
-                partition=number,
-                topic_id=topic_id,
-                chunk_size=self.shape.chunk_size,
-                compression=self.shape.compression,
-                random_bytes=self._random.randbytes,
-            )
+            writer: AivenTierWriter | LocalTierWriter
+            if self.shape.local:
+                writer = LocalTierWriter(
+                    self.store,
+                    topic=TOPIC,
+                    partition=number,
+                    topic_id=topic_id,
+                    random_bytes=self._random.randbytes,
+                )
+            else:
+                writer = AivenTierWriter(
+                    self.store,
+                    topic=TOPIC,
+                    partition=number,
+                    topic_id=topic_id,
+                    chunk_size=self.shape.chunk_size,
+                    compression=self.shape.compression,
+                    random_bytes=self._random.randbytes,
+                )
             topic_id = writer.topic_id
             lives.append(
                 PartitionLife(
@@ -179,6 +221,7 @@ class World:
                     writer,
                     interval=self.shape.interval,
                     only_stable=self.shape.only_stable,
+                    epochs=self.shape.epochs,
                     clock=clock,
                 )
             )
@@ -222,6 +265,8 @@ def _apply(step: Step, life: PartitionLife, shape: Shape) -> None:
             life.retain(a % 2 + 1, b % 8 if c % 2 else 0)
         case "clean_up":
             life.clean_up(a, b % 8)
+        case "spoil":
+            life.spoil(a, b, c)
         case "lose":
             life.lose(a, b % 7)
         case _:

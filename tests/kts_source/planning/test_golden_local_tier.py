@@ -7,8 +7,8 @@ have.
 from __future__ import annotations
 
 import json
-import logging
 import tempfile
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,6 +20,7 @@ from kts_source.layout.find_layout import find_layout
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
 from kts_source.store.local_store import LocalStore
+from segment_format.record.records import iter_batches
 from segment_format.testing import BuiltLog, LocalTierWriter, LogBuilder, SimpleRecord
 from segment_format.testing.strategies import logs
 from tests.golden_data import (
@@ -35,6 +36,10 @@ from tests.kts_source.planning.scanning import run, scan
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
+
+    import pyarrow as pa
+
+    from segment_format.testing import SegmentFiles
 
 TOPICS = ("codecs", "txn")
 EXPECTED = LOCAL_TIER / "expected"
@@ -132,7 +137,10 @@ def rows_of(path: Path | str, log: BuiltLog, level: str, **options: str) -> list
     writer = LocalTierWriter(path)
     for segment in log.segments:
         writer.write_segment(segment)
-    table = scan(options_of(path, "topic", isolationLevel=level, **options))
+    return table_rows(scan(options_of(path, "topic", isolationLevel=level, **options)))
+
+
+def table_rows(table: pa.Table) -> list[tuple[int, bytes]]:
     return sorted(
         zip(table["offset"].to_pylist(), table["value"].to_pylist(), strict=True),
         key=lambda row: row[0],
@@ -146,9 +154,31 @@ def rows_of(path: Path | str, log: BuiltLog, level: str, **options: str) -> list
 )
 @settings(max_examples=60, deadline=None)
 def test_any_log_a_broker_might_tier(log: BuiltLog, level: str, size: str) -> None:
+    expected = [(row.offset, row.value) for row in log.rows(level)]
+    gaps = [
+        f"[{low}, {high.base_offset})"
+        for before, high in pairwise(log.segments)
+        if (low := last_offset_of(before) + 1) < high.base_offset
+    ]
     with tempfile.TemporaryDirectory() as folder:
-        found = rows_of(folder, log, level, targetPartitionBytes=size)
-    assert found == [(row.offset, row.value) for row in log.rows(level)]
+        refused = ""
+        try:
+            found = rows_of(folder, log, level, targetPartitionBytes=size)
+        except DataLossError as error:
+            refused = str(error)
+            options = options_of(folder, "topic", isolationLevel=level, failOnDataLoss="false")
+            found = table_rows(scan(options))
+    if not refused or level == "read_uncommitted":
+        assert found == expected
+    # What compaction left at the end of a segment looks like a lost segment.
+    assert not refused or any(gap in refused for gap in gaps), (gaps, refused)
+    plain = {row.offset for row in log.all_rows if row.transaction is None}
+    assert [row for row in found if row[0] in plain] == [row for row in expected if row[0] in plain]
+    assert set(found) <= set(expected)
+
+
+def last_offset_of(segment: SegmentFiles) -> int:
+    return max(batch.last_offset for batch in iter_batches(segment.log))
 
 
 def log_with_a_gap() -> BuiltLog:
@@ -164,14 +194,19 @@ def log_with_a_gap() -> BuiltLog:
     return builder.build()
 
 
-def test_a_gap_that_may_be_none_is_noted_and_transactions_are_read_across(
+def test_a_gap_that_may_be_none_is_an_error_and_what_crosses_it_undecided(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "kts_source")
     log = log_with_a_gap()
-    assert rows_of(tmp_path, log, "read_committed") == [(0, b"committed"), (7, b"plain")]
-    assert "topic-0: offsets [2, 7)" in caplog.text
-    (part,) = plan_scan(parse_options(options_of(tmp_path, "topic"))).partitions
+    with pytest.raises(DataLossError, match=r"\[2, 7\).*compaction"):
+        rows_of(tmp_path, log, "read_committed")
+    options = options_of(tmp_path, "topic", failOnDataLoss="false")
+    # A transaction that committed in the gap, and another in its place, would look the same.
+    assert table_rows(scan({**options, "isolationLevel": "read_committed"})) == [(7, b"plain")]
+    assert "offsets [2, 7)" in caplog.text
+    assert "1 since offset 0; their records are left out" in caplog.text
+    assert [row for row, _ in table_rows(scan({**options, "isolationLevel": "read_uncommitted"}))]
+    (part,) = plan_scan(parse_options(options)).partitions
     assert part.surviving.holes == ()
     assert [(gap.start, gap.stop) for gap in part.surviving.unverifiable] == [(2, 7)]
 
@@ -184,8 +219,54 @@ def test_markers_behind_a_gap_are_replayed_where_the_transaction_index_is_bad(
         writer.write_segment(segment)
     (index,) = tmp_path.rglob("*.txnindex")
     index.write_bytes(b"\xff" * 34)
-    table = scan(options_of(tmp_path, "topic", isolationLevel="read_committed"))
-    assert table["offset"].to_pylist() == [0, 7]
+    options = options_of(tmp_path, "topic", isolationLevel="read_committed")
+    table = scan({**options, "failOnDataLoss": "false"})
+    assert table["offset"].to_pylist() == [7]
+
+
+@pytest.mark.parametrize("level", ISOLATION_LEVELS)
+@pytest.mark.parametrize("start", [0, 3, 4])
+def test_a_lost_segment_is_a_hole(tmp_path: Path, level: str, start: int) -> None:
+    builder = LogBuilder()
+    builder.append([SimpleRecord(b"a")] * 4)
+    builder.roll()
+    builder.append([SimpleRecord(b"lost")] * 3)
+    builder.roll()
+    builder.append([SimpleRecord(b"b")])
+    writer = LocalTierWriter(tmp_path)
+    first, _, last = builder.build().segments
+    for segment in (first, last):
+        writer.write_segment(segment)
+    options = options_of(
+        tmp_path, "topic", isolationLevel=level, startingOffsets=f'{{"topic": {{"0": {start}}}}}'
+    )
+    with pytest.raises(DataLossError, match=r"\[4, 7\)"):
+        scan(options)
+    table = scan({**options, "failOnDataLoss": "false"})
+    assert table["offset"].to_pylist() == [*range(start, 4), 7]
+
+
+def test_rows_in_front_of_a_gap_are_refused_where_their_marker_may_lie_in_it(
+    tmp_path: Path,
+) -> None:
+    builder = LogBuilder()
+    builder.send(7, [SimpleRecord(b"a")] * 3)
+    builder.roll()
+    builder.abort(7)
+    builder.roll()
+    builder.append([SimpleRecord(b"b")])
+    first, _, last = builder.build().segments
+    writer = LocalTierWriter(tmp_path)
+    for segment in (first, last):
+        writer.write_segment(segment)
+    options = options_of(
+        tmp_path,
+        "topic",
+        isolationLevel="read_committed",
+        endingOffsets='{"topic": {"0": 2}}',
+    )
+    with pytest.raises(DataLossError, match=r"\[3, 4\).*7 since offset 0"):
+        scan(options)
 
 
 def test_what_is_missing_at_the_log_start_is_still_a_hole(tmp_path: Path) -> None:

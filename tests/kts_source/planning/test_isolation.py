@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import base64
 import json
-from dataclasses import dataclass
+import random
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +22,7 @@ from kts_source.planning.side_files import replay_batches
 from segment_format.index.producer_snapshot import ProducerStateEntry, parse_producer_snapshot
 from segment_format.index.transaction_index import AbortedTxn, parse_transaction_index
 from segment_format.record.records import iter_batches
+from segment_format.testing import LogBuilder, SimpleRecord
 from tests.kts_source.planning.segments import lineage, segment
 
 if TYPE_CHECKING:
@@ -69,28 +72,37 @@ def golden_logs() -> tuple[GoldenLog, ...]:
 
 @dataclass
 class FromFiles:
-    """Side files of a golden log, some of them lost on purpose."""
+    """Side files of a golden log, some of them lost on purpose: all, or by first offset."""
 
     log: GoldenLog
-    lose_snapshots: bool = False
-    lose_indexes: bool = False
+    lose_snapshots: bool | frozenset[int] = False
+    lose_indexes: bool | frozenset[int] = False
+    replayed: Counter[int] = field(default_factory=Counter)
 
     def snapshot(self, of: RemoteSegment) -> tuple[ProducerStateEntry, ...] | None:
         data = self.log.files.get(f"{of.stop_offset:020d}.snapshot")
-        return None if self.lose_snapshots or data is None else parse_producer_snapshot(data)
+        if _is_lost(self.lose_snapshots, of) or data is None:
+            return None
+        return parse_producer_snapshot(data)
 
     def aborted(self, of: RemoteSegment) -> tuple[AbortedTxn, ...] | None:
-        if self.lose_indexes:
+        if _is_lost(self.lose_indexes, of):
             return None
         return parse_transaction_index(self.log.files.get(f"{of.start_offset:020d}.txnindex", b""))
 
     def replay(self, span: SegmentRange, open_before: Mapping[int, int]) -> Replay:
+        self.replayed[span.start] += 1
         return replay_batches(self.log.batches(span.segment.start_offset), span, open_before)
+
+
+def _is_lost(lost: bool | frozenset[int], of: RemoteSegment) -> bool:
+    return of.start_offset in lost if isinstance(lost, frozenset) else lost
 
 
 def read(log: GoldenLog, tier: PartitionLog, state: FromFiles, start: int, stop: int) -> list[int]:
     """Offsets of [start, stop) that a read_committed reader returns."""
     decisions = decide(tier, start, stop, state)
+    assert decisions is not None
     return [
         record.offset
         for span in tier.ranges
@@ -144,6 +156,82 @@ def test_every_range_between_segments(number: int) -> None:
             assert read(log, tier, FromFiles(log), start, stop) == expected
 
 
+@pytest.mark.parametrize("number", range(12))
+def test_whichever_side_files_are_lost_the_rest_and_the_logs_tell_the_same(number: int) -> None:
+    log = golden_logs()[number]
+    source = random.Random(number)
+    tier = log.tier(len(log.bases))
+    cuts = [*log.bases, tier.stop]
+    for share in (0.2, 0.5, 0.9):
+        start, stop = sorted(source.sample(cuts, 2))
+        state = FromFiles(
+            log,
+            frozenset(base for base in log.bases if source.random() < share),
+            frozenset(base for base in log.bases if source.random() < share),
+        )
+        found = decide(tier, start, stop, state)
+        sound = decide(tier, start, stop, FromFiles(log))
+        assert found == sound
+        assert not state.replayed or max(state.replayed.values()) == 1
+
+
+def open_since_0(count: int) -> tuple[PartitionLog, FromFiles]:
+    """A log of a segment for each offset; a transaction begins at 0 and does not end."""
+    builder = LogBuilder()
+    builder.send(7, [SimpleRecord(b"open")])
+    for _ in range(count - 1):
+        builder.roll()
+        builder.append([SimpleRecord(b"plain")])
+    files: dict[str, bytes] = {}
+    for one in builder.build().segments:
+        files[f"{one.base_offset:020d}.log"] = one.log
+        files[f"{one.next_offset:020d}.snapshot"] = one.snapshot
+    log = GoldenLog(tuple(range(count)), tuple(range(1, count + 1)), files, ())
+    return log.tier(count), FromFiles(log)
+
+
+def test_a_row_of_bad_snapshots_is_walked_once() -> None:
+    tier, state = open_since_0(3000)
+    state.lose_snapshots = True
+    decisions = decide(tier, 2000, 2001, state)
+    assert decisions is not None
+    assert decisions.stop == 2000
+    assert [txn.first_offset for txn in decisions.undecided] == [0]
+    assert max(state.replayed.values()) == 1
+
+
+@pytest.mark.parametrize("first", [1, 4, 8])
+def test_what_is_open_below_the_ranges_at_hand_is_not_taken_for_nothing(first: int) -> None:
+    tier, state = open_since_0(10)
+    window = replace(tier, ranges=tier.ranges[first:])
+    state.lose_snapshots = frozenset(range(first, 10))
+    assert decide(window, 8, 9, state) is None
+    # A sound snapshot at hand is as good as all that lies below it.
+    state.lose_snapshots = frozenset(range(first + 1, 10))
+    decisions = decide(window, 8, 9, state)
+    assert decisions is not None
+    assert decisions.stop == 8
+
+
+@pytest.mark.parametrize("is_exact", [True, False])
+def test_behind_a_gap_bad_snapshots_leave_it_unknown_what_was_open(is_exact: bool) -> None:
+    tier, state = open_since_0(10)
+    tier = partition_log(
+        [segment(base, base, end_is_exact=is_exact) for base in range(10) if base not in (3, 4)],
+        lineage(e0=0),
+    )
+    assert len(tier.missing) == 1
+    state.lose_snapshots = frozenset(range(5, 10))
+    decisions = decide(tier, 7, 9, state)
+    assert decisions is not None
+    assert decisions.unknown_behind is not None
+    assert (decisions.unknown_behind.start, decisions.unknown_behind.stop) == (3, 5)
+    state.lose_snapshots = frozenset(range(6, 10))
+    decisions = decide(tier, 7, 9, state)
+    assert decisions is not None
+    assert (decisions.unknown_behind, decisions.stop) == (None, 7)
+
+
 def test_a_marker_lost_in_a_hole_is_never_taken_for_a_commit() -> None:
     # Some transactions straddle each missing segment: their records before the hole must not be
     # returned,
@@ -159,5 +247,7 @@ def test_a_marker_lost_in_a_hole_is_never_taken_for_a_commit() -> None:
             tier = partition_log(described, lineage(e0=0))
             given = read(log, tier, FromFiles(log), 0, tier.stop)
             assert set(given) <= set(log.read_committed)
-            straddled += bool(decide(tier, 0, tier.stop, FromFiles(log)).lost)
+            decisions = decide(tier, 0, tier.stop, FromFiles(log))
+            assert decisions is not None
+            straddled += bool(decisions.lost)
     assert straddled > 0

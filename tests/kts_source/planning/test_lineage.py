@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
@@ -51,6 +52,87 @@ def test_usable_range(
     assert (None if span is None else (span.start, span.stop)) == usable
 
 
+@pytest.mark.parametrize(
+    ("start", "end", "epochs", "usable"),
+    [
+        # An epoch that is said to begin below the segment is clipped to it …
+        (15, 18, {1: 10}, (15, 19)),
+        (15, 18, {1: 2}, (15, 19)),
+        # … those that end below it or begin above it own nothing of it …
+        (25, 35, {0: 0, 1: 10, 2: 20, 3: 30}, (25, 36)),
+        (15, 18, {1: 15, 6: 60}, (15, 19)),
+        (60, 65, {5: 50, 7: 70}, (60, 66)),
+        # … but one that owned other offsets is of another branch.
+        (25, 35, {1: 10}, None),
+        (25, 35, {1: 10, 3: 30}, None),
+        (60, 65, {6: 50}, None),
+    ],
+)
+def test_an_epoch_says_nothing_of_offsets_outside_its_segment(
+    start: int, end: int, epochs: dict[int, int], usable: tuple[int, int] | None
+) -> None:
+    span = usable_range(segment(start, end, epochs), SEVEN)
+    assert (None if span is None else (span.start, span.stop)) == usable
+
+
+@given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=6),
+    st.lists(st.integers(1, 30), min_size=1, max_size=4),
+    st.data(),
+)
+def test_whatever_a_manifest_calls_an_epochs_start(
+    sizes: list[int], epoch_sizes: list[int], data: st.DataObject
+) -> None:
+    starts = [sum(sizes[:number]) for number in range(len(sizes) + 1)]
+    begins = [0, *(sum(epoch_sizes[: number + 1]) for number in range(len(epoch_sizes)))]
+    epochs = {number: begin for number, begin in enumerate(begins) if begin < starts[-1]}
+    segments = []
+    for low, stop in pairwise(starts):
+        inside = [e for e in epochs if epochs[e] < stop and epochs.get(e + 1, stop) > low]
+        first = data.draw(st.integers(0, inside[0]))
+        said = {e: epochs[e] for e in range(first, inside[-1] + 1)}
+        clip = data.draw(st.booleans())
+        said[inside[0]] = max(said[inside[0]], low) if clip else said[inside[0]]
+        segments.append(segment(low, stop - 1, said))
+    is_lost = data.draw(st.lists(st.booleans(), min_size=len(sizes), max_size=len(sizes)))
+    is_lost[-1] = False  # its checkpoint is the lineage
+    kept = [one for one, gone in zip(segments, is_lost, strict=True) if not gone]
+    lost = [one for one, gone in zip(segments, is_lost, strict=True) if gone]
+    entries = lineage(**{f"e{number}": begin for number, begin in epochs.items()})
+    log = partition_log(kept, entries)
+    assert [(span.start, span.stop) for span in log.ranges] == [
+        (one.start_offset, one.stop_offset) for one in kept
+    ]
+    missing = {offset for hole in log.holes for offset in range(hole.start, hole.stop)}
+    assert missing == {
+        offset
+        for one in lost
+        for offset in range(one.start_offset, one.stop_offset)
+        if offset >= kept[0].start_offset
+    }
+
+
+def test_a_damaged_segments_epoch_says_nothing_of_offsets_outside_it() -> None:
+    whole = [segment(0, 9, {0: 0}), segment(10, 19, {0: 10})]
+    # A new epoch that is said to begin at 5 cuts nothing off below its segment.
+    log = partition_log(whole, lineage(e0=0), [segment(20, 29, {3: 5})])
+    assert [(span.start, span.stop) for span in log.ranges] == [(0, 10), (10, 20)]
+    assert [(hole.start, hole.stop) for hole in log.holes] == [(20, 30)]
+    log = partition_log(whole, lineage(e0=0), [segment(15, 29, {0: 0, 3: 15})])
+    assert [(span.start, span.stop) for span in log.ranges] == [(0, 10), (10, 15)]
+    assert [(hole.start, hole.stop) for hole in log.holes] == [(15, 30)]
+
+
+def test_offsets_below_a_first_epoch_are_below_the_log_start_or_missing() -> None:
+    first = segment(10, 19, {0: 13})
+    for start in (0, 13):
+        log = partition_log([first, segment(20, 29)], lineage(e0=start))
+        assert (log.log_start, log.holes) == (13, ())
+        assert ["[10, 13)" in skipped.reason for skipped in log.skipped] == [True]
+    log = partition_log([segment(0, 9), first, segment(20, 29)], lineage(e0=0))
+    assert [(hole.start, hole.stop) for hole in log.holes] == [(10, 13)]
+
+
 def test_epochs_older_than_the_lineage_are_cut_off_with_the_log_start() -> None:
     span = usable_range(segment(14, 150, {5: 14, 7: 15, 9: 100}), lineage(e7=51, e9=100))
     assert span is not None
@@ -72,9 +154,11 @@ def test_the_checkpoint_carries_the_log_start() -> None:
     log = partition_log([segment(0, 9), segment(10, 19), segment(20, 29)], lineage(e0=13))
     assert log.log_start == 13
     assert [(span.start, span.stop) for span in log.ranges] == [(13, 20), (20, 30)]
-    assert [(skipped.segment.start_offset, skipped.reason) for skipped in log.skipped] == [
-        (0, BELOW_LOG_START)
-    ]
+    (cut, below) = log.skipped
+    assert (below.segment.start_offset, below.reason) == (0, BELOW_LOG_START)
+    # Deleted or of a format without epochs: what of a segment is not read has a name.
+    assert cut.segment.start_offset == 10
+    assert cut.reason.startswith("offsets [10, 13) lie below the first leader epoch")
 
 
 def test_a_checkpoint_below_the_first_tiered_offset_is_no_hole() -> None:

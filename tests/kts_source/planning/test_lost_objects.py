@@ -280,3 +280,79 @@ def test_a_copy_without_its_snapshot_may_be_under_way(tmp_path: Path) -> None:
     write(tmp_path, layout="local")
     lose(tmp_path, "snapshot", base=10)
     assert scan(local(tmp_path))["offset"].to_pylist() == [*range(10)]
+
+
+@pytest.mark.parametrize("layout", ["aiven", "local"])
+def test_what_the_lost_end_decided_is_undecided(tmp_path: Path, layout: str) -> None:
+    builder = LogBuilder()
+    builder.append([SimpleRecord(b"plain")] * 2)
+    builder.send(7, [SimpleRecord(b"open")] * 2)
+    builder.roll()
+    builder.abort(7)
+    write(tmp_path, builder.build().segments, layout=layout)
+    lose(tmp_path, "log", base=4)
+    given = local if layout == "local" else options
+    with pytest.raises(DataLossError, match=r"\[4, 5\)"):
+        kts_source.plan(given(tmp_path))
+    with pytest.raises(OffsetOutOfRangeError, match="ends at offset 2"):
+        kts_source.plan(given(tmp_path, endingOffsets='{"t":{"0":4}}'))
+    assert scan(given(tmp_path, failOnDataLoss="false"))["offset"].to_pylist() == [0, 1]
+
+
+@pytest.mark.parametrize("layout", ["aiven", "local"])
+def test_a_plan_with_a_damaged_end_is_read_from_its_file(tmp_path: Path, layout: str) -> None:
+    root, file = tmp_path / "tier", tmp_path / "plan.json"
+    write(root, layout=layout)
+    lose(root, "log", base=10)
+    given = (local if layout == "local" else options)(root, failOnDataLoss="false")
+    plan = kts_source.plan(given)
+    file.write_text(plan.to_json())
+    again = kts_source.plan({**given, "planFile": str(file)})
+    assert again.partitions[0].surviving.holes == plan.partitions[0].surviving.holes
+    assert again.tasks == plan.tasks
+
+
+def test_a_damaged_local_copy_tells_its_epoch_by_its_checkpoint_or_nothing_does(
+    tmp_path: Path,
+) -> None:
+    write(tmp_path, segments(3, epoch=0), layout="local")  # [0, 15), of which [7, 15) died
+    before = set(tmp_path.rglob("*.log"))
+    builder = LogBuilder(leader_epoch=0)
+    builder.append([SimpleRecord(b"0") for _ in range(5)])
+    builder.roll()
+    builder.append([SimpleRecord(b"0") for _ in range(2)])
+    builder.set_leader_epoch(1)
+    builder.append([SimpleRecord(b"1") for _ in range(3)])
+    write(tmp_path, [builder.build().segments[-1]], layout="local")
+    (newer,) = set(tmp_path.rglob("*.log")) - before
+    for suffix in ("log", "index"):
+        newer.with_suffix(f".{suffix}").unlink()
+    # What is left says that epoch 1 began at 7, not where it ended.
+    with pytest.raises(DataLossError, match=r"\[7, 8\)"):
+        kts_source.plan(local(tmp_path))
+    rows = scan(local(tmp_path, failOnDataLoss="false"))
+    assert rows["offset"].to_pylist() == [*range(7)]
+    newer.with_suffix(".leader_epoch_checkpoint").unlink()
+    for ending in ('{"t":{"0":3}}', "latest"):
+        with pytest.raises(DataLossError, match="nothing tells which segments belong to the log"):
+            kts_source.plan(local(tmp_path, endingOffsets=ending))
+
+
+def test_a_damaged_segment_below_the_others_may_be_of_the_branch_that_lives(
+    tmp_path: Path,
+) -> None:
+    write(tmp_path, [one for one in segments(12, epoch=0) if one.base_offset])
+    builder = LogBuilder(leader_epoch=0)
+    builder.append([SimpleRecord(b"0") for _ in range(2)])
+    builder.set_leader_epoch(1)
+    builder.append([SimpleRecord(b"1") for _ in range(2)])
+    write(tmp_path, builder.build().segments)
+    lose(tmp_path, "log", base=0)
+    for file in tmp_path.rglob("*.*"):
+        at = 1_000_000 + int(file.name[:20]) if int(file.name[:20]) else 2_000_000
+        os.utime(file, (at, at))
+    # All others are of a branch that died; a part of the log must not look as if it lived.
+    for start, ending in ((0, "latest"), (20, '{"t":{"0":30}}')):
+        given = {"startingOffsets": f'{{"t":{{"0":{start}}}}}', "endingOffsets": ending}
+        with pytest.raises(DataLossError, match=r"\[0, 4\)"):
+            kts_source.plan(options(tmp_path, **given))

@@ -394,5 +394,5 @@ def test_one_lineage_column_alone_and_none_by_default() -> None:
 
 def test_a_plan_as_json_is_plain_json() -> None:
     document = json.loads(kts_source.plan(tier_options("codecs")).to_json())
-    assert document["version"] == 1
+    assert document["version"] == 2
     assert len(document["segments"]) == 4

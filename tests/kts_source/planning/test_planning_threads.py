@@ -1,4 +1,4 @@
-"""Threads of a plan share one core; the thread that asks for the plan keeps all of its own."""
+"""Threads of a plan."""
 
 from __future__ import annotations
 
@@ -11,21 +11,11 @@ from kts_source.planning.planning_threads import PLANNING_THREADS, planning_pool
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system binds no threads")
-def test_threads_of_all_pools_share_one_core() -> None:
+def test_threads_may_run_wherever_the_process_may() -> None:
     before = os.sched_getaffinity(0)
-    meeting = threading.Barrier(8, timeout=60)
-
-    def cores() -> frozenset[int]:
-        meeting.wait()
-        return frozenset(os.sched_getaffinity(0))
-
     with planning_pools("a", "b") as pools:
-        seen = {future.result() for future in [pool.submit(cores) for pool in pools * 4]}
-    assert len(seen) == 1
-    (bound,) = seen
-    assert len(bound) == 1
-    assert bound <= before
-    assert os.sched_getaffinity(0) == before
+        seen = [pool.submit(os.sched_getaffinity, 0).result() for pool in pools]
+    assert seen == [before, before]
 
 
 def test_as_many_requests_are_under_way_as_there_are_threads() -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import kts_source
 from benchmarks.simulated import TOPIC, SimulatedTier
+from kts_source.errors import PlanTooLargeError
 from kts_source.layout.remote_segment import (
     Envelope,
     IndexType,
@@ -21,15 +22,19 @@ from kts_source.layout.remote_segment import (
     StoredIndex,
 )
 from kts_source.options import parse_options
+from kts_source.planning import slicing
 from kts_source.planning.slicing import cut, pack, target_bytes
 from kts_source.read.task import SegmentSlice
 from segment_format.isolation import NO_ABORTED
 from segment_format.manifest.chunk_index import FixedChunkIndex
 from segment_format.manifest.encryption import WrappedDataKey
+from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
 from tests.golden_data import TOPICS, tier_options
+from tests.kts_source.planning.scanning import run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from kts_source.planning.scan_plan import ScanPlan
     from kts_source.read.task import ScanTask
@@ -193,3 +198,96 @@ def test_a_cut_of_a_cut_segment_keeps_its_offsets() -> None:
         (7000, 9000),
     ]
     assert {(one.start_offset, one.stop_offset) for one in slices} == {(30, 60)}
+
+
+def write_log(folder: Path, log: LogBuilder) -> dict[str, str]:
+    writer = AivenTierWriter(folder, topic="t", topic_id="lZ6vvmajTWKDBUTV6SQAtQ")
+    for segment in log.build().segments:
+        writer.write_segment(segment)
+    return {"path": str(folder), "subscribe": "t", "cache": "false"}
+
+
+def rows_of(options: dict[str, str]) -> list[int]:
+    """Rows of each task, all of which have their place in the log."""
+    plan = kts_source.plan(options)
+    tables = [run(replace(plan, tasks=(task,)), options) for task in plan.tasks]
+    offsets = [offset for table in tables for offset in table["offset"].to_pylist()]
+    assert offsets == sorted(set(offsets))
+    return [table.num_rows for table in tables]
+
+
+@pytest.mark.parametrize("limit", [1, 10, 100, 100_000])
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_what_compaction_left_makes_tasks_by_its_bytes(
+    codec: str, limit: int, tmp_path: Path
+) -> None:
+    """Few records, millions of offsets apart: a task for each record at most, and not for each
+    stretch of offsets.
+    """
+    log = LogBuilder()
+    for number in range(20):
+        log.append([SimpleRecord(b"v%d" % number * 9)], codec=codec)
+        log.skip_offsets(1_000_000)
+        if number == 9:
+            log.roll()
+    size = sum(len(segment.log) for segment in log.build().segments)
+    options = write_log(tmp_path, log)
+    counts = rows_of({**options, "maxRecordsPerPartition": f"{limit}"})
+    assert sum(counts) == 20
+    assert len(counts) <= min(size // limit + 2, 20)
+
+
+@pytest.mark.parametrize("limit", [3, 64])
+@pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
+def test_dense_records_are_bounded_whatever_they_compress_to(
+    codec: str, limit: int, tmp_path: Path
+) -> None:
+    log = LogBuilder()
+    for _ in range(2):
+        log.append([SimpleRecord(None, None)] * 150, codec=codec)
+    counts = rows_of({**write_log(tmp_path, log), "maxRecordsPerPartition": f"{limit}"})
+    assert sum(counts) == 300
+    assert max(counts) == limit
+    assert len(counts) == -(-300 // limit)
+
+
+@pytest.mark.parametrize("limit", [1, 10, 1000])
+def test_dense_and_sparse_stretches_of_one_segment(limit: int, tmp_path: Path) -> None:
+    """The index tells where records are: before a gap, between two of them, behind."""
+    log = LogBuilder()
+    for _ in range(4):
+        for _ in range(5):
+            log.append([SimpleRecord(b"v" * 2000)] * 5)
+        log.skip_offsets(500_000_000)
+    log.append([SimpleRecord(b"v")])
+    counts = rows_of({**write_log(tmp_path, log), "maxRecordsPerPartition": f"{limit}"})
+    assert sum(counts) == 101
+    assert len(counts) <= -(-101 // limit) + 8
+    assert max(counts) <= max(limit, 10)  # two appends, between which the index has no entry
+
+
+@pytest.mark.parametrize("name", ["minPartitions", "targetPartitionBytes"])
+@pytest.mark.parametrize("value", ["1", "2147483647"])
+def test_extremes_give_all_rows(name: str, value: str, tmp_path: Path) -> None:
+    log = LogBuilder()
+    for _ in range(40):
+        log.append([SimpleRecord(b"v" * 500)] * 10)
+    options = write_log(tmp_path, log)
+    counts = rows_of({**options, name: value})
+    assert sum(counts) == 400
+    few = (name, value) in (("minPartitions", "1"), ("targetPartitionBytes", "2147483647"))
+    assert (len(counts) == 1) == few
+    assert len(counts) <= 42
+
+
+def test_a_plan_of_too_many_slices_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = LogBuilder()
+    log.append([SimpleRecord(b"v" * 50)] * 1000)
+    options = write_log(tmp_path, log)
+    monkeypatch.setattr(slicing, "MAX_SLICES", 100)
+    assert len(kts_source.plan({**options, "maxRecordsPerPartition": "10"}).tasks) == 100
+    for limit in ("9", "1"):
+        with pytest.raises(PlanTooLargeError, match="maxRecordsPerPartition"):
+            kts_source.plan({**options, "maxRecordsPerPartition": limit})

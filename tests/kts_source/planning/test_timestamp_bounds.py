@@ -5,14 +5,20 @@ written.
 from __future__ import annotations
 
 import itertools
+import os
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
 
 import kts_source
-from kts_source.errors import InvalidOptionError, OffsetOutOfRangeError
+from kts_source.errors import DataLossError, InvalidOptionError, OffsetOutOfRangeError
+from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
 from tests.golden_data import expected_records, expected_table, tier_options
 from tests.kts_source.planning.scanning import scan
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 TOPICS = ("timeline", "codecs", "appendtime", "epochs", "trimmed", "evolved")
 
@@ -115,3 +121,19 @@ def test_a_timestamp_range_filters_rows_wherever_they_stand(side: str) -> None:
 def test_a_timestamp_range_that_is_none(text: str) -> None:
     with pytest.raises(InvalidOptionError, match="timestampRange"):
         kts_source.plan(tier_options("timeline", timestampRange=text))
+
+
+@pytest.mark.parametrize("more", [{}, {"maxTimestampAheadMs": "60000"}])
+def test_a_hole_where_a_start_time_begins_is_an_error(tmp_path: Path, more: dict[str, str]) -> None:
+    hour, zero = 3_600_000, 1_700_000_000_000
+    builder = LogBuilder()
+    for number in range(20):
+        builder.append([SimpleRecord(b"x", timestamp=zero + number * hour)] * 10)
+        builder.roll()
+    writer = AivenTierWriter(tmp_path, topic="t")
+    for number, segment in enumerate(builder.build().segments):
+        for key in writer.write_segment(segment).keys if number != 15 else ():
+            os.utime(tmp_path / key, ((zero + number * hour) / 1000 + 60,) * 2)
+    options = {"path": str(tmp_path), "subscribe": "t", "startingTimestamp": str(zero + 15 * hour)}
+    with pytest.raises(DataLossError, match=r"\[150, 160\)"):
+        kts_source.plan({**options, **more})

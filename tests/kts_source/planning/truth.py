@@ -1,6 +1,6 @@
 """What a tier proves, worked out from the lives of its partitions.
 
-The log of whoever made the newest upload that a manifest tells of is the truth: a higher epoch is
+The log of whoever made the newest upload that tells of itself is the truth: a higher epoch is
 newer, then a higher offset. A complete upload holds an offset of it if its own log has the very
 same batch there. The log start is what the newest checkpoint says, or the first offset held at all
 where nothing lies below; whatever is not held above it is lost.
@@ -11,17 +11,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tests.kts_source.planning.cluster import build, divergence
+from tests.kts_source.planning.replica import build, divergence
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from segment_format.testing import BuiltLog
+    from segment_format.testing.producer_state import Transaction
     from segment_format.testing.rows import ExpectedRow
     from tests.kts_source.planning.cluster import PartitionLife, Upload
     from tests.kts_source.planning.history import World
 
-_MANIFEST = ".rsm-manifest"
 Row = tuple[int, int, bytes | None, bytes | None, int]
 Range = tuple[int, int]
 
@@ -39,6 +39,10 @@ class PartitionTruth:
         missing: Offsets of [log_start, stop) that no complete upload holds.
         is_outlived: Whether copies of lower epochs came after the newest: two unclean elections,
             and none of the new leader's own epoch copied yet.
+        is_ambiguous: Whether the newest copy is one of several that differ in the log start, where
+            only the time of the copy tells which is newer.
+        copied: When complete copies began, in ms, and their first offsets.
+        spoiled: Side files that cannot be used: of complete copies, checkpoints of all.
     """
 
     number: int
@@ -48,6 +52,9 @@ class PartitionTruth:
     stop: int
     missing: tuple[Range, ...]
     is_outlived: bool
+    is_ambiguous: bool
+    copied: tuple[tuple[int, int], ...]
+    spoiled: frozenset[str]
 
     @property
     def last_stable_offset(self) -> int:
@@ -57,11 +64,33 @@ class PartitionTruth:
     @property
     def decided_stop(self) -> int:
         """The same where the log's end is lost: outcomes in there are not known."""
-        lost = next((low for low, high in self.missing if high == self.stop), self.stop)
         begun = (
             txn.first_offset
             for txn in self.log.transactions
-            if txn.first_offset < lost and (txn.marker_offset is None or txn.marker_offset >= lost)
+            if txn.first_offset < self._held_stop and self._is_open(txn)
+        )
+        return min(begun, default=self.stop)
+
+    @property
+    def _held_stop(self) -> int:
+        """Where the lost end of the log begins; its end where that is not lost."""
+        return next((low for low, high in self.missing if high == self.stop), self.stop)
+
+    def _is_open(self, txn: Transaction) -> bool:
+        """Whether nothing below the lost end of the log ends a transaction."""
+        return txn.marker_offset is None or txn.marker_offset >= self._held_stop
+
+    @property
+    def undecided_rows_from(self) -> int:
+        """Where it may end without snapshots: headers do not tell of transactions that are open
+        and have no data above the log start, which decide no row.
+        """
+        begun = (
+            row.batch_base_offset
+            for row in self.log.all_rows
+            if row.transaction is not None
+            and self.log_start <= row.batch_base_offset < self._held_stop
+            and self._is_open(self.log.transactions[row.transaction])
         )
         return min(begun, default=self.stop)
 
@@ -69,6 +98,19 @@ class PartitionTruth:
         """Rows of offsets [start, stop), the missing ones included."""
         expected = self.log.rows(isolation, start=start, stop=stop)
         return [_row(self.number, row) for row in expected]
+
+    def decided_rows(self, start: int, stop: int) -> list[Row]:
+        """Rows of [start, stop) that are committed and lie below the first undecided one."""
+        return self.committed_rows(start, min(stop, self.undecided_rows_from))
+
+    def committed_rows(self, start: int, stop: int) -> list[Row]:
+        """Rows of [start, stop) that are committed, whatever is open below them."""
+        return [
+            _row(self.number, row)
+            for row in self.log.all_rows
+            if start <= row.offset < stop
+            and (row.transaction is None or self.log.transactions[row.transaction].committed)
+        ]
 
     def is_missing(self, offset: int) -> bool:
         """Whether no complete upload holds it."""
@@ -86,15 +128,30 @@ class PartitionTruth:
             self.stop,
         )
 
+    def hides(self, timestamp_ms: int, found: int, copied_since_ms: int) -> bool:
+        """Whether what is missing below the offset found for a time holds an earlier one, in front
+        of something copied since some time.
+        """
+        recent = min((base for copied, base in self.copied if copied >= copied_since_ms), default=0)
+        return any(
+            self.dates[offset] >= timestamp_ms
+            for start, stop in self.missing
+            for offset in range(max(start, self.log_start), min(stop, found))
+            if recent <= stop
+        )
+
     def lost_outcomes(self, start: int, stop: int) -> tuple[bool, bool]:
-        """Whether the outcome of a transaction with data below `stop` may be, and is, lost."""
+        """Whether the outcome of a transaction with data below `stop` may be, and is, lost; what
+        the lost end of the log decided is undecided.
+        """
         may = must = False
         stable = min(stop, self.last_stable_offset)
         for number, txn in enumerate(self.log.transactions):
             if txn.first_offset >= stop or txn.marker_offset is None:
                 continue
             spans = any(
-                txn.first_offset < hole_start <= txn.marker_offset for hole_start, _ in self.missing
+                txn.first_offset < hole_start <= txn.marker_offset < self._held_stop
+                for hole_start, _ in self.missing
             )
             may = may or spans
             if spans and self.is_missing(txn.marker_offset):
@@ -109,25 +166,25 @@ def truth_of(world: World) -> dict[int, PartitionTruth]:
     """Partition number to truth; empty when no upload is complete."""
     return {
         number: _truth(number, life)
-        for number, life in enumerate(newest_incarnation(world))
+        for number, life in enumerate(world.incarnations[newest_incarnation(world)])
         if life.complete()
     }
 
 
-def newest_incarnation(world: World) -> tuple[PartitionLife, ...]:
-    """The partitions of the incarnation with the newest upload that a manifest tells of."""
-    return max(world.incarnations.values(), key=_newest_ms)
+def newest_incarnation(world: World) -> str:
+    """The topic id of the newest upload that tells of itself."""
+    return max(world.incarnations, key=lambda topic_id: _newest_ms(world.incarnations[topic_id]))
 
 
 def _damaged(life: PartitionLife) -> list[Upload]:
-    """The uploads with a manifest, but not all that it promises."""
+    """The uploads that are described, but lack something."""
     complete = life.complete()
-    return [copy for copy in life.uploads if life.has(copy, _MANIFEST) and copy not in complete]
+    return [copy for copy in life.uploads if life.is_described(copy) and copy not in complete]
 
 
 def _parts(life: PartitionLife) -> list[Upload]:
-    """The uploads of which something is there, but no manifest."""
-    return [copy for copy in life.uploads if life.has(copy) and not life.has(copy, _MANIFEST)]
+    """The uploads of which something is there, but nothing that describes them."""
+    return [copy for copy in life.uploads if life.has(copy) and not life.is_described(copy)]
 
 
 def _newest_ms(lives: Sequence[PartitionLife]) -> int:
@@ -142,7 +199,7 @@ def is_in_doubt(world: World, *, times: bool) -> bool:
         world: The tier.
         times: Whether the store tells when objects were written.
     """
-    lives = newest_incarnation(world)
+    lives = world.incarnations[newest_incarnation(world)]
     written = max(
         (copy.event_timestamp_ms for life in lives for copy in life.complete()), default=-1
     )
@@ -154,31 +211,38 @@ def is_in_doubt(world: World, *, times: bool) -> bool:
         for copy in _parts(life)
         if not times or copy.event_timestamp_ms > written
     )
-    return _newest_ms(lives) >= 0 and (any(map(_is_lost, lives)) or any(newer))
+    # In the local layout the user names the incarnation.
+    is_chosen = world.shape.local
+    return _newest_ms(lives) >= 0 and (any(map(_is_lost, lives)) or (not is_chosen and any(newer)))
 
 
 def _is_lost(life: PartitionLife) -> bool:
     """Whether nothing tells what the log of a partition is, although it was there."""
-    tellers = [*life.complete(), *(copy for copy in _damaged(life) if life.has(copy, ".indexes"))]
-    newest = max((copy.last_epoch for copy in tellers), default=-1)
-    if any(copy.last_epoch > newest for copy in _damaged(life)):
-        return True
-    if life.complete():
-        return False
-    return bool(_damaged(life)) or len({copy.base for copy in _parts(life)}) > 1
+    complete, damaged = life.complete(), _damaged(life)
+    if not complete:
+        return bool(damaged) or len({copy.base for copy in _parts(life)}) > 1
+    tellers = [*complete, *(copy for copy in damaged if life.has_checkpoint(copy))]
+    newest = max(copy.last_epoch for copy in tellers)
+    if life.is_local:  # only the checkpoint tells the epoch
+        first = min(copy.base for copy in complete)
+        untold = (copy for copy in damaged if not life.has_checkpoint(copy))
+        return any(life.told_stop(copy) > first for copy in untold)
+    return any(copy.last_epoch > newest for copy in damaged)
 
 
 def _truth(number: int, life: PartitionLife) -> PartitionTruth:
     def age(copy: Upload) -> tuple[int, int, int]:
-        return copy.last_epoch, copy.stop, copy.event_timestamp_ms
+        return copy.last_epoch, life.told_stop(copy), copy.event_timestamp_ms
 
     copies, damaged = life.complete(), _damaged(life)
-    newest = max([*copies, *damaged], key=age)
-    teller = max([*copies, *(copy for copy in damaged if life.has(copy, ".indexes"))], key=age)
+    tellers = [*copies, *(copy for copy in damaged if life.has_checkpoint(copy))]
+    teller = max(tellers, key=age)
+    newest = teller if life.is_local else max([*copies, *damaged], key=age)
+    stop = life.told_stop(newest)
 
     def of_the_log(copy: Upload) -> range:
         first = max(copy.base, copy.log_start, teller.log_start)
-        return range(first, min(copy.stop, divergence(copy.log, newest.log)))
+        return range(first, min(life.told_stop(copy), divergence(copy.log, newest.log)))
 
     held: set[int] = set()
     for copy in copies:
@@ -188,21 +252,31 @@ def _truth(number: int, life: PartitionLife) -> PartitionTruth:
         log_start = min(spans.start for copy in damaged if (spans := of_the_log(copy)))
     elif not any(copy.stop <= log_start for copy in copies):
         log_start = min(held)
-    lacking = [offset for offset in range(log_start, newest.stop) if offset not in held]
-    log = build(newest.log, life.interval).build()
-    dates = tuple(entry.date(at) for entry in newest.log for at in range(entry.base, entry.stop))
+    rivals = [
+        copy
+        for copy in tellers
+        if (copy.last_epoch, life.told_stop(copy)) == (newest.last_epoch, stop)
+    ]
+    lacking = [offset for offset in range(log_start, stop) if offset not in held]
+    told = [entry for entry in newest.log if entry.base < stop]
+    log = build(told, life.interval).build()
+    dates = tuple(entry.date(at) for entry in told for at in range(entry.base, entry.stop))
+    unreadable = {name for copy in damaged for name in copy.spoiled} & {"leader_epoch_checkpoint"}
     return PartitionTruth(
         number,
         log,
         dates,
         log_start,
-        newest.stop,
+        stop,
         _ranges(lacking),
         is_outlived=any(
             copy.last_epoch < newest.last_epoch
             and copy.event_timestamp_ms > newest.event_timestamp_ms
             for copy in copies
         ),
+        is_ambiguous=len({copy.log_start for copy in rivals}) > 1,
+        copied=tuple(sorted((copy.event_timestamp_ms, copy.base) for copy in copies)),
+        spoiled=frozenset(unreadable.union(*(copy.spoiled for copy in copies))),
     )
 
 

@@ -78,3 +78,34 @@ def test_descriptions_are_parsed_once_in_a_process(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(botocore.loaders.JSONFileLoader, "load_file", load_file)
     other = connect(s3_arguments({**KEYS, "s3.region": "eu-north-1"}))
     assert region_of(other) == "eu-north-1"
+
+
+def test_without_tuning_the_session_is_s3fs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KTS_TUNING", "off")
+    filesystem = connect(s3_arguments(KEYS))
+    assert filesystem.session is None
+    assert region_of(filesystem) == "eu-west-1"
+
+
+@pytest.mark.parametrize("missing", ["create_loader", "search_paths"])
+def test_where_botocore_is_otherwise_s3fs_makes_its_own(
+    monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    original = botocore.loaders.create_loader
+
+    class Other:
+        """A loader that keeps descriptions elsewhere."""
+
+        search_paths = ()
+
+    with monkeypatch.context() as patched:
+        if missing == "search_paths":
+            patched.setattr(botocore.loaders, "create_loader", lambda _path=None: Other())
+        else:
+            patched.delattr(botocore.loaders, "create_loader")
+        s3_client._loader.cache_clear()
+        filesystem = connect(s3_arguments(KEYS))
+        assert filesystem.session is None
+    s3_client._loader.cache_clear()
+    assert botocore.loaders.create_loader is original
+    assert region_of(filesystem) == "eu-west-1"

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
@@ -9,11 +8,6 @@ import pytest
 from segment_format.arrow import RecordDecoder
 from segment_format.testing import SimpleRecord, write_batch
 from tests.segment_format.kernels.yardstick import ALL_COLUMNS, Row, actual, expected, rows_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from segment_format.kernels.buffers import BufferPool
 
 
 def a_log(batches: int, records: int = 10) -> bytes:
@@ -33,15 +27,6 @@ def a_record(batch: int, record: int) -> SimpleRecord:
         key=name if record % 3 else None,
         headers=((f"h{record}", name), ("n", None)) if record % 4 == 0 else (),
     )
-
-
-@pytest.fixture
-def pool() -> Iterator[BufferPool]:
-    """A pool of its own, of the shape that the tests here use."""
-    from segment_format.kernels.buffers import BufferPool
-
-    yield BufferPool(("offset", "key", "value", "headers"), max_rows=8, max_bytes=4096)
-    gc.collect()
 
 
 def test_batches_that_are_held_never_change() -> None:
@@ -71,14 +56,6 @@ def test_a_single_column_that_is_held_never_changes(column: str) -> None:
         assert array.to_pylist() == values
 
 
-def test_buffers_are_used_again_once_nobody_holds_them() -> None:
-    decoder = RecordDecoder(columns=("offset", "value"), max_rows=16)
-    addresses = set()
-    for batch in decoder.feed(a_log(200)):  # which holds a batch until it has the next one
-        addresses.add(batch.column(1).buffers()[2].address)
-    assert len(addresses) == 2
-
-
 def test_a_slice_keeps_its_buffers() -> None:
     decoder = RecordDecoder(columns=("value",), max_rows=16)
     kept = [
@@ -88,21 +65,29 @@ def test_a_slice_keeps_its_buffers() -> None:
         assert part.to_pylist() == rows
 
 
-def test_a_pool_hands_out_a_set_only_when_it_is_free(pool: BufferPool) -> None:
-    first = pool.acquire()
-    assert first.is_free()
-    view = pa.py_buffer(first._arena)
-    assert not first.is_free()
-    second = pool.acquire()
-    assert second is not first
-    del view
-    assert pool.acquire() in (first, second)
+def test_memory_goes_back_to_arrow_with_the_last_batch() -> None:
+    before = pa.total_allocated_bytes()
+    decoder = RecordDecoder(columns=("offset", "value"), max_rows=16)
+    batches = list(decoder.feed(a_log(100)))
+    held = pa.total_allocated_bytes() - before
+    assert held > sum(batch.nbytes for batch in batches)
+    del batches
+    gc.collect()
+    assert pa.total_allocated_bytes() - before < held // 30  # what the decoder fills now
 
 
-def test_a_pool_keeps_at_most_four_sets(pool: BufferPool) -> None:
-    views = [pa.py_buffer(pool.acquire()._arena) for _ in range(20)]
-    assert len(views) == 20
-    assert len(pool._sets) == 4
+def test_a_large_record_does_not_make_the_batches_behind_it_large() -> None:
+    data = write_batch([SimpleRecord(b"v" * (64 << 20))], base_offset=0) + b"".join(
+        write_batch([SimpleRecord(b"v")], base_offset=base) for base in range(1, 12)
+    )
+    decoder = RecordDecoder(columns=("value",), max_rows=1, max_bytes=1 << 20)
+    (_, *small) = decoder.feed(data)
+    last = small[-1]
+    del small
+    gc.collect()
+    before = pa.total_allocated_bytes()
+    del last
+    assert before - pa.total_allocated_bytes() < 2 << 20
 
 
 def test_a_record_beyond_max_bytes_is_a_batch_of_its_own() -> None:

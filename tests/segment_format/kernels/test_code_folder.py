@@ -4,12 +4,10 @@ import os
 import stat
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pytest
 
 from segment_format.kernels import code_folder
-
-if TYPE_CHECKING:
-    import pytest
 
 
 def test_machine_code_goes_to_a_private_folder(
@@ -39,6 +37,108 @@ def test_a_folder_that_others_can_write_is_not_used(
     planted = tmp_path / "tmp" / f"tiered-kafka-{os.getuid()}"
     planted.rename(tmp_path / "aside")
     planted.symlink_to(tmp_path / "aside")
+    assert code_folder.code_folder() is None
+
+
+@pytest.fixture
+def nowhere_else(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Homes and the system's temporary folder lead to nothing that could be used."""
+    (tmp_path / "a-file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a-file"))
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path / "a-file"))
+
+
+def _owned_by_another(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As far as `lstat` tells; to give a file away takes root."""
+    real = Path.lstat
+
+    def lstat(self: Path) -> os.stat_result:
+        facts = real(self)
+        if self != path:
+            return facts
+        return os.stat_result([*facts[:4], os.getuid() + 1, *facts[5:10]])
+
+    monkeypatch.setattr(Path, "lstat", lstat)
+
+
+def test_the_folder_of_the_environment_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nowhere_else: None
+) -> None:
+    del nowhere_else
+    given = tmp_path / "given"
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(given))
+    folder = code_folder.code_folder()
+    assert folder is not None
+    assert folder.is_relative_to(given)
+    (tmp_path / "link").symlink_to("given/../given")
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "link"))
+    linked = code_folder.code_folder()
+    assert linked is not None
+    assert linked.samefile(folder)
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o757])
+@pytest.mark.parametrize("above", [0, 1, 2])
+def test_nor_is_one_that_the_environment_names_or_one_below_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    nowhere_else: None,
+    caplog: pytest.LogCaptureFixture,
+    above: int,
+    mode: int,
+) -> None:
+    del nowhere_else
+    given = tmp_path / "a" / "b" / "c"
+    given.mkdir(parents=True)
+    (given, *parents) = given, given.parent, given.parent.parent
+    (given, *parents)[above].chmod(mode)
+    monkeypatch.setattr(code_folder, "_refused", set())
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(given))
+    assert code_folder.code_folder() is None
+    assert list(given.iterdir()) == []
+    assert "NUMBA_CACHE_DIR is not used" in caplog.text
+    caplog.clear()
+    code_folder.code_folder()
+    assert not caplog.text
+
+
+def test_a_folder_where_nobody_replaces_what_is_not_theirs_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nowhere_else: None
+) -> None:
+    del nowhere_else
+    (tmp_path / "sticky").mkdir()
+    (tmp_path / "sticky").chmod(0o1777)
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "sticky"))
+    assert code_folder.code_folder() is not None
+    (tmp_path / "sticky" / "tiered-kafka").chmod(0o1777)  # which code is kept in
+    assert code_folder.code_folder() is None
+
+
+@pytest.mark.parametrize("whose", ["a", "a/b", "a/b/tiered-kafka", "a/b/tiered-kafka/numba"])
+def test_a_folder_of_another_user_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nowhere_else: None, whose: str
+) -> None:
+    del nowhere_else
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "a" / "b"))
+    assert code_folder.code_folder() is not None
+    _owned_by_another(tmp_path / whose, monkeypatch)
+    assert code_folder.code_folder() is None
+
+
+def test_links_that_others_can_lead_elsewhere_are_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nowhere_else: None
+) -> None:
+    del nowhere_else
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "link").symlink_to(tmp_path / "mine")
+    (tmp_path / "outer").symlink_to(tmp_path / "shared" / "link")
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "outer"))
+    assert code_folder.code_folder() is not None
+    (tmp_path / "shared").chmod(0o777)  # two links away
+    assert code_folder.code_folder() is None
+    (tmp_path / "shared").chmod(0o755)
+    _owned_by_another(tmp_path / "shared" / "link", monkeypatch)
     assert code_folder.code_folder() is None
 
 

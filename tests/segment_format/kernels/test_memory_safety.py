@@ -128,27 +128,27 @@ def test_nothing_behind_the_room_is_written(sizes: tuple[int, ...]) -> None:
     ]
     data = np.frombuffer(write_batch(records, base_offset=5), np.uint8)
     total = sum(sizes)
-    buffers = ColumnBuffers(("key", "value", "headers"), max_rows=3, max_bytes=1 << 20)
-    rooms = (
+    frame = np.zeros(c.FRAME_SIZE, np.int64)
+    buffers = ColumnBuffers(frame.data, ("key", "value", "headers"), max_rows=3, max_bytes=1 << 20)
+    outputs = {}
+    for slot, room in (
         (c.KEY_BYTES, c.KEY_ROOM),
         (c.VALUE_BYTES, c.VALUE_ROOM),
         (c.HEADER_KEY_BYTES, c.HEADER_KEY_ROOM),
         (c.HEADER_VALUE_BYTES, c.HEADER_VALUE_ROOM),
-    )
-    for slot, room in rooms:
-        buffers._own_bytes(slot, room, total)
-        buffers._arrays[slot] = np.full(total + c.COPY_SLACK + 64, MARK, np.uint8)
-        buffers._own(slot, buffers._arrays[slot])
-    frame = np.zeros(c.FRAME_SIZE, np.int64)
+    ):
+        outputs[slot] = np.full(total + c.COPY_SLACK + 64, MARK, np.uint8)
+        frame[slot] = outputs[slot].ctypes.data
+        frame[room] = total
     frame[c.WANTED] = c.WANT_KEY | c.WANT_VALUE | c.WANT_HEADERS
     frame[[c.STOP_OFFSET, c.MAX_BYTES, c.MAX_BATCH_BYTES]] = 1 << 30
     frame[[c.FIRST_TIMESTAMP, c.LAST_TIMESTAMP]] = -(1 << 62), 1 << 62
     frame[c.MAX_ROWS] = 3
-    buffers.attach(frame.data)
     assert decode_window(data, data[:0], frame) == c.NEED_MORE
+    assert buffers.arrays()
     assert frame[c.ROWS] == 3
-    for slot, _ in rooms:
-        assert (buffers._arrays[slot][total + c.COPY_SLACK :] == MARK).all()
+    for output in outputs.values():
+        assert (output[total + c.COPY_SLACK :] == MARK).all()
 
 
 def test_hostile_logs_give_what_the_yardstick_says() -> None:

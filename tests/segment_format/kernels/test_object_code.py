@@ -3,7 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -111,3 +111,66 @@ print(batch.num_rows, {"numba", "pandas"} & set(sys.modules))
 def test_without_the_compiler_there_is_no_object_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
     assert object_code.load() is None
+
+
+def test_switched_off_there_is_none_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert object_code.load() is not None
+    monkeypatch.setenv("KTS_TUNING", "off")
+    assert object_code.load() is None
+
+
+ARRAY = "ptr %arg.{0}.0, ptr %arg.{0}.1, i64 %arg.{0}.2, i64 %arg.{0}.3, ptr %arg.{0}.4"
+REST = ", i64 %arg.{0}.5.0, i64 %arg.{0}.6.0"
+AS_IT_IS = "i32 @kernel(ptr %retptr, ptr %excinfo, " + ", ".join(
+    (ARRAY + REST).format(name) for name in ("window", "payload", "frame")
+)
+
+
+def emitted(head: str) -> bytes:
+    """The object file of a kernel with this head."""
+    from numba.core.registry import cpu_target
+
+    result = head.split(" ", 1)[0]
+    code = f"define {head}) {{\n  ret {result} 0\n}}\n"
+    return object_code._emitted(code, "kernel", cpu_target.target_context.codegen())
+
+
+def test_what_is_emitted_is_compared_with_what_is_called() -> None:
+    assert emitted(AS_IT_IS)
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes"),
+    [
+        ("i32 @", "i64 @"),
+        ("ptr %retptr, ptr %excinfo", "ptr %excinfo, ptr %retptr"),
+        ("ptr %arg.window.1, ", ""),
+        ("i64 %arg.payload.3, ptr %arg.payload.4", "ptr %arg.payload.4, i64 %arg.payload.3"),
+        ("i64 %arg.frame.6.0", "i64 %arg.frame.6.0, i64 %arg.frame.7"),
+        ("i64 %arg.frame.5.0", "i32 %arg.frame.5.0"),
+    ],
+)
+def test_no_object_file_is_made_of_a_kernel_that_is_called_otherwise(
+    was: str, becomes: str
+) -> None:
+    assert was in AS_IT_IS
+    with pytest.raises(ValueError, match="the kernel is"):
+        emitted(AS_IT_IS.replace(was, becomes))
+
+
+def test_nor_where_numba_has_other_conventions(monkeypatch: pytest.MonkeyPatch) -> None:
+    from numba.core import callconv
+
+    from segment_format.kernels.decode_window import decode_window
+
+    kernel: Any = decode_window
+    (signature,) = kernel.signatures
+    object_code._check_conventions(kernel.targetctx, signature)
+    model = kernel.targetctx.data_model_manager[signature[0]]
+    with monkeypatch.context() as patched:
+        patched.setattr(model, "_fields", ("parent", "meminfo", *model._fields[2:]))
+        with pytest.raises(ValueError, match="other fields"):
+            object_code._check_conventions(kernel.targetctx, signature)
+    monkeypatch.setattr(callconv, "RETCODE_OK", "i32 1")
+    with pytest.raises(ValueError, match="success is i32 1"):
+        object_code._check_conventions(kernel.targetctx, signature)

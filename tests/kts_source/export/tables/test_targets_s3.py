@@ -145,6 +145,50 @@ def test_publish_can_be_repeated(url: str, s3_server: S3Server) -> None:
     target.close()
 
 
+@pytest.mark.parametrize("has_source", [True, False])
+@pytest.mark.parametrize("other", [b"54321", b"12345"], ids=["other bytes", "same bytes"])
+def test_an_object_of_the_same_size_is_not_taken_for_the_file(
+    url: str, s3_server: S3Server, has_source: bool, other: bytes
+) -> None:
+    target = target_of(url, s3_server)
+    if has_source:
+        target.create("draft", b"12345")
+    target.create("done", other)
+    with pytest.raises(ExportError, match=r"no copy of .*/draft"):
+        target.publish("draft", "done", 5)
+    assert target.read("done") == other
+    if has_source:
+        assert target.read("draft") == b"12345"
+        target.delete("done")
+        target.publish("draft", "done", 5)
+        assert target.read("done") == b"12345"
+    target.close()
+
+
+def test_another_attempts_copy_is_not_taken_for_the_file(url: str, s3_server: S3Server) -> None:
+    target = target_of(url, s3_server)
+    for draft in ("one", "two"):
+        target.create(draft, b"12345")
+    target.publish("one", "done", 5)
+    with pytest.raises(ExportError, match=r"no copy of .*/two"):
+        target.publish("two", "done", 5)
+    target.publish("one", "done", 5)
+    target.close()
+
+
+def test_files_that_are_copied_in_parts_can_be_published(
+    url: str, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("s3fs.core.MANAGED_COPY_THRESHOLD", 1 << 20)
+    data = bytes(6 << 20)
+    target = target_of(url, s3_server)
+    target.create("draft", data)
+    for _ in range(2):
+        target.publish("draft", "done", len(data))
+    assert [found.key for found in target.list_objects("")] == ["done"]
+    target.close()
+
+
 def test_a_server_that_ignores_the_condition_is_refused(
     url: str, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,84 @@
+"""What an existing Iceberg table must be, so that an export's files are whole in it.
+
+The files hold no field ids: readers find columns by the table's name mapping. PyIceberg takes
+partition values from the bounds of the files. Both are compared before a row is read.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from kts_source.errors import UnsupportedTargetError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pyiceberg.table import Table
+    from pyiceberg.table.name_mapping import MappedField
+
+    from kts_source.export.partitioning import PartitionField
+
+_NEWEST_FORMAT: Final = 2
+_METRICS: Final = "write.metadata.metrics."
+
+
+def check_table(table: Table, partition_by: Sequence[PartitionField], uri: str) -> None:
+    """Compares what is known before any row is read.
+
+    Raises:
+        UnsupportedTargetError: The table is partitioned otherwise, or its readers would not find
+            the columns or the partitions of plain files.
+    """
+    if table.format_version > _NEWEST_FORMAT:
+        raise UnsupportedTargetError(
+            f"the table has format version {table.format_version}, and an export writes versions up"
+            f" to {_NEWEST_FORMAT}. Export into another table",
+            uri=uri,
+        )
+    schema = table.schema()
+    there = sorted(
+        f"{field.transform}({schema.find_column_name(field.source_id)})"
+        for field in table.spec().fields
+    )
+    asked = sorted(
+        f"{'day' if field.is_date else 'identity'}({field.source})" for field in partition_by
+    )
+    if there != asked:
+        raise UnsupportedTargetError(
+            f"the table is partitioned by {_named(there)}, and partition_by makes {_named(asked)}."
+            " Give partition_by as the table has it, or export into another table",
+            uri=uri,
+        )
+    for field in partition_by:
+        default = table.properties.get(f"{_METRICS}default", "")
+        mode = table.properties.get(f"{_METRICS}column.{field.source}", default)
+        if mode.strip().lower() in ("none", "counts"):
+            raise UnsupportedTargetError(
+                f"the table keeps no bounds of {field.source} ({_METRICS}… = {mode}), and partition"
+                " values are taken from them. Unset the property, or export into another table",
+                uri=uri,
+            )
+    mapping = table.name_mapping()
+    # Without one the first commit writes one.
+    if mapping is not None and (
+        wrong := set(_fields(schema.name_mapping.root)) - set(_fields(mapping.root))
+    ):
+        names = ", ".join(sorted(name for name, _ in wrong))
+        raise UnsupportedTargetError(
+            f"the table's name mapping (schema.name-mapping.default) does not lead to its columns"
+            f" {names}: readers would find nulls there. Correct the property, or export into"
+            " another table",
+            uri=uri,
+        )
+
+
+def _fields(mapping: Sequence[MappedField], prefix: str = "") -> Iterator[tuple[str, int | None]]:
+    """Every name at any depth and the field it leads to."""
+    for field in mapping:
+        for name in field.names:
+            yield f"{prefix}{name}", field.field_id
+            yield from _fields(field.fields, f"{prefix}{name}.")
+
+
+def _named(fields: Sequence[str]) -> str:
+    return ", ".join(fields) or "no column"

@@ -1,0 +1,153 @@
+"""Whether a plan that comes from a file is one: numbers are numbers, byte ranges lie within their
+objects, keys below the root, slices within the partitions they are of.
+
+Nobody vouches for a plan file. What it says about objects is compared with the store before it is
+used (`replay`); that nothing is read or allocated beyond them follows from what is checked here.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
+
+from kts_source.layout.remote_segment import IndexType
+from kts_source.store.object_store import check_key
+from segment_format.manifest.chunk_index import FixedChunkIndex
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from kts_source.layout.remote_segment import RemoteSegment
+    from kts_source.planning.scan_plan import PartitionPlan, ScanPlan
+    from kts_source.read.task import SegmentSlice
+    from segment_format.index.leader_epoch_checkpoint import EpochEntry
+
+_MAX_INT32: Final = (1 << 31) - 1
+_MAX_INT64: Final = (1 << 63) - 1
+_MAX_CHUNKS: Final = 1 << 20
+"""Of one segment; those of 2 GiB have 512, unless the plugin is told otherwise."""
+
+
+def check_fits(plan: ScanPlan, segments: Iterable[RemoteSegment]) -> None:
+    """Refuses a plan whose parts do not fit each other.
+
+    Args:
+        plan: As a file tells it.
+        segments: All that the file names.
+
+    Raises:
+        ValueError: Says what does not fit.
+        TypeError: Values of another kind than there should be.
+        LookupError: A slice without an offset index, or of no partition of the plan.
+        SegmentFormatError: Chunks that do not make up their object.
+        InvalidKeyError: A key that would leave the root.
+    """
+    for segment in segments:
+        _check_segment(segment)
+    _texts(*plan.columns, *([] if plan.where is None else [plan.where]))
+    asked = plan.made_with.get("partitions", {})
+    if type(asked) is not dict:
+        raise TypeError("no partitions by topic where they belong")
+    for numbers in asked.values():
+        for number in numbers:
+            _within(0, number, _MAX_INT32)
+    parts = {}
+    for part in plan.partitions:
+        _check_partition(part)
+        parts[part.topic, part.partition] = part
+    if len(parts) != len(plan.partitions):
+        raise ValueError("a partition stands twice")
+    last: dict[tuple[str, int], SegmentSlice] = {}
+    for task in plan.tasks:
+        if not task.slices:
+            raise ValueError("a task without slices")
+        for piece in task.slices:
+            place = piece.topic, piece.partition
+            _check_slice(piece, parts[place], last.get(place))
+            last[place] = piece
+
+
+def _check_segment(segment: RemoteSegment) -> None:
+    objects = segment.objects
+    _texts(segment.topic, segment.topic_id, segment.segment_id)
+    _within(0, segment.partition, _MAX_INT32)
+    _within(0, segment.start_offset, segment.end_offset + 1, _MAX_INT64)
+    _within(-_MAX_INT64 - 1, segment.max_timestamp_ms, _MAX_INT64)
+    if segment.event_timestamp_ms is not None:
+        _within(-_MAX_INT64 - 1, segment.event_timestamp_ms, _MAX_INT64)
+    _flags(segment.end_is_exact, objects.compression)
+    _check_epochs(segment.leader_epochs)
+    indexes = list(objects.indexes.values())
+    for ref in (objects.log, *(index.source for index in indexes)):
+        _texts(ref.key, *(text for text in (ref.version, ref.storage_class) if text is not None))
+        check_key(ref.key, ref.key, absolute=True)
+        _within(0, ref.size, _MAX_INT64)
+    for index in indexes:
+        _within(0, index.start, index.stop, index.source.size)
+    chunks = objects.chunk_index
+    _within(0, chunks.chunk_count, min(_MAX_CHUNKS, objects.log.size))
+    chunks.check_object_size(objects.log.size)
+    if isinstance(chunks, FixedChunkIndex) and chunks.chunk_count > 1:
+        _within(chunks.original_chunk_size, chunks.transformed_chunk_size, _MAX_INT32)
+
+
+def _check_partition(part: PartitionPlan) -> None:
+    log = part.surviving
+    _texts(part.topic, part.topic_id)
+    _within(0, part.partition, _MAX_INT32)
+    _within(0, part.start, part.stop, part.wanted_stop, _MAX_INT64)
+    _within(0, log.log_start, log.stop, _MAX_INT64)
+    _check_epochs(log.lineage)
+    for span in log.ranges:
+        _within(0, span.start, span.stop, _MAX_INT64)
+    for hole in (*log.holes, *log.unverifiable):
+        _within(0, hole.start, hole.stop, _MAX_INT64)
+    for transaction in part.undecided:
+        _within(-1, transaction.producer_id, _MAX_INT64)
+        _within(0, transaction.first_offset, _MAX_INT64)
+    if part.stop < part.wanted_stop and not part.undecided:
+        raise ValueError("a range ends early and no transaction says why")
+    _texts(*(key for orphan in part.orphans for key in (*orphan.keys, orphan.reason)))
+    _texts(*(skipped.reason for skipped in log.skipped))
+
+
+def _check_slice(piece: SegmentSlice, part: PartitionPlan, before: SegmentSlice | None) -> None:
+    aborted = piece.aborted
+    _within(0, piece.cut_start, piece.cut_stop, piece.objects.size_in_bytes)
+    _within(piece.segment_start, piece.start_offset, piece.stop_offset, piece.segment_stop)
+    _within(part.start, piece.start_offset, piece.stop_offset, part.stop)
+    _check_epochs(piece.lineage)
+    piece.objects.indexes[IndexType.OFFSET]
+    columns = aborted.producer_ids, aborted.first_offsets, aborted.last_offsets
+    if any(column.shape != columns[0].shape or column.ndim != 1 for column in columns):
+        raise ValueError("aborted transactions that are not three columns")
+    if before is None or piece.start_offset >= before.stop_offset:
+        return
+    same = piece.segment_id, piece.start_offset, piece.stop_offset
+    if same != (before.segment_id, before.start_offset, before.stop_offset):
+        raise ValueError("two slices of the same offsets")
+    _within(before.cut_stop, piece.cut_start)
+
+
+def _check_epochs(entries: Sequence[EpochEntry]) -> None:
+    for entry in entries:
+        _within(0, entry.epoch, _MAX_INT32)
+        _within(0, entry.start_offset, _MAX_INT64)
+
+
+def _within(*ascending: int) -> None:
+    """All are whole numbers, each at least the one before."""
+    if any(type(number) is not int for number in ascending):
+        raise TypeError("not a whole number where one belongs")
+    if any(low > high for low, high in pairwise(ascending)):
+        raise ValueError(f"{', '.join(map(str, ascending))} should ascend")
+
+
+def _texts(*values: str) -> None:
+    if any(type(value) is not str for value in values):
+        raise TypeError("not a text where one belongs")
+
+
+def _flags(*values: bool) -> None:
+    if any(type(value) is not bool for value in values):
+        raise TypeError("not true or false where one belongs")

@@ -1,0 +1,275 @@
+"""Reading the plan of option `planFile` instead of making one.
+
+A plan is a value, not a licence: options that say something else are refused, never overridden,
+and its objects must be what they were. Which option does what:
+
+    contradicts it where it differs   the selection, topicId, keyPrefix, layout, bounds,
+                                      isolationLevel, where it leaves rows out, failOnDataLoss=true,
+                                      and what tasks are cut by
+    refines it                        columns, includeHeaders, includeLineage, where and
+                                      timestampRange of a plan that leaves no row out
+    does not concern it               path and what opens it (versions of objects are checked),
+                                      keys, checksums, time-outs, caches, limits, metrics
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from kts_source.errors import InvalidOptionError, ObjectChangedError, StoreError
+from kts_source.options.selection import Assign, Subscribe
+from kts_source.planning.bounds import (
+    Place,
+    check_decided,
+    check_named,
+    check_no_holes,
+    resolve_start,
+    resolve_stop,
+)
+from kts_source.planning.plan_checks import objects_read
+from kts_source.planning.plan_json import plan_from_json
+from kts_source.planning.pruning import fingerprint
+from kts_source.planning.side_files import SideFiles
+from kts_source.planning.timestamps import first_offset_at_or_after
+from kts_source.read.segment_source import SegmentSource
+from kts_source.secret import Secret, scrub
+from kts_source.store.open_store import S3_SCHEMES, open_store, split_scheme
+from kts_source.store.storage_options import STORAGE_OPTIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from kts_source.layout.remote_segment import ObjectRef
+    from kts_source.options import ScanOptions
+    from kts_source.planning.lineage import PartitionLog
+    from kts_source.planning.scan_plan import PartitionPlan, ScanPlan
+    from kts_source.store.object_store import ObjectStore
+    from kts_source.tier import Tier
+
+_THREADS: Final = 16
+_MAX_BYTES: Final = 1 << 30
+_SHOWN: Final = 200
+_IF_GIVEN: Final = (
+    "layout",
+    "minPartitions",
+    "maxRecordsPerPartition",
+    "targetPartitionBytes",
+    "maxSegmentsPerTask",
+)
+
+
+def made_with(
+    options: ScanOptions, partitions: Mapping[str, Sequence[int]] | None = None
+) -> Mapping[str, Any]:
+    """What a plan made with these options follows from and does not tell otherwise.
+
+    Args:
+        options: By which it is made.
+        partitions: Topic to partitions that were asked for, also those that hold nothing.
+    """
+    return {
+        "partitions": {topic: list(numbers) for topic, numbers in (partitions or {}).items()},
+        "isolationLevel": options.isolation_level,
+        "failOnDataLoss": options.fail_on_data_loss,
+        "layout": options.layout,
+        "minPartitions": options.min_partitions,
+        "maxRecordsPerPartition": options.max_records_per_partition,
+        "targetPartitionBytes": options.target_partition_bytes,
+        "maxSegmentsPerTask": options.max_segments_per_task,
+    }
+
+
+def replayed(options: ScanOptions, tier: Tier) -> ScanPlan:
+    """The plan in `planFile`, once its objects are known to be what they were.
+
+    Raises:
+        InvalidOptionError: The file is not there or holds no plan, or an option says something else
+            than the plan.
+        DataLossError: The plan passes over a hole, and `failOnDataLoss` does not allow it.
+        OffsetOutOfRangeError: A bound lies outside what the tier held then.
+        ObjectNotFoundError: An object has gone.
+        ObjectChangedError: An object is not what it was.
+        StoreError: The file cannot be read.
+    """
+    name = scrub(options.plan_file or "")
+    try:
+        plan = plan_from_json(_read(options))
+    except InvalidOptionError as error:
+        raise InvalidOptionError(f"option 'planFile' ({name}): {error.message}") from None
+    except StoreError as error:
+        error.message = scrub(f"option 'planFile' ({name}): {error.message}")
+        error.uri = None
+        raise
+    _check_options(plan, options)
+    _check_selection(plan, options)
+    _check_objects(plan, tier.store)
+    source = SegmentSource(tier, options.key_ring.loaded())
+    side_files = SideFiles(source, max_batch_bytes=options.max_batch_bytes)
+    for part in plan.partitions:
+        _check_range(part, options, side_files)
+    return replace(plan, columns=options.columns)
+
+
+def _read(options: ScanOptions) -> str:
+    """The text of the plan file, read with what opens the tier's store."""
+    assert options.plan_file is not None
+    scheme, path = split_scheme(options.plan_file)
+    if scheme in (None, "file"):
+        from kts_source.store.local_store import local_root
+
+        file = local_root(path).resolve()
+        root, key = str(file.parent), file.name
+    else:
+        before, _, query = path.partition("?")
+        folder, _, key = before.rpartition("/")
+        root = f"{folder}/" if folder.endswith(("/", ":")) else folder
+        key = f"{key}?{query}" if query else key
+    storage = options.storage
+    if _kind(scheme) != _kind(split_scheme(options.path)[0]):
+        # Arguments of the tier's file system; another kind would not take them.
+        opening = storage.reveal().items()
+        storage = Secret({given: text for given, text in opening if given != STORAGE_OPTIONS})
+    store = open_store(root, storage, retry_policy=options.fetch.retry_policy)
+    try:
+        return bytes(store.get_object(key, max_bytes=_MAX_BYTES)).decode()
+    except FileNotFoundError:
+        raise InvalidOptionError(
+            "there is no such file; `kts plan --json` and `ScanPlan.to_json` make one"
+        ) from None
+    except UnicodeDecodeError:
+        raise InvalidOptionError("not a plan: not UTF-8; make it anew") from None
+    finally:
+        store.close()
+
+
+def _kind(scheme: str | None) -> str | None:
+    if scheme is None:
+        return "file"
+    return "s3" if scheme in S3_SCHEMES else scheme
+
+
+def _contradiction(option: str, given: object, plan: str) -> InvalidOptionError:
+    text = str(given)
+    shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+    return InvalidOptionError(
+        f"option {option!r} ({shown}) contradicts option 'planFile', whose plan {plan[:_SHOWN]}:"
+        f" leave one of them out, or plan anew"
+    )
+
+
+def _check_options(plan: ScanPlan, options: ScanOptions) -> None:
+    """Compares what the plan was made with, and tells from the plan what an old file does not."""
+    wanted = made_with(options)
+    pieces = (piece for task in plan.tasks for piece in task.slices)
+    settled = any(part.undecided for part in plan.partitions) or any(
+        len(piece.aborted) for piece in pieces
+    )
+    level = plan.made_with.get("isolationLevel", "read_committed" if settled else None)
+    if level is None and "isolationLevel" in options.given and options.read_committed:
+        raise _contradiction(
+            "isolationLevel", options.isolation_level, "is of a version that does not tell its own"
+        )
+    if level not in (None, options.isolation_level):
+        raise _contradiction("isolationLevel", options.isolation_level, f"was made with {level}")
+    if options.fail_on_data_loss and plan.made_with.get("failOnDataLoss", True) is not True:
+        raise _contradiction("failOnDataLoss", "true", "was made with false")
+    for name in _IF_GIVEN:
+        before = plan.made_with.get(name, wanted[name])
+        if name in options.given and before != wanted[name]:
+            raise _contradiction(name, wanted[name], f"was made with {before}")
+    if plan.where not in (None, fingerprint(options.where)):
+        raise _contradiction(
+            "where",
+            "none" if options.where is None else fingerprint(options.where),
+            f"leaves out what its own cannot match: {plan.where}",
+        )
+
+
+def _check_selection(plan: ScanPlan, options: ScanOptions) -> None:
+    held = {(part.topic, part.partition): part.topic_id for part in plan.partitions}
+    asked = plan.made_with.get("partitions", {})
+    known = held.keys() | {
+        (topic, number) for topic, numbers in asked.items() for number in numbers
+    }
+    topics = {topic for topic, _ in known} | asked.keys()
+    selection = options.selection
+    if isinstance(selection, Assign):
+        option, given = "assign", dict(selection.partitions)
+        pairs = {(topic, number) for topic, numbers in given.items() for number in numbers}
+        differs = pairs != known
+    else:
+        option = "subscribe" if isinstance(selection, Subscribe) else "subscribePattern"
+        differs = set(selection.wanted(topics)) != topics
+    if differs:
+        names = ", ".join(f"{topic}-{number}" for topic, number in sorted(known)) or "nothing"
+        raise _contradiction(option, selection, f"reads {names}")
+    for (topic, number), topic_id in held.items():
+        wanted = options.topic_ids.get(topic, options.topic_ids.get(""))
+        if wanted not in (None, topic_id):
+            raise _contradiction("topicId", wanted, f"reads {topic_id} of {topic}-{number}")
+    for part in plan.partitions:
+        for span in part.surviving.ranges:
+            key = span.segment.objects.log.key
+            if not key.startswith(options.key_prefix):
+                raise _contradiction("keyPrefix", options.key_prefix, f"reads {key}")
+    check_named(options, held.keys(), topics)
+
+
+def _check_objects(plan: ScanPlan, store: ObjectStore) -> None:
+    def check(ref: ObjectRef) -> None:
+        info = store.head(ref.key)
+        if (info.size, info.version) != (ref.size, ref.version):
+            raise ObjectChangedError(
+                "the object is not what it was when the plan was made", uri=store.uri(ref.key)
+            )
+
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="kts-plan") as pool:
+        for _ in pool.map(check, objects_read(plan)):
+            pass
+
+
+def _check_range(part: PartitionPlan, options: ScanOptions, side_files: SideFiles) -> None:
+    """Resolves the bounds that were given as planning does, in the log that the plan knows."""
+    place, log = Place(part.topic, part.partition), part.surviving
+    loss = options.fail_on_data_loss
+
+    def lookup(timestamp_ms: int) -> tuple[PartitionLog, int | None]:
+        offset = first_offset_at_or_after(log, timestamp_ms, side_files)
+        ranges = log.ranges
+        if ranges and ranges[0].start > log.log_start and offset in (None, ranges[0].start):
+            raise InvalidOptionError(
+                f"{place}: the plan of option 'planFile' knows the log from offset"
+                f" {ranges[0].start} only; a bound by timestamp cannot be compared with that:"
+                " leave it out, or plan anew"
+            )
+        return log, offset
+
+    if _given(options, "starting"):
+        start = resolve_start(
+            options.starting,
+            place,
+            log,
+            lookup=lookup,
+            unmatched_is_latest=options.timestamp_strategy == "latest",
+            fail_on_data_loss=loss,
+        )
+        if start != part.start:
+            option = _given(options, "starting")
+            raise _contradiction(option, f"offset {start} of {place}", f"begins at {part.start}")
+    if _given(options, "ending"):
+        stop = resolve_stop(options.ending, place, log, lookup=lookup, fail_on_data_loss=loss)
+        if stop != part.wanted_stop:
+            option = _given(options, "ending")
+            raise _contradiction(option, f"offset {stop} of {place}", f"ends at {part.wanted_stop}")
+        check_decided(
+            options.ending, place, stop, part.stop, part.end_reason, fail_on_data_loss=loss
+        )
+    check_no_holes(place, log, part.start, part.stop, fail_on_data_loss=loss)
+
+
+def _given(options: ScanOptions, side: str) -> str:
+    """The option that bounds this side; empty where none was given."""
+    names = (f"{side}Timestamp", f"{side}OffsetsByTimestamp", f"{side}Offsets")
+    return next((name for name in names if name in options.given), "")

@@ -1,0 +1,47 @@
+"""A small tier of rows with a text, and the transform that makes a column of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+START_MS = 1_700_000_000_000
+TOPIC_ID = "lZ6vvmajTWKDBUTV6SQAtQ"
+
+
+def tier_of(
+    folder: Path, texts: Sequence[str | None], *, last_ms: int = START_MS
+) -> dict[str, str]:
+    """Options that read a topic `t` whose records have these texts as values, from offset 0.
+
+    Args:
+        last_ms: Timestamp of the last one.
+    """
+    log = LogBuilder()
+    log.append(
+        [
+            SimpleRecord(
+                None if text is None else text.encode(),
+                b"k",
+                timestamp=last_ms if number == len(texts) - 1 else START_MS,
+            )
+            for number, text in enumerate(texts)
+        ]
+    )
+    writer = AivenTierWriter(str(folder), topic="t", partition=0, topic_id=TOPIC_ID)
+    for segment in log.build().segments:
+        writer.write_segment(segment)
+    return {"path": str(folder), "subscribe": "t"}
+
+
+def by_country(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Two columns: the offset, and the value as a text."""
+    columns = [batch["offset"], batch["value"].cast(pa.string())]
+    return pa.RecordBatch.from_arrays(columns, names=["offset", "country"])

@@ -1,0 +1,237 @@
+"""Delta tables that were there before the export: whole rows in them, or a refusal before any."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from deltalake.transaction import AddAction, create_table_with_add_actions
+
+from kts_source.errors import ExportError, InvalidOptionError, UnsupportedTargetError
+from tests.kts_source.export.exporting import Lake
+from tests.kts_source.export.tables.rows import by_country, tier_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+OFFSET = {"name": "offset", "type": "long", "nullable": True, "metadata": {}}
+COUNTRY = {"name": "country", "type": "string", "nullable": True, "metadata": {}}
+TEXTS = ["CH", "DE", "CH"]
+
+
+def begin(
+    lake: Lake,
+    fields: list[dict[str, Any]],
+    *,
+    partitions: list[str] | None = None,
+    properties: dict[str, str] | None = None,
+    versions: tuple[int, int] = (1, 2),
+    features: list[str] | None = None,
+) -> None:
+    """Writes the first entry of a table's log, as the protocol describes it."""
+    protocol: dict[str, Any] = {"minReaderVersion": versions[0], "minWriterVersion": versions[1]}
+    if features is not None:
+        protocol["writerFeatures"] = features
+        if versions[0] == 3:
+            protocol["readerFeatures"] = features
+    metadata = {
+        "id": "8ce1c9e4-1111-4c33-9c1b-000000000000",
+        "format": {"provider": "parquet", "options": {}},
+        "schemaString": json.dumps({"type": "struct", "fields": fields}),
+        "partitionColumns": partitions or [],
+        "configuration": properties or {},
+        "createdTime": 1,
+    }
+    folder = lake.folder / "table" / "_delta_log"
+    folder.mkdir(parents=True)
+    (folder / f"{0:020d}.json").write_text(
+        f"{json.dumps({'protocol': protocol})}\n{json.dumps({'metaData': metadata})}\n"
+    )
+
+
+def ruled(name: str, value: Any = "1") -> dict[str, Any]:  # noqa: ANN401
+    return {**OFFSET, "metadata": {name: value}}
+
+
+def mapped(field: dict[str, Any], number: int) -> dict[str, Any]:
+    names = {"delta.columnMapping.id": number, "delta.columnMapping.physicalName": f"c{number}"}
+    return {**field, "metadata": names}
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return Lake(tmp_path, "delta")
+
+
+def export(lake: Lake, **arguments: Any) -> None:  # noqa: ANN401
+    source = tier_of(lake.folder / "tier", TEXTS)
+    lake.export(source, transform=by_country, **arguments)
+
+
+def assert_refused(lake: Lake, match: str, kind: type[Exception], **arguments: Any) -> None:  # noqa: ANN401
+    before = DeltaTable(lake.target).version()
+    with pytest.raises(kind, match=match):
+        export(lake, **arguments)
+    assert DeltaTable(lake.target).version() == before
+
+
+@pytest.mark.parametrize(
+    ("begun", "match"),
+    [
+        ({"partitions": ["country"]}, "by country, and partition_by makes no column"),
+        ({"properties": {"delta.constraints.c": "offset > 1"}}, r"constraint \(delta.constraints"),
+        (
+            {
+                "fields": [mapped(OFFSET, 1), mapped(COUNTRY, 2)],
+                "properties": {"delta.columnMapping.mode": "name"},
+                "versions": (2, 5),
+            },
+            "column mapping",
+        ),
+        ({"fields": [ruled("delta.generationExpression"), COUNTRY]}, "rule of column offset"),
+        ({"fields": [ruled("delta.invariants"), COUNTRY]}, "rule of column offset"),
+        ({"fields": [ruled("delta.identity.start", 1), COUNTRY]}, r"offset \(delta.identity.st"),
+        (
+            {
+                "fields": [
+                    OFFSET,
+                    COUNTRY,
+                    {
+                        "name": "deep",
+                        "type": {"type": "struct", "fields": [ruled("delta.invariants")]},
+                        "nullable": True,
+                        "metadata": {},
+                    },
+                ]
+            },
+            "rule of column offset",
+        ),
+        ({"versions": (1, 6)}, "writer version 6"),
+        ({"versions": (1, 7), "features": ["rowTracking", "domainMetadata"]}, "domainM.*, rowTra"),
+        ({"versions": (1, 7), "features": ["identityColumns"]}, "asks .* for identityColumns"),
+        ({"versions": (1, 7), "features": ["inCommitTimestamp"]}, "for inCommitTimestamp"),
+        ({"versions": (1, 7), "features": ["clustering"]}, "for clustering"),
+        (
+            {"properties": {"delta.setTransactionRetentionDuration": "interval 1 days"}},
+            "forgets txn actions .* = interval 1 days.* Unset the property",
+        ),
+    ],
+)
+def test_what_an_export_cannot_write_is_refused_before_any_row(
+    lake: Lake, begun: dict[str, Any], match: str
+) -> None:
+    begin(lake, begun.pop("fields", [OFFSET, COUNTRY]), **begun)
+    assert_refused(lake, match, UnsupportedTargetError)
+    assert not list((lake.folder / "table").rglob("*.parquet"))
+
+
+def test_partitioned_otherwise(lake: Lake) -> None:
+    begin(lake, [OFFSET, COUNTRY])
+    match = "by no column, and partition_by makes country"
+    assert_refused(lake, match, UnsupportedTargetError, partition_by=["country"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "match"),
+    [
+        ([{**OFFSET, "type": "integer"}, COUNTRY], "offset is integer there and long in the rows"),
+        ([OFFSET, {**COUNTRY, "nullable": False}], "country must not be null there"),
+        ([OFFSET], "it has no column country"),
+        ([OFFSET, {**COUNTRY, "name": "Country"}], "it has no column country"),
+        ([OFFSET, COUNTRY, {**COUNTRY, "name": "c", "nullable": False}], "column c must not be"),
+    ],
+)
+def test_columns_that_do_not_fit_are_named(
+    lake: Lake, fields: list[dict[str, Any]], match: str
+) -> None:
+    begin(lake, fields)
+    assert_refused(lake, match, ExportError)
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        {"versions": (3, 7), "features": ["deletionVectors"]},
+        {"properties": {"delta.appendOnly": "true"}},
+        {"versions": (1, 4), "properties": {"delta.enableChangeDataFeed": "true"}},
+        {"versions": (1, 7), "features": ["appendOnly", "invariants", "checkConstraints"]},
+    ],
+)
+def test_what_asks_nothing_of_new_files_is_written(lake: Lake, begun: dict[str, Any]) -> None:
+    extra = {**COUNTRY, "name": "extra"}
+    begin(lake, [OFFSET, COUNTRY, extra], **begun)
+    export(lake)
+    table = DeltaTable(lake.target)
+    assert pa.table(table.get_add_actions(flatten=True))["num_records"].to_pylist() == [3]
+    if "deletionVectors" not in begun.get("features", ()):  # delta-rs reads no such table
+        rows = table.to_pyarrow_table().sort_by("offset")
+        assert rows["country"].to_pylist() == TEXTS
+        assert rows["extra"].null_count == 3
+
+
+def test_another_order_of_the_same_partitions(lake: Lake) -> None:
+    day = {**COUNTRY, "name": "day", "type": "date"}
+    begin(lake, [OFFSET, COUNTRY, day], partitions=["day", "country"])
+    source = tier_of(lake.folder / "tier", TEXTS)
+
+    def with_day(batch: pa.RecordBatch) -> pa.RecordBatch:
+        days = pa.array(range(batch.num_rows), pa.int32()).cast(pa.date32())
+        return by_country(batch).append_column("day", days)
+
+    lake.export(source, partition_by=["country", "day"], transform=with_day)
+    table = DeltaTable(lake.target)
+    assert table.to_pyarrow_table().sort_by("offset")["country"].to_pylist() == TEXTS
+    assert table.metadata().partition_columns == ["day", "country"]
+
+
+def test_rows_of_nothing_but_partitions_are_refused(lake: Lake) -> None:
+    with pytest.raises(InvalidOptionError, match="every column"):
+        export(lake, partition_by=["country", "offset"])
+
+
+def test_a_table_that_is_only_appended_to_is_not_compacted(lake: Lake) -> None:
+    begin(lake, [OFFSET], properties={"delta.appendOnly": "true"})
+    with pytest.raises(UnsupportedTargetError, match="only appended to"):
+        lake.export(tier_of(lake.folder / "tier", TEXTS), compact=True)
+
+
+def test_numbers_without_a_sign_are_refused(lake: Lake) -> None:
+    def unsigned(batch: pa.RecordBatch) -> pa.RecordBatch:
+        huge = pa.array([2**64 - 1] * batch.num_rows, pa.uint64())
+        return pa.RecordBatch.from_arrays([huge], names=["huge"])
+
+    with pytest.raises(ExportError, match="huge is uint64, and tables have signed"):
+        lake.export(tier_of(lake.folder / "tier", TEXTS), transform=unsigned)
+
+
+def test_every_txn_says_its_age(lake: Lake) -> None:
+    before = time.time_ns() // 1_000_000
+    lake.export(tier_of(lake.folder / "tier", TEXTS), compact=True)
+    lines = (lake.folder / "table" / "_delta_log" / f"{0:020d}.json").read_text().splitlines()
+    found = [action["txn"] for action in map(json.loads, lines) if "txn" in action]
+    assert {one["appId"].rpartition("/")[2] for one in found} >= {"0", "start", "newest", "compact"}
+    assert all(before <= one["lastUpdated"] <= time.time_ns() // 1_000_000 for one in found)
+
+
+def test_offsets_that_expire_later_are_not_forgotten_silently(lake: Lake) -> None:
+    export(lake)
+    retention = {"delta.setTransactionRetentionDuration": "interval 0 seconds"}
+    DeltaTable(lake.target).alter.set_table_properties(retention)
+    assert_refused(lake, "Unset the property", ExportError)
+    assert DeltaTable(lake.target).to_pyarrow_table().num_rows == len(TEXTS)
+
+
+def test_files_without_their_offsets_are_not_written_again(lake: Lake) -> None:
+    export(lake)
+    table = DeltaTable(lake.target)
+    (row,) = pa.table(table.get_add_actions(flatten=True)).to_pylist()
+    schema = table.schema()
+    for path in (lake.folder / "table" / "_delta_log").iterdir():
+        path.unlink()
+    add = AddAction(row["path"], row["size_bytes"], {}, 0, True, json.dumps({"numRecords": 3}))
+    create_table_with_add_actions(lake.target, schema, [add])
+    assert_refused(lake, "no longer says which offsets", ExportError)

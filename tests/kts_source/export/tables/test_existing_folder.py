@@ -1,0 +1,71 @@
+"""Folders that held files before the export: partitioned alike, or refused."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from kts_source.errors import UnsupportedTargetError
+from tests.kts_source.export.exporting import Lake
+from tests.kts_source.export.tables.rows import by_country, tier_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BY_COUNTRY = ["country"]
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return Lake(tmp_path, "parquet")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "match"),
+    [
+        ([], BY_COUNTRY, "export 'kts' .* by no column, and partition_by makes country"),
+        (BY_COUNTRY, [], "export 'kts' .* by country, and partition_by makes no column"),
+    ],
+)
+def test_another_export_with_other_partitions(
+    lake: Lake, first: list[str], second: list[str], match: str
+) -> None:
+    source = tier_of(lake.folder / "tier", ["CH", "DE"])
+    lake.export(source, transform=by_country, partition_by=first)
+    with pytest.raises(UnsupportedTargetError, match=match):
+        lake.export(source, transform=by_country, partition_by=second, export_id="more")
+    assert sorted(lake.read()["country"].to_pylist()) == ["CH", "DE"]
+    lake.export(source, transform=by_country, partition_by=first, export_id="more")
+    assert sorted(lake.read()["country"].to_pylist()) == ["CH", "CH", "DE", "DE"]
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "is_right"),
+    [
+        ("country=FR/a.parquet", BY_COUNTRY, True),
+        ("country=FR/a.parquet", [], False),
+        ("a.parquet", BY_COUNTRY, False),
+        ("land=FR/country=FR/a.parquet", BY_COUNTRY, False),
+        ("_old/a.parquet", BY_COUNTRY, True),
+        ("a.parquet", [], True),
+    ],
+)
+def test_files_of_other_writers(lake: Lake, path: str, asked: list[str], is_right: bool) -> None:
+    file = lake.folder / "table" / path
+    file.parent.mkdir(parents=True)
+    columns = {"offset": pa.array([9], pa.int64()), "country": ["FR"]}
+    pq.write_table(pa.table(columns if "=" not in path else {"offset": columns["offset"]}), file)
+    source = tier_of(lake.folder / "tier", ["CH", "DE"])
+    if not is_right:
+        with pytest.raises(UnsupportedTargetError, match=f"the file {path} .* would mix them up"):
+            lake.export(source, transform=by_country, partition_by=asked)
+        assert len(list((lake.folder / "table").rglob("*.parquet"))) == 1
+        return
+    lake.export(source, transform=by_country, partition_by=asked)
+    found = set(lake.read()["country"].to_pylist())
+    assert found == {"CH", "DE"} | (set() if path.startswith("_") else {"FR"})
+    # What it wrote itself is no reason to refuse the next run.
+    assert lake.export(source, transform=by_country, partition_by=asked).rows == 0

@@ -1,0 +1,252 @@
+"""Iceberg tables that were there before, and writers that come between: whole rows, or none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.schema import Schema
+from pyiceberg.table.sorting import SortField, SortOrder
+from pyiceberg.transforms import DayTransform, IdentityTransform, MonthTransform
+from pyiceberg.types import IntegerType, LongType, NestedField, StringType, TimestamptzType
+
+from kts_source.errors import CommitConflictError, ExportError, UnsupportedTargetError
+from kts_source.export.tables import iceberg
+from tests.kts_source.export.exporting import Lake
+from tests.kts_source.export.tables.rows import by_country, tier_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from pyiceberg.table import Table
+
+    from kts_source.export.ranges import OffsetRange, PartitionKey
+    from kts_source.export.tables.export_table import Commit
+
+OFFSET = NestedField(1, "offset", LongType())
+COUNTRY = NestedField(2, "country", StringType())
+TEXTS = ["CH", "DE", "CH"]
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return Lake(tmp_path, "iceberg")
+
+
+@pytest.fixture
+def catalog(lake: Lake) -> Iterator[Catalog]:
+    opened = load_catalog("lake", **lake.catalog)
+    opened.create_namespace("lake")
+    yield opened
+    opened.close()
+
+
+def export(lake: Lake, **arguments: Any) -> None:  # noqa: ANN401
+    lake.export(tier_of(lake.folder / "tier", TEXTS), transform=by_country, **arguments)
+
+
+def countries(lake: Lake) -> list[str]:
+    found: list[str] = lake.read().sort_by("offset")["country"].to_pylist()
+    return found
+
+
+def partition(table: Table, source: str, transform: Any) -> None:  # noqa: ANN401
+    with table.update_spec() as spec:
+        spec.add_field(source, transform)
+
+
+@pytest.mark.parametrize(
+    ("there", "asked", "match"),
+    [
+        (("country", IdentityTransform()), [], r"by identity\(country\), .* makes no column"),
+        (None, ["country"], r"by no column, .* makes identity\(country\)"),
+        (("time", DayTransform()), ["country"], r"by day\(time\), .* identity\(country\)"),
+        (("time", MonthTransform()), ["date(time)"], r"by month\(time\), .* makes day\(time\)"),
+    ],
+)
+def test_partitioned_otherwise(
+    lake: Lake,
+    catalog: Catalog,
+    there: tuple[str, Any] | None,
+    asked: list[str],
+    match: str,
+) -> None:
+    table = catalog.create_table(
+        lake.target, Schema(OFFSET, COUNTRY, NestedField(3, "time", TimestamptzType()))
+    )
+    if there is not None:
+        partition(table, *there)
+    with pytest.raises(UnsupportedTargetError, match=match):
+        export(lake, partition_by=asked)
+    assert not list(lake.folder.rglob("*.parquet"))
+
+
+@pytest.mark.parametrize(
+    ("properties", "match"),
+    [
+        ({"write.metadata.metrics.default": "none"}, "keeps no bounds of country"),
+        ({"write.metadata.metrics.column.country": "counts"}, "keeps no bounds of country"),
+        (
+            {"schema.name-mapping.default": json.dumps([{"field-id": 1, "names": ["offset"]}])},
+            "does not lead to its columns country",
+        ),
+        (
+            {
+                "schema.name-mapping.default": json.dumps(
+                    [
+                        {"field-id": 1, "names": ["offset"]},
+                        {"field-id": 7, "names": ["country"]},
+                    ]
+                )
+            },
+            "does not lead to its columns country",
+        ),
+    ],
+)
+def test_what_readers_would_not_find_is_refused_before_any_row(
+    lake: Lake, catalog: Catalog, properties: dict[str, str], match: str
+) -> None:
+    table = catalog.create_table(lake.target, Schema(OFFSET, COUNTRY), properties=properties)
+    partition(table, "country", IdentityTransform())
+    with pytest.raises(UnsupportedTargetError, match=match):
+        export(lake, partition_by=["country"])
+    assert not list(lake.folder.rglob("*.parquet"))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        Schema(NestedField(1, "offset", IntegerType()), COUNTRY),
+        Schema(OFFSET, NestedField(2, "country", StringType(), required=True)),
+        Schema(OFFSET, COUNTRY, NestedField(3, "more", StringType(), required=True)),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused(lake: Lake, catalog: Catalog, schema: Schema) -> None:
+    catalog.create_table(lake.target, schema)
+    with pytest.raises(ExportError, match="do not fit the Iceberg table"):
+        export(lake)
+    assert lake.read().num_rows == 0
+
+
+def test_a_newer_format_is_refused(lake: Lake, catalog: Catalog) -> None:
+    table = catalog.create_table("lake.older", Schema(OFFSET, COUNTRY))
+    path = table.metadata_location.removeprefix("file://")
+    metadata = json.loads(Path(path).read_text())
+    metadata |= {"format-version": 3, "next-row-id": 0}
+    newer = lake.folder / "newer.metadata.json"
+    newer.write_text(json.dumps(metadata))
+    catalog.register_table(lake.target, newer.as_uri())
+    with pytest.raises(UnsupportedTargetError, match="format version 3"):
+        export(lake)
+
+
+def test_a_column_of_another_name(lake: Lake, catalog: Catalog) -> None:
+    catalog.create_table(lake.target, Schema(OFFSET, NestedField(2, "land", StringType())))
+    with pytest.raises(ExportError, match="has not the columns country"):
+        export(lake)
+
+
+def test_what_asks_nothing_of_new_files_is_written(lake: Lake, catalog: Catalog) -> None:
+    table = catalog.create_table(
+        lake.target,
+        Schema(OFFSET, COUNTRY),
+        sort_order=SortOrder(SortField(2)),
+        properties={"format-version": "1"},
+    )
+    export(lake)
+    partition(table.refresh(), "country", IdentityTransform())  # an older partitioning stays there
+    more = tier_of(lake.folder / "more", ["DE", "DE"])
+    lake.export(more, transform=by_country, partition_by=["country"], export_id="more")
+    assert sorted(countries(lake)) == ["CH", "CH", "DE", "DE", "DE"]
+
+
+def test_numbers_without_a_sign_are_refused(lake: Lake) -> None:
+    def unsigned(batch: pa.RecordBatch) -> pa.RecordBatch:
+        huge = pa.array([2**64 - 1] * batch.num_rows, pa.uint64())
+        return pa.RecordBatch.from_arrays([huge], names=["huge"])
+
+    with pytest.raises(ExportError, match="huge is uint64, and tables have signed"):
+        lake.export(tier_of(lake.folder / "tier", TEXTS), transform=unsigned)
+
+
+class Overtaken:
+    """Lets another writer commit between the comparison of the table and the commit."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, between: Any) -> None:  # noqa: ANN401
+        self._between = between
+        self._commit_once = iceberg.IcebergExportTable._commit_once
+        self.tries = 0
+
+        def commit_once(
+            export: iceberg.IcebergExportTable,
+            loaded: Table,
+            commit: Commit,
+            moved: Mapping[PartitionKey, OffsetRange],
+        ) -> None:
+            self.tries += 1
+            between, self._between = self._between, None
+            if between is not None:
+                between()
+            self._commit_once(export, loaded, commit, moved)
+
+        monkeypatch.setattr(iceberg.IcebergExportTable, "_commit_once", commit_once)
+
+
+@pytest.mark.parametrize("exists", [False, True], ids=["new", "existing"])
+def test_the_same_offsets_committed_in_between(
+    lake: Lake, catalog: Catalog, exists: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if exists:
+        catalog.create_table(lake.target, Schema(OFFSET, COUNTRY))
+    overtaken = Overtaken(monkeypatch, lambda: export(lake))
+    with pytest.raises(CommitConflictError, match="was planned behind nothing"):
+        export(lake)
+    assert overtaken.tries == 2, "the other export's, and one that was refused"
+    assert countries(lake) == TEXTS
+
+
+@pytest.mark.parametrize("exists", [False, True], ids=["new", "existing"])
+def test_other_rows_committed_in_between_stay(
+    lake: Lake, catalog: Catalog, exists: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if exists:
+        catalog.create_table(lake.target, Schema(OFFSET, COUNTRY))
+    rows = pa.table({"offset": pa.array([9], pa.int64()), "country": ["FR"]})
+    overtaken = Overtaken(monkeypatch, lambda: catalog.load_table(lake.target).append(rows))
+    export(lake)
+    assert overtaken.tries == 2
+    assert countries(lake) == [*TEXTS, "FR"]
+
+
+def test_the_librarys_own_retries_do_not_get_past_what_was_compared(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(iceberg, "_NO_RETRIES", "not.the.name.of.the.property")
+    Overtaken(monkeypatch, lambda: export(lake))
+    with pytest.raises(CommitConflictError, match="was planned behind nothing"):
+        export(lake)
+    assert countries(lake) == TEXTS
+
+
+@pytest.mark.parametrize("change", ["rename", "partition"])
+def test_a_table_changed_in_between_is_compared_again(
+    lake: Lake, catalog: Catalog, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog.create_table(lake.target, Schema(OFFSET, COUNTRY))
+
+    def between() -> None:
+        table = catalog.load_table(lake.target)
+        if change == "partition":
+            partition(table, "country", IdentityTransform())
+            return
+        with table.update_schema() as schema:
+            schema.rename_column("country", "land")
+
+    Overtaken(monkeypatch, between)
+    with pytest.raises(ExportError, match=r"has not the columns country|is partitioned by ident"):
+        export(lake)
+    assert lake.read().num_rows == 0

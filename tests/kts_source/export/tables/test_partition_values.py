@@ -1,0 +1,118 @@
+"""Texts as partition values: readers that know nothing of the export find them, or are spared."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import duckdb
+import pytest
+from pyiceberg.catalog import load_catalog
+from pyiceberg.expressions import BooleanExpression, EqualTo, IsNull, Reference
+from pyiceberg.expressions.literals import literal
+
+from kts_source.errors import ExportError, InvalidOptionError
+from tests.kts_source.export.exporting import FORMATS, Lake
+from tests.kts_source.export.tables.rows import by_country, tier_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pyarrow as pa
+
+NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
+TEXTS = [
+    *("CH", "a/b", "a=b", "a%2Fb", "é√日本", "NULL", "..", ".a", "_a", " a ", "\n\t", "a'b\"c"),
+    *("a+b", "a:b?c*d", "x" * 200, None),
+]
+ELSEWHERE = {
+    "parquet": [],
+    "delta": [NULL_FOLDER, "x" * 5000],
+    "iceberg": ["", NULL_FOLDER, "x" * 4096],
+}
+UNREADABLE = {
+    "parquet": ["", NULL_FOLDER, "x" * 248, "√" * 83],
+    "delta": [""],
+    "iceberg": ["x" * 4097],
+}
+
+
+def is_equal(name: str, text: str | None) -> BooleanExpression:
+    column = Reference(name)
+    return IsNull(term=column) if text is None else EqualTo(term=column, value=literal(text))
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_texts_are_found_again(tmp_path: Path, table_format: str) -> None:
+    texts = [*TEXTS, *ELSEWHERE[table_format]]
+    lake = Lake(tmp_path, table_format)
+    source = tier_of(tmp_path / "tier", texts)
+    lake.export(source, partition_by=["country"], transform=by_country)
+    table = lake.read().sort_by("offset")
+    assert table["offset"].to_pylist() == list(range(len(texts)))
+    assert table["country"].to_pylist() == texts
+    if table_format == "parquet":
+        files = f"read_parquet('{lake.target}/**/*.parquet', hive_partitioning=true)"
+        query = f'select country from {files} order by "offset"'
+        rows = duckdb.connect().execute(query).fetchall()
+        assert [country for (country,) in rows] == texts
+    if table_format == "iceberg":  # files are left out by their partitions
+        catalog = load_catalog("lake", **lake.catalog)
+        opened = catalog.load_table(lake.target)
+        for offset, text in enumerate(texts):
+            wanted = is_equal("country", text)
+            assert opened.scan(wanted).to_arrow()["offset"].to_pylist() == [offset]
+        catalog.close()
+
+
+@pytest.mark.parametrize(
+    ("table_format", "text"),
+    [(name, text) for name, texts in UNREADABLE.items() for text in texts],
+)
+def test_texts_that_readers_would_not_find_are_refused(
+    tmp_path: Path, table_format: str, text: str
+) -> None:
+    lake = Lake(tmp_path, table_format)
+    source = tier_of(tmp_path / "tier", ["CH", "CH", text])
+    with pytest.raises(ExportError, match=r"country is .*offsets 0 to 2") as caught:
+        lake.export(source, partition_by=["country"], transform=by_country)
+    assert (caught.value.topic, caught.value.partition) == ("t", 0)
+    assert not list(lake.folder.rglob("*.parquet")) + list(lake.folder.rglob("*.part"))
+
+
+def with_country(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch.append_column("timestamp_date", batch["value"])
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_days_beyond_the_calendar_are_refused_by_their_offset(
+    tmp_path: Path, table_format: str
+) -> None:
+    lake = Lake(tmp_path, table_format)
+    source = tier_of(tmp_path / "tier", ["CH"] * 3, last_ms=1_700_000_000_000_000)
+    with pytest.raises(ExportError, match=r"date\(timestamp\) is a day outside") as caught:
+        lake.export(source, partition_by=["date(timestamp)"])
+    assert caught.value.offset == 2
+
+
+def test_many_folders_are_not_too_long_for_a_key(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, "parquet")
+    source = tier_of(tmp_path / "tier", ["x" * 240])
+
+    def three_times(batch: pa.RecordBatch) -> pa.RecordBatch:
+        rows = by_country(batch)
+        for name in ("b", "c"):
+            rows = rows.append_column(name, rows["country"])
+        return rows
+
+    with pytest.raises(ExportError, match="600 are the most"):
+        lake.export(source, partition_by=["country", "b", "c"], transform=three_times)
+
+
+def test_a_day_does_not_replace_a_column(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, "delta")
+    with pytest.raises(InvalidOptionError, match="the rows written have one"):
+        lake.export(
+            tier_of(tmp_path / "tier", ["CH"]),
+            partition_by=["date(timestamp)"],
+            transform=with_country,
+        )

@@ -1,0 +1,99 @@
+"""The arguments of an export: spelled once, checked, and told what they are by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import pickle
+from typing import Any
+
+import pytest
+
+from kts_source import backfill
+from kts_source.cli.app import kts
+from kts_source.errors import InvalidOptionError
+from kts_source.export.job import ExportJob
+from kts_source.export.settings import Compaction, ExportArguments, ExportSettings, export_settings
+from kts_source.export.tables.export_table import WritePlace
+from kts_source.options import parse_options
+from kts_source.secret import Secret
+
+# Of the first release: none may go, and no default change.
+ARGUMENTS = {
+    "table_format": "parquet",
+    "partition_by": (),
+    "transform": None,
+    "sort_within_files": (),
+    "target_file_bytes": 256 << 20,
+    "row_group_rows": 1 << 20,
+    "compression": "zstd",
+    "resume": True,
+    "export_id": "kts",
+    "commit_bytes": 64 << 30,
+    "target_options": None,
+    "catalog": None,
+    "dead_letters": None,
+    "compact": False,
+    "tombstones": "keep",
+    "delete_retention_ms": 86_400_000,
+}
+
+
+def test_every_argument_has_the_default_it_had() -> None:
+    assert ExportArguments.__annotations__.keys() == ARGUMENTS.keys()
+    given: Any = ARGUMENTS
+    found, explicit = export_settings("/t"), export_settings("/t", **given)
+    for name in (field.name for field in dataclasses.fields(ExportSettings)):
+        if name not in ("storage", "catalog"):
+            assert getattr(found, name) == getattr(explicit, name), name
+    assert found.storage.reveal() == explicit.storage.reveal()
+    compacting = export_settings("/t", compact=True)
+    assert compacting.compaction == Compaction("keep", 86_400_000)
+
+
+def test_help_tells_every_argument() -> None:
+    text = inspect.getdoc(backfill) or ""
+    for name in ("spark", "source", "target", "progress", *ARGUMENTS):
+        assert f"\n    {name}: " in text, name
+    options = {option.name for option in kts.commands["export"].params}
+    in_python_only = {"transform", "target_options", "resume"}
+    assert set(ARGUMENTS) - in_python_only <= options
+
+
+def test_an_unknown_argument_is_named() -> None:
+    wrong: Any = {"target_file_byte": 1, "storage": None}
+    with pytest.raises(TypeError, match="takes no argument storage, target_file_byte"):
+        backfill(None, source={}, target="/t", progress=False, **wrong)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"table_format": "orc"}, "table_format must be one of"),
+        ({"compression": "brotli"}, "compression must be one of"),
+        ({"commit_bytes": 0}, "commit_bytes must be positive"),
+        ({"partition_by": "topic"}, "partition_by is a list"),
+        ({"sort_within_files": "key"}, "sort_within_files is a list"),
+        ({"tombstones": "eat"}, "tombstones must be one of"),
+        ({"export_id": "a/b"}, "export_id must be"),
+        ({"export_id": "a" * 161}, "export_id must be at most 160"),
+        ({"catalog": {}}, "only Iceberg takes it"),
+        ({"table_format": "iceberg"}, "Iceberg needs catalog"),
+        ({"compact": True, "sort_within_files": ["key"]}, "compact=True goes with neither"),
+    ],
+)
+def test_what_does_not_fit_is_refused(arguments: dict[str, Any], match: str) -> None:
+    with pytest.raises(InvalidOptionError, match=match):
+        export_settings("/t", **arguments)
+
+
+def test_what_opens_the_catalog_does_not_travel_to_tasks() -> None:
+    settings = export_settings(
+        "lake.rows", table_format="iceberg", catalog={"uri": "x", "password": "hidden-word"}
+    )
+    assert "hidden-word" not in repr(settings)
+    place = WritePlace("/t", Secret({}), "data/", ".parquet", "file")
+    options = parse_options({"path": "/t", "subscribe": "t"})
+    job = ExportJob.of(options, settings, place, "run")
+    assert b"hidden-word" not in pickle.dumps(job)
+    assert job.settings.table_format == "iceberg"
