@@ -9,8 +9,18 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from kts_source.export.export_plan import Skipped
     from kts_source.export.ranges import RangeAdvance
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """Offsets [start, stop) that are not written, and why."""
+
+    topic: str
+    partition: int
+    start: int
+    stop: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

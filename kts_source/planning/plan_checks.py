@@ -53,13 +53,11 @@ def check_plan(plan: ScanPlan, options: ScanOptions, store: ObjectStore) -> None
             )
 
 
-def replayed(options: ScanOptions, store: ObjectStore) -> ScanPlan:
-    """The plan in `planFile`, once its objects are known to be what they were.
+def plan_of_file(options: ScanOptions) -> ScanPlan:
+    """The plan in `planFile`, with the columns of the options.
 
     Raises:
         InvalidOptionError: The file holds no plan, or one made for another `where`.
-        ObjectNotFoundError: An object has gone.
-        ObjectChangedError: An object is not what it was.
     """
     import fsspec
 
@@ -71,6 +69,16 @@ def replayed(options: ScanOptions, store: ObjectStore) -> ScanPlan:
             f"the plan in {options.plan_file} leaves out what its own 'where' cannot match, and"
             f" the option is another: plan again, or give the same (the plan's: {plan.where})"
         )
+    return replace(plan, columns=options.columns)
+
+
+def check_unchanged(plan: ScanPlan, store: ObjectStore) -> None:
+    """Makes sure that the objects of an earlier plan are what they were.
+
+    Raises:
+        ObjectNotFoundError: An object has gone.
+        ObjectChangedError: An object is not what it was.
+    """
 
     def check(ref: ObjectRef) -> None:
         info = store.head(ref.key)
@@ -82,7 +90,6 @@ def replayed(options: ScanOptions, store: ObjectStore) -> ScanPlan:
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="kts-plan") as pool:
         for _ in pool.map(check, _objects(plan)):
             pass
-    return replace(plan, columns=options.columns)
 
 
 def _objects(plan: ScanPlan) -> list[ObjectRef]:

@@ -8,14 +8,17 @@ with it, so tasks need nothing from each other.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from kts_source.errors import InvalidOptionError, TieredKafkaError
 from kts_source.layout.find_layout import find_layout
 from kts_source.options import parse_options
 from kts_source.planning.bounds import (
     Place,
+    TimestampLookup,
     check_decided,
     check_no_holes,
     check_order,
@@ -28,8 +31,9 @@ from kts_source.planning.discover import DiscoveredPartition, DiscoveredTopic, d
 from kts_source.planning.gc_pause import paused_collector
 from kts_source.planning.isolation import Decisions
 from kts_source.planning.isolation_report import report_left_out
+from kts_source.planning.lineage import PartitionLog
 from kts_source.planning.partial_log import PartitionView, needs_a_part
-from kts_source.planning.plan_checks import check_plan, replayed
+from kts_source.planning.plan_checks import check_plan, check_unchanged, plan_of_file
 from kts_source.planning.planning_threads import planning_pools
 from kts_source.planning.pruning import fingerprint
 from kts_source.planning.scan_plan import PartitionPlan, ScanPlan
@@ -41,15 +45,32 @@ from kts_source.tier import Tier, open_tier
 from segment_format.isolation import NO_ABORTED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from concurrent.futures import Executor
 
     from kts_source.options import ScanOptions
-    from kts_source.planning.lineage import PartitionLog
     from kts_source.read.task import SegmentSlice
     from kts_source.store.object_store import ObjectStore
 
 log = logging.getLogger(__name__)
+
+
+BoundsOf: TypeAlias = Callable[[PartitionLog, TimestampLookup], tuple[int, int]]
+"""A partition's log and timestamp look-up to the offsets [start, stop) that are read of it."""
+
+
+class Behind(Protocol):
+    """What a reader has of a topic already, so that a plan goes on behind it."""
+
+    def bounds_of(self, topic: str, topic_id: str, partition: int) -> BoundsOf | None:
+        """What finds the offsets of a partition that are still to be read; `None` where the reader
+        has none of it, and the options alone decide.
+        """
+        ...
+
+    def first_missing(self, part: PartitionPlan) -> int:
+        """The first offset of a planned partition that is still to be read; its end for none."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +97,16 @@ def plan(options: Mapping[str, str], store: ObjectStore | None = None) -> ScanPl
     return plan_scan(parse_options(options), None if store is None else Tier(store))
 
 
-def plan_scan(options: ScanOptions, tier: Tier | None = None) -> ScanPlan:
+def plan_scan(
+    options: ScanOptions, tier: Tier | None = None, behind: Behind | None = None
+) -> ScanPlan:
     """Plans one scan. Lists and reads manifests, checkpoints and transactional side files; no log
     bytes.
 
     Args:
         options: What to read.
         tier: Where; opened from the options when not given.
+        behind: What the reader has already. It is neither planned nor checked.
 
     Raises:
         TieredKafkaError: See `discover`, `resolve_start`, `resolve_stop` and `check_no_holes`.
@@ -92,9 +116,13 @@ def plan_scan(options: ScanOptions, tier: Tier | None = None) -> ScanPlan:
     opened = tier or open_tier(options)
     try:
         with paused_collector():
-            plan = (
-                replayed(options, opened.store) if options.plan_file else _planned(options, opened)
-            )
+            if options.plan_file:
+                plan = plan_of_file(options)
+                if behind is not None:
+                    plan = plan.from_offsets([behind.first_missing(p) for p in plan.partitions])
+                check_unchanged(plan, opened.store)
+            else:
+                plan = _planned(options, opened, behind)
             check_plan(plan, options, opened.store)
     finally:
         if tier is None:
@@ -102,7 +130,7 @@ def plan_scan(options: ScanOptions, tier: Tier | None = None) -> ScanPlan:
     return plan
 
 
-def _planned(options: ScanOptions, tier: Tier) -> ScanPlan:
+def _planned(options: ScanOptions, tier: Tier, behind: Behind | None) -> ScanPlan:
     key_ring = options.key_ring.loaded()
     layout = find_layout(options.layout)
     with planning_pools("kts-plan", "kts-describe") as (pool, describing):
@@ -115,7 +143,7 @@ def _planned(options: ScanOptions, tier: Tier) -> ScanPlan:
             reader = SegmentSource(tier, key_ring, pack=part.listed.side_files)
             return SideFiles(reader, max_batch_bytes=options.max_batch_bytes)
 
-        planned = tuple(_plan_partitions(options, topics, side_files, pool))
+        planned = tuple(_plan_partitions(options, topics, side_files, pool, behind))
     report_left_out([one.plan for one in planned], [one.aborted for one in planned])
     wanted = [span for one in planned for span in one.spans]
     target = target_bytes(wanted, options)
@@ -155,12 +183,13 @@ def _plan_partitions(
     topics: Iterable[DiscoveredTopic],
     side_files: Callable[[DiscoveredPartition], SideFiles],
     pool: Executor,
+    behind: Behind | None,
 ) -> Iterator[_Planned]:
     found = [part for topic in topics for part in topic.partitions]
 
     def plan(part: DiscoveredPartition) -> _Planned | None:
         try:
-            return _plan_partition(options, part, side_files(part))
+            return _plan_partition(options, part, side_files(part), behind)
         except TieredKafkaError as error:
             raise error.located(topic=part.topic, partition=part.partition) from error.__cause__
         finally:
@@ -170,35 +199,32 @@ def _plan_partitions(
 
 
 def _plan_partition(
-    options: ScanOptions, part: DiscoveredPartition, side_files: SideFiles
+    options: ScanOptions,
+    part: DiscoveredPartition,
+    side_files: SideFiles,
+    behind: Behind | None,
 ) -> _Planned | None:
     place = Place(part.topic, part.partition)
+    place_id = part.topic, part.topic_id, part.partition
+    bounds_of = None if behind is None else behind.bounds_of(*place_id)
     view = PartitionView(
         part.listed,
         side_files,
-        in_part=needs_a_part(options, part.topic, part.partition),
+        in_part=needs_a_part(options, part.topic, part.partition, from_the_start=bounds_of is None),
         max_ahead_ms=options.max_timestamp_ahead_ms,
     )
     if view.is_empty:
         return None
-    surviving = view.log
 
     def lookup(_log: PartitionLog, timestamp_ms: int) -> int | None:
         return view.first_offset_at_or_after(timestamp_ms)
 
-    loss = options.fail_on_data_loss
-    start = resolve_start(
-        options.starting,
-        place,
-        surviving,
-        lookup=lookup,
-        unmatched_is_latest=options.timestamp_strategy == "latest",
-        fail_on_data_loss=loss,
-    )
-    stop = resolve_stop(options.ending, place, surviving, lookup=lookup, fail_on_data_loss=loss)
-    check_order(place, start, stop)
+    if bounds_of is None:
+        bounds_of = partial(requested_bounds, options, place)
+    start, stop = bounds_of(view.log, lookup)
     side_files.bounds = start, stop
     surviving = view.covering(start, stop)
+    loss = options.fail_on_data_loss
     check_no_holes(place, surviving, start, stop, fail_on_data_loss=loss)
     surviving, decisions = _decisions(options, view, start, stop)
     for skipped in surviving.skipped:
@@ -217,6 +243,28 @@ def _plan_partition(
     )
     check_decided(options.ending, place, stop, plan.stop, plan.end_reason, fail_on_data_loss=loss)
     return _Planned(plan, list(spans(plan, decisions, options, side_files)), len(decisions.aborted))
+
+
+def requested_bounds(
+    options: ScanOptions, place: Place, partition: PartitionLog, lookup: TimestampLookup
+) -> tuple[int, int]:
+    """The offsets [start, stop) that the options ask for.
+
+    Raises:
+        TieredKafkaError: See `resolve_start`, `resolve_stop` and `check_order`.
+    """
+    loss = options.fail_on_data_loss
+    start = resolve_start(
+        options.starting,
+        place,
+        partition,
+        lookup=lookup,
+        unmatched_is_latest=options.timestamp_strategy == "latest",
+        fail_on_data_loss=loss,
+    )
+    stop = resolve_stop(options.ending, place, partition, lookup=lookup, fail_on_data_loss=loss)
+    check_order(place, start, stop)
+    return start, stop
 
 
 def _decisions(
