@@ -7,7 +7,7 @@ cannot both move it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from kts_source.errors import CommitConflictError, RangeOverlapError
@@ -58,6 +58,15 @@ class RangeAdvance:
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.key.partition} [{self.start}, {self.stop})"
+
+
+def joined(first: Iterable[RangeAdvance], second: Iterable[RangeAdvance]) -> list[RangeAdvance]:
+    """Two steps of one run as one."""
+    moved: dict[PartitionKey, RangeAdvance] = {}
+    for advance in (*first, *second):
+        before = moved.get(advance.key, advance)
+        moved[advance.key] = replace(before, stop=advance.stop)
+    return list(moved.values())
 
 
 def advanced(

@@ -15,8 +15,9 @@ from kts_source.export.export_plan import plan_export, plan_rebuild
 from kts_source.export.fingerprint import check_fingerprint, fingerprint
 from kts_source.export.job import ExportJob
 from kts_source.export.progress import NO_PROGRESS
-from kts_source.export.ranges import PartitionKey
+from kts_source.export.ranges import PartitionKey, joined
 from kts_source.export.report import BackfillReport, written_ranges
+from kts_source.export.row_schema import schema_without_rows
 from kts_source.export.tables.export_table import Commit
 from kts_source.export.tables.open_table import open_table
 from kts_source.export.tables.open_target import open_target
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from kts_source.export.files import TaskReport
     from kts_source.export.job import RunnableTask
     from kts_source.export.progress import Progress
+    from kts_source.export.ranges import RangeAdvance
     from kts_source.export.settings import Compaction, ExportSettings
     from kts_source.export.tables.export_table import ExportTable, TableState
     from kts_source.export.tables.target_store import TargetObject
@@ -131,6 +133,7 @@ class _Run:
         self._reports: list[TaskReport] = []
         self._seconds = {"planning": 0.0, "running": 0.0, "committing": 0.0}
         self._commits: list[Commit] = []
+        self._waiting: tuple[list[RangeAdvance], list[TaskReport]] = [], []
         self._merges = False
 
     def export(self) -> BackfillReport:
@@ -153,6 +156,11 @@ class _Run:
                         self._run_compaction(wave, job, self._settings.compaction, state)
         finally:
             self._progress.end()
+        if self._waiting[0]:
+            log.warning(
+                "no row was written, and there is no table yet: nothing tells its columns, so the"
+                " offsets are not recorded, and the next run reads them again"
+            )
         return self._report(plan, predicted.cost())
 
     def _plan(self, state: TableState) -> ExportPlan:
@@ -238,11 +246,13 @@ class _Run:
         newest_ms: Mapping[PartitionKey, int] = MappingProxyType({}),
     ) -> None:
         started = time.monotonic()
+        advances = joined(self._waiting[0], wave.advances)
+        reports = [*self._waiting[1], *ordered]
         commit = Commit(
-            wave.advances,
-            tuple(file for report in ordered for file in report.files),
+            tuple(advances),
+            tuple(file for report in reports for file in report.files),
             self._fingerprint,
-            _common_schema(ordered),
+            _common_schema(reports) or schema_without_rows(self._options, self._settings),
             self._run_id,
             replace,
             base,
@@ -252,9 +262,12 @@ class _Run:
             self._settings,
             (report.dead_letters for report in ordered if report.dead_letters is not None),
         )
-        self._table.commit(commit)
+        if self._table.commit(commit):
+            self._commits.append(commit)
+            self._waiting = [], []
+        else:
+            self._waiting = advances, reports
         self._reports.extend(ordered)
-        self._commits.append(commit)
         self._seconds["committing"] += time.monotonic() - started
 
     def _report(self, plan: ExportPlan, cost: float) -> BackfillReport:

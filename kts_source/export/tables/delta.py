@@ -126,12 +126,12 @@ class DeltaExportTable:
             files.append(BaseFile(row["path"], row["size_bytes"], values))
         return tuple(files)
 
-    def commit(self, commit: Commit) -> None:
+    def commit(self, commit: Commit) -> bool:
         """See `ExportTable.commit`."""
         for _ in range(_COMMIT_ATTEMPTS):
             table = self._open()
             if table is None and commit.schema is None:
-                return  # no table and no columns to make one with: the offsets hold no row
+                return False
             state = TableState({}, {}) if table is None else self._state(table)
             check_fingerprint(state.fingerprint, commit.fingerprint)
             if commit.replace and not state.fingerprint and table is not None:
@@ -139,7 +139,7 @@ class DeltaExportTable:
             check_base(commit, () if table is None else _paths(table), self._uri)
             moved = advanced(state.committed, commit.advances)
             if self._try_commit(table, commit, moved):
-                return
+                return True
         raise CommitConflictError(
             f"other writers came before {_COMMIT_ATTEMPTS} times; nothing was committed",
             uri=self._uri,

@@ -84,7 +84,7 @@ class Commit:
     """One step forward.
 
     Attributes:
-        schema: Of the rows written, partition columns included; `None` when no row was written.
+        schema: Of the rows written, partition columns included; `None` where no row told it.
         run_id: Of the run that wrote the files.
         replace: Whether the files are all that the table shall hold.
         base: With `replace`: the keys of all files that the table must hold until then; `None`
@@ -121,8 +121,12 @@ class ExportTable(Protocol):
         """
         ...
 
-    def commit(self, commit: Commit) -> None:
+    def commit(self, commit: Commit) -> bool:
         """Adds files and moves the ranges, both or neither.
+
+        Returns:
+            Whether it did. False where there is no table yet, and no columns to make one with: then
+            the ranges are to be committed with the next rows.
 
         Raises:
             CommitConflictError: Another export moved the same ranges.

@@ -78,7 +78,7 @@ class IcebergExportTable:
         table = self._table()
         return () if table is None else _files(table)
 
-    def commit(self, commit: Commit) -> None:
+    def commit(self, commit: Commit) -> bool:
         """See `ExportTable.commit`."""
         from pyiceberg.exceptions import CommitFailedException
 
@@ -86,7 +86,7 @@ class IcebergExportTable:
             table = self._table()
             if table is None:
                 if commit.schema is None:
-                    return  # no table and no columns to make one with: the offsets hold no row
+                    return False
                 table = self._create(commit.schema)
             state = self._state(table)
             check_fingerprint(state.fingerprint, commit.fingerprint)
@@ -103,7 +103,7 @@ class IcebergExportTable:
                 self._commit_once(table, commit, moved)
             except CommitFailedException:
                 continue
-            return
+            return True
         raise CommitConflictError(
             f"other writers came before {_COMMIT_ATTEMPTS} times; nothing was committed",
             uri=self._settings.target,

@@ -94,7 +94,7 @@ class ParquetFolder:
         """
         raise _cannot_be_replaced(self._settings.target)
 
-    def commit(self, commit: Commit) -> None:
+    def commit(self, commit: Commit) -> bool:
         """See `ExportTable.commit`."""
         self._require_written(commit)
         while True:
@@ -108,7 +108,7 @@ class ParquetFolder:
             data = json.dumps(document, ensure_ascii=False, indent=1).encode()
             if self._target.create(f"{COMMITS}{number:010d}.json", data):
                 self._publish(number, document)
-                return
+                return True
 
     def orphans(self, older_than_ms: int) -> Iterator[TargetObject]:
         """See `ExportTable.orphans`."""
