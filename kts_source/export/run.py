@@ -16,7 +16,7 @@ from kts_source.export.fingerprint import check_fingerprint, fingerprint
 from kts_source.export.job import ExportJob
 from kts_source.export.progress import NO_PROGRESS
 from kts_source.export.ranges import PartitionKey, joined
-from kts_source.export.report import BackfillReport, written_ranges
+from kts_source.export.report import BackfillReport, lost_offsets, written_ranges
 from kts_source.export.row_schema import schema_without_rows
 from kts_source.export.tables.export_table import Commit
 from kts_source.export.tables.open_table import open_table
@@ -273,11 +273,12 @@ class _Run:
     def _report(self, plan: ExportPlan, cost: float) -> BackfillReport:
         reports = self._reports
         files = [file for report in reports for file in report.files]
+        skipped = (*plan.skipped, *lost_offsets(reports))
         return BackfillReport(
             target=self._settings.target,
             table_format=self._settings.table_format,
             ranges=written_ranges(
-                [advance for commit in self._commits for advance in commit.advances]
+                (advance for commit in self._commits for advance in commit.advances), skipped
             ),
             rows=sum(file.rows for file in files),
             rows_read=sum(report.rows_read for report in reports),
@@ -290,7 +291,7 @@ class _Run:
             bytes_read=sum(report.bytes_read for report in reports),
             retries=sum(report.retries for report in reports),
             cost=cost,
-            skipped=plan.skipped,
+            skipped=skipped,
             seconds={
                 **self._seconds,
                 "tasks": sum(report.seconds for report in reports),
