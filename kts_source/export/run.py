@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 import uuid
 from dataclasses import replace
@@ -21,7 +22,11 @@ from kts_source.export.row_schema import schema_without_rows
 from kts_source.export.tables.export_table import Commit
 from kts_source.export.tables.open_table import open_table
 from kts_source.export.tables.open_target import open_target
-from kts_source.export.transforms.dead_letters import clean_dead_letters, publish_dead_letters
+from kts_source.export.transforms.dead_letters import (
+    publish_dead_letters,
+    remove_dead_letters,
+    unnamed_dead_letters,
+)
 from kts_source.options import parse_options
 from kts_source.planning.estimate import estimate
 
@@ -91,25 +96,38 @@ def clean(
     """Lists what attempts that died left in a target and among its dead letters, and removes it
     where asked to.
 
+    A run under way keeps its first files until they are committed, however old they get: what a run
+    left is removed once its newest file is old enough.
+
     Args:
         settings: The target.
-        older_than_hours: Younger files may belong to a run under way.
+        older_than_hours: A run that wrote a file since then may be under way.
         remove: Whether to delete them.
         table: The target; opened from the settings when not given.
     """
     opened = table or open_table(settings)
     try:
         before_ms = round((time.time() - older_than_hours * 3600) * 1000)
-        found = tuple(opened.orphans(before_ms))
+        found, letters = opened.orphans(), unnamed_dead_letters(settings)
+        active = {
+            _run_of(entry.key) for entry in (*found, *letters) if entry.modified_ms >= before_ms
+        }
+        found = [entry for entry in found if _run_of(entry.key) not in active]
+        letters = [entry for entry in letters if _run_of(entry.key) not in active]
         if remove:
             opened.remove(found)
+            remove_dead_letters(settings, letters)
         # Where both are one folder, the table's own search has found them.
-        letters = clean_dead_letters(settings, before_ms, remove=remove)
-        known = set(found) if settings.dead_letters == settings.target else set()
-        return (*found, *(letter for letter in letters if letter not in known))
+        return tuple(dict.fromkeys((*found, *letters)))
     finally:
         if table is None:
             opened.close()
+
+
+def _run_of(key: str) -> str:
+    """What is the same for all files of one run."""
+    run_id = re.search("[0-9a-f]{32}", key)
+    return key if run_id is None else run_id[0]
 
 
 class _Run:

@@ -145,22 +145,26 @@ class DeltaExportTable:
             uri=self._uri,
         )
 
-    def orphans(self, older_than_ms: int) -> Iterator[TargetObject]:
+    def orphans(self) -> list[TargetObject]:
         """See `ExportTable.orphans`.
 
-        A file that was compacted away counts too, once it is as old: time travel behind
-        `older_than_ms` then ends as it does after Delta's own vacuum.
+        A file that was compacted away counts too: once it is removed, time travel behind that ends
+        as it does after Delta's own vacuum.
         """
-        table = self._open()
-        known = set() if table is None else set(_paths(table))
-        for found in both_listed(self._target, self._prefix):
-            if found.key not in known and found.modified_ms < older_than_ms:
-                yield found
+        return self._unknown(list(both_listed(self._target, self._prefix)))
 
     def remove(self, orphans: Sequence[TargetObject]) -> None:
         """See `ExportTable.remove`."""
-        for orphan in orphans:
+        for orphan in self._unknown(orphans):
             self._target.delete(orphan.key)
+
+    def _unknown(self, listed: Sequence[TargetObject]) -> list[TargetObject]:
+        """Those that the table as it is now does not know. They are listed before: what is
+        committed in between is known.
+        """
+        table = self._open()
+        known = set() if table is None else set(_paths(table))
+        return [found for found in listed if found.key not in known]
 
     def close(self) -> None:
         """See `ExportTable.close`."""

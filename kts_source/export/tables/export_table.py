@@ -9,7 +9,7 @@ from kts_source.errors import CommitConflictError
 from kts_source.export.ranges import PartitionKey
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -133,17 +133,12 @@ class ExportTable(Protocol):
         """
         ...
 
-    def orphans(self, older_than_ms: int) -> Iterator[TargetObject]:
-        """Files that no commit knows, written by attempts that died.
-
-        Args:
-            older_than_ms: Only those last modified before this, in ms since the epoch: younger
-                ones may belong to a run under way.
-        """
+    def orphans(self) -> list[TargetObject]:
+        """Files that no commit knows: of attempts that died, or of runs under way."""
         ...
 
     def remove(self, orphans: Sequence[TargetObject]) -> None:
-        """Deletes them."""
+        """Deletes them, but for those that a commit knows by now."""
         ...
 
     def close(self) -> None:
