@@ -30,7 +30,8 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from tests.fuzz.runner import Engine, Result, has_coverage, run_all
 from tests.fuzz.targets import targets
 from tests.kts_source.export.exporting import FORMATS
-from tests.kts_source.export.history import check_export_history, random_export_history
+from tests.kts_source.export.fates import random_export_history
+from tests.kts_source.export.history import check_export_history
 from tests.kts_source.planning.history import History, random_history, shortened
 from tests.kts_source.planning.reading import check_history, without_threads
 

@@ -9,13 +9,8 @@ from __future__ import annotations
 import json
 import tempfile
 from collections import Counter
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
-from unittest import mock
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any
 
 from kts_source.errors import (
     CommitConflictError,
@@ -24,103 +19,32 @@ from kts_source.errors import (
     RangeOverlapError,
     StoreError,
 )
-from kts_source.export.executor import LocalExecutor
 from kts_source.export.ranges import PartitionKey
 from kts_source.export.tables.open_target import open_target
 from kts_source.options import parse_options
 from kts_source.planning import planner
-from kts_source.read import run_task
-from kts_source.tier import Tier
 from tests.kts_source.export.exporting import Lake
+from tests.kts_source.export.fates import (
+    EXPORT,
+    FATES,
+    Between,
+    Dying,
+    Expected,
+    Held,
+    memory_tier,
+    newest_id,
+    table_rows,
+)
 from tests.kts_source.export.killing import Killed, Steps, mortal_folder
-from tests.kts_source.planning.history import TOPIC, History, Step, World, random_history
-from tests.kts_source.planning.memory_store import MemoryStore
-from tests.kts_source.planning.reading import ISOLATION_LEVELS, without_threads
+from tests.kts_source.planning.history import TOPIC, History, Step, World
+from tests.kts_source.planning.reading import ISOLATION_LEVELS
 from tests.kts_source.planning.truth import PartitionTruth, Row, truth_of
 
 if TYPE_CHECKING:
-    import random
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from kts_source.export.files import TaskReport
-    from kts_source.export.job import ExportJob, RunnableTask
+    from kts_source.export.executor import LocalExecutor
     from kts_source.export.report import BackfillReport
-    from kts_source.export.tables.export_table import Commit
-
-EXPORT: Final = "export"
-# What happens to a run; step `a` chooses.
-FATES: Final = (
-    *("plain", "plain", "plain", "loss allowed", "plan file", "old plan file"),
-    *("dies before a commit", "dies after a commit", "dies at a step", "dies at a step"),
-    *("race", "race at the end", "vanishes", "vanishes, loss allowed", "later start", "plain"),
-)
-
-
-def random_export_history(source: random.Random) -> History:
-    """A random life of a topic with two to six exports in it, and one at the end."""
-    drawn = random_history(source)
-    steps = list(drawn.steps)
-    for _ in range(source.randint(2, 6)):
-        a, b, c = (source.randrange(16) for _ in range(3))
-        steps.insert(source.randint(len(steps) // 4, len(steps)), Step(EXPORT, a, b, c))
-    return History(drawn.shape, (*steps, Step(EXPORT)))
-
-
-@dataclass(slots=True)
-class Held:
-    """What the model knows of the table: offsets by topic id and partition, and rows."""
-
-    ranges: dict[PartitionKey, tuple[int, int]] = field(default_factory=dict)
-    rows: Counter[Row] = field(default_factory=Counter)
-
-
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """What a run should do with one partition.
-
-    Attributes:
-        first: First offset to write.
-        stop: One past the last.
-    """
-
-    key: PartitionKey
-    truth: PartitionTruth
-    first: int
-    stop: int
-
-
-class _Dying:
-    """A table whose process dies around one of its commits."""
-
-    def __init__(self, table: Any, number: int, *, after: bool) -> None:  # noqa: ANN401
-        self._table, self._number, self._after = table, number, after
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
-        return getattr(self._table, name)
-
-    def commit(self, commit: Commit) -> bool:
-        self._number -= 1
-        if self._number < 0 and not self._after:
-            raise Killed
-        done: bool = self._table.commit(commit)
-        if self._number < 0:
-            raise Killed
-        return done
-
-
-class _Between(LocalExecutor):
-    """Does something once, before a wave's tasks or between them and their commit."""
-
-    def __init__(self, act: Callable[[], object], *, before: bool) -> None:
-        super().__init__(1)
-        self._acts, self._before = [act], before
-
-    def run(self, tasks: Sequence[RunnableTask], job: ExportJob) -> Iterator[TaskReport]:
-        if self._before and self._acts:
-            self._acts.pop()()
-        yield from super().run(tasks, job)
-        if self._acts:
-            self._acts.pop()()
 
 
 class Exporting:
@@ -148,7 +72,7 @@ class Exporting:
 
     def check(self) -> None:
         """Fails on the first wrong row, and on an error too many or too few."""
-        with _memory_tier(self._world):
+        with memory_tier(self._world):
             for step in self._steps:
                 if step.kind != EXPORT:
                     self._world.take(step)
@@ -245,11 +169,11 @@ class Exporting:
         self._compare()
 
     def _dies_before_a_commit(self, step: Step, truth: Mapping[int, PartitionTruth]) -> None:
-        table = _Dying(self._lake.table(), step.c % 3, after=False)
+        table = Dying(self._lake.table(), step.c % 3, after=False)
         self._dies(step, truth, table)
 
     def _dies_after_a_commit(self, step: Step, truth: Mapping[int, PartitionTruth]) -> None:
-        self._dies(step, truth, _Dying(self._lake.table(), step.c % 3, after=True))
+        self._dies(step, truth, Dying(self._lake.table(), step.c % 3, after=True))
 
     def _dies_at_a_step(self, step: Step, truth: Mapping[int, PartitionTruth]) -> None:
         if self._lake.table_format != "parquet":
@@ -270,7 +194,7 @@ class Exporting:
         except Killed:
             self._outcomes["died"] += 1
             # Whatever a reader sees now stands there once.
-            assert not self._table_rows() - self._rows_with(expected)
+            assert not table_rows(self._lake) - self._rows_with(expected)
             self._reload(expected)
         self._compare()
 
@@ -284,7 +208,7 @@ class Exporting:
         """Another export does the same meanwhile."""
         expected, allowed, must = self._expected(truth)
         others: list[BackfillReport] = []
-        executor = _Between(
+        executor = Between(
             lambda: others.append(self._lake.export(self._options(step))), before=before
         )
         self._run(step, (*allowed, CommitConflictError), must=must, executor=executor)
@@ -298,7 +222,7 @@ class Exporting:
             step,
             (*allowed, DataLossError),
             must=must,
-            executor=_Between(lambda: self._lose(step), before=True),
+            executor=Between(lambda: self._lose(step), before=True),
         )
         if report is not None:
             self._committed(expected)
@@ -308,7 +232,7 @@ class Exporting:
 
     def _vanishes_loss_allowed(self, step: Step, truth: Mapping[int, PartitionTruth]) -> None:
         expected, _, _ = self._expected(truth)
-        executor = _Between(lambda: self._lose(step), before=True)
+        executor = Between(lambda: self._lose(step), before=True)
         report = self._run(step, (), executor=executor, failOnDataLoss="false")
         assert report is not None
         self._committed_with_losses(expected, report)
@@ -357,7 +281,7 @@ class Exporting:
         self, truth: Mapping[int, PartitionTruth], *, held: bool = True
     ) -> tuple[list[Expected], tuple[type[Exception], ...], bool]:
         """What a run should write, which errors it may end in, and whether it must."""
-        topic_id = _newest_id(self._world)
+        topic_id = newest_id(self._world)
         found = []
         allowed: set[type[Exception]] = set()
         must = False
@@ -402,7 +326,7 @@ class Exporting:
 
     def _committed_with_losses(self, expected: Sequence[Expected], report: BackfillReport) -> None:
         """All but what the report names; outcomes of transactions may be lost with it."""
-        rows = self._table_rows()
+        rows = table_rows(self._lake)
         fresh = rows - self._held.rows
         assert not self._held.rows - rows
         visible = self._rows_with(expected) - self._held.rows
@@ -449,58 +373,11 @@ class Exporting:
         self._committed(reached)
 
     def _compare(self) -> None:
-        rows = self._table_rows()
+        rows = table_rows(self._lake)
         lacking, extra = self._held.rows - rows, rows - self._held.rows
         assert not lacking, f"rows lacking: {sorted(lacking.elements())[:4]}"
         assert not extra, f"rows too many: {sorted(extra.elements())[:4]}"
         self._outcomes["rows"] += rows.total()
-
-    def _table_rows(self) -> Counter[Row]:
-        if self._lake.table_format == "parquet" and not (self._folder / "table").exists():
-            return Counter()
-        table = self._lake.read()
-        if not table.num_rows:
-            return Counter()
-        columns: list[list[Any]] = [
-            table["partition"].to_pylist(),
-            table["offset"].to_pylist(),
-            table["key"].to_pylist(),
-            table["value"].to_pylist(),
-            table["timestamp"].cast(pa.int64()).to_pylist(),
-        ]
-        return Counter(zip(*columns, strict=True))
-
-
-def _newest_id(world: World) -> str:
-    def newest(topic_id: str) -> int:
-        lives = world.incarnations[topic_id]
-        return max(
-            (copy.event_timestamp_ms for life in lives for copy in life.complete()), default=-1
-        )
-
-    return max(reversed(world.incarnations), key=newest)
-
-
-@contextmanager
-def _memory_tier(world: World) -> Iterator[None]:
-    """Whoever opens a tier gets the world's, as it is at that moment."""
-
-    def opened(_options: object) -> Tier:
-        modified = {
-            key: copy.event_timestamp_ms
-            for lives in world.incarnations.values()
-            for life in lives
-            for copy in life.uploads
-            for key in copy.keys
-        }
-        return Tier(MemoryStore(world.store, modified))
-
-    with (
-        without_threads(),
-        mock.patch.object(planner, "open_tier", opened),
-        mock.patch.object(run_task, "open_tier", opened),
-    ):
-        yield
 
 
 def check_export_history(

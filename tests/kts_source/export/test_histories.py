@@ -14,7 +14,8 @@ from collections import Counter
 import pytest
 
 from tests.kts_source.export.exporting import FORMATS
-from tests.kts_source.export.history import check_export_history, random_export_history
+from tests.kts_source.export.fates import random_export_history
+from tests.kts_source.export.history import check_export_history
 from tests.kts_source.planning.history import shortened
 
 # Of each format, so that all take about as long.
