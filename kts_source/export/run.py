@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 import uuid
 from dataclasses import replace
@@ -15,12 +16,17 @@ from kts_source.export.export_plan import plan_export, plan_rebuild
 from kts_source.export.fingerprint import check_fingerprint, fingerprint
 from kts_source.export.job import ExportJob
 from kts_source.export.progress import NO_PROGRESS
-from kts_source.export.ranges import PartitionKey
-from kts_source.export.report import BackfillReport, written_ranges
+from kts_source.export.ranges import PartitionKey, joined
+from kts_source.export.report import BackfillReport, lost_offsets, written_ranges
+from kts_source.export.row_schema import schema_without_rows
 from kts_source.export.tables.export_table import Commit
 from kts_source.export.tables.open_table import open_table
 from kts_source.export.tables.open_target import open_target
-from kts_source.export.transforms.dead_letters import clean_dead_letters, publish_dead_letters
+from kts_source.export.transforms.dead_letters import (
+    publish_dead_letters,
+    remove_dead_letters,
+    unnamed_dead_letters,
+)
 from kts_source.options import parse_options
 from kts_source.planning.estimate import estimate
 
@@ -34,6 +40,7 @@ if TYPE_CHECKING:
     from kts_source.export.files import TaskReport
     from kts_source.export.job import RunnableTask
     from kts_source.export.progress import Progress
+    from kts_source.export.ranges import RangeAdvance
     from kts_source.export.settings import Compaction, ExportSettings
     from kts_source.export.tables.export_table import ExportTable, TableState
     from kts_source.export.tables.target_store import TargetObject
@@ -89,25 +96,38 @@ def clean(
     """Lists what attempts that died left in a target and among its dead letters, and removes it
     where asked to.
 
+    A run under way keeps its first files until they are committed, however old they get: what a run
+    left is removed once its newest file is old enough.
+
     Args:
         settings: The target.
-        older_than_hours: Younger files may belong to a run under way.
+        older_than_hours: A run that wrote a file since then may be under way.
         remove: Whether to delete them.
         table: The target; opened from the settings when not given.
     """
     opened = table or open_table(settings)
     try:
         before_ms = round((time.time() - older_than_hours * 3600) * 1000)
-        found = tuple(opened.orphans(before_ms))
+        found, letters = opened.orphans(), unnamed_dead_letters(settings)
+        active = {
+            _run_of(entry.key) for entry in (*found, *letters) if entry.modified_ms >= before_ms
+        }
+        found = [entry for entry in found if _run_of(entry.key) not in active]
+        letters = [entry for entry in letters if _run_of(entry.key) not in active]
         if remove:
             opened.remove(found)
+            remove_dead_letters(settings, letters)
         # Where both are one folder, the table's own search has found them.
-        letters = clean_dead_letters(settings, before_ms, remove=remove)
-        known = set(found) if settings.dead_letters == settings.target else set()
-        return (*found, *(letter for letter in letters if letter not in known))
+        return tuple(dict.fromkeys((*found, *letters)))
     finally:
         if table is None:
             opened.close()
+
+
+def _run_of(key: str) -> str:
+    """What is the same for all files of one run."""
+    run_id = re.search("[0-9a-f]{32}", key)
+    return key if run_id is None else run_id[0]
 
 
 class _Run:
@@ -131,6 +151,7 @@ class _Run:
         self._reports: list[TaskReport] = []
         self._seconds = {"planning": 0.0, "running": 0.0, "committing": 0.0}
         self._commits: list[Commit] = []
+        self._waiting: tuple[list[RangeAdvance], list[TaskReport]] = [], []
         self._merges = False
 
     def export(self) -> BackfillReport:
@@ -153,6 +174,11 @@ class _Run:
                         self._run_compaction(wave, job, self._settings.compaction, state)
         finally:
             self._progress.end()
+        if self._waiting[0]:
+            log.warning(
+                "no row was written, and there is no table yet: nothing tells its columns, so the"
+                " offsets are not recorded, and the next run reads them again"
+            )
         return self._report(plan, predicted.cost())
 
     def _plan(self, state: TableState) -> ExportPlan:
@@ -238,11 +264,13 @@ class _Run:
         newest_ms: Mapping[PartitionKey, int] = MappingProxyType({}),
     ) -> None:
         started = time.monotonic()
+        advances = joined(self._waiting[0], wave.advances)
+        reports = [*self._waiting[1], *ordered]
         commit = Commit(
-            wave.advances,
-            tuple(file for report in ordered for file in report.files),
+            tuple(advances),
+            tuple(file for report in reports for file in report.files),
             self._fingerprint,
-            _common_schema(ordered),
+            _common_schema(reports) or schema_without_rows(self._options, self._settings),
             self._run_id,
             replace,
             base,
@@ -252,19 +280,23 @@ class _Run:
             self._settings,
             (report.dead_letters for report in ordered if report.dead_letters is not None),
         )
-        self._table.commit(commit)
+        if self._table.commit(commit):
+            self._commits.append(commit)
+            self._waiting = [], []
+        else:
+            self._waiting = advances, reports
         self._reports.extend(ordered)
-        self._commits.append(commit)
         self._seconds["committing"] += time.monotonic() - started
 
     def _report(self, plan: ExportPlan, cost: float) -> BackfillReport:
         reports = self._reports
         files = [file for report in reports for file in report.files]
+        skipped = (*plan.skipped, *lost_offsets(reports))
         return BackfillReport(
             target=self._settings.target,
             table_format=self._settings.table_format,
             ranges=written_ranges(
-                [advance for commit in self._commits for advance in commit.advances]
+                (advance for commit in self._commits for advance in commit.advances), skipped
             ),
             rows=sum(file.rows for file in files),
             rows_read=sum(report.rows_read for report in reports),
@@ -277,7 +309,7 @@ class _Run:
             bytes_read=sum(report.bytes_read for report in reports),
             retries=sum(report.retries for report in reports),
             cost=cost,
-            skipped=plan.skipped,
+            skipped=skipped,
             seconds={
                 **self._seconds,
                 "tasks": sum(report.seconds for report in reports),

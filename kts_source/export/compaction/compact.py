@@ -153,6 +153,7 @@ def _spread(task: SpreadTask, job: ExportJob) -> TaskReport:
         requests=work.requests,
         bytes_read=work.bytes,
         retries=work.retries,
+        lost=work.lost_ranges,
         seconds=time.monotonic() - started,
         spills=tuple(buckets.spills),
         newest_ms=tuple((*owner, newest) for owner, newest in sorted(buckets.newest.items())),

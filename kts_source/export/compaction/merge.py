@@ -17,15 +17,13 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from kts_source.columns import PARTITION, SEGMENT_ID, TOPIC
 from kts_source.errors import ExportError
 from kts_source.export.compaction.buckets import NEEDED, Buckets
 from kts_source.export.files import TaskReport
-from kts_source.export.job import TOPIC_ID
+from kts_source.export.row_schema import compacted_schema
 from kts_source.export.settings import PARQUET, REMOVE_OLD
 from kts_source.export.tables.open_target import open_target
 from kts_source.store.open_store import open_store
-from segment_format.arrow import record_schema
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -42,7 +40,6 @@ BASE_RATIO: Final = 4
 """Original bytes of a record per byte of the table, about."""
 _ROWS: Final = 4096
 _READ_AHEAD: Final = 1 << 20
-_PLACE_TYPES: Final = {TOPIC: pa.string(), PARTITION: pa.int32(), SEGMENT_ID: pa.string()}
 
 
 def can_merge(
@@ -104,7 +101,7 @@ def base_tasks(files: Sequence[BaseFile], first: int, buckets: int) -> list[Base
 
 def _spread(task: BaseTask, job: ExportJob) -> TaskReport:
     started = time.monotonic()
-    schema = _schema(job.options.columns)
+    schema = compacted_schema(job.options.columns)
     rows = 0
     with (
         closing(open_target(job.place.path, job.place.storage)) as target,
@@ -123,16 +120,6 @@ def _spread(task: BaseTask, job: ExportJob) -> TaskReport:
         spills=tuple(buckets.spills),
         newest_ms=tuple((*owner, newest) for owner, newest in sorted(buckets.newest.items())),
     )
-
-
-def _schema(columns: Sequence[str]) -> pa.Schema:
-    """Of the rows as the spread of new records gives them."""
-    of_records = record_schema([name for name in columns if name not in _PLACE_TYPES])
-    fields = [
-        pa.field(name, _PLACE_TYPES[name]) if name in _PLACE_TYPES else of_records.field(name)
-        for name in columns
-    ]
-    return pa.schema([*fields, pa.field(TOPIC_ID, pa.string())])
 
 
 def _whole(

@@ -140,12 +140,12 @@ class DeltaExportTable:
             files.append(BaseFile(row["path"], row["size_bytes"], values))
         return tuple(files)
 
-    def commit(self, commit: Commit) -> None:
+    def commit(self, commit: Commit) -> bool:
         """See `ExportTable.commit`."""
         for _ in range(_COMMIT_ATTEMPTS):
             table = self._open()
             if table is None and commit.schema is None:
-                return  # no table and no columns to make one with: the offsets hold no row
+                return False  # no table and no columns to make one with: the offsets hold no row
             if table is not None:
                 check_demands(table, self._settings, self._uri)
             state = TableState({}, {}) if table is None else self._state(table)
@@ -157,28 +157,32 @@ class DeltaExportTable:
             check_base(commit, () if table is None else _paths(table), self._uri)
             moved = advanced(state.committed, commit.advances)
             if self._try_commit(table, commit, moved):
-                return
+                return True
         raise CommitConflictError(
             f"other writers came before {_COMMIT_ATTEMPTS} times; nothing was committed",
             uri=self._uri,
         )
 
-    def orphans(self, older_than_ms: int) -> Iterator[TargetObject]:
+    def orphans(self) -> list[TargetObject]:
         """See `ExportTable.orphans`.
 
-        A file that was compacted away counts too, once it is as old: time travel behind
-        `older_than_ms` then ends as it does after Delta's own vacuum.
+        A file that was compacted away counts too: once it is removed, time travel behind that ends
+        as it does after Delta's own vacuum.
         """
-        table = self._open()
-        known = set() if table is None else set(_paths(table))
-        for found in both_listed(self._target, self._prefix):
-            if found.key not in known and found.modified_ms < older_than_ms:
-                yield found
+        return self._unknown(list(both_listed(self._target, self._prefix)))
 
     def remove(self, orphans: Sequence[TargetObject]) -> None:
         """See `ExportTable.remove`."""
-        for orphan in orphans:
+        for orphan in self._unknown(orphans):
             self._target.delete(orphan.key)
+
+    def _unknown(self, listed: Sequence[TargetObject]) -> list[TargetObject]:
+        """Those that the table as it is now does not know. They are listed before: what is
+        committed in between is known.
+        """
+        table = self._open()
+        known = set() if table is None else set(_paths(table))
+        return [found for found in listed if found.key not in known]
 
     def close(self) -> None:
         """See `ExportTable.close`."""

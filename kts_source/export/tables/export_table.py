@@ -11,7 +11,7 @@ from kts_source.errors import CommitConflictError, ExportError
 from kts_source.export.ranges import PartitionKey
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from kts_source.export.files import WrittenFile
     from kts_source.export.fingerprint import Fingerprint
@@ -82,7 +82,7 @@ class Commit:
     """One step forward.
 
     Attributes:
-        schema: Of the rows written, partition columns included; `None` when no row was written.
+        schema: Of the rows written, partition columns included; `None` where no row told it.
         run_id: Of the run that wrote the files.
         replace: Whether the files are all that the table shall hold.
         base: With `replace`: the keys of all files that the table must hold until then; `None`
@@ -119,25 +119,24 @@ class ExportTable(Protocol):
         """
         ...
 
-    def commit(self, commit: Commit) -> None:
+    def commit(self, commit: Commit) -> bool:
         """Adds files and moves the ranges, both or neither.
+
+        Returns:
+            Whether it did. False where there is no table yet, and no columns to make one with: then
+            the ranges are to be committed with the next rows.
 
         Raises:
             CommitConflictError: Another export moved the same ranges.
         """
         ...
 
-    def orphans(self, older_than_ms: int) -> Iterator[TargetObject]:
-        """Files that no commit knows, written by attempts that died.
-
-        Args:
-            older_than_ms: Only those last modified before this, in ms since the epoch: younger
-                ones may belong to a run under way.
-        """
+    def orphans(self) -> list[TargetObject]:
+        """Files that no commit knows: of attempts that died, or of runs under way."""
         ...
 
     def remove(self, orphans: Sequence[TargetObject]) -> None:
-        """Deletes them."""
+        """Deletes them, but for those that a commit knows by now."""
         ...
 
     def close(self) -> None:

@@ -32,7 +32,7 @@ from kts_source.quiet import errors_only
 from kts_source.secret import scrub
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import pyarrow as pa
     from pyiceberg.catalog import Catalog
@@ -90,7 +90,7 @@ class IcebergExportTable:
         table = self._table()
         return () if table is None else _files(table)
 
-    def commit(self, commit: Commit) -> None:
+    def commit(self, commit: Commit) -> bool:
         """See `ExportTable.commit`."""
         from pyiceberg.exceptions import CommitFailedException
 
@@ -100,7 +100,7 @@ class IcebergExportTable:
                 check_signs(commit.schema, self._settings.target)
             if table is None:
                 if commit.schema is None:
-                    return  # no table and no columns to make one with: the offsets hold no row
+                    return False
                 table = self._create(commit.schema)
             state = self._state(table)
             check_fingerprint(state.fingerprint, commit.fingerprint)
@@ -118,28 +118,32 @@ class IcebergExportTable:
                 self._commit_once(table, commit, moved)
             except CommitFailedException:
                 continue
-            return
+            return True
         raise CommitConflictError(
             f"other writers came before {_COMMIT_ATTEMPTS} times; nothing was committed",
             uri=self._settings.target,
         )
 
-    def orphans(self, older_than_ms: int) -> Iterator[TargetObject]:
+    def orphans(self) -> list[TargetObject]:
         """See `ExportTable.orphans`. Files of any snapshot that is not expired are known."""
-        table = self._table()
-        if table is None:
-            return
-        known = set(table.inspect.all_data_files()["file_path"].to_pylist())
-        location = table.location().rstrip("/")
-        for found in both_listed(self._open_target(), self._prefix):
-            if f"{location}/{found.key}" not in known and found.modified_ms < older_than_ms:
-                yield found
+        return self._unknown(list(both_listed(self._open_target(), self._prefix)))
 
     def remove(self, orphans: Sequence[TargetObject]) -> None:
         """See `ExportTable.remove`."""
         target = self._open_target()
-        for orphan in orphans:
+        for orphan in self._unknown(orphans):
             target.delete(orphan.key)
+
+    def _unknown(self, listed: Sequence[TargetObject]) -> list[TargetObject]:
+        """Those that the table as it is now does not know. They are listed before: what is
+        committed in between is known.
+        """
+        table = self._table()
+        if table is None:
+            return list(listed)
+        known = set(table.inspect.all_data_files()["file_path"].to_pylist())
+        location = table.location().rstrip("/")
+        return [found for found in listed if f"{location}/{found.key}" not in known]
 
     def close(self) -> None:
         """See `ExportTable.close`."""

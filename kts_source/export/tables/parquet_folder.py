@@ -27,7 +27,7 @@ from kts_source.export.ranges import OffsetRange, PartitionKey, advanced
 from kts_source.export.tables.export_table import BaseFile, Commit, TableState, WritePlace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from kts_source.export.settings import ExportSettings
     from kts_source.export.tables.target_store import TargetObject, TargetStore
@@ -98,7 +98,7 @@ class ParquetFolder:
         """
         raise _cannot_be_replaced(self._settings.target)
 
-    def commit(self, commit: Commit) -> None:
+    def commit(self, commit: Commit) -> bool:
         """See `ExportTable.commit`."""
         self._require_written(commit)
         while True:
@@ -113,20 +113,23 @@ class ParquetFolder:
             data = json.dumps(document, ensure_ascii=False, indent=1).encode()
             if self._target.create(f"{COMMITS}{number:010d}.json", data):
                 self._publish(number, document)
-                return
+                return True
 
-    def orphans(self, older_than_ms: int) -> Iterator[TargetObject]:
+    def orphans(self) -> list[TargetObject]:
         """See `ExportTable.orphans`."""
-        self._recovered()
-        for found in self._target.list_objects("_kts/"):
-            name = found.key.removeprefix(COMMITS)
-            if not _COMMIT.fullmatch(name) and found.modified_ms < older_than_ms:
-                yield found
+        return self._unknown(list(self._target.list_objects("_kts/")))
 
     def remove(self, orphans: Sequence[TargetObject]) -> None:
         """See `ExportTable.remove`."""
-        for orphan in orphans:
+        for orphan in self._unknown(orphans):
             self._target.delete(orphan.key)
+
+    def _unknown(self, listed: Sequence[TargetObject]) -> list[TargetObject]:
+        """Those that are not of the log as it is now. What is committed has another name after it
+        was published, and its first name is gone.
+        """
+        self._recovered()
+        return [found for found in listed if not _COMMIT.fullmatch(found.key.removeprefix(COMMITS))]
 
     def close(self) -> None:
         """See `ExportTable.close`."""

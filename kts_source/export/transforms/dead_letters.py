@@ -109,28 +109,25 @@ def publish_dead_letters(settings: ExportSettings, files: Iterable[DeadLetterFil
         target.close()
 
 
-def clean_dead_letters(
-    settings: ExportSettings, older_than_ms: int, *, remove: bool
-) -> tuple[TargetObject, ...]:
-    """Files of rejected rows that attempts which died left unnamed.
-
-    Args:
-        settings: The target; without a folder of dead letters there is nothing to find.
-        older_than_ms: Only those last modified before this, in ms since the epoch.
-        remove: Whether to delete them.
-    """
+def unnamed_dead_letters(settings: ExportSettings) -> list[TargetObject]:
+    """Files of rejected rows that have no name yet; without a folder of dead letters none."""
     if settings.dead_letters is None:
-        return ()
+        return []
     target = open_target(settings.dead_letters, settings.storage)
     try:
-        found = tuple(
-            entry
-            for entry in target.list_objects(ATTEMPTS)
-            if entry.modified_ms < older_than_ms and entry.key.endswith(_SUFFIX)
-        )
-        if remove:
-            for entry in found:
-                target.delete(entry.key)
-        return found
+        return [one for one in target.list_objects(ATTEMPTS) if one.key.endswith(_SUFFIX)]
+    finally:
+        target.close()
+
+
+def remove_dead_letters(settings: ExportSettings, files: Iterable[TargetObject]) -> None:
+    """Deletes some of them."""
+    found = list(files)
+    if not found or settings.dead_letters is None:
+        return
+    target = open_target(settings.dead_letters, settings.storage)
+    try:
+        for entry in found:
+            target.delete(entry.key)
     finally:
         target.close()
