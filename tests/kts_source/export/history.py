@@ -243,11 +243,12 @@ class Exporting:
         self._world.take(Step("lose", step.b, step.c))
 
     def _options(self, step: Step, **options: str) -> dict[str, str]:
+        if "planFile" not in options:  # a plan is cut already
+            options["targetPartitionBytes"] = str((1, 100, 300, 1 << 20)[step.b % 4])
         return {
             "path": "/",
             "subscribe": TOPIC,
             "isolationLevel": self._isolation,
-            "targetPartitionBytes": str((1, 100, 300, 1 << 20)[step.b % 4]),
             "maxConcurrentRequests": "1",
             **options,
         }
