@@ -152,7 +152,8 @@ def _waves(
         _key(part): None if (held := expected.get(_key(part))) is None else held.stop
         for part in plan.partitions
     }
-    reached = {_key(part): part.start for part in plan.partitions}
+    # A table that is built anew is read from its start, and grows behind what it was built from.
+    reached = {_key(part): max(part.start, at[_key(part)] or 0) for part in plan.partitions}
     last_slice: dict[tuple[str, int], SegmentSlice] = {}
     for task in plan.tasks:
         for part in task.slices:

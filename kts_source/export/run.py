@@ -10,8 +10,14 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from kts_source.errors import ExportError, TransformError
-from kts_source.export.compaction.merge import can_merge
+from kts_source.errors import (
+    CommitConflictError,
+    ExportError,
+    FingerprintError,
+    RangeOverlapError,
+    TransformError,
+)
+from kts_source.export.compaction.merge import can_merge, check_rebuild
 from kts_source.export.export_plan import plan_export, plan_rebuild
 from kts_source.export.fingerprint import check_fingerprint, fingerprint
 from kts_source.export.job import ExportJob
@@ -23,6 +29,8 @@ from kts_source.export.tables.export_table import Commit
 from kts_source.export.tables.open_table import open_table
 from kts_source.export.tables.open_target import open_target
 from kts_source.export.transforms.dead_letters import (
+    drop_dead_letters,
+    list_dead_letters,
     publish_dead_letters,
     remove_dead_letters,
     unnamed_dead_letters,
@@ -42,7 +50,7 @@ if TYPE_CHECKING:
     from kts_source.export.progress import Progress
     from kts_source.export.ranges import RangeAdvance
     from kts_source.export.settings import Compaction, ExportSettings
-    from kts_source.export.tables.export_table import ExportTable, TableState
+    from kts_source.export.tables.export_table import BaseFile, ExportTable, TableState
     from kts_source.export.tables.target_store import TargetObject
     from kts_source.options import ScanOptions
 
@@ -107,6 +115,8 @@ def clean(
     """
     opened = table or open_table(settings)
     try:
+        if settings.dead_letters is not None:
+            publish_dead_letters(settings, opened.load().letters)
         before_ms = round((time.time() - older_than_hours * 3600) * 1000)
         found, letters = opened.orphans(), unnamed_dead_letters(settings)
         active = {
@@ -153,11 +163,13 @@ class _Run:
         self._commits: list[Commit] = []
         self._waiting: tuple[list[RangeAdvance], list[TaskReport]] = [], []
         self._merges = False
+        self._base: Sequence[BaseFile] = ()
 
     def export(self) -> BackfillReport:
         started = time.monotonic()
         state = self._table.load()
         check_fingerprint(state.fingerprint, self._fingerprint)
+        publish_dead_letters(self._settings, state.letters)
         plan = self._plan(state)
         self._seconds["planning"] = time.monotonic() - started
         predicted = estimate(plan.scan.tasks)
@@ -199,14 +211,21 @@ class _Run:
 
     def _plan_compaction(self, state: TableState) -> ExportPlan:
         """One wave: a merge behind what the table holds, or all of it anew."""
-        behind = plan_export(self._options, state.committed, resume=True, commit_bytes=1 << 62)
-        keys = [PartitionKey(part.topic_id, part.partition) for part in behind.scan.partitions]
-        if all(state.committed.get(key) is None for key in keys):
-            return behind
-        if not can_merge(self._options, self._settings, state, keys):
-            return plan_rebuild(self._options, state.committed)
-        self._merges = True
-        return behind
+        if not state.fingerprint or can_merge(self._options, self._settings):
+            self._merges = bool(state.fingerprint)
+            self._base = self._table.base_files() if self._merges else ()
+            return plan_export(self._options, state.committed, resume=True, commit_bytes=1 << 62)
+        plan = plan_rebuild(self._options, state.committed)
+        if plan.waves:
+            self._base = self._table.base_files()
+            check_rebuild(
+                self._options,
+                self._table.place(self._run_id),
+                self._base,
+                state.committed,
+                {PartitionKey(part.topic_id, part.partition) for part in plan.scan.partitions},
+            )
+        return plan
 
     def _run_compaction(
         self, wave: Wave, job: ExportJob, compaction: Compaction, state: TableState
@@ -221,7 +240,7 @@ class _Run:
         from kts_source.export.compaction.merge import BASE_RATIO, base_tasks
 
         started = time.monotonic()
-        base = self._table.base_files() if self._merges else ()
+        base = self._base if self._merges else ()
         nominal = sum(task.scan.nominal_bytes for task in wave.tasks)
         buckets = bucket_count(nominal + BASE_RATIO * sum(file.size for file in base))
         spread: list[RunnableTask] = [
@@ -234,8 +253,8 @@ class _Run:
         merging = bucket_tasks(reports, len(spread), topic_ids, buckets, compaction, newest)
         reports += self._run_tasks(merging, job)
         self._seconds["running"] += time.monotonic() - started
-        held = frozenset(file.key for file in base) if self._merges else None
-        self._commit(wave, reports, replace=True, base=held, newest_ms=newest)
+        held = frozenset(file.key for file in self._base)
+        self._commit(wave, reports, base=held, newest_ms=newest)
         target = open_target(job.place.path, job.place.storage)
         for found in list(target.list_objects(spill_folder(job))):
             target.delete(found.key)
@@ -259,7 +278,6 @@ class _Run:
         wave: Wave,
         ordered: Sequence[TaskReport],
         *,
-        replace: bool = False,
         base: frozenset[str] | None = None,
         newest_ms: Mapping[PartitionKey, int] = MappingProxyType({}),
     ) -> None:
@@ -272,15 +290,19 @@ class _Run:
             self._fingerprint,
             _common_schema(reports) or schema_without_rows(self._options, self._settings),
             self._run_id,
-            replace,
             base,
             newest_ms,
+            list_dead_letters(self._settings, (report.dead_letters for report in reports)),
         )
-        publish_dead_letters(
-            self._settings,
-            (report.dead_letters for report in ordered if report.dead_letters is not None),
-        )
-        if self._table.commit(commit):
+        try:
+            committed = self._table.commit(commit)
+        except (CommitConflictError, FingerprintError, RangeOverlapError):
+            # Refused, unless the answer that it counts was lost: then the table has the number.
+            publish_dead_letters(self._settings, self._table.load().letters)
+            drop_dead_letters(self._settings, commit.letters)
+            raise
+        if committed:
+            publish_dead_letters(self._settings, commit.letters)
             self._commits.append(commit)
             self._waiting = [], []
         else:

@@ -37,11 +37,13 @@ class TableState:
         committed: Offsets it holds.
         fingerprint: The rules it was begun with; empty for a table that holds nothing.
         newest_ms: Of a compacted table.
+        letters: The list of dead letters that the last commit with such left; see `dead_letters`.
     """
 
     committed: CommittedRanges
     fingerprint: Fingerprint
     newest_ms: NewestTimes = field(default_factory=dict[PartitionKey, int])
+    letters: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +86,11 @@ class Commit:
     Attributes:
         schema: Of the rows written, partition columns included; `None` where no row told it.
         run_id: Of the run that wrote the files.
-        replace: Whether the files are all that the table shall hold.
-        base: With `replace`: the keys of all files that the table must hold until then; `None`
-            where that does not matter.
+        base: Keys of all files that the table must hold until then, and that the new ones replace;
+            `None` where they are added.
         newest_ms: Of a compaction: timestamps of the newest records, in ms.
+        letters: The list of dead letters whose offsets it accepts. The table publishes the list of
+            an earlier commit before it forgets it.
     """
 
     advances: tuple[RangeAdvance, ...]
@@ -95,9 +98,14 @@ class Commit:
     fingerprint: Fingerprint
     schema: pa.Schema | None
     run_id: str
-    replace: bool = False
     base: frozenset[str] | None = None
     newest_ms: Mapping[PartitionKey, int] = field(default_factory=dict[PartitionKey, int])
+    letters: int | None = None
+
+    @property
+    def replace(self) -> bool:
+        """Whether the files are all that the table shall hold."""
+        return self.base is not None
 
 
 class ExportTable(Protocol):

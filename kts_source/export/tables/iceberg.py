@@ -1,8 +1,9 @@
 """Iceberg tables: files and ranges in one commit of the catalog.
 
 Table properties hold the ranges, `kts.<export>.<topic id>.<partition>` = `start:stop`, the newest
-timestamps of a compacted table, `kts.<export>.<topic id>.<partition>.newest`, and the rules,
-`kts.<export>.rules.<name>`; expiring snapshots does not touch them. They are set in the transaction
+timestamps of a compacted table, `kts.<export>.<topic id>.<partition>.newest`, the rules,
+`kts.<export>.rules.<name>`, and the list of dead letters of the last commit with such,
+`kts.<export>.letters`; expiring snapshots does not touch them. They are set in the transaction
 that adds the files. Every commit adds a snapshot, even an empty one, and requires of the catalog
 that the snapshot, schema and partitioning that were compared are still the newest, so nothing can
 come between.
@@ -28,6 +29,7 @@ from kts_source.export.tables.export_table import (
 from kts_source.export.tables.iceberg_checks import check_table
 from kts_source.export.tables.open_target import open_target
 from kts_source.export.tables.target_store import both_listed
+from kts_source.export.transforms.dead_letters import publish_dead_letters
 from kts_source.quiet import errors_only
 from kts_source.secret import scrub
 
@@ -110,6 +112,8 @@ class IcebergExportTable:
                     "the table holds rows that a rebuild would remove", uri=self._settings.target
                 )
             moved = advanced(state.committed, commit.advances)
+            if commit.letters is not None:
+                publish_dead_letters(self._settings, state.letters)
             if commit.base is not None:
                 check_base(commit, (file.key for file in _files(table)), self._settings.target)
             if commit.schema is not None:
@@ -256,7 +260,8 @@ class IcebergExportTable:
             elif match := _RANGE.fullmatch(text):
                 span = OffsetRange(int(match["start"]), int(match["stop"]))
                 ranges[PartitionKey(owner, int(last))] = span
-        return TableState(ranges, rules, newest)
+        letters = table.properties.get(f"{own}letters")
+        return TableState(ranges, rules, newest, None if letters is None else int(letters))
 
     def _commit_once(
         self, table: Table, commit: Commit, moved: Mapping[PartitionKey, OffsetRange]
@@ -271,6 +276,8 @@ class IcebergExportTable:
             properties[f"{own}{key.topic_id}.{key.partition}"] = f"{span.start}:{span.stop}"
         for key, newest_ms in commit.newest_ms.items():
             properties[f"{own}{key.topic_id}.{key.partition}.newest"] = str(newest_ms)
+        if commit.letters is not None:
+            properties[f"{own}letters"] = str(commit.letters)
         location = table.location().rstrip("/")
         pinned: Any = _Pinned(table)
         table.catalog = pinned

@@ -25,6 +25,7 @@ from kts_source.export.fingerprint import check_fingerprint
 from kts_source.export.partitioning import partition_rule
 from kts_source.export.ranges import OffsetRange, PartitionKey, advanced
 from kts_source.export.tables.export_table import BaseFile, Commit, TableState, WritePlace
+from kts_source.export.transforms.dead_letters import publish_dead_letters
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -109,6 +110,8 @@ class ParquetFolder:
             if commit.replace and state.fingerprint:
                 raise _cannot_be_replaced(self._settings.target)
             document = self._document(log, commit, advanced(state.committed, commit.advances))
+            if commit.letters is not None:
+                publish_dead_letters(self._settings, state.letters)
             number = log.last + 1
             data = json.dumps(document, ensure_ascii=False, indent=1).encode()
             if self._target.create(f"{COMMITS}{number:010d}.json", data):
@@ -202,7 +205,10 @@ class ParquetFolder:
         return document
 
     def _state(self, log: _Log) -> TableState:
-        return TableState(self._ranges(log), self._export(log).get("fingerprint", {}))
+        export = self._export(log)
+        return TableState(
+            self._ranges(log), export.get("fingerprint", {}), letters=export.get("letters")
+        )
 
     def _ranges(self, log: _Log) -> dict[PartitionKey, OffsetRange]:
         return {
@@ -231,6 +237,10 @@ class ParquetFolder:
                 **log.document.get("exports", {}),
                 self._settings.export_id: {
                     "fingerprint": dict(commit.fingerprint),
+                    # The list of dead letters of the last commit with such.
+                    "letters": self._export(log).get("letters")
+                    if commit.letters is None
+                    else commit.letters,
                     "ranges": [
                         {
                             "topicId": key.topic_id,
