@@ -26,7 +26,7 @@ from kts_source.export.tables.export_table import (
     check_base,
     check_signs,
 )
-from kts_source.export.tables.iceberg_checks import check_table
+from kts_source.export.tables.iceberg_checks import PinnedCatalog, check_table
 from kts_source.export.tables.open_target import open_target
 from kts_source.export.tables.target_store import both_listed
 from kts_source.export.transforms.dead_letters import publish_dead_letters
@@ -38,15 +38,13 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
     from pyiceberg.catalog import Catalog
-    from pyiceberg.table import CommitTableResponse, Table
-    from pyiceberg.table.update import TableRequirement, TableUpdate
+    from pyiceberg.table import Table
 
     from kts_source.export.settings import ExportSettings
     from kts_source.export.tables.target_store import TargetObject, TargetStore
 
 _COMMIT_ATTEMPTS: Final = 20
 _NO_RETRIES: Final = "commit.retry.num-retries"
-_MAIN_BRANCH: Final = "main"
 _METRICS: Final = "write.metadata.metrics.column."
 T = TypeVar("T")
 
@@ -279,7 +277,7 @@ class IcebergExportTable:
         if commit.letters is not None:
             properties[f"{own}letters"] = str(commit.letters)
         location = table.location().rstrip("/")
-        pinned: Any = _Pinned(table)
+        pinned: Any = PinnedCatalog(table)
         table.catalog = pinned
         # In this process only: every retry would meet the same refusal.
         table.metadata.properties[_NO_RETRIES] = "0"
@@ -337,44 +335,6 @@ class IcebergExportTable:
             f"{text}: {scrub(f'{type(error).__name__}: {error}', hidden)}",
             uri=self._settings.target,
         )
-
-
-class _Pinned:
-    """A table's catalog that commits only onto what was loaded, whatever else a library requires.
-
-    PyIceberg requires it too, and drops it when it tries again.
-    """
-
-    def __init__(self, table: Table) -> None:
-        from pyiceberg.table.update import (
-            AssertCurrentSchemaId,
-            AssertDefaultSpecId,
-            AssertRefSnapshotId,
-            AssertTableUUID,
-        )
-
-        self._catalog = table.catalog
-        loaded = table.metadata
-        self._required: tuple[TableRequirement, ...] = (
-            AssertTableUUID(uuid=loaded.table_uuid),
-            AssertRefSnapshotId.model_validate(
-                {"ref": _MAIN_BRANCH, "snapshot-id": loaded.current_snapshot_id}
-            ),
-            AssertCurrentSchemaId.model_validate({"current-schema-id": loaded.current_schema_id}),
-            AssertDefaultSpecId.model_validate({"default-spec-id": loaded.default_spec_id}),
-        )
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # whatever PyIceberg asks it for
-        return getattr(self._catalog, name)
-
-    def commit_table(
-        self,
-        table: Table,
-        requirements: tuple[TableRequirement, ...],
-        updates: tuple[TableUpdate, ...],
-    ) -> CommitTableResponse:
-        """See `Catalog.commit_table`."""
-        return self._catalog.commit_table(table, (*self._required, *requirements), updates)
 
 
 def _times(table: Table) -> list[str]:

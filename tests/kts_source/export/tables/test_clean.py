@@ -65,7 +65,7 @@ def test_clean_takes_no_file_that_is_committed_while_it_looks(
     class Committing(DiesAtCommit):
         """Somebody else cleans up while this one commits."""
 
-        def commit(self, commit: Commit) -> None:
+        def commit(self, commit: Commit) -> bool:
             waiting.append(lambda: self._table.commit(commit))
             monkeypatch.setattr(LocalTarget, "list_objects", listed)
             clean(lake.settings(), older_than_hours=-1, remove=True)

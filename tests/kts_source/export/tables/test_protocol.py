@@ -210,13 +210,13 @@ class DiesAtCommit:
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
         return getattr(self._table, name)
 
-    def commit(self, commit: Commit) -> None:
+    def commit(self, commit: Commit) -> bool:
         self._number -= 1
         if self._number < 0:
             if self._after:
                 self._table.commit(commit)
             raise Killed
-        self._table.commit(commit)
+        return bool(self._table.commit(commit))
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
