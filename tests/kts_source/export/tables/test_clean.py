@@ -73,7 +73,7 @@ def test_clean_takes_no_file_that_is_committed_while_it_looks(
             raise Killed
 
     with pytest.raises(Killed):
-        lake.export(source(), table=Committing(lake.table(), 0, after=True))  # type: ignore[arg-type]
+        lake.export(source(), table=Committing(lake.table(), 0, after=True))
     assert not waiting
     assert len(places(lake.read())) > 0
     lake.export(source())
