@@ -69,4 +69,4 @@ lock: $(STAMP)  ## resolve requirements.lock anew
 	  --generate-hashes --no-emit-index-url --python-version 3.11 --upgrade -o requirements.lock
 
 clean:  ## remove .venv and caches
-	rm -rf $(VENV) .venv-spark40 .venv-python313 .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) .venv-spark40 .venv-lowest .venv-python313 .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -126,6 +126,10 @@ class OffsetOutOfRangeError(DataLossError):
     """Offsets or timestamps asked for that lie outside what the tier holds."""
 
 
+class UnsupportedSparkError(TieredKafkaError, ImportError):
+    """A Spark without Python data sources (before 4.0), or none at all, where one is needed."""
+
+
 class PlanTooLargeError(TieredKafkaError):
     """A plan above the limits that the user set."""
 

@@ -2,18 +2,21 @@
 in, values out.
 
 `iter_arrow` gives the records of log bytes as Arrow batches, `iter_batches` as readable Python
-objects. Both are loaded at first use: importing the package brings in neither numba nor pyarrow.
+objects; both raise `SegmentFormatError` where the bytes are broken. They are loaded at first use:
+importing the package brings in neither numba nor pyarrow.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from segment_format.errors import SegmentFormatError
+
 if TYPE_CHECKING:
     from segment_format.arrow import iter_arrow
     from segment_format.record.records import iter_batches
 
-__all__ = ["iter_arrow", "iter_batches"]
+__all__ = ["SegmentFormatError", "iter_arrow", "iter_batches"]
 
 
 def __getattr__(name: str) -> object:

@@ -99,7 +99,3 @@ class UnknownKeyError(DecryptionError):
 
     The id is the first word of the message's quotes; it is not secret.
     """
-
-
-class MissingDependencyError(SegmentFormatError, ImportError):
-    """An optional library that this input needs is not installed."""

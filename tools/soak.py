@@ -1,7 +1,8 @@
-"""Tries the parsers with bad inputs and the planner with random histories, for as long as wanted.
+"""Tries parsers with bad inputs, scans and exports with random histories, as long as wanted.
 
-    python -m tools.soak --minutes 30              half of the time for each
+    python -m tools.soak --minutes 30              a third of the time for each
     python -m tools.soak --minutes 5 --seed 7 --only histories
+    python -m tools.soak --minutes 60 --only exports
     python -m tools.soak --minutes 5 --only fuzz --target kernels
 
 Writes what came of it to `benchmarks/SOAK.md`, unless only a part was run. What fails is printed,
@@ -20,13 +21,17 @@ import sys
 import time
 import traceback
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from tests.fuzz.runner import Engine, Result, has_coverage, run_all
 from tests.fuzz.targets import targets
+from tests.kts_source.export.exporting import FORMATS
+from tests.kts_source.export.fates import random_export_history
+from tests.kts_source.export.history import check_export_history
 from tests.kts_source.planning.history import History, random_history, shortened
 from tests.kts_source.planning.reading import check_history, without_threads
 
@@ -69,31 +74,56 @@ class Histories:
     seconds: float = 0.0
 
 
-def soak_histories(seconds: float, seed: int, most_failures: int = 5) -> Histories:
+Check: TypeAlias = Callable[[History, int, Counter[str]], object]
+"""Lives through a history; the number decides what it leaves open."""
+
+
+def soak_histories(
+    draw: Callable[[random.Random], History],
+    check: Check,
+    seconds: float,
+    seed: int,
+    most_failures: int = 5,
+) -> Histories:
     """Random histories until the time is up."""
     result = Histories()
     began = time.monotonic()
+
+    def error_of(history: History, number: int, outcomes: Counter[str]) -> str | None:
+        try:
+            check(history, number, outcomes)
+        except Exception:  # noqa: BLE001  # a wrong exception is as wrong as wrong rows
+            return traceback.format_exc(limit=-4)
+        return None
+
     while time.monotonic() - began < seconds and len(result.failures) < most_failures:
         number = result.tried
-        history = random_history(random.Random(f"{seed}-{number}"))
-        with without_threads():
-            error = _error_of(history, number, result.outcomes)
+        history = draw(random.Random(f"{seed}-{number}"))
+        error = error_of(history, number, result.outcomes)
         result.tried += 1
         if error is not None:
-            short = shortened(history, lambda one, n=number: _error_of(one, n) is not None)  # type: ignore[misc]
-            text = f"seed {seed}, history {number}:\n{short}\n{_error_of(short, number) or error}"
+            short = shortened(
+                history,
+                lambda one, n=number: error_of(one, n, Counter()) is not None,  # type: ignore[misc]
+            )
+            told = error_of(short, number, Counter()) or error
+            text = f"seed {seed}, history {number}:\n{short}\n{told}"
             say(text)
             result.failures.append(text)
     result.seconds = time.monotonic() - began
     return result
 
 
-def _error_of(history: History, seed: int, outcomes: Counter[str] | None = None) -> str | None:
-    try:
-        check_history(history, seed, outcomes)
-    except Exception:  # noqa: BLE001  # a wrong exception is as wrong as wrong rows
-        return traceback.format_exc(limit=-4)
-    return None
+def check_scans(history: History, number: int, outcomes: Counter[str]) -> None:
+    """Reads what a history leaves behind."""
+    with without_threads():
+        check_history(history, number, outcomes)
+
+
+def check_exports(history: History, number: int, outcomes: Counter[str]) -> None:
+    """Lives through exports, in one table format after the other."""
+    table_format = FORMATS[number % len(FORMATS)]
+    check_export_history(history, number // len(FORMATS), table_format, outcomes)
 
 
 def soak_parsers(seconds: float, seed: int, only: Sequence[str]) -> list[Result]:
@@ -112,7 +142,13 @@ def soak_parsers(seconds: float, seed: int, only: Sequence[str]) -> list[Result]
     return results
 
 
-def report(minutes: float, seed: int, results: Sequence[Result], histories: Histories) -> str:
+def report(
+    minutes: float,
+    seed: int,
+    results: Sequence[Result],
+    histories: Histories,
+    exports: Histories,
+) -> str:
     """The text of the report."""
     inputs = sum(result.inputs for result in results)
     failed = sum(result.failure is not None for result in results)
@@ -130,7 +166,9 @@ def report(minutes: float, seed: int, results: Sequence[Result], histories: Hist
         " give the same as the readable decoder, on inputs that lie between guard pages. Histories:"
         " leaders, transactions, uploads, crashes, retention and lost objects at random; rows equal"
         " the surviving log at both isolation levels, or an error names the missing ranges exactly"
-        " when some are missing.",
+        " when some are missing. Exports: the same lives with exports into Parquet folders, Delta"
+        " and Iceberg tables, which die, race, resume, replay plans and lose objects; the table"
+        " holds what was committed, each row once.",
         "",
         "| | |",
         "|---|---|",
@@ -142,6 +180,9 @@ def report(minutes: float, seed: int, results: Sequence[Result], histories: Hist
         f"| histories tried | {histories.tried:,} in {histories.seconds:.0f} s |",
         f"| rows compared in histories | {histories.outcomes['rows']:,} |",
         f"| histories that failed | {len(histories.failures)} |",
+        f"| export histories tried | {exports.tried:,} in {exports.seconds:.0f} s |",
+        f"| rows compared in them | {exports.outcomes['rows']:,} |",
+        f"| export histories that failed | {len(exports.failures)} |",
         f"| versions | {_versions()} |",
         "",
         "## Parsers",
@@ -159,12 +200,16 @@ def report(minutes: float, seed: int, results: Sequence[Result], histories: Hist
     words = sum((Counter(result.outcomes) for result in results), Counter())
     lines += ["", "| outcome | inputs |", "|---|---|"]
     lines += [f"| {word} | {count:,} |" for word, count in words.most_common()]
-    lines += ["", "## Reads of histories", "", "| outcome | reads |", "|---|---|"]
-    lines += [
-        f"| {word} | {count:,} |"
-        for word, count in histories.outcomes.most_common()
-        if word != "rows"
-    ]
+    for title, what, found in (
+        ("Reads of histories", "reads", histories),
+        ("Exports of histories", "exports", exports),
+    ):
+        lines += ["", f"## {title}", "", f"| outcome | {what} |", "|---|---|"]
+        lines += [
+            f"| {word} | {count:,} |"
+            for word, count in found.outcomes.most_common()
+            if word != "rows"
+        ]
     return "\n".join([*lines, ""])
 
 
@@ -188,25 +233,30 @@ def main() -> int:
     )
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))
-    parser.add_argument("--only", choices=("fuzz", "histories"))
+    parser.add_argument("--only", choices=("fuzz", "histories", "exports"))
     parser.add_argument(
         "--target", action="append", default=[], help="of the fuzzer; all others not"
     )
     given = parser.parse_args()
     logging.disable(logging.CRITICAL)
     say(f"seed {given.seed}")
-    seconds = given.minutes * 60 / (1 if given.only else 2)
+    seconds = given.minutes * 60 / (1 if given.only else 3)
     results: list[Result] = []
-    histories = Histories()
-    if given.only != "histories":
+    histories, exports = Histories(), Histories()
+    if given.only in (None, "fuzz"):
         results = soak_parsers(seconds, given.seed, given.target)
-    if given.only != "fuzz":
-        histories = soak_histories(seconds, given.seed)
+    if given.only in (None, "histories"):
+        histories = soak_histories(random_history, check_scans, seconds, given.seed)
         say(f"{histories.tried:,} histories: {dict(histories.outcomes)}")
+    if given.only in (None, "exports"):
+        exports = soak_histories(random_export_history, check_exports, seconds, given.seed)
+        say(f"{exports.tried:,} export histories: {dict(exports.outcomes)}")
     if given.only is None and not given.target:
-        REPORT.write_text(report(given.minutes, given.seed, results, histories))
+        REPORT.write_text(report(given.minutes, given.seed, results, histories, exports))
         say(f"wrote {REPORT}")
-    failed = bool(histories.failures) or any(result.failure for result in results)
+    failed = bool(histories.failures or exports.failures) or any(
+        result.failure for result in results
+    )
     return 1 if failed else 0
 
 

@@ -6,7 +6,6 @@ The sample is part of the checkout, not of the wheel; `--path` shows another tie
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import logging
 import os
 import sys
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kts_source.cli.tables import format_bytes, format_table, format_time, preview_bytes
-from kts_source.errors import TieredKafkaError
+from kts_source.errors import TieredKafkaError, UnsupportedSparkError
 from kts_source.options import READ_COMMITTED, READ_UNCOMMITTED, parse_options
 from kts_source.planning.planner import plan_scan
 from kts_source.read.read_settings import ReadSettings
@@ -55,11 +54,13 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         topics = _show_tier(options)
         topic = given.topic if given.topic in topics else topics[0]
-        if importlib.util.find_spec("pyspark") is None:
+        try:
+            from kts_source.spark.session import session_builder
+        except UnsupportedSparkError as error:
             _show_rows_without_spark(options, topic)
-            print("\nWith Spark it shows more: pip install 'tiered-kafka[spark]'.")
+            print(f"\nWith Spark 4 it shows more. {error}.")
             return 0
-        with _spark() as spark:
+        with _spark(session_builder()) as spark:
             _show_rows(spark, options, topic)
             _show_counts(spark, options)
     except TieredKafkaError as error:
@@ -163,10 +164,8 @@ def _print_plan(plan: ScanPlan) -> None:
 
 
 @contextmanager
-def _spark() -> Iterator[SparkSession]:
+def _spark(builder: SparkSession.Builder) -> Iterator[SparkSession]:
     """A Spark in local mode that knows the data source; its chatter is shown only on failure."""
-    from pyspark.sql import SparkSession
-
     from kts_source import register
 
     with (
@@ -174,7 +173,7 @@ def _spark() -> Iterator[SparkSession]:
         _held_back_stderr(Path(folder, "stderr.txt")),
     ):
         spark = (
-            SparkSession.builder.master("local[2]")
+            builder.master("local[2]")
             .appName("tiered-kafka demo")
             .config("spark.ui.enabled", "false")
             .config("spark.ui.showConsoleProgress", "false")

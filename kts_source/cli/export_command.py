@@ -47,11 +47,10 @@ def export(
         named["catalog"] = dict(pair.partition("=")[::2] for pair in named["catalog"])
     if with_spark and not clean:
         require("pyspark", "spark", "--spark")
-        from pyspark.sql import SparkSession
-
         from kts_source.spark.backfill import backfill
+        from kts_source.spark.session import session_builder
 
-        session = SparkSession.builder.getOrCreate()
+        session = session_builder().getOrCreate()
         report = backfill(session, source=options, target=target, **named)
     else:
         checked = export_settings(target, source=options, **named)

@@ -6,14 +6,14 @@ segments, never within one.
 
 from __future__ import annotations
 
-import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kts_source.errors import RangeGapError, RangeOverlapError
+from kts_source.export.continuation import Continuation, left_out_by_bounds
 from kts_source.export.ranges import PartitionKey, RangeAdvance
+from kts_source.export.report import Skipped
 from kts_source.export.task import ExportTask
-from kts_source.options.requested_bounds import EarliestBound, OffsetsBound
 from kts_source.planning.planner import plan_scan
 
 if TYPE_CHECKING:
@@ -24,19 +24,6 @@ if TYPE_CHECKING:
     from kts_source.planning.scan_plan import PartitionPlan, ScanPlan
     from kts_source.read.task import ScanTask, SegmentSlice
     from kts_source.tier import Tier
-
-log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Skipped:
-    """Offsets [start, stop) that are not written, and why."""
-
-    topic: str
-    partition: int
-    start: int
-    stop: int
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,18 +72,13 @@ def plan_export(
         RangeOverlapError: Offsets asked for are committed already, or lie below them.
         TieredKafkaError: See `plan_scan`.
     """
-    plan = plan_scan(options, store)
+    behind = Continuation(options, committed, resume)
+    plan = plan_scan(options, store, behind)
     expected = {_key(part): committed.get(_key(part)) for part in plan.partitions}
-    skipped: list[Skipped] = []
-    if any(expected.values()):
-        starts = {
-            _key(part): _begin(part, expected[_key(part)], options, resume=resume, skipped=skipped)
-            for part in plan.partitions
-        }
-        if any(starts[_key(part)] != part.start for part in plan.partitions):
-            plan = plan_scan(_behind(options, plan, starts), store)
+    skipped = list(behind.skipped)
     for part in plan.partitions:
-        skipped.extend(_left_out(part))
+        skipped.extend(_left_out(part, options, expected[_key(part)]))
+    skipped.sort(key=lambda gap: (gap.topic, gap.partition, gap.start))
     return ExportPlan(plan, tuple(_waves(plan, expected, commit_bytes)), tuple(skipped))
 
 
@@ -132,7 +114,9 @@ def plan_rebuild(
                 partition=part.partition,
                 offset=part.stop,
             )
-    skipped = tuple(gap for part in plan.partitions for gap in _left_out(part))
+    skipped = tuple(
+        gap for part in plan.partitions for gap in _left_out(part, options, held[_key(part)])
+    )
     is_new = any(
         part.stop > (before.stop if (before := held[_key(part)]) else part.start)
         for part in plan.partitions
@@ -145,64 +129,10 @@ def _key(part: PartitionPlan) -> PartitionKey:
     return PartitionKey(part.topic_id, part.partition)
 
 
-def _begin(
-    part: PartitionPlan,
-    held: OffsetRange | None,
-    options: ScanOptions,
-    *,
-    resume: bool,
-    skipped: list[Skipped],
-) -> int:
-    """The first offset to write of a partition; `part.stop` when there is none."""
-    if held is None or part.start >= part.stop:
-        return part.start
-    place = f"{part.topic}-{part.partition}"
-    holds = f"the table holds [{held.start}, {held.stop})"
-    where = {"topic": part.topic, "partition": part.partition}
-    explicit = not isinstance(options.starting, EarliestBound)
-    if part.start > held.stop:
-        gap = f"offsets [{held.stop}, {part.start}) of {place}"
-        if explicit or options.fail_on_data_loss:
-            reason = "were not asked for" if explicit else "are no longer in the tier"
-            raise RangeGapError(
-                f"{gap} {reason}, and {holds}: the table would lack them",
-                offset=held.stop,
-                **where,  # type: ignore[arg-type]
-            )
-        log.warning("%s are no longer in the tier; the table will lack them", gap)
-        skipped.append(
-            Skipped(part.topic, part.partition, held.stop, part.start, "no longer in the tier")
-        )
-        return part.start
-    if not resume and part.start < held.stop:
-        low, high = max(part.start, held.start), min(part.stop, held.stop)
-        raise RangeOverlapError(
-            f"{place}: offsets [{low}, {high}) were asked for, and {holds}; resume=True continues"
-            " behind them",
-            offset=low,
-            **where,  # type: ignore[arg-type]
-        )
-    if part.start < held.start and explicit:
-        raise RangeOverlapError(
-            f"{place}: offsets [{part.start}, {held.start}) were asked for, and {holds}: a table"
-            " grows upwards only",
-            offset=part.start,
-            **where,  # type: ignore[arg-type]
-        )
-    return min(held.stop, part.stop)
-
-
-def _behind(options: ScanOptions, plan: ScanPlan, starts: dict[PartitionKey, int]) -> ScanOptions:
-    """The same options with every bound an offset."""
-    low: dict[str, dict[int, int]] = {}
-    high: dict[str, dict[int, int]] = {}
-    for part in plan.partitions:
-        low.setdefault(part.topic, {})[part.partition] = starts[_key(part)]
-        high.setdefault(part.topic, {})[part.partition] = max(part.stop, starts[_key(part)])
-    return replace(options, starting=OffsetsBound(low), ending=OffsetsBound(high))
-
-
-def _left_out(part: PartitionPlan) -> Iterator[Skipped]:
+def _left_out(
+    part: PartitionPlan, options: ScanOptions, held: OffsetRange | None
+) -> Iterator[Skipped]:
+    yield from left_out_by_bounds(options, part, held)
     for hole in (*part.surviving.holes, *part.surviving.unverifiable):
         low, high = max(hole.start, part.start), min(hole.stop, part.stop)
         if low < high:
@@ -222,7 +152,8 @@ def _waves(
         _key(part): None if (held := expected.get(_key(part))) is None else held.stop
         for part in plan.partitions
     }
-    reached = {_key(part): part.start for part in plan.partitions}
+    # A table that is built anew is read from its start, and grows behind what it was built from.
+    reached = {_key(part): max(part.start, at[_key(part)] or 0) for part in plan.partitions}
     last_slice: dict[tuple[str, int], SegmentSlice] = {}
     for task in plan.tasks:
         for part in task.slices:

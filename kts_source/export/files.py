@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from kts_source.export.ranges import PartitionKey
+from kts_source.read.task_metrics import LostRange
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -122,6 +123,7 @@ class TaskReport:
         seconds_writing: Part of it spent in transforms and in encoding, compressing and storing.
         spills: Of a compaction's first round.
         newest_ms: Topic id, partition and newest timestamp seen there.
+        lost: Offsets that were not read, since their objects had gone.
     """
 
     number: int
@@ -138,6 +140,7 @@ class TaskReport:
     seconds_writing: float = 0.0
     spills: tuple[SpillFile, ...] = ()
     newest_ms: tuple[tuple[str, int, int], ...] = ()
+    lost: tuple[LostRange, ...] = ()
 
     def to_text(self) -> str:
         """One line of JSON, which is how it travels through Spark."""
@@ -154,6 +157,7 @@ class TaskReport:
             dead_letters=None if letters is None else DeadLetterFile(**letters),
             spills=tuple(SpillFile(**spill) for spill in value.pop("spills")),
             newest_ms=tuple(tuple(entry) for entry in value.pop("newest_ms")),
+            lost=tuple(LostRange(*lost) for lost in value.pop("lost")),
             **value,
         )
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from kts_source.errors import FingerprintError
 from kts_source.export.partitioning import partition_rule
+from kts_source.export.transform_digest import digest_transform, own_fingerprint
 
 if TYPE_CHECKING:
     from kts_source.export.settings import Compaction, ExportSettings, Transform
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 
 Fingerprint: TypeAlias = Mapping[str, str]
 """Rule to its text, or to a digest of it."""
+
+_BOUND: Final = re.compile(r"~[0-9a-f]{32}\Z")
 
 
 def fingerprint(options: ScanOptions, settings: ExportSettings) -> Fingerprint:
@@ -38,14 +42,20 @@ def _compaction(options: ScanOptions, compaction: Compaction) -> str:
 def describe_transform(transform: Transform | None) -> str:
     """A text that changes when the transform does, as far as that can be seen.
 
-    A transform may carry a text `fingerprint` of its own; functions are known by their name and
-    their source.
+    A transform may carry a text `fingerprint` of its own; others are known by their name, a digest
+    of their source, and one of all that is bound to them (see `transform_digest`).
+
+    Raises:
+        FingerprintError: Something bound to it cannot be told from others of its kind.
     """
     if transform is None:
         return ""
-    own = getattr(transform, "fingerprint", None)
-    if isinstance(own, str):
-        return own
+    own = own_fingerprint(transform)
+    return own if own is not None else f"{_code(transform)}~{digest_transform(transform)}"
+
+
+def _code(transform: Transform) -> str:
+    """Name and source, which is all that tables begun by earlier versions have."""
     named: Any = transform if hasattr(transform, "__qualname__") else type(transform)
     name = f"{named.__module__}.{named.__qualname__}"
     try:
@@ -60,8 +70,18 @@ def number(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
+def _texts(rule: str) -> Iterator[str]:
+    """A rule as tables may have it: as it is, as earlier versions gave it, and their digests."""
+    for text in {rule, _BOUND.sub("", rule)}:
+        yield text
+        yield str(number(text))
+
+
 def check_fingerprint(stored: Fingerprint, given: Fingerprint) -> None:
     """Compares rule by rule; a rule that is not stored is not compared.
+
+    Of a transform, tables begun by earlier versions have name and source only: these are compared
+    then, and the next commit stores all of it.
 
     Args:
         stored: Of the table: texts, or their `number` as text where a table keeps no texts.
@@ -74,7 +94,7 @@ def check_fingerprint(stored: Fingerprint, given: Fingerprint) -> None:
         f"{name} is {given[name]!r} now"
         + ("" if known.isdigit() else f" and was {known!r} when it was begun")
         for name, known in stored.items()
-        if name in given and known not in (given[name], str(number(given[name])))
+        if name in given and known not in _texts(given[name])
     ]
     if different:
         raise FingerprintError(

@@ -7,10 +7,10 @@ cannot both move it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from kts_source.errors import CommitConflictError
+from kts_source.errors import CommitConflictError, RangeOverlapError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -60,6 +60,15 @@ class RangeAdvance:
         return f"{self.topic}-{self.key.partition} [{self.start}, {self.stop})"
 
 
+def joined(first: Iterable[RangeAdvance], second: Iterable[RangeAdvance]) -> list[RangeAdvance]:
+    """Two steps of one run as one."""
+    moved: dict[PartitionKey, RangeAdvance] = {}
+    for advance in (*first, *second):
+        before = moved.get(advance.key, advance)
+        moved[advance.key] = replace(before, stop=advance.stop)
+    return list(moved.values())
+
+
 def advanced(
     committed: CommittedRanges, advances: Iterable[RangeAdvance]
 ) -> dict[PartitionKey, OffsetRange]:
@@ -67,6 +76,7 @@ def advanced(
 
     Raises:
         CommitConflictError: A partition is not where the commit was planned against.
+        RangeOverlapError: The commit would add offsets that are committed already.
     """
     result: dict[PartitionKey, OffsetRange] = {}
     for advance in advances:
@@ -78,6 +88,13 @@ def advanced(
                 f"{advance} was planned behind {planned}, and the table holds {found} of topic id"
                 f" {advance.key.topic_id}: another export committed in the meantime. Run again to"
                 " continue behind it",
+                topic=advance.topic,
+                partition=advance.key.partition,
+                offset=advance.start,
+            )
+        if now is not None and advance.start < now.stop:
+            raise RangeOverlapError(
+                f"{advance} would be committed, and the table holds [{now.start}, {now.stop})",
                 topic=advance.topic,
                 partition=advance.key.partition,
                 offset=advance.start,

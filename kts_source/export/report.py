@@ -6,16 +6,27 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from kts_source.export.export_plan import Skipped
+    from kts_source.export.files import TaskReport
     from kts_source.export.ranges import RangeAdvance
 
 
 @dataclass(frozen=True, slots=True)
+class Skipped:
+    """Offsets [start, stop) that are not written, and why."""
+
+    topic: str
+    partition: int
+    start: int
+    stop: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class WrittenRange:
-    """Offsets [start, stop) of a partition that this run committed, or that were there before."""
+    """Offsets [start, stop) of a partition that this run wrote."""
 
     topic: str
     topic_id: str
@@ -29,7 +40,7 @@ class BackfillReport:
     """What one run did.
 
     Attributes:
-        ranges: Committed by this run.
+        ranges: Written by this run: what it committed without what it skipped.
         rows: Written.
         rows_read: Decoded; more or less than `rows` where a transform ran.
         rejected: Rows that went to the dead letters.
@@ -115,16 +126,41 @@ def _size(count: int) -> str:
     return f"{value:.1f} TiB"
 
 
-def written_ranges(advances: Sequence[RangeAdvance]) -> tuple[WrittenRange, ...]:
-    """The ranges that several commits moved, one per partition."""
-    found: dict[tuple[str, int], WrittenRange] = {}
-    for advance in advances:
-        before = found.get(advance.key)
-        found[advance.key] = WrittenRange(
-            advance.topic,
-            advance.key.topic_id,
-            advance.key.partition,
-            advance.start if before is None else before.start,
-            advance.stop,
-        )
-    return tuple(sorted(found.values(), key=lambda span: (span.topic, span.partition)))
+def lost_offsets(reports: Iterable[TaskReport]) -> Iterator[Skipped]:
+    """What tasks did not find any more, each range once: slices of a segment share one."""
+    for lost in sorted({lost for report in reports for lost in report.lost}):
+        reason = "the object has gone since the plan was made"
+        if lost.in_part:
+            reason += "; some of them may have been written"
+        yield Skipped(lost.topic, lost.partition, lost.start, lost.stop, reason)
+
+
+def written_ranges(
+    advances: Iterable[RangeAdvance], skipped: Iterable[Skipped]
+) -> tuple[WrittenRange, ...]:
+    """The ranges that commits moved, without what was left out of them.
+
+    Args:
+        advances: Of all commits; neighbours become one range.
+        skipped: Of the whole run.
+    """
+    gaps = sorted(skipped, key=lambda gap: gap.start)
+    found: list[WrittenRange] = []
+    for advance in sorted(advances, key=lambda one: (one.topic, one.key, one.start)):
+        place = (advance.topic, advance.key.partition)
+        start = advance.start
+        for gap in [gap for gap in gaps if (gap.topic, gap.partition) == place]:
+            if start < gap.stop and gap.start < advance.stop:
+                _extend(found, advance, start, gap.start)
+                start = gap.stop
+        _extend(found, advance, start, advance.stop)
+    return tuple(sorted(found, key=lambda span: (span.topic, span.partition, span.start)))
+
+
+def _extend(found: list[WrittenRange], advance: RangeAdvance, start: int, stop: int) -> None:
+    if start >= stop:
+        return
+    place = advance.topic, *advance.key
+    if found and found[-1] == WrittenRange(*place, found[-1].start, start):
+        start = found.pop().start
+    found.append(WrittenRange(*place, start, stop))

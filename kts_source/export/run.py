@@ -3,24 +3,38 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 import uuid
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from kts_source.errors import ExportError, TransformError
-from kts_source.export.compaction.merge import can_merge
+from kts_source.errors import (
+    CommitConflictError,
+    ExportError,
+    FingerprintError,
+    RangeOverlapError,
+    TransformError,
+)
+from kts_source.export.compaction.merge import can_merge, check_rebuild
 from kts_source.export.export_plan import plan_export, plan_rebuild
 from kts_source.export.fingerprint import check_fingerprint, fingerprint
 from kts_source.export.job import ExportJob
 from kts_source.export.progress import NO_PROGRESS
-from kts_source.export.ranges import PartitionKey
-from kts_source.export.report import BackfillReport, written_ranges
+from kts_source.export.ranges import PartitionKey, joined
+from kts_source.export.report import BackfillReport, lost_offsets, written_ranges
+from kts_source.export.row_schema import schema_without_rows
 from kts_source.export.tables.export_table import Commit
 from kts_source.export.tables.open_table import open_table
 from kts_source.export.tables.open_target import open_target
-from kts_source.export.transforms.dead_letters import clean_dead_letters, publish_dead_letters
+from kts_source.export.transforms.dead_letters import (
+    drop_dead_letters,
+    list_dead_letters,
+    publish_dead_letters,
+    remove_dead_letters,
+    unnamed_dead_letters,
+)
 from kts_source.options import parse_options
 from kts_source.planning.estimate import estimate
 
@@ -34,8 +48,9 @@ if TYPE_CHECKING:
     from kts_source.export.files import TaskReport
     from kts_source.export.job import RunnableTask
     from kts_source.export.progress import Progress
+    from kts_source.export.ranges import RangeAdvance
     from kts_source.export.settings import Compaction, ExportSettings
-    from kts_source.export.tables.export_table import ExportTable, TableState
+    from kts_source.export.tables.export_table import BaseFile, ExportTable, TableState
     from kts_source.export.tables.target_store import TargetObject
     from kts_source.options import ScanOptions
 
@@ -89,25 +104,40 @@ def clean(
     """Lists what attempts that died left in a target and among its dead letters, and removes it
     where asked to.
 
+    A run under way keeps its first files until they are committed, however old they get: what a run
+    left is removed once its newest file is old enough.
+
     Args:
         settings: The target.
-        older_than_hours: Younger files may belong to a run under way.
+        older_than_hours: A run that wrote a file since then may be under way.
         remove: Whether to delete them.
         table: The target; opened from the settings when not given.
     """
     opened = table or open_table(settings)
     try:
+        if settings.dead_letters is not None:
+            publish_dead_letters(settings, opened.load().letters)
         before_ms = round((time.time() - older_than_hours * 3600) * 1000)
-        found = tuple(opened.orphans(before_ms))
+        found, letters = opened.orphans(), unnamed_dead_letters(settings)
+        active = {
+            _run_of(entry.key) for entry in (*found, *letters) if entry.modified_ms >= before_ms
+        }
+        found = [entry for entry in found if _run_of(entry.key) not in active]
+        letters = [entry for entry in letters if _run_of(entry.key) not in active]
         if remove:
             opened.remove(found)
+            remove_dead_letters(settings, letters)
         # Where both are one folder, the table's own search has found them.
-        letters = clean_dead_letters(settings, before_ms, remove=remove)
-        known = set(found) if settings.dead_letters == settings.target else set()
-        return (*found, *(letter for letter in letters if letter not in known))
+        return tuple(dict.fromkeys((*found, *letters)))
     finally:
         if table is None:
             opened.close()
+
+
+def _run_of(key: str) -> str:
+    """What is the same for all files of one run."""
+    run_id = re.search("[0-9a-f]{32}", key)
+    return key if run_id is None else run_id[0]
 
 
 class _Run:
@@ -131,12 +161,15 @@ class _Run:
         self._reports: list[TaskReport] = []
         self._seconds = {"planning": 0.0, "running": 0.0, "committing": 0.0}
         self._commits: list[Commit] = []
+        self._waiting: tuple[list[RangeAdvance], list[TaskReport]] = [], []
         self._merges = False
+        self._base: Sequence[BaseFile] = ()
 
     def export(self) -> BackfillReport:
         started = time.monotonic()
         state = self._table.load()
         check_fingerprint(state.fingerprint, self._fingerprint)
+        publish_dead_letters(self._settings, state.letters)
         plan = self._plan(state)
         self._seconds["planning"] = time.monotonic() - started
         predicted = estimate(plan.scan.tasks)
@@ -153,6 +186,11 @@ class _Run:
                         self._run_compaction(wave, job, self._settings.compaction, state)
         finally:
             self._progress.end()
+        if self._waiting[0]:
+            log.warning(
+                "no row was written, and there is no table yet: nothing tells its columns, so the"
+                " offsets are not recorded, and the next run reads them again"
+            )
         return self._report(plan, predicted.cost())
 
     def _plan(self, state: TableState) -> ExportPlan:
@@ -173,14 +211,21 @@ class _Run:
 
     def _plan_compaction(self, state: TableState) -> ExportPlan:
         """One wave: a merge behind what the table holds, or all of it anew."""
-        behind = plan_export(self._options, state.committed, resume=True, commit_bytes=1 << 62)
-        keys = [PartitionKey(part.topic_id, part.partition) for part in behind.scan.partitions]
-        if all(state.committed.get(key) is None for key in keys):
-            return behind
-        if not can_merge(self._options, self._settings, state, keys):
-            return plan_rebuild(self._options, state.committed)
-        self._merges = True
-        return behind
+        if not state.fingerprint or can_merge(self._options, self._settings):
+            self._merges = bool(state.fingerprint)
+            self._base = self._table.base_files() if self._merges else ()
+            return plan_export(self._options, state.committed, resume=True, commit_bytes=1 << 62)
+        plan = plan_rebuild(self._options, state.committed)
+        if plan.waves:
+            self._base = self._table.base_files()
+            check_rebuild(
+                self._options,
+                self._table.place(self._run_id),
+                self._base,
+                state.committed,
+                {PartitionKey(part.topic_id, part.partition) for part in plan.scan.partitions},
+            )
+        return plan
 
     def _run_compaction(
         self, wave: Wave, job: ExportJob, compaction: Compaction, state: TableState
@@ -195,7 +240,7 @@ class _Run:
         from kts_source.export.compaction.merge import BASE_RATIO, base_tasks
 
         started = time.monotonic()
-        base = self._table.base_files() if self._merges else ()
+        base = self._base if self._merges else ()
         nominal = sum(task.scan.nominal_bytes for task in wave.tasks)
         buckets = bucket_count(nominal + BASE_RATIO * sum(file.size for file in base))
         spread: list[RunnableTask] = [
@@ -208,8 +253,8 @@ class _Run:
         merging = bucket_tasks(reports, len(spread), topic_ids, buckets, compaction, newest)
         reports += self._run_tasks(merging, job)
         self._seconds["running"] += time.monotonic() - started
-        held = frozenset(file.key for file in base) if self._merges else None
-        self._commit(wave, reports, replace=True, base=held, newest_ms=newest)
+        held = frozenset(file.key for file in self._base)
+        self._commit(wave, reports, base=held, newest_ms=newest)
         target = open_target(job.place.path, job.place.storage)
         for found in list(target.list_objects(spill_folder(job))):
             target.delete(found.key)
@@ -233,38 +278,47 @@ class _Run:
         wave: Wave,
         ordered: Sequence[TaskReport],
         *,
-        replace: bool = False,
         base: frozenset[str] | None = None,
         newest_ms: Mapping[PartitionKey, int] = MappingProxyType({}),
     ) -> None:
         started = time.monotonic()
+        advances = joined(self._waiting[0], wave.advances)
+        reports = [*self._waiting[1], *ordered]
         commit = Commit(
-            wave.advances,
-            tuple(file for report in ordered for file in report.files),
+            tuple(advances),
+            tuple(file for report in reports for file in report.files),
             self._fingerprint,
-            _common_schema(ordered),
+            _common_schema(reports) or schema_without_rows(self._options, self._settings),
             self._run_id,
-            replace,
             base,
             newest_ms,
+            list_dead_letters(self._settings, (report.dead_letters for report in reports)),
         )
-        publish_dead_letters(
-            self._settings,
-            (report.dead_letters for report in ordered if report.dead_letters is not None),
-        )
-        self._table.commit(commit)
+        try:
+            committed = self._table.commit(commit)
+        except (CommitConflictError, FingerprintError, RangeOverlapError):
+            # Refused, unless the answer that it counts was lost: then the table has the number.
+            publish_dead_letters(self._settings, self._table.load().letters)
+            drop_dead_letters(self._settings, commit.letters)
+            raise
+        if committed:
+            publish_dead_letters(self._settings, commit.letters)
+            self._commits.append(commit)
+            self._waiting = [], []
+        else:
+            self._waiting = advances, reports
         self._reports.extend(ordered)
-        self._commits.append(commit)
         self._seconds["committing"] += time.monotonic() - started
 
     def _report(self, plan: ExportPlan, cost: float) -> BackfillReport:
         reports = self._reports
         files = [file for report in reports for file in report.files]
+        skipped = (*plan.skipped, *lost_offsets(reports))
         return BackfillReport(
             target=self._settings.target,
             table_format=self._settings.table_format,
             ranges=written_ranges(
-                [advance for commit in self._commits for advance in commit.advances]
+                (advance for commit in self._commits for advance in commit.advances), skipped
             ),
             rows=sum(file.rows for file in files),
             rows_read=sum(report.rows_read for report in reports),
@@ -277,7 +331,7 @@ class _Run:
             bytes_read=sum(report.bytes_read for report in reports),
             retries=sum(report.retries for report in reports),
             cost=cost,
-            skipped=plan.skipped,
+            skipped=skipped,
             seconds={
                 **self._seconds,
                 "tasks": sum(report.seconds for report in reports),

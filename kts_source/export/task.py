@@ -98,6 +98,7 @@ def run_export_task(task: ExportTask, job: ExportJob) -> TaskReport:
         requests=work.requests,
         bytes_read=work.bytes,
         retries=work.retries,
+        lost=work.lost_ranges,
         seconds=time.monotonic() - started,
         seconds_writing=writer.seconds,
     )

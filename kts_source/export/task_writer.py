@@ -120,7 +120,8 @@ class TaskWriter:
             text += f"It came of offsets {offsets[0]} to {offsets[len(offsets) - 1]}. "
             row = 0
         return ExportError(
-            f"{text}Partition by another column, or change the value in a transform",
+            f"{text}Partition by another column, change the value in a transform, or leave such"
+            " rows out with option where",
             topic=owner.topic,
             partition=owner.partition,
             offset=offsets[row].as_py(),

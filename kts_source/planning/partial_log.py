@@ -62,10 +62,18 @@ _MANY_UPLOADS: Final = 16
 """At the same time; more of them say that the times are not of uploads."""
 
 
-def needs_a_part(options: ScanOptions, topic: str, partition: int) -> bool:
+def needs_a_part(
+    options: ScanOptions, topic: str, partition: int, *, from_the_start: bool = True
+) -> bool:
     """Whether a partition can be planned without looking at all of its segments.
 
     Timestamps need all, as records are dated in any order, unless something bounds how far ahead.
+
+    Args:
+        options: What to read.
+        topic: Of which topic.
+        partition: Of which partition.
+        from_the_start: Whether a start that names no offset is the log start.
     """
     bounds = (options.starting, options.ending)
     if any(isinstance(bound, TimestampBound | TimestampsBound) for bound in bounds):
@@ -74,7 +82,7 @@ def needs_a_part(options: ScanOptions, topic: str, partition: int) -> bool:
         bound.offsets.get(topic, {}).get(partition) if isinstance(bound, OffsetsBound) else None
         for bound in bounds
     )
-    from_the_start = starting is None or starting == EARLIEST_OFFSET
+    from_the_start &= starting is None or starting == EARLIEST_OFFSET
     to_the_end = ending is None or ending == LATEST_OFFSET
     return not (from_the_start and to_the_end)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kts_source.errors import TieredKafkaError
@@ -16,6 +17,7 @@ from kts_source.layout.find_layout import find_layout
 from kts_source.options import parse_options
 from kts_source.planning.bounds import (
     Place,
+    TimestampLookup,
     check_decided,
     check_lineage_known,
     check_named,
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from kts_source.options import ScanOptions
+    from kts_source.planning.behind import Behind, BoundsOf
     from kts_source.planning.lineage import PartitionLog
     from kts_source.read.task import SegmentSlice
     from kts_source.store.object_store import ObjectStore
@@ -78,13 +81,16 @@ def plan(options: Mapping[str, str], store: ObjectStore | None = None) -> ScanPl
     return plan_scan(parse_options(options), None if store is None else Tier(store))
 
 
-def plan_scan(options: ScanOptions, tier: Tier | None = None) -> ScanPlan:
+def plan_scan(
+    options: ScanOptions, tier: Tier | None = None, behind: Behind | None = None
+) -> ScanPlan:
     """Plans one scan. Lists and reads manifests, checkpoints and transactional side files; no log
     bytes.
 
     Args:
         options: What to read.
         tier: Where; opened from the options when not given.
+        behind: What the reader has already. It is neither planned nor checked.
 
     Raises:
         TieredKafkaError: See `discover`, `resolve_start`, `resolve_stop` and `check_no_holes`.
@@ -94,7 +100,10 @@ def plan_scan(options: ScanOptions, tier: Tier | None = None) -> ScanPlan:
     opened = tier or open_tier(options)
     try:
         with paused_collector():
-            plan = replayed(options, opened) if options.plan_file else _planned(options, opened)
+            if options.plan_file:
+                plan = replayed(options, opened, behind)
+            else:
+                plan = _planned(options, opened, behind)
             check_plan(plan, options, opened.store)
     finally:
         if tier is None:
@@ -102,7 +111,7 @@ def plan_scan(options: ScanOptions, tier: Tier | None = None) -> ScanPlan:
     return plan
 
 
-def _planned(options: ScanOptions, tier: Tier) -> ScanPlan:
+def _planned(options: ScanOptions, tier: Tier, behind: Behind | None) -> ScanPlan:
     key_ring = options.key_ring.loaded()
     layout = find_layout(options.layout)
     with planning_pools("kts-plan", "kts-describe") as (pool, describing):
@@ -116,7 +125,7 @@ def _planned(options: ScanOptions, tier: Tier) -> ScanPlan:
             reader = SegmentSource(tier, key_ring, pack=part.listed.side_files)
             return SideFiles(reader, max_batch_bytes=options.max_batch_bytes)
 
-        planned = tuple(_plan_partitions(options, topics, side_files, pool))
+        planned = tuple(_plan_partitions(options, topics, side_files, pool, behind))
     report_left_out([one.plan for one in planned], [one.aborted for one in planned])
     wanted = [span for one in planned for span in one.spans]
     target = target_bytes(wanted, options)
@@ -136,12 +145,13 @@ def _plan_partitions(
     topics: Iterable[DiscoveredTopic],
     side_files: Callable[[DiscoveredPartition], SideFiles],
     pool: Executor,
+    behind: Behind | None,
 ) -> Iterator[_Planned]:
     found = [part for topic in topics for part in topic.partitions]
 
     def plan(part: DiscoveredPartition) -> _Planned | None:
         try:
-            return _plan_partition(options, part, side_files(part))
+            return _plan_partition(options, part, side_files(part), behind)
         except TieredKafkaError as error:
             raise error.located(topic=part.topic, partition=part.partition) from error.__cause__
         finally:
@@ -151,17 +161,25 @@ def _plan_partitions(
 
 
 def _plan_partition(
-    options: ScanOptions, part: DiscoveredPartition, side_files: SideFiles
+    options: ScanOptions,
+    part: DiscoveredPartition,
+    side_files: SideFiles,
+    behind: Behind | None,
 ) -> _Planned | None:
+    place = Place(part.topic, part.partition, part.orphans)
+    goes_on = None
+    if behind is not None:
+        goes_on = behind.bounds_of(part.topic, part.topic_id, part.partition)
     view = PartitionView(
         part.listed,
         side_files,
-        in_part=needs_a_part(options, part.topic, part.partition),
+        in_part=needs_a_part(options, part.topic, part.partition, from_the_start=goes_on is None),
         max_ahead_ms=options.max_timestamp_ahead_ms,
     )
+    bounds_of = partial(requested_bounds, options, place) if goes_on is None else goes_on
     while not view.is_empty:
         in_part = not view.is_complete
-        planned = _plan_view(options, part, side_files, view)
+        planned = _plan_view(options, part, side_files, view, bounds_of)
         # What a part of the log said of its start and end may be wrong where it did not do.
         if not (in_part and view.is_complete):
             return planned
@@ -169,7 +187,11 @@ def _plan_partition(
 
 
 def _plan_view(
-    options: ScanOptions, part: DiscoveredPartition, side_files: SideFiles, view: PartitionView
+    options: ScanOptions,
+    part: DiscoveredPartition,
+    side_files: SideFiles,
+    view: PartitionView,
+    bounds_of: BoundsOf,
 ) -> _Planned:
     place = Place(part.topic, part.partition, part.orphans)
     loss = options.fail_on_data_loss
@@ -180,16 +202,7 @@ def _plan_view(
         found = view.first_offset_at_or_after(timestamp_ms)
         return view.log, found
 
-    start = resolve_start(
-        options.starting,
-        place,
-        view.log,
-        lookup=lookup,
-        unmatched_is_latest=options.timestamp_strategy == "latest",
-        fail_on_data_loss=loss,
-    )
-    stop = resolve_stop(options.ending, place, view.log, lookup=lookup, fail_on_data_loss=loss)
-    check_order(place, start, stop)
+    start, stop = bounds_of(view.log, lookup)
     side_files.bounds = start, stop
     surviving = view.covering(start, stop)
     check_no_holes(place, surviving, start, stop, fail_on_data_loss=loss)
@@ -211,6 +224,28 @@ def _plan_view(
     check_decided(options.ending, place, stop, plan.stop, plan.end_reason, fail_on_data_loss=loss)
     slices = list(bounded(spans(plan, decisions, options, side_files)))
     return _Planned(plan, slices, len(decisions.aborted))
+
+
+def requested_bounds(
+    options: ScanOptions, place: Place, partition: PartitionLog, lookup: TimestampLookup
+) -> tuple[int, int]:
+    """The offsets [start, stop) that the options ask for.
+
+    Raises:
+        TieredKafkaError: See `resolve_start`, `resolve_stop` and `check_order`.
+    """
+    loss = options.fail_on_data_loss
+    start = resolve_start(
+        options.starting,
+        place,
+        partition,
+        lookup=lookup,
+        unmatched_is_latest=options.timestamp_strategy == "latest",
+        fail_on_data_loss=loss,
+    )
+    stop = resolve_stop(options.ending, place, partition, lookup=lookup, fail_on_data_loss=loss)
+    check_order(place, start, stop)
+    return start, stop
 
 
 def _decisions(

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from kts_source.layout.remote_segment import ObjectRef
     from kts_source.options import ScanOptions
+    from kts_source.planning.behind import Behind
     from kts_source.planning.lineage import PartitionLog
     from kts_source.planning.scan_plan import PartitionPlan, ScanPlan
     from kts_source.store.object_store import ObjectStore
@@ -81,8 +82,13 @@ def made_with(
     }
 
 
-def replayed(options: ScanOptions, tier: Tier) -> ScanPlan:
+def replayed(options: ScanOptions, tier: Tier, behind: Behind | None = None) -> ScanPlan:
     """The plan in `planFile`, once its objects are known to be what they were.
+
+    Args:
+        options: What else was asked for.
+        tier: Where the objects are.
+        behind: What the reader has already. The plan is clipped to what is behind it.
 
     Raises:
         InvalidOptionError: The file is not there or holds no plan, or an option says something else
@@ -104,12 +110,22 @@ def replayed(options: ScanOptions, tier: Tier) -> ScanPlan:
         raise
     _check_options(plan, options)
     _check_selection(plan, options)
-    _check_objects(plan, tier.store)
+    clipped = plan
+    if behind is not None:
+        clipped = plan.from_offsets([behind.first_missing(part) for part in plan.partitions])
+    _check_objects(clipped, tier.store)
     source = SegmentSource(tier, options.key_ring.loaded())
     side_files = SideFiles(source, max_batch_bytes=options.max_batch_bytes)
-    for part in plan.partitions:
+    for part, left in zip(plan.partitions, clipped.partitions, strict=True):
         _check_range(part, options, side_files)
-    return replace(plan, columns=options.columns)
+        check_no_holes(
+            Place(left.topic, left.partition),
+            left.surviving,
+            left.start,
+            left.stop,
+            fail_on_data_loss=options.fail_on_data_loss,
+        )
+    return replace(clipped, columns=options.columns)
 
 
 def _read(options: ScanOptions) -> str:
@@ -266,7 +282,6 @@ def _check_range(part: PartitionPlan, options: ScanOptions, side_files: SideFile
         check_decided(
             options.ending, place, stop, part.stop, part.end_reason, fail_on_data_loss=loss
         )
-    check_no_holes(place, log, part.start, part.stop, fail_on_data_loss=loss)
 
 
 def _given(options: ScanOptions, side: str) -> str:

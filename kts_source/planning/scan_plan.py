@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from kts_source.read.task import ScanTask
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from kts_source.layout.layout import Orphan
     from kts_source.planning.estimate import Price
     from kts_source.planning.lineage import PartitionLog
-    from kts_source.read.task import ScanTask
     from segment_format.isolation import OpenTransaction
 
 
@@ -85,6 +86,27 @@ class ScanPlan:
         from kts_source.planning.plan_json import plan_to_json
 
         return plan_to_json(self)
+
+    def from_offsets(self, starts: Sequence[int]) -> ScanPlan:
+        """The plan without what lies below an offset of each partition.
+
+        Args:
+            starts: One for each of `partitions`, not below where it begins.
+        """
+        partitions = tuple(
+            replace(part, start=start) for part, start in zip(self.partitions, starts, strict=True)
+        )
+        first = {(part.topic, part.partition): part.start for part in partitions}
+        tasks = []
+        for task in self.tasks:
+            slices = tuple(
+                replace(part, start_offset=max(part.start_offset, start))
+                for part in task.slices
+                if part.stop_offset > (start := first[part.topic, part.partition])
+            )
+            if slices:
+                tasks.append(ScanTask(slices))
+        return replace(self, partitions=partitions, tasks=tuple(tasks))
 
     @property
     def nominal_bytes(self) -> int:

@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 import sqlglot
-from sqlglot import exp
+from sqlglot import TokenType, exp
 from sqlglot.errors import SqlglotError
-from sqlglot.tokenizer_core import TokenType
 
 _DIALECT: Final = "spark"
 _MAX_TEXT: Final = 1 << 20

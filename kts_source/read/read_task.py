@@ -26,6 +26,7 @@ from kts_source.read.slice_boundaries import (
     slice_boundaries,
     sure_stop,
 )
+from kts_source.read.task_metrics import LostRange
 from segment_format.errors import SegmentFormatError, TruncatedBatchError
 
 if TYPE_CHECKING:
@@ -110,7 +111,9 @@ def _read(
                 ) from error
             log.warning("%s-%s: %s; not read", part.topic, part.partition, text)
             if meter is not None:
-                meter.add_lost(f"{part.topic}-{part.partition} {text}")
+                place = part.topic, part.partition, part.start_offset, part.stop_offset
+                lost = LostRange(*place, in_part=not (whole and part.is_whole))
+                meter.add_lost(lost, f"{part.topic}-{part.partition} {text}")
             if decoding is not None:
                 yield from decoding.finish(meter) if whole else decoding.give_up(meter)
             return part

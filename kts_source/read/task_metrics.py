@@ -7,7 +7,7 @@ import json
 import logging
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kts_source.read.stopwatch import Stopwatch
 
@@ -38,6 +38,20 @@ class TaskPlace:
     stage: int | None = None
     partition: int | None = None
     attempt: int = 0
+
+
+class LostRange(NamedTuple):
+    """Offsets [start, stop) whose object has gone since the plan was made.
+
+    Attributes:
+        in_part: Whether some of them may have been returned.
+    """
+
+    topic: str
+    partition: int
+    start: int
+    stop: int
+    in_part: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +87,8 @@ class TaskMetrics:
         batches_skipped_offset: Outside the offsets wanted.
         records_skipped_offset: Outside the offsets wanted, within batches that were decoded.
         batches_skipped_timestamp: Dated outside what option `where` lets through, by their headers.
-        lost: Ranges of offsets that were left out because their objects had gone.
+        lost: Ranges of offsets that were left out because their objects had gone, for people.
+        lost_ranges: The same.
         pinned_by: How reads were held to the planned version of each object.
     """
 
@@ -109,6 +124,7 @@ class TaskMetrics:
     records_skipped_offset: int = 0
     batches_skipped_timestamp: int = 0
     lost: tuple[str, ...] = ()
+    lost_ranges: tuple[LostRange, ...] = ()
     pinned_by: str = ""
 
     def to_json(self) -> str:
@@ -131,6 +147,7 @@ class TaskMetrics:
             for name, value in document.items()
             if name in names
         }
+        known["lost_ranges"] = tuple(LostRange(*lost) for lost in known.get("lost_ranges", ()))
         return cls(**known)
 
     def __str__(self) -> str:
@@ -174,7 +191,7 @@ class TaskMeter:
         self._work = tier.store.counters
         self.stopwatch = Stopwatch()
         self.rows = 0
-        self._lost: list[str] = []
+        self._lost: list[tuple[LostRange, str]] = []
         self._decoded: dict[str, int] = {}
 
     def add_decoded(self, counters: DecodeCounters) -> None:
@@ -182,9 +199,9 @@ class TaskMeter:
         for name, value in dataclasses.asdict(counters).items():
             self._decoded[name] = self._decoded.get(name, 0) + value
 
-    def add_lost(self, offsets: str) -> None:
-        """Adds a range of offsets whose object has gone."""
-        self._lost.append(offsets)
+    def add_lost(self, lost: LostRange, text: str) -> None:
+        """Adds a range of offsets whose object has gone, and what to say of it."""
+        self._lost.append((lost, text))
 
     def finished(self, outcome: str) -> TaskMetrics:
         """The sum, to be taken before the store is closed."""
@@ -209,7 +226,8 @@ class TaskMeter:
             decode_seconds=_rounded(self.stopwatch.decode),
             decoded_bytes=decoded.pop("bytes", 0),
             **decoded,
-            lost=tuple(self._lost),
+            lost=tuple(text for _, text in self._lost),
+            lost_ranges=tuple(lost for lost, _ in self._lost),
             pinned_by=self._tier.store.pinning,
         )
 

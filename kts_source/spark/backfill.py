@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import uuid
 from typing import TYPE_CHECKING, Unpack
 
@@ -89,13 +90,14 @@ class SparkExecutor:
     """
 
     def __init__(self, spark: SparkSession, progress: Progress = NO_PROGRESS) -> None:
+        # Now, before any work; not on top, so that a backfill without Spark needs none.
+        importlib.import_module("kts_source.spark.export_source")
         self._spark = spark
         self._progress = progress
         self._tag = f"tiered-kafka-export-{uuid.uuid4().hex}"
 
     def run(self, tasks: Sequence[RunnableTask], job: ExportJob) -> Iterator[TaskReport]:
         """See `ExportExecutor.run`. Reports come when all tasks are done."""
-        # Here, so that a backfill without Spark needs none.
         from kts_source.spark.export_source import export_data_source
 
         spark = self._spark

@@ -7,8 +7,8 @@ import os
 import uuid
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSourceReader, InputPartition
-
+from kts_source.spark.data_source_api import DataSourceReader, InputPartition, Travels
+from kts_source.spark.worker_imports import explained_imports
 from kts_source.spark.worker_tuning import (
     end_task,
     forget_finders_of_sparks_archives,
@@ -38,7 +38,7 @@ class TieredKafkaInputPartition(InputPartition):
         super().__init__(task)
 
 
-class TieredKafkaBatchReader(DataSourceReader):
+class TieredKafkaBatchReader(DataSourceReader, metaclass=Travels):
     """Reads one table of one `load()`.
 
     It is pickled before `partitions()` runs, so what planning finds travels in the partitions.
@@ -58,7 +58,8 @@ class TieredKafkaBatchReader(DataSourceReader):
             TieredKafkaError: What planning refuses.
         """
         _let_spark_collect_log_lines()
-        from kts_source.planning.planner import plan_scan
+        with explained_imports():
+            from kts_source.planning.planner import plan_scan
 
         plan = plan_scan(self._options)
         log.info(
@@ -83,7 +84,7 @@ class TieredKafkaBatchReader(DataSourceReader):
         _let_spark_collect_log_lines()
         rows = None
         try:
-            with garbage_left_alone():
+            with explained_imports(), garbage_left_alone():
                 from kts_source.read.run_task import measured_task
 
                 rows = measured_task(task, self._options, _place(self._scan))

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource
-
 from kts_source.options import parse_options
 from kts_source.spark.batch_reader import TieredKafkaBatchReader
+from kts_source.spark.data_source_api import DataSource, Travels
 from kts_source.spark.schema import columns_of, spark_schema
 from kts_source.spark.worker_tuning import forget_finders_of_sparks_archives
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 NAME = "tiered-kafka"
 
 
-class TieredKafkaDataSource(DataSource):
+class TieredKafkaDataSource(DataSource, metaclass=Travels):
     """Kafka topics whose closed segments were moved to object storage, read straight from the
     objects.
 

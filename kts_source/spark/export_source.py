@@ -7,17 +7,24 @@ option, which plans and the UI show.
 
 from __future__ import annotations
 
+import pickle
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+import pyarrow as pa
+from pyspark import cloudpickle
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
+from kts_source.spark.data_source_api import (
+    DataSource,
+    DataSourceReader,
+    InputPartition,
+    Travels,
+)
+from kts_source.spark.worker_imports import explained_imports, load
 from kts_source.spark.worker_tuning import end_task, forget_finders_of_sparks_archives
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    import pyarrow as pa
 
     from kts_source.export.job import ExportJob, RunnableTask
 
@@ -31,7 +38,7 @@ class ExportInputPartition(InputPartition):
         super().__init__(task)
 
 
-class ExportReader(DataSourceReader):
+class ExportReader(DataSourceReader, metaclass=Travels):
     """Hands out tasks and runs them.
 
     It travels with every task, so a pickled one carries the job only.
@@ -59,10 +66,9 @@ class ExportReader(DataSourceReader):
         task = None if partition is None else partition.value
         if task is None or self._job is None:
             return
-        import pyarrow as pa
-
         try:
-            report = task.run(self._job)
+            with explained_imports():
+                report = task.run(self._job)
         finally:
             end_task()
         yield pa.RecordBatch.from_arrays(
@@ -82,6 +88,8 @@ def export_data_source(
         job: What all tasks share.
     """
     format_name = name
+    # As bytes, so that nothing of this package is unpickled before `load` has found it.
+    content: bytes = cloudpickle.dumps((tasks, job))  # type: ignore[no-untyped-call]
 
     class TieredKafkaExport(DataSource):
         @classmethod
@@ -89,9 +97,11 @@ def export_data_source(
             return format_name
 
         def schema(self) -> StructType:
-            return SCHEMA
+            schema: StructType = load(__name__, "SCHEMA")
+            return schema
 
         def reader(self, schema: StructType) -> DataSourceReader:
-            return ExportReader(tasks, job)
+            reader: DataSourceReader = load(__name__, "ExportReader")(*pickle.loads(content))
+            return reader
 
     return TieredKafkaExport

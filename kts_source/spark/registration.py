@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyspark.errors import AnalysisException
-
 from kts_source.spark.datasource import TieredKafkaDataSource
 
 if TYPE_CHECKING:
@@ -20,7 +18,12 @@ def register(spark: SparkSession) -> None:
 
     Args:
         spark: The session; others of the same application are not affected.
+
+    Raises:
+        UnsupportedSparkError: This Spark has no Python data sources (on import of this function).
     """
+    from pyspark.errors import AnalysisException
+
     try:
         spark.dataSource.register(TieredKafkaDataSource)
     except AnalysisException as error:

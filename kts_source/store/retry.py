@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
@@ -11,8 +12,6 @@ from kts_source.store.cancel import pause
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from tenacity import RetryCallState
 
     from kts_source.store.counters import Tally
 
@@ -66,65 +65,26 @@ class RetryPolicy:
         """
         began = time.monotonic()
         history: list[str] = []
-
-        def attempt() -> T:
+        bound = self.first_pause_seconds
+        while True:
             try:
                 return operation()
             except TransientError as error:
-                after = time.monotonic() - began
-                history.append(f"attempt {len(history) + 1}, failed after {after:.2f} s: {error}")
-                raise
-
-        first: list[TransientError] = []
-        try:
-            return attempt()
-        except TransientError as error:
-            first.append(error)
-        try:
-            return self._again(attempt, first, time.monotonic() - began, tally)
-        except TransientError as error:
-            # The library's own exceptions stay out: their texts are not ours to vouch for.
-            raise StoreUnavailableError(
-                f"the store did not answer properly in {len(history)} attempts, last: {error}",
-                uri=uri,
-                attempts=tuple(history),
-            ) from None
-
-    def _again(
-        self, attempt: Callable[[], T], first: list[TransientError], seconds: float, tally: Tally
-    ) -> T:
-        """The loop after its first attempt, which took so many seconds; takes out how it failed.
-
-        Most requests need no second one, and a short query not the library, whose import takes as
-        long as some answers.
-        """
-        from tenacity import (
-            Retrying,
-            retry_if_exception_type,
-            stop_after_attempt,
-            stop_after_delay,
-            wait_random_exponential,
-        )
-
-        def next_attempt() -> T:
-            if first:
-                raise first.pop()
-            return attempt()
-
-        def count(_state: RetryCallState) -> None:
+                last = str(error)
+            # Outside the handler, so that what the next attempt raises does not carry this error.
+            seconds = time.monotonic() - began
+            history.append(f"attempt {len(history) + 1}, failed after {seconds:.2f} s: {last}")
+            wait = random.uniform(0, min(bound, self.max_pause_seconds))
+            late = seconds + wait >= self.give_up_after_seconds
+            if late or len(history) >= self.max_attempts:
+                raise StoreUnavailableError(
+                    f"the store did not answer properly in {len(history)} attempts, last: {last}",
+                    uri=uri,
+                    attempts=tuple(history),
+                ) from None
             tally.add(retries=1)
-
-        return Retrying(
-            stop=stop_after_attempt(self.max_attempts)
-            | stop_after_delay(max(0.0, self.give_up_after_seconds - seconds)),
-            wait=wait_random_exponential(
-                multiplier=self.first_pause_seconds, max=self.max_pause_seconds
-            ),
-            retry=retry_if_exception_type(TransientError),
-            sleep=pause,
-            before_sleep=count,
-            reraise=True,
-        )(next_attempt)
+            pause(wait)
+            bound = min(2 * bound, self.max_pause_seconds)
 
 
 DEFAULT_RETRY_POLICY = RetryPolicy()

@@ -55,7 +55,6 @@ __all__ = [
 ]
 
 DATA_KEY_SIZE = 32
-AAD_SIZE = 32
 IV_SIZE = 12
 TAG_SIZE = 16
 AES_OVERHEAD = IV_SIZE + TAG_SIZE
@@ -192,7 +191,8 @@ def decrypt(
         key_id: Only for the error's text.
 
     Returns:
-        `len(message) - 28` bytes, in memory that is used again once the view is gone.
+        `len(message) - 28` bytes, where `cryptography` allows it in memory that is used again once
+        the view is gone.
 
     Raises:
         DecryptionError: The message does not authenticate: wrong key, or changed bytes.
@@ -202,9 +202,13 @@ def decrypt(
     view = memoryview(message)
     if len(view) < AES_OVERHEAD:
         raise DecryptionError(f"encrypted message of {len(view)} bytes, at least {AES_OVERHEAD}")
-    plaintext = writable_bytes(len(view) - AES_OVERHEAD)
+    cipher = _cipher(data_key)
+    iv, sealed = view[:IV_SIZE], view[IV_SIZE:]
     try:
-        _cipher(data_key).decrypt_into(view[:IV_SIZE], view[IV_SIZE:], aad, plaintext)
+        if not hasattr(cipher, "decrypt_into"):  # came with cryptography 47
+            return memoryview(cipher.decrypt(iv, sealed, aad))
+        plaintext = writable_bytes(len(view) - AES_OVERHEAD)
+        cipher.decrypt_into(iv, sealed, aad, plaintext)
     except InvalidTag:
         named = "" if key_id is None else f" (data key wrapped with {key_id[:80]!r})"
         raise DecryptionError(

@@ -52,7 +52,6 @@ from segment_format.record.framing import Entry, iter_entries
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_CRC_SIZE: Final = 4
 _NO_TIMESTAMP: Final = -1
 
 

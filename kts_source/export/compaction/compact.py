@@ -153,6 +153,7 @@ def _spread(task: SpreadTask, job: ExportJob) -> TaskReport:
         requests=work.requests,
         bytes_read=work.bytes,
         retries=work.retries,
+        lost=work.lost_ranges,
         seconds=time.monotonic() - started,
         spills=tuple(buckets.spills),
         newest_ms=tuple((*owner, newest) for owner, newest in sorted(buckets.newest.items())),
@@ -227,7 +228,10 @@ def _latest_of_share(
                 for key in table[KEY].to_pylist()
             ]
             table = table.filter(pa.array(chosen))
-        best = table if best is None else latest(pa.concat_tables([best, table]))
+        if best is None:
+            best = table
+        else:  # files of the table may lack columns that are read but not written
+            best = latest(pa.concat_tables([best, table], promote_options="default"))
         if best.nbytes > buckets.HELD_BYTES and modulus < _MAX_MODULUS:
             return None
     assert best is not None

@@ -12,28 +12,30 @@ import io
 import time
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from kts_source.columns import PARTITION, SEGMENT_ID, TOPIC
-from kts_source.errors import ExportError
+from kts_source.columns import PARTITION
+from kts_source.errors import ExportError, RangeGapError
 from kts_source.export.compaction.buckets import NEEDED, Buckets
 from kts_source.export.files import TaskReport
 from kts_source.export.job import TOPIC_ID
+from kts_source.export.ranges import PartitionKey
+from kts_source.export.row_schema import compacted_schema
 from kts_source.export.settings import PARQUET, REMOVE_OLD
 from kts_source.export.tables.open_target import open_target
 from kts_source.store.open_store import open_store
-from segment_format.arrow import record_schema
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from kts_source.export.job import ExportJob
-    from kts_source.export.ranges import PartitionKey
+    from kts_source.export.ranges import CommittedRanges
     from kts_source.export.settings import ExportSettings
-    from kts_source.export.tables.export_table import BaseFile, TableState
+    from kts_source.export.tables.export_table import BaseFile, WritePlace
     from kts_source.options import ScanOptions
     from kts_source.store.object_store import ObjectStore
 
@@ -42,28 +44,74 @@ BASE_RATIO: Final = 4
 """Original bytes of a record per byte of the table, about."""
 _ROWS: Final = 4096
 _READ_AHEAD: Final = 1 << 20
-_PLACE_TYPES: Final = {TOPIC: pa.string(), PARTITION: pa.int32(), SEGMENT_ID: pa.string()}
+_NAMED: Final = 5
+_MAX_PARTITIONS: Final = 4096
+"""Of a topic, where only asking for each tells."""
 
 
-def can_merge(
-    options: ScanOptions,
-    settings: ExportSettings,
-    state: TableState,
-    partitions: Sequence[PartitionKey],
-) -> bool:
-    """Whether the table holds all that its next compaction has to know.
+def can_merge(options: ScanOptions, settings: ExportSettings) -> bool:
+    """Whether a table that was begun holds all that its next compaction has to know.
 
-    It does not before the first run, and where columns that decide are not among those written:
-    then it is built anew, from the tier.
+    It does not where columns that decide are not among those written: then it is built anew, from
+    the tier.
     """
     if settings.compaction is None or settings.table_format == PARQUET:
         return False
     needed = set(NEEDED)
     if settings.compaction.tombstones != REMOVE_OLD:
         needed.remove("timestamp")
-    held = [key for key in partitions if state.committed.get(key) is not None]
-    known = all(state.newest_ms.get(key) is not None for key in held)
-    return bool(held) and known and needed <= set(options.columns)
+    return needed <= set(options.columns)
+
+
+def check_rebuild(
+    options: ScanOptions,
+    place: WritePlace,
+    files: Sequence[BaseFile],
+    committed: CommittedRanges,
+    planned: AbstractSet[PartitionKey],
+) -> None:
+    """Makes sure that a table built anew from the tier keeps all of its rows' partitions.
+
+    Args:
+        options: What is read.
+        place: Of the table.
+        files: All that it holds.
+        committed: Offsets it was built from.
+        planned: What is read from the tier.
+
+    Raises:
+        RangeGapError: It has rows of topics or partitions that have left the tier.
+        ExportError: A file does not have the table's columns.
+    """
+    names = [TOPIC_ID, *(name for name in (PARTITION,) if name in options.columns)]
+    owners: set[tuple[Any, ...]] = set()
+    with closing(open_store(place.path, place.storage)) as store:
+        for base in files:
+            schema = compacted_schema(options.columns)
+            chosen = pa.schema([schema.field(name) for name in names])
+            with pq.ParquetFile(pa.PythonFile(_ObjectFile(store, base), mode="r")) as file:
+                there = [name for name in names if name in file.schema_arrow.names]
+                for batch in file.iter_batches(_ROWS, columns=there, use_threads=False):
+                    rows = _whole(batch, base.values, chosen, store.uri(base.key))
+                    found = pa.table(rows).group_by(names).aggregate([]).to_pylist()
+                    owners.update(tuple(row[name] for name in names) for row in found)
+    keys: set[PartitionKey] = set()
+    for topic_id, *partition in owners:
+        # Tables without the column tell which partitions they were built from, if they are asked.
+        numbers = partition or [
+            number
+            for number in range(_MAX_PARTITIONS)
+            if committed.get(PartitionKey(topic_id, number)) is not None
+        ]
+        keys |= {PartitionKey(topic_id, number) for number in numbers or (0,)}
+    if gone := [f"{key.topic_id}, partition {key.partition}" for key in sorted(keys - planned)]:
+        needed = ",".join(NEEDED)
+        raise RangeGapError(
+            f"the table has rows of topic id {'; topic id '.join(gone[:_NAMED])}"
+            f"{' and others' if len(gone) > _NAMED else ''}, which are no longer in the tier, and"
+            f" it is built anew from the tier: they would be lost. Export into another table; with"
+            f" columns {needed} among others it is merged, and keeps them",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +152,7 @@ def base_tasks(files: Sequence[BaseFile], first: int, buckets: int) -> list[Base
 
 def _spread(task: BaseTask, job: ExportJob) -> TaskReport:
     started = time.monotonic()
-    schema = _schema(job.options.columns)
+    schema = compacted_schema(job.options.columns)
     rows = 0
     with (
         closing(open_target(job.place.path, job.place.storage)) as target,
@@ -123,16 +171,6 @@ def _spread(task: BaseTask, job: ExportJob) -> TaskReport:
         spills=tuple(buckets.spills),
         newest_ms=tuple((*owner, newest) for owner, newest in sorted(buckets.newest.items())),
     )
-
-
-def _schema(columns: Sequence[str]) -> pa.Schema:
-    """Of the rows as the spread of new records gives them."""
-    of_records = record_schema([name for name in columns if name not in _PLACE_TYPES])
-    fields = [
-        pa.field(name, _PLACE_TYPES[name]) if name in _PLACE_TYPES else of_records.field(name)
-        for name in columns
-    ]
-    return pa.schema([*fields, pa.field(TOPIC_ID, pa.string())])
 
 
 def _whole(

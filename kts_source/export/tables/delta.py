@@ -2,8 +2,9 @@
 
 Every partition has a `txn` action of its own, `kts/<export>/<topic id>/<partition>`, whose version
 is the exclusive end offset; `…/start` holds the first offset, `…/newest` the newest timestamp of a
-compacted table, and `kts/<export>/rules/<name>` a
-digest of each rule. The log keeps the newest of each through checkpoints and log clean-up.
+compacted table, `kts/<export>/rules/<name>` a digest of each rule, and `kts/<export>/letters` the
+list of dead letters of the last commit with such. The log keeps the newest of each through
+checkpoints and log clean-up.
 
 A commit is written as the one version behind the snapshot whose ranges were compared, so nothing
 can come between.
@@ -37,6 +38,7 @@ from kts_source.export.tables.export_table import (
 )
 from kts_source.export.tables.open_target import open_target
 from kts_source.export.tables.target_store import both_listed
+from kts_source.export.transforms.dead_letters import publish_dead_letters
 from kts_source.secret import scrub
 from kts_source.store.local_store import local_root
 from kts_source.store.open_store import S3_SCHEMES, split_scheme
@@ -140,12 +142,12 @@ class DeltaExportTable:
             files.append(BaseFile(row["path"], row["size_bytes"], values))
         return tuple(files)
 
-    def commit(self, commit: Commit) -> None:
+    def commit(self, commit: Commit) -> bool:
         """See `ExportTable.commit`."""
         for _ in range(_COMMIT_ATTEMPTS):
             table = self._open()
             if table is None and commit.schema is None:
-                return  # no table and no columns to make one with: the offsets hold no row
+                return False  # no table and no columns to make one with: the offsets hold no row
             if table is not None:
                 check_demands(table, self._settings, self._uri)
             state = TableState({}, {}) if table is None else self._state(table)
@@ -156,29 +158,35 @@ class DeltaExportTable:
                 _refuse_strangers(table, self._uri)
             check_base(commit, () if table is None else _paths(table), self._uri)
             moved = advanced(state.committed, commit.advances)
+            if commit.letters is not None:
+                publish_dead_letters(self._settings, state.letters)
             if self._try_commit(table, commit, moved):
-                return
+                return True
         raise CommitConflictError(
             f"other writers came before {_COMMIT_ATTEMPTS} times; nothing was committed",
             uri=self._uri,
         )
 
-    def orphans(self, older_than_ms: int) -> Iterator[TargetObject]:
+    def orphans(self) -> list[TargetObject]:
         """See `ExportTable.orphans`.
 
-        A file that was compacted away counts too, once it is as old: time travel behind
-        `older_than_ms` then ends as it does after Delta's own vacuum.
+        A file that was compacted away counts too: once it is removed, time travel behind that ends
+        as it does after Delta's own vacuum.
         """
-        table = self._open()
-        known = set() if table is None else set(_paths(table))
-        for found in both_listed(self._target, self._prefix):
-            if found.key not in known and found.modified_ms < older_than_ms:
-                yield found
+        return self._unknown(list(both_listed(self._target, self._prefix)))
 
     def remove(self, orphans: Sequence[TargetObject]) -> None:
         """See `ExportTable.remove`."""
-        for orphan in orphans:
+        for orphan in self._unknown(orphans):
             self._target.delete(orphan.key)
+
+    def _unknown(self, listed: Sequence[TargetObject]) -> list[TargetObject]:
+        """Those that the table as it is now does not know. They are listed before: what is
+        committed in between is known.
+        """
+        table = self._open()
+        known = set() if table is None else set(_paths(table))
+        return [found for found in listed if found.key not in known]
 
     def close(self) -> None:
         """See `ExportTable.close`."""
@@ -209,7 +217,12 @@ class DeltaExportTable:
                 uri=self._uri,
             )
         export_id = self._settings.export_id
-        return TableState(_TxnRanges(table, export_id), fingerprint, _TxnTimes(table, export_id))
+        return TableState(
+            _TxnRanges(table, export_id),
+            fingerprint,
+            _TxnTimes(table, export_id),
+            table.transaction_version(f"kts/{export_id}/letters"),
+        )
 
     def _rule(self, name: str) -> str:
         return f"kts/{self._settings.export_id}/rules/{name}"
@@ -278,6 +291,8 @@ class DeltaExportTable:
             transactions.append(Transaction(f"{app_id(export_id, key)}/start", span.start, now_ms))
         for key, newest_ms in commit.newest_ms.items():
             transactions.append(Transaction(f"{app_id(export_id, key)}/newest", newest_ms, now_ms))
+        if commit.letters is not None:
+            transactions.append(Transaction(f"kts/{export_id}/letters", commit.letters, now_ms))
         return CommitProperties(
             # For people; what counts are the transactions.
             custom_metadata={

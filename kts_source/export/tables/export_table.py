@@ -11,7 +11,7 @@ from kts_source.errors import CommitConflictError, ExportError
 from kts_source.export.ranges import PartitionKey
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from kts_source.export.files import WrittenFile
     from kts_source.export.fingerprint import Fingerprint
@@ -37,11 +37,13 @@ class TableState:
         committed: Offsets it holds.
         fingerprint: The rules it was begun with; empty for a table that holds nothing.
         newest_ms: Of a compacted table.
+        letters: The list of dead letters that the last commit with such left; see `dead_letters`.
     """
 
     committed: CommittedRanges
     fingerprint: Fingerprint
     newest_ms: NewestTimes = field(default_factory=dict[PartitionKey, int])
+    letters: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +84,13 @@ class Commit:
     """One step forward.
 
     Attributes:
-        schema: Of the rows written, partition columns included; `None` when no row was written.
+        schema: Of the rows written, partition columns included; `None` where no row told it.
         run_id: Of the run that wrote the files.
-        replace: Whether the files are all that the table shall hold.
-        base: With `replace`: the keys of all files that the table must hold until then; `None`
-            where that does not matter.
+        base: Keys of all files that the table must hold until then, and that the new ones replace;
+            `None` where they are added.
         newest_ms: Of a compaction: timestamps of the newest records, in ms.
+        letters: The list of dead letters whose offsets it accepts. The table publishes the list of
+            an earlier commit before it forgets it.
     """
 
     advances: tuple[RangeAdvance, ...]
@@ -95,9 +98,14 @@ class Commit:
     fingerprint: Fingerprint
     schema: pa.Schema | None
     run_id: str
-    replace: bool = False
     base: frozenset[str] | None = None
     newest_ms: Mapping[PartitionKey, int] = field(default_factory=dict[PartitionKey, int])
+    letters: int | None = None
+
+    @property
+    def replace(self) -> bool:
+        """Whether the files are all that the table shall hold."""
+        return self.base is not None
 
 
 class ExportTable(Protocol):
@@ -119,25 +127,24 @@ class ExportTable(Protocol):
         """
         ...
 
-    def commit(self, commit: Commit) -> None:
+    def commit(self, commit: Commit) -> bool:
         """Adds files and moves the ranges, both or neither.
+
+        Returns:
+            Whether it did. False where there is no table yet, and no columns to make one with: then
+            the ranges are to be committed with the next rows.
 
         Raises:
             CommitConflictError: Another export moved the same ranges.
         """
         ...
 
-    def orphans(self, older_than_ms: int) -> Iterator[TargetObject]:
-        """Files that no commit knows, written by attempts that died.
-
-        Args:
-            older_than_ms: Only those last modified before this, in ms since the epoch: younger
-                ones may belong to a run under way.
-        """
+    def orphans(self) -> list[TargetObject]:
+        """Files that no commit knows: of attempts that died, or of runs under way."""
         ...
 
     def remove(self, orphans: Sequence[TargetObject]) -> None:
-        """Deletes them."""
+        """Deletes them, but for those that a commit knows by now."""
         ...
 
     def close(self) -> None:

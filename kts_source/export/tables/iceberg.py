@@ -1,8 +1,9 @@
 """Iceberg tables: files and ranges in one commit of the catalog.
 
 Table properties hold the ranges, `kts.<export>.<topic id>.<partition>` = `start:stop`, the newest
-timestamps of a compacted table, `kts.<export>.<topic id>.<partition>.newest`, and the rules,
-`kts.<export>.rules.<name>`; expiring snapshots does not touch them. They are set in the transaction
+timestamps of a compacted table, `kts.<export>.<topic id>.<partition>.newest`, the rules,
+`kts.<export>.rules.<name>`, and the list of dead letters of the last commit with such,
+`kts.<export>.letters`; expiring snapshots does not touch them. They are set in the transaction
 that adds the files. Every commit adds a snapshot, even an empty one, and requires of the catalog
 that the snapshot, schema and partitioning that were compared are still the newest, so nothing can
 come between.
@@ -25,26 +26,25 @@ from kts_source.export.tables.export_table import (
     check_base,
     check_signs,
 )
-from kts_source.export.tables.iceberg_checks import check_table
+from kts_source.export.tables.iceberg_checks import PinnedCatalog, check_table
 from kts_source.export.tables.open_target import open_target
 from kts_source.export.tables.target_store import both_listed
+from kts_source.export.transforms.dead_letters import publish_dead_letters
 from kts_source.quiet import errors_only
 from kts_source.secret import scrub
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import pyarrow as pa
     from pyiceberg.catalog import Catalog
-    from pyiceberg.table import CommitTableResponse, Table
-    from pyiceberg.table.update import TableRequirement, TableUpdate
+    from pyiceberg.table import Table
 
     from kts_source.export.settings import ExportSettings
     from kts_source.export.tables.target_store import TargetObject, TargetStore
 
 _COMMIT_ATTEMPTS: Final = 20
 _NO_RETRIES: Final = "commit.retry.num-retries"
-_MAIN_BRANCH: Final = "main"
 _METRICS: Final = "write.metadata.metrics.column."
 T = TypeVar("T")
 
@@ -90,7 +90,7 @@ class IcebergExportTable:
         table = self._table()
         return () if table is None else _files(table)
 
-    def commit(self, commit: Commit) -> None:
+    def commit(self, commit: Commit) -> bool:
         """See `ExportTable.commit`."""
         from pyiceberg.exceptions import CommitFailedException
 
@@ -100,7 +100,7 @@ class IcebergExportTable:
                 check_signs(commit.schema, self._settings.target)
             if table is None:
                 if commit.schema is None:
-                    return  # no table and no columns to make one with: the offsets hold no row
+                    return False
                 table = self._create(commit.schema)
             state = self._state(table)
             check_fingerprint(state.fingerprint, commit.fingerprint)
@@ -110,6 +110,8 @@ class IcebergExportTable:
                     "the table holds rows that a rebuild would remove", uri=self._settings.target
                 )
             moved = advanced(state.committed, commit.advances)
+            if commit.letters is not None:
+                publish_dead_letters(self._settings, state.letters)
             if commit.base is not None:
                 check_base(commit, (file.key for file in _files(table)), self._settings.target)
             if commit.schema is not None:
@@ -118,28 +120,32 @@ class IcebergExportTable:
                 self._commit_once(table, commit, moved)
             except CommitFailedException:
                 continue
-            return
+            return True
         raise CommitConflictError(
             f"other writers came before {_COMMIT_ATTEMPTS} times; nothing was committed",
             uri=self._settings.target,
         )
 
-    def orphans(self, older_than_ms: int) -> Iterator[TargetObject]:
+    def orphans(self) -> list[TargetObject]:
         """See `ExportTable.orphans`. Files of any snapshot that is not expired are known."""
-        table = self._table()
-        if table is None:
-            return
-        known = set(table.inspect.all_data_files()["file_path"].to_pylist())
-        location = table.location().rstrip("/")
-        for found in both_listed(self._open_target(), self._prefix):
-            if f"{location}/{found.key}" not in known and found.modified_ms < older_than_ms:
-                yield found
+        return self._unknown(list(both_listed(self._open_target(), self._prefix)))
 
     def remove(self, orphans: Sequence[TargetObject]) -> None:
         """See `ExportTable.remove`."""
         target = self._open_target()
-        for orphan in orphans:
+        for orphan in self._unknown(orphans):
             target.delete(orphan.key)
+
+    def _unknown(self, listed: Sequence[TargetObject]) -> list[TargetObject]:
+        """Those that the table as it is now does not know. They are listed before: what is
+        committed in between is known.
+        """
+        table = self._table()
+        if table is None:
+            return list(listed)
+        known = set(table.inspect.all_data_files()["file_path"].to_pylist())
+        location = table.location().rstrip("/")
+        return [found for found in listed if f"{location}/{found.key}" not in known]
 
     def close(self) -> None:
         """See `ExportTable.close`."""
@@ -252,7 +258,8 @@ class IcebergExportTable:
             elif match := _RANGE.fullmatch(text):
                 span = OffsetRange(int(match["start"]), int(match["stop"]))
                 ranges[PartitionKey(owner, int(last))] = span
-        return TableState(ranges, rules, newest)
+        letters = table.properties.get(f"{own}letters")
+        return TableState(ranges, rules, newest, None if letters is None else int(letters))
 
     def _commit_once(
         self, table: Table, commit: Commit, moved: Mapping[PartitionKey, OffsetRange]
@@ -267,8 +274,10 @@ class IcebergExportTable:
             properties[f"{own}{key.topic_id}.{key.partition}"] = f"{span.start}:{span.stop}"
         for key, newest_ms in commit.newest_ms.items():
             properties[f"{own}{key.topic_id}.{key.partition}.newest"] = str(newest_ms)
+        if commit.letters is not None:
+            properties[f"{own}letters"] = str(commit.letters)
         location = table.location().rstrip("/")
-        pinned: Any = _Pinned(table)
+        pinned: Any = PinnedCatalog(table)
         table.catalog = pinned
         # In this process only: every retry would meet the same refusal.
         table.metadata.properties[_NO_RETRIES] = "0"
@@ -326,44 +335,6 @@ class IcebergExportTable:
             f"{text}: {scrub(f'{type(error).__name__}: {error}', hidden)}",
             uri=self._settings.target,
         )
-
-
-class _Pinned:
-    """A table's catalog that commits only onto what was loaded, whatever else a library requires.
-
-    PyIceberg requires it too, and drops it when it tries again.
-    """
-
-    def __init__(self, table: Table) -> None:
-        from pyiceberg.table.update import (
-            AssertCurrentSchemaId,
-            AssertDefaultSpecId,
-            AssertRefSnapshotId,
-            AssertTableUUID,
-        )
-
-        self._catalog = table.catalog
-        loaded = table.metadata
-        self._required: tuple[TableRequirement, ...] = (
-            AssertTableUUID(uuid=loaded.table_uuid),
-            AssertRefSnapshotId.model_validate(
-                {"ref": _MAIN_BRANCH, "snapshot-id": loaded.current_snapshot_id}
-            ),
-            AssertCurrentSchemaId.model_validate({"current-schema-id": loaded.current_schema_id}),
-            AssertDefaultSpecId.model_validate({"default-spec-id": loaded.default_spec_id}),
-        )
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # whatever PyIceberg asks it for
-        return getattr(self._catalog, name)
-
-    def commit_table(
-        self,
-        table: Table,
-        requirements: tuple[TableRequirement, ...],
-        updates: tuple[TableUpdate, ...],
-    ) -> CommitTableResponse:
-        """See `Catalog.commit_table`."""
-        return self._catalog.commit_table(table, (*self._required, *requirements), updates)
 
 
 def _times(table: Table) -> list[str]:

@@ -1,4 +1,5 @@
-"""What an existing Iceberg table must be, so that an export's files are whole in it.
+"""What an existing Iceberg table must be, so that an export's files are whole in it, and stay until
+they are committed.
 
 The files hold no field ids: readers find columns by the table's name mapping. PyIceberg takes
 partition values from the bounds of the files. Both are compared before a row is read.
@@ -6,15 +7,16 @@ partition values from the bounds of the files. Both are compared before a row is
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from kts_source.errors import UnsupportedTargetError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from pyiceberg.table import Table
+    from pyiceberg.table import CommitTableResponse, Table
     from pyiceberg.table.name_mapping import MappedField
+    from pyiceberg.table.update import TableRequirement, TableUpdate
 
     from kts_source.export.partitioning import PartitionField
 
@@ -82,3 +84,41 @@ def _fields(mapping: Sequence[MappedField], prefix: str = "") -> Iterator[tuple[
 
 def _named(fields: Sequence[str]) -> str:
     return ", ".join(fields) or "no column"
+
+
+class PinnedCatalog:
+    """A table's catalog that commits only onto what was loaded, whatever else a library requires.
+
+    PyIceberg requires it too, and drops it when it tries again.
+    """
+
+    def __init__(self, table: Table) -> None:
+        from pyiceberg.table.update import (
+            AssertCurrentSchemaId,
+            AssertDefaultSpecId,
+            AssertRefSnapshotId,
+            AssertTableUUID,
+        )
+
+        self._catalog = table.catalog
+        loaded = table.metadata
+        self._required: tuple[TableRequirement, ...] = (
+            AssertTableUUID(uuid=loaded.table_uuid),
+            AssertRefSnapshotId.model_validate(
+                {"ref": "main", "snapshot-id": loaded.current_snapshot_id}
+            ),
+            AssertCurrentSchemaId.model_validate({"current-schema-id": loaded.current_schema_id}),
+            AssertDefaultSpecId.model_validate({"default-spec-id": loaded.default_spec_id}),
+        )
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # whatever PyIceberg asks it for
+        return getattr(self._catalog, name)
+
+    def commit_table(
+        self,
+        table: Table,
+        requirements: tuple[TableRequirement, ...],
+        updates: tuple[TableUpdate, ...],
+    ) -> CommitTableResponse:
+        """See `Catalog.commit_table`."""
+        return self._catalog.commit_table(table, (*self._required, *requirements), updates)

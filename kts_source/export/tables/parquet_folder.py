@@ -25,9 +25,10 @@ from kts_source.export.fingerprint import check_fingerprint
 from kts_source.export.partitioning import partition_rule
 from kts_source.export.ranges import OffsetRange, PartitionKey, advanced
 from kts_source.export.tables.export_table import BaseFile, Commit, TableState, WritePlace
+from kts_source.export.transforms.dead_letters import publish_dead_letters
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from kts_source.export.settings import ExportSettings
     from kts_source.export.tables.target_store import TargetObject, TargetStore
@@ -98,7 +99,7 @@ class ParquetFolder:
         """
         raise _cannot_be_replaced(self._settings.target)
 
-    def commit(self, commit: Commit) -> None:
+    def commit(self, commit: Commit) -> bool:
         """See `ExportTable.commit`."""
         self._require_written(commit)
         while True:
@@ -109,24 +110,29 @@ class ParquetFolder:
             if commit.replace and state.fingerprint:
                 raise _cannot_be_replaced(self._settings.target)
             document = self._document(log, commit, advanced(state.committed, commit.advances))
+            if commit.letters is not None:
+                publish_dead_letters(self._settings, state.letters)
             number = log.last + 1
             data = json.dumps(document, ensure_ascii=False, indent=1).encode()
             if self._target.create(f"{COMMITS}{number:010d}.json", data):
                 self._publish(number, document)
-                return
+                return True
 
-    def orphans(self, older_than_ms: int) -> Iterator[TargetObject]:
+    def orphans(self) -> list[TargetObject]:
         """See `ExportTable.orphans`."""
-        self._recovered()
-        for found in self._target.list_objects("_kts/"):
-            name = found.key.removeprefix(COMMITS)
-            if not _COMMIT.fullmatch(name) and found.modified_ms < older_than_ms:
-                yield found
+        return self._unknown(list(self._target.list_objects("_kts/")))
 
     def remove(self, orphans: Sequence[TargetObject]) -> None:
         """See `ExportTable.remove`."""
-        for orphan in orphans:
+        for orphan in self._unknown(orphans):
             self._target.delete(orphan.key)
+
+    def _unknown(self, listed: Sequence[TargetObject]) -> list[TargetObject]:
+        """Those that are not of the log as it is now. What is committed has another name after it
+        was published, and its first name is gone.
+        """
+        self._recovered()
+        return [found for found in listed if not _COMMIT.fullmatch(found.key.removeprefix(COMMITS))]
 
     def close(self) -> None:
         """See `ExportTable.close`."""
@@ -199,7 +205,10 @@ class ParquetFolder:
         return document
 
     def _state(self, log: _Log) -> TableState:
-        return TableState(self._ranges(log), self._export(log).get("fingerprint", {}))
+        export = self._export(log)
+        return TableState(
+            self._ranges(log), export.get("fingerprint", {}), letters=export.get("letters")
+        )
 
     def _ranges(self, log: _Log) -> dict[PartitionKey, OffsetRange]:
         return {
@@ -228,6 +237,10 @@ class ParquetFolder:
                 **log.document.get("exports", {}),
                 self._settings.export_id: {
                     "fingerprint": dict(commit.fingerprint),
+                    # The list of dead letters of the last commit with such.
+                    "letters": self._export(log).get("letters")
+                    if commit.letters is None
+                    else commit.letters,
                     "ranges": [
                         {
                             "topicId": key.topic_id,

@@ -1,20 +1,26 @@
 """Rows that a transform rejects: files of their own, each row with its offset and the reason.
 
-Tasks write them as attempts below `_kts/`; the driver gives those of successful attempts their
-names right before the commit. A run that dies between the two may leave a rejected row in two
-files; topic, partition and offset tell.
+Tasks write them as attempts below `_kts/`. The driver lists those of successful attempts, and the
+commit that accepts their offsets leaves the list's number in the table: what is listed there gets
+its name right behind the commit. Whoever comes next does that first, for a driver that died between
+the two, and so does the next commit with dead letters before it leaves another number. So each
+rejected row is in one named file, and in none that a refused commit left.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import json
 import uuid
+from contextlib import closing
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from kts_source.errors import TransformError
+from kts_source.errors import ExportError, ObjectNotFoundError, TransformError
 from kts_source.export.files import DeadLetterFile
+from kts_source.export.fingerprint import number
 from kts_source.export.parquet_file import ParquetFile
 from kts_source.export.tables.open_target import open_target
 
@@ -28,7 +34,9 @@ if TYPE_CHECKING:
 
 REASON: Final = "reason"
 ATTEMPTS: Final = "_kts/attempts/"
+LIST_VERSION: Final = 1
 _SUFFIX: Final = ".letters.part"
+_LIST_SUFFIX: Final = ".letters.json"
 _ROW_GROUP_ROWS: Final = 1 << 16
 
 
@@ -96,41 +104,93 @@ class DeadLetters:
                 self._target.close()
 
 
-def publish_dead_letters(settings: ExportSettings, files: Iterable[DeadLetterFile]) -> None:
-    """Gives the files of successful attempts their names."""
+def list_dead_letters(
+    settings: ExportSettings, files: Iterable[DeadLetterFile | None]
+) -> int | None:
+    """Lists files of successful attempts for the commit that accepts their offsets.
+
+    Returns:
+        The list's number, which the commit is to leave in the table; `None` for no file.
+    """
+    found = [dataclasses.asdict(file) for file in files if file is not None]
+    if not found or settings.dead_letters is None:
+        return None
+    name = number(uuid.uuid4().hex)
+    data = json.dumps({"version": LIST_VERSION, "files": found}, ensure_ascii=False).encode()
+    with (
+        closing(open_target(settings.dead_letters, settings.storage)) as target,
+        closing(target.open_output(_list_key(name))) as output,
+    ):
+        output.write(data)
+    return name
+
+
+def publish_dead_letters(settings: ExportSettings, letters: int | None) -> None:
+    """Gives the files of a committed list their names, unless that was done before.
+
+    Args:
+        settings: The target and the folder of dead letters.
+        letters: The list's number, as the table has it.
+
+    Raises:
+        ExportError: A file of the list is gone, or the list is of another version.
+    """
+    if letters is None or settings.dead_letters is None:
+        return
+    with closing(open_target(settings.dead_letters, settings.storage)) as target:
+        for file in _listed(target, letters):
+            target.publish(file.key, file.name, file.size)
+        target.delete(_list_key(letters))
+
+
+def drop_dead_letters(settings: ExportSettings, letters: int | None) -> None:
+    """Removes a list that was not committed, and its files."""
+    if letters is None or settings.dead_letters is None:
+        return
+    with closing(open_target(settings.dead_letters, settings.storage)) as target:
+        for file in _listed(target, letters):
+            target.delete(file.key)
+        target.delete(_list_key(letters))
+
+
+def _listed(target: TargetStore, letters: int) -> list[DeadLetterFile]:
+    """The files of a list; none when it was published or dropped before."""
+    key = _list_key(letters)
+    try:
+        document = json.loads(target.read(key))
+    except ObjectNotFoundError:
+        return []
+    if document.get("version") != LIST_VERSION:
+        raise ExportError(
+            f"a list of dead letters of unknown version {document.get('version')!r}",
+            uri=target.uri(key),
+        )
+    return [DeadLetterFile(**file) for file in document["files"]]
+
+
+def _list_key(letters: int) -> str:
+    return f"{ATTEMPTS}{letters}{_LIST_SUFFIX}"
+
+
+def unnamed_dead_letters(settings: ExportSettings) -> list[TargetObject]:
+    """Files of rejected rows that have no name yet, and lists of them; without a folder of dead
+    letters none.
+    """
+    if settings.dead_letters is None:
+        return []
+    with closing(open_target(settings.dead_letters, settings.storage)) as target:
+        ends = (_SUFFIX, _LIST_SUFFIX)
+        return [one for one in target.list_objects(ATTEMPTS) if one.key.endswith(ends)]
+
+
+def remove_dead_letters(settings: ExportSettings, files: Iterable[TargetObject]) -> None:
+    """Deletes some of them."""
     found = list(files)
     if not found or settings.dead_letters is None:
         return
     target = open_target(settings.dead_letters, settings.storage)
     try:
-        for file in found:
-            target.publish(file.key, file.name, file.size)
-    finally:
-        target.close()
-
-
-def clean_dead_letters(
-    settings: ExportSettings, older_than_ms: int, *, remove: bool
-) -> tuple[TargetObject, ...]:
-    """Files of rejected rows that attempts which died left unnamed.
-
-    Args:
-        settings: The target; without a folder of dead letters there is nothing to find.
-        older_than_ms: Only those last modified before this, in ms since the epoch.
-        remove: Whether to delete them.
-    """
-    if settings.dead_letters is None:
-        return ()
-    target = open_target(settings.dead_letters, settings.storage)
-    try:
-        found = tuple(
-            entry
-            for entry in target.list_objects(ATTEMPTS)
-            if entry.modified_ms < older_than_ms and entry.key.endswith(_SUFFIX)
-        )
-        if remove:
-            for entry in found:
-                target.delete(entry.key)
-        return found
+        for entry in found:
+            target.delete(entry.key)
     finally:
         target.close()

@@ -34,7 +34,8 @@ class Transformed:
     """What became of a batch.
 
     Attributes:
-        rows: Those that could be transformed, in order; `None` for none.
+        rows: Those that could be transformed, in order; `None` for none, better no rows with all
+            columns: a table can be begun with those.
         rejected: The others.
     """
 
@@ -164,8 +165,6 @@ def _one_line(error: Exception) -> str:
 
 def assemble(batch: pa.RecordBatch, keep: Sequence[str], parsed: ParsedRows) -> Transformed:
     """Kept columns of the parsed rows, and their new columns."""
-    if not parsed.rows:
-        return Transformed(None, parsed.rejected)
     kept = batch.select([name for name in keep if column_of(batch, name) is not None])
     if len(parsed.rows) < batch.num_rows:
         kept = kept.take(pa.array(parsed.rows, pa.int64()))

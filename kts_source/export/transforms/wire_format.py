@@ -11,8 +11,10 @@ from __future__ import annotations
 import importlib
 import io
 import json
+import time
+from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from kts_source.errors import TieredKafkaError
 from kts_source.export.extras import require
@@ -41,6 +43,58 @@ if TYPE_CHECKING:
 
 MAGIC: Final = 0
 _HEADER: Final = 5
+MAX_SCHEMAS: Final = 1000
+"""Schemas that are kept; of more, those that were not used for longest are asked for again."""
+MAX_UNKNOWN: Final = 1000
+"""Ids without a usable schema that are asked for within `UNKNOWN_SECONDS`: values may hold any."""
+UNKNOWN_SECONDS: Final = 300.0
+_MAX_REASON: Final = 300
+
+
+Decoder: TypeAlias = "Callable[[bytes], dict[str, Any]]"
+
+
+class _Decoders:
+    """Decoders by schema id, and why some ids have none: a registry is asked once, not for every
+    row, and neither memory nor requests grow with what hostile values hold.
+    """
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[int, Decoder] = OrderedDict()
+        self._unknown: dict[int, str] = {}
+        self._since = 0.0
+
+    def get(self, schema_id: int, make: Callable[[int], Decoder]) -> Decoder:
+        """The decoder of an id.
+
+        Raises:
+            LookupError: There is none, or too many others have none.
+            TieredKafkaError: The rows are not to blame.
+        """
+        decoder = self._known.get(schema_id)
+        if decoder is not None:
+            self._known.move_to_end(schema_id)
+            return decoder
+        if time.monotonic() - self._since > UNKNOWN_SECONDS:
+            self._unknown, self._since = {}, time.monotonic()
+        if (reason := self._unknown.get(schema_id)) is not None:
+            raise LookupError(reason)
+        if len(self._unknown) >= MAX_UNKNOWN:
+            raise LookupError(
+                f"schema {schema_id} was not asked for: {MAX_UNKNOWN:,} other ids had no usable"
+                " schema"
+            )
+        try:
+            decoder = make(schema_id)
+        except TieredKafkaError:
+            raise
+        except Exception as error:  # noqa: BLE001  # no such schema, or one that cannot be used
+            self._unknown[schema_id] = f"{type(error).__name__}: {error}"[:_MAX_REASON]
+            raise LookupError(self._unknown[schema_id]) from None
+        self._known[schema_id] = decoder
+        if len(self._known) > MAX_SCHEMAS:
+            self._known.popitem(last=False)
+        return decoder
 
 
 @dataclass
@@ -48,7 +102,8 @@ class WireFormatColumns:
     """The members of Avro, JSON or Protobuf values as columns, by the schema id in every value.
 
     A value without the header, of an unknown schema, or that does not decode, is rejected; a
-    registry that does not answer fails the task.
+    registry that does not answer fails the task. What is asked of a registry is bounded: behind
+    1,000 unknown ids in five minutes, values whose ids were not asked for before are rejected too.
 
     Attributes:
         schema: Columns to make; members it does not name are left out, missing ones are null.
@@ -63,16 +118,14 @@ class WireFormatColumns:
     auth: Secret[tuple[str, str]] | None = None
     column: str = "value"
     keep: tuple[str, ...] = DEFAULT_KEPT
-    _decoders: dict[int, Callable[[bytes], dict[str, Any]]] = field(
-        default_factory=dict, repr=False, compare=False
-    )
+    _decoders: _Decoders = field(default_factory=_Decoders, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_columns(self.schema, self.keep)
         check_registry(self.registry)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_decoders": {}}
+        return {**self.__dict__, "_decoders": _Decoders()}
 
     @property
     def fingerprint(self) -> str:
@@ -94,18 +147,9 @@ class WireFormatColumns:
         if len(value) < _HEADER or value[0] != MAGIC:
             raise ValueError("not in the wire format: no zero byte and schema id in front")
         schema_id = int.from_bytes(value[1:_HEADER], "big")
-        decoder = self._decoders.get(schema_id)
-        if decoder is None:
-            try:
-                decoder = self._decoder(schema_id)
-            except TieredKafkaError:
-                raise
-            except Exception as error:  # noqa: BLE001  # no such schema, or one that cannot be used
-                decoder = _rejecting(f"{type(error).__name__}: {error}")
-            self._decoders[schema_id] = decoder
-        return decoder(value[_HEADER:])
+        return self._decoders.get(schema_id, self._decoder)(value[_HEADER:])
 
-    def _decoder(self, schema_id: int) -> Callable[[bytes], dict[str, Any]]:
+    def _decoder(self, schema_id: int) -> Decoder:
         found = find_schema(self.registry, schema_id, self.auth)
         if found.kind == AVRO:
             return _avro([json.loads(text) for _, text in found.parts])
@@ -114,7 +158,7 @@ class WireFormatColumns:
         return _protobuf(found.parts)
 
 
-def _avro(schemas: Sequence[Any]) -> Callable[[bytes], dict[str, Any]]:
+def _avro(schemas: Sequence[Any]) -> Decoder:
     """Decodes by the last schema; those before it are what it refers to."""
     require("fastavro", EXTRA, "Avro")
     import fastavro
@@ -135,15 +179,6 @@ def _avro(schemas: Sequence[Any]) -> Callable[[bytes], dict[str, Any]]:
     return decode
 
 
-def _rejecting(reason: str) -> Callable[[bytes], dict[str, Any]]:
-    """So that a registry is asked once for a schema that it does not have, not for every row."""
-
-    def decode(_payload: bytes) -> dict[str, Any]:
-        raise ValueError(reason)
-
-    return decode
-
-
 def _json(payload: bytes) -> dict[str, Any]:
     value = json.loads(payload)
     if not isinstance(value, dict):
@@ -151,7 +186,7 @@ def _json(payload: bytes) -> dict[str, Any]:
     return value
 
 
-def _protobuf(parts: Sequence[tuple[str, bytes]]) -> Callable[[bytes], dict[str, Any]]:
+def _protobuf(parts: Sequence[tuple[str, bytes]]) -> Decoder:
     """Decodes by the last file; those before it are what it imports, by the names it uses."""
     require("google.protobuf", EXTRA, "Protobuf")
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory

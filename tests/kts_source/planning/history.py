@@ -185,11 +185,15 @@ class World:
         self._random = random.Random(0)
         self._lives = self._create(history.shape.partitions, clock=0)
         for step in history.steps:
-            if step.kind == "recreate":
-                clock = max(life.clock for life in self._lives)
-                self._lives = self._create(step.a % len(self._lives) + 1, clock=clock)
-            else:
-                _apply(step, self._lives[step.partition % len(self._lives)], self.shape)
+            self.take(step)
+
+    def take(self, step: Step) -> None:
+        """One more step."""
+        if step.kind == "recreate":
+            clock = max(life.clock for life in self._lives)
+            self._lives = self._create(step.a % len(self._lives) + 1, clock=clock)
+        else:
+            _apply(step, self._lives[step.partition % len(self._lives)], self.shape)
 
     def _create(self, partitions: int, *, clock: int) -> tuple[PartitionLife, ...]:
         topic_id = None

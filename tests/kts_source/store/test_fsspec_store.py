@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import fsspec
 import pytest
@@ -92,10 +92,17 @@ def test_credentials_in_a_path_are_refused_unseen() -> None:
 
 
 def test_storage_options_reach_the_file_system() -> None:
-    storage = storage_options_from({"storageoptions": '{"global_store": false}'})
-    MemoryFileSystem().pipe_file("/global-only/x", b"1")
-    assert list(open_store("memory://", storage).list_objects("global-only/")) == []
-    MemoryFileSystem().rm_file("/global-only/x")
+    class Attentive(MemoryFileSystem):  # type: ignore[misc]
+        given: ClassVar[list[object]] = []
+
+        def __init__(self, **options: object) -> None:
+            self.given.append(options.get("answer"))
+            super().__init__()
+
+    fsspec.register_implementation("attentive", Attentive)
+    storage = storage_options_from({"storageoptions": '{"answer": 42}'})
+    assert list(open_store("attentive://", storage).list_objects("x/")) == []
+    assert set(Attentive.given) == {42}
 
 
 class FailingFileSystem(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types

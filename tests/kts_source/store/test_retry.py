@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 import time
 
 import pytest
@@ -84,6 +85,23 @@ def test_no_attempt_begins_after_the_time_is_up(pauses: list[float]) -> None:
         RetryPolicy(give_up_after_seconds=0).run(operation, uri="u", tally=Tally())
     assert operation.calls == 1
     assert pauses == []
+
+
+def test_no_pause_ends_after_the_time_is_up(
+    pauses: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(random, "uniform", lambda _low, high: high)
+    operation = Flaky(99)
+    policy = RetryPolicy(first_pause_seconds=4, max_pause_seconds=60, give_up_after_seconds=7)
+    with pytest.raises(StoreUnavailableError, match="2 attempts"):
+        policy.run(operation, uri="u", tally=Tally())
+    assert pauses == [4]
+
+
+def test_many_attempts_do_not_overflow_the_bound(pauses: list[float]) -> None:
+    with pytest.raises(StoreUnavailableError, match="3000 attempts"):
+        RetryPolicy(max_attempts=3000).run(Flaky(9999), uri="u", tally=Tally())
+    assert max(pauses) <= 8
 
 
 def test_the_first_attempt_uses_up_time(pauses: list[float]) -> None:

@@ -17,6 +17,7 @@ import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, timestamp_pb2
 
 from kts_source.errors import InvalidOptionError
+from kts_source.export.transforms import wire_format
 from kts_source.export.transforms.schema_registry import RegistryError
 from kts_source.export.transforms.wire_format import WireFormatColumns
 from kts_source.secret import Secret
@@ -291,3 +292,52 @@ def test_a_registry_keeps_its_password(registry_server: Registry) -> None:
     with pytest.raises(InvalidOptionError, match="user and password") as refused:
         WireFormatColumns(LINES, f"http://{USER}:{PASSWORD}@127.0.0.1:1")
     assert PASSWORD not in str(refused.value)
+
+
+def asked_for(transform: WireFormatColumns, ids: range, batch: int = 50) -> list[str]:
+    """The reasons why values of these ids are rejected, batch by batch."""
+    return [
+        found.reason
+        for start in range(ids.start, ids.stop, batch)
+        for found in transform.apply(
+            batch_of([header(one) + b"x" for one in range(start, start + batch)])
+        ).rejected
+    ]
+
+
+def test_hostile_ids_are_not_asked_for_without_end(
+    registry_server: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire_format, "MAX_UNKNOWN", 60)
+    transform = asking(registry_server, PAIR)
+    value = header(1) + avro({"a": 7, "b": None})
+    assert transform.apply(batch_of([value])).rejected == ()
+    reasons = asked_for(transform, range(1000, 1500))
+    assert len(reasons) == 500
+    assert "does not know" in reasons[59]
+    assert "schema 1060 was not asked for" in reasons[60]
+    assert "schema 1499 was not asked for" in reasons[-1]
+    assert len(registry_server.asked) == 61
+    # What is known goes on, and what is known to be unknown stays so.
+    assert transform.apply(batch_of([value])).rejected == ()
+    assert "does not know" in asked_for(transform, range(1000, 1050))[0]
+    assert len(registry_server.asked) == 61
+    # After a while ids are asked for again: the registry may have learnt them.
+    monkeypatch.setattr(wire_format, "UNKNOWN_SECONDS", 0.0)
+    registry_server.documents["/schemas/ids/1499"] = {"schema": json.dumps(AVRO)}
+    late = header(1499) + avro({"a": 8, "b": None})
+    assert transform.apply(batch_of([late])).rejected == ()
+
+
+def test_schemas_that_are_kept_are_bounded(
+    registry_server: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire_format, "MAX_SCHEMAS", 2)
+    for one in (11, 12, 13):
+        registry_server.documents[f"/schemas/ids/{one}"] = {"schema": json.dumps(AVRO)}
+    transform = asking(registry_server, PAIR)
+    for one in (11, 12, 11, 13, 11, 12):
+        value = header(one) + avro({"a": one, "b": None})
+        assert transform.apply(batch_of([value])).rejected == ()
+    asked = [int(path.rpartition("/")[2]) for path in registry_server.asked]
+    assert asked == [11, 12, 13, 12]

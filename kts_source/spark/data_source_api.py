@@ -1,0 +1,40 @@
+"""Spark's Python data source API, where Spark has one, and how classes of it reach the workers."""
+
+from __future__ import annotations
+
+import abc
+import copyreg
+import sys
+from typing import Any
+
+from kts_source.errors import UnsupportedSparkError
+
+try:
+    from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+except ModuleNotFoundError as error:
+    spark = sys.modules.get("pyspark")
+    if spark is None:
+        reason = "PySpark is not installed: pip install 'tiered-kafka[spark]'"
+    elif error.name == "pyspark.sql.datasource":
+        reason = (
+            f"Spark {spark.__version__} has no Python data sources; they came with Spark 4.0."
+            " The command `kts` and backfill(None, ...) need no Spark"
+        )
+    else:
+        reason = f"PySpark {spark.__version__} cannot be imported: {error}"
+    raise UnsupportedSparkError(reason) from error
+
+from kts_source.spark.worker_imports import load
+
+__all__ = ["DataSource", "DataSourceReader", "InputPartition", "Travels"]
+
+
+class Travels(abc.ABCMeta):
+    """Makes a class one that `load` unpickles, so that a worker without this package says so."""
+
+
+def _loaded(cls: type) -> tuple[Any, ...]:
+    return load, (cls.__module__, cls.__qualname__)
+
+
+copyreg.pickle(Travels, _loaded)

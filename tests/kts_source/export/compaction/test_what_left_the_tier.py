@@ -1,0 +1,228 @@
+"""Compacted tables keep the rows of topics, incarnations and partitions that have left the tier."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kts_source.errors import CommitConflictError, RangeGapError, UnsupportedTargetError
+from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
+from tests.kts_source.export.exporting import Lake
+from tests.kts_source.export.killing import Killed
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kts_source.export.tables.export_table import Commit
+
+T0 = 1_700_000_000_000
+IDS = ("lZ6vvmajTWKDBUTV6SQAtQ", "adh9f8BMS4anaUnD8KWfWg", "Yl1lYmRGRkOUTJhZBvZJzg")
+MERGED = "key,value,topic,partition,offset,timestamp"
+MERGES = ["delta", "iceberg"]
+
+
+class Tier:
+    """Partitions of topics whose names begin with `o`: a segment per call of `grow`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._logs: dict[tuple[str, int, str], tuple[LogBuilder, AivenTierWriter]] = {}
+
+    def grow(
+        self, topic: str, keys: str, *, partition: int = 0, topic_id: str = IDS[0], null: str = ""
+    ) -> None:
+        """A record for each letter; those in `null` are tombstones."""
+        place = topic, partition, topic_id
+        if place not in self._logs:
+            writer = AivenTierWriter(
+                str(self.root), topic=topic, partition=partition, topic_id=topic_id
+            )
+            self._logs[place] = LogBuilder(), writer
+        log, writer = self._logs[place]
+        log.append(
+            [
+                SimpleRecord(
+                    None if key in null else b"%d" % (log.next_offset + row),
+                    key.encode(),
+                    timestamp=T0 + 1000 * (log.next_offset + row),
+                )
+                for row, key in enumerate(keys)
+            ]
+        )
+        files = log.roll()
+        assert files is not None
+        writer.write_segment(files)
+
+    def lose(self, topic: str, *, partition: int | None = None, topic_id: str = IDS[0]) -> None:
+        folder = self.root / f"{topic}-{topic_id}"
+        shutil.rmtree(folder if partition is None else folder / str(partition))
+
+    def options(self, columns: str = MERGED, **options: str) -> dict[str, str]:
+        return {
+            "path": str(self.root),
+            "subscribePattern": "^o",
+            "cache": "false",
+            "columns": columns,
+            **options,
+        }
+
+
+@pytest.fixture
+def tier(tmp_path: Path) -> Tier:
+    return Tier(tmp_path / "tier")
+
+
+@pytest.fixture(params=MERGES)
+def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
+    return Lake(tmp_path, request.param)
+
+
+def held(lake: Lake) -> Counter[tuple[str, str]]:
+    """(Topic id, key) of every row."""
+    table = lake.read()
+    keys = [key.decode() for key in table["key"].to_pylist()]
+    return Counter(zip(table["topicId"].to_pylist(), keys, strict=True))
+
+
+def rows(*groups: tuple[str, str]) -> Counter[tuple[str, str]]:
+    return Counter((topic_id, key) for topic_id, keys in groups for key in keys)
+
+
+def test_a_topic_that_was_created_again(tier: Tier, lake: Lake) -> None:
+    tier.grow("oa", "abc")
+    lake.export(tier.options(), compact=True)
+    tier.lose("oa")
+    tier.grow("oa", "cd", topic_id=IDS[1])
+    report = lake.export(tier.options(), compact=True)
+    assert held(lake) == rows((IDS[0], "abc"), (IDS[1], "cd"))
+    assert [(span.topic_id, span.stop) for span in report.ranges] == [(IDS[1], 2)]
+    tier.grow("oa", "de", topic_id=IDS[1])
+    lake.export(tier.options(), compact=True)
+    assert held(lake) == rows((IDS[0], "abc"), (IDS[1], "cde"))
+
+
+@pytest.mark.parametrize("tombstones", ["keep", "remove", "remove-old"])
+def test_a_topic_and_a_partition_that_are_gone(tier: Tier, lake: Lake, tombstones: str) -> None:
+    given: dict[str, Any] = {
+        "compact": True,
+        "tombstones": tombstones,
+        "delete_retention_ms": 1500,
+    }
+    tier.grow("oa", "abx", null="x")
+    tier.grow("ob", "pq", topic_id=IDS[1])
+    tier.grow("ob", "rs", topic_id=IDS[1], partition=1)
+    lake.export(tier.options(), **given)
+    tier.lose("oa")
+    tier.lose("ob", topic_id=IDS[1], partition=1)
+    tier.grow("ob", "pt", topic_id=IDS[1])
+    lake.export(tier.options(), **given)
+    kept = "ab" if tombstones == "remove" else "abx"
+    assert held(lake) == rows((IDS[0], kept), (IDS[1], "pqrst"))
+    tier.lose("ob", topic_id=IDS[1])
+    tier.grow("oc", "z", topic_id=IDS[2])
+    lake.export(tier.options(), **given)
+    assert held(lake) == rows((IDS[0], kept), (IDS[1], "pqrst"), (IDS[2], "z"))
+
+
+def test_a_partition_of_which_no_row_was_asked_for_is_merged(tier: Tier, lake: Lake) -> None:
+    tier.grow("oa", "ab")
+    tier.grow("oa", "cd", partition=1)
+    options = tier.options(where="key IN ('a', 'b')")
+    lake.export(options, compact=True, tombstones="remove-old")
+    # Where the table was built anew, the offsets that are gone would be an error.
+    shutil.rmtree(tier.root / f"oa-{IDS[0]}" / "0")
+    tier.grow("oa", "ef", partition=1)
+    lake.export(options, compact=True, tombstones="remove-old")
+    assert held(lake) == rows((IDS[0], "ab"))
+
+
+def test_a_table_without_timestamps_is_merged(tier: Tier, lake: Lake) -> None:
+    options = tier.options("key,value,topic,partition,offset")
+    tier.grow("oa", "ab")
+    lake.export(options, compact=True)
+    tier.lose("oa")
+    tier.grow("ob", "c", topic_id=IDS[1])
+    lake.export(options, compact=True)
+    tier.grow("ob", "cd", topic_id=IDS[1])
+    lake.export(options, compact=True)
+    assert held(lake) == rows((IDS[0], "ab"), (IDS[1], "cd"))
+
+
+@pytest.mark.parametrize("columns", ["key,value,offset", "key,partition,offset"])
+@pytest.mark.parametrize("partition_by", [(), ("topicId",)])
+def test_a_table_that_is_built_anew(
+    tier: Tier, lake: Lake, columns: str, partition_by: tuple[str, ...]
+) -> None:
+    given: dict[str, Any] = {"compact": True, "partition_by": partition_by}
+    options = tier.options(columns)
+    tier.grow("oa", "ab")
+    tier.grow("oa", "cd", partition=3)
+    lake.export(options, **given)
+    tier.grow("oa", "ae")
+    lake.export(options, **given)
+    before = held(lake)
+    assert before == rows((IDS[0], "abecd"))
+    tier.lose("oa", partition=3)
+    # Nothing is new, so nothing is built anew.
+    assert lake.export(options, **given).commits == 0
+    tier.grow("oa", "f")
+    with pytest.raises(RangeGapError, match=f"topic id {IDS[0]}, partition 3, .*no longer"):
+        lake.export(options, **given)
+    tier.lose("oa")
+    tier.grow("oa", "z", topic_id=IDS[1])
+    with pytest.raises(
+        RangeGapError, match=f"{IDS[0]}, partition 0; topic id {IDS[0]}, partition 3"
+    ):
+        lake.export(options, **given)
+    assert held(lake) == before
+
+
+def test_a_folder_keeps_its_rows(tier: Tier, tmp_path: Path) -> None:
+    lake = Lake(tmp_path, "parquet")
+    tier.grow("oa", "abc")
+    lake.export(tier.options(), compact=True)
+    before = lake.read()
+    tier.lose("oa")
+    tier.grow("oa", "d", topic_id=IDS[1])
+    with pytest.raises(UnsupportedTargetError, match="cannot be replaced"):
+        lake.export(tier.options(), compact=True)
+    assert lake.read().equals(before)
+
+
+def test_a_first_run_does_not_replace_another_first_run(tier: Tier, lake: Lake) -> None:
+    """Planned with nothing there, by two incarnations of one topic."""
+    tier.grow("oa", "abc")
+    table: Any = lake.table(compact=True)
+    commit = table.commit
+
+    def late(given: Commit) -> Any:  # noqa: ANN401
+        tier.lose("oa")
+        tier.grow("oa", "d", topic_id=IDS[1])
+        lake.export(tier.options(), compact=True)
+        return commit(given)
+
+    table.commit = late
+    with pytest.raises(CommitConflictError, match="another writer changed the table"):
+        lake.export(tier.options(), table=table, compact=True)
+    assert held(lake) == rows((IDS[1], "d"))
+
+
+def test_killed_before_the_commit(tier: Tier, lake: Lake) -> None:
+    tier.grow("oa", "abc")
+    lake.export(tier.options(), compact=True)
+    tier.lose("oa")
+    tier.grow("ob", "d", topic_id=IDS[1])
+    table: Any = lake.table(compact=True)
+
+    def dies(_given: Commit) -> bool:
+        raise Killed
+
+    table.commit = dies
+    with pytest.raises(Killed):
+        lake.export(tier.options(), table=table, compact=True)
+    assert held(lake) == rows((IDS[0], "abc"))
+    lake.export(tier.options(), compact=True)
+    assert held(lake) == rows((IDS[0], "abc"), (IDS[1], "d"))

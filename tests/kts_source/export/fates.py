@@ -1,0 +1,150 @@
+"""What befalls exports in random histories, and the tier they read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from unittest import mock
+
+import pyarrow as pa
+
+from kts_source.export.executor import LocalExecutor
+from kts_source.planning import planner
+from kts_source.read import run_task
+from kts_source.tier import Tier
+from tests.kts_source.export.killing import Killed
+from tests.kts_source.planning.history import History, Step, random_history
+from tests.kts_source.planning.memory_store import MemoryStore
+from tests.kts_source.planning.reading import without_threads
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Iterator, Sequence
+
+    from kts_source.export.files import TaskReport
+    from kts_source.export.job import ExportJob, RunnableTask
+    from kts_source.export.ranges import PartitionKey
+    from kts_source.export.tables.export_table import Commit
+    from tests.kts_source.export.exporting import Lake
+    from tests.kts_source.planning.history import World
+    from tests.kts_source.planning.truth import PartitionTruth, Row
+
+
+EXPORT: Final = "export"
+# What happens to a run; step `a` chooses.
+FATES: Final = (
+    *("plain", "plain", "plain", "loss allowed", "plan file", "old plan file"),
+    *("dies before a commit", "dies after a commit", "dies at a step", "dies at a step"),
+    *("race", "race at the end", "vanishes", "vanishes, loss allowed", "later start", "plain"),
+)
+
+
+def random_export_history(source: random.Random) -> History:
+    """A random life of a topic with two to six exports in it, and one at the end."""
+    drawn = random_history(source)
+    # What is spoiled inside a tier is the same to a scan: its histories have that.
+    shape = replace(drawn.shape, local=False)
+    steps = [step for step in drawn.steps if step.kind != "spoil"]
+    for _ in range(source.randint(2, 6)):
+        a, b, c = (source.randrange(16) for _ in range(3))
+        steps.insert(source.randint(len(steps) // 4, len(steps)), Step(EXPORT, a, b, c))
+    return History(shape, (*steps, Step(EXPORT)))
+
+
+@dataclass(slots=True)
+class Held:
+    """What the model knows of the table: offsets by topic id and partition, and rows."""
+
+    ranges: dict[PartitionKey, tuple[int, int]] = field(default_factory=dict)
+    rows: Counter[Row] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a run should do with one partition.
+
+    Attributes:
+        first: First offset to write.
+        stop: One past the last.
+    """
+
+    key: PartitionKey
+    truth: PartitionTruth
+    first: int
+    stop: int
+
+
+class Dying:
+    """A table whose process dies around one of its commits."""
+
+    def __init__(self, table: Any, number: int, *, after: bool) -> None:  # noqa: ANN401
+        self._table, self._number, self._after = table, number, after
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        return getattr(self._table, name)
+
+    def commit(self, commit: Commit) -> bool:
+        self._number -= 1
+        if self._number < 0 and not self._after:
+            raise Killed
+        done: bool = self._table.commit(commit)
+        if self._number < 0:
+            raise Killed
+        return done
+
+
+class Between(LocalExecutor):
+    """Does something once, before a wave's tasks or between them and their commit."""
+
+    def __init__(self, act: Callable[[], object], *, before: bool) -> None:
+        super().__init__(1)
+        self._acts, self._before = [act], before
+
+    def run(self, tasks: Sequence[RunnableTask], job: ExportJob) -> Iterator[TaskReport]:
+        if self._before and self._acts:
+            self._acts.pop()()
+        yield from super().run(tasks, job)
+        if self._acts:
+            self._acts.pop()()
+
+
+@contextmanager
+def memory_tier(world: World) -> Iterator[None]:
+    """Whoever opens a tier gets the world's, as it is at that moment."""
+
+    def opened(_options: object) -> Tier:
+        modified = {
+            key: copy.event_timestamp_ms
+            for lives in world.incarnations.values()
+            for life in lives
+            for copy in life.uploads
+            for key in copy.keys
+        }
+        return Tier(MemoryStore(world.store, modified))
+
+    with (
+        without_threads(),
+        mock.patch.object(planner, "open_tier", opened),
+        mock.patch.object(run_task, "open_tier", opened),
+    ):
+        yield
+
+
+def table_rows(lake: Lake) -> Counter[Row]:
+    """What a reader finds, with how often."""
+    if lake.table_format == "parquet" and not Path(lake.target).exists():
+        return Counter()
+    table = lake.read()
+    if not table.num_rows:
+        return Counter()
+    columns: list[list[Any]] = [
+        table["partition"].to_pylist(),
+        table["offset"].to_pylist(),
+        table["key"].to_pylist(),
+        table["value"].to_pylist(),
+        table["timestamp"].cast(pa.int64()).to_pylist(),
+    ]
+    return Counter(zip(*columns, strict=True))

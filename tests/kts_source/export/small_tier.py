@@ -1,0 +1,88 @@
+"""Tiers of a few records in a folder, for exports that are about offsets and not about records."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kts_source.export.report import BackfillReport
+    from tests.kts_source.export.exporting import Lake
+
+TOPIC = "t"
+T0 = 1_700_000_000_000
+
+
+@dataclass
+class SmallTier:
+    """Partition 0 of a topic: segments of ten records each, dated one second apart.
+
+    Attributes:
+        keys: Keys of the objects of each segment.
+    """
+
+    root: Path
+    keys: list[tuple[str, ...]] = field(default_factory=list)
+    _log: LogBuilder = field(default_factory=LogBuilder)
+
+    def __post_init__(self) -> None:
+        self._writer = AivenTierWriter(str(self.root), topic=TOPIC, partition=0)
+
+    def grow(self, segments: int, key: bytes = b"k") -> SmallTier:
+        """More segments."""
+        for _ in range(segments):
+            first = self._log.next_offset
+            self._log.append(
+                [
+                    SimpleRecord(b"%d" % offset, key, timestamp=T0 + 1000 * offset)
+                    for offset in range(first, first + 10)
+                ]
+            )
+            files = self._log.roll()
+            assert files is not None
+            self.keys.append(self._writer.write_segment(files).keys)
+        return self
+
+    def expire(self, *numbers: int) -> None:
+        """Segments go, as retention would take them, or an accident."""
+        for number in numbers:
+            for key in self.keys[number]:
+                (self.root / key).unlink(missing_ok=True)
+
+    def options(self, **options: str) -> dict[str, str]:
+        """What reads it."""
+        return {
+            "path": str(self.root),
+            "subscribe": TOPIC,
+            "cache": "false",
+            "maxSegmentsPerTask": "1",
+            **options,
+        }
+
+
+def at(offset: int) -> str:
+    """An offset as an option."""
+    return json.dumps({TOPIC: {"0": offset}})
+
+
+def held(lake: Lake) -> list[int]:
+    """The offsets of a table's rows, sorted; one that is there twice stands twice."""
+    if lake.table_format == "parquet" and not (lake.folder / "table").exists():
+        return []
+    table = lake.read()
+    return sorted(table["offset"].to_pylist()) if table.num_rows else []
+
+
+def ranges(report: BackfillReport) -> list[tuple[int, int]]:
+    """What a report says was written."""
+    return [(span.start, span.stop) for span in report.ranges]
+
+
+def gaps(report: BackfillReport) -> list[tuple[int, int]]:
+    """What a report says was left out."""
+    return [(gap.start, gap.stop) for gap in report.skipped]

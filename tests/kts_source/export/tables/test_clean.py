@@ -1,0 +1,80 @@
+"""What `clean` takes away, and what it leaves to runs under way."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kts_source.export.run import clean
+from kts_source.export.tables.target_store import LocalTarget
+from tests.kts_source.export.exporting import FORMATS, Lake, assert_holds, places, source
+from tests.kts_source.export.killing import Killed
+from tests.kts_source.export.tables.test_protocol import DiesAtCommit, Interposed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from kts_source.export.tables.export_table import Commit
+
+
+@pytest.fixture(params=FORMATS)
+def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
+    return Lake(tmp_path, request.param)
+
+
+def aged(lake: Lake, hours: float, *, but: int = 0) -> list[Path]:
+    """Makes the data files that stand there older, but for the newest of them."""
+    files = sorted(
+        (path for path in lake.folder.rglob("*.par*") if "_delta_log" not in path.parts),
+        key=lambda path: path.stat().st_mtime_ns,
+    )
+    for path in files[: len(files) - but]:
+        then = path.stat().st_mtime - hours * 3600
+        os.utime(path, (then, then))
+    return files
+
+
+def test_clean_takes_no_file_of_a_run_that_still_writes(lake: Lake) -> None:
+    # The first files of a long wave are old when its last one is written.
+    cleaned: list[object] = []
+
+    def clean_up() -> None:
+        assert len(aged(lake, 10, but=1)) > 1
+        cleaned.append(clean(lake.settings(), older_than_hours=5, remove=True))
+
+    lake.export(source(), executor=Interposed(clean_up), commit_bytes=1 << 40)
+    assert cleaned == [()]
+    assert_holds(lake.read(), ["txn"])
+
+
+def test_clean_takes_no_file_that_is_committed_while_it_looks(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = LocalTarget.list_objects
+    waiting: list[Any] = []
+
+    def listed(self: LocalTarget, prefix: str) -> Iterator[Any]:
+        yield from list(original(self, prefix))
+        # Right behind the listing of what clean looks through.
+        if waiting and not prefix.endswith("commits/"):
+            waiting.pop()()
+
+    class Committing(DiesAtCommit):
+        """Somebody else cleans up while this one commits."""
+
+        def commit(self, commit: Commit) -> bool:
+            waiting.append(lambda: self._table.commit(commit))
+            monkeypatch.setattr(LocalTarget, "list_objects", listed)
+            clean(lake.settings(), older_than_hours=-1, remove=True)
+            monkeypatch.setattr(LocalTarget, "list_objects", original)
+            raise Killed
+
+    with pytest.raises(Killed):
+        lake.export(source(), table=Committing(lake.table(), 0, after=True))
+    assert not waiting
+    assert len(places(lake.read())) > 0
+    lake.export(source())
+    assert_holds(lake.read(), ["txn"])

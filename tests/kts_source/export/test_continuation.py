@@ -1,0 +1,222 @@
+"""Runs behind what a table holds: only what is missing is asked for, and a gap is an error."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+import kts_source
+from kts_source.errors import ArchivedObjectError, RangeGapError, RangeOverlapError
+from kts_source.planning import segment_catalog
+from kts_source.store import local_store
+from tests.kts_source.export.exporting import FORMATS, Lake
+from tests.kts_source.export.small_tier import T0, SmallTier, at, gaps, held, ranges
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(params=FORMATS)
+def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
+    return Lake(tmp_path, request.param)
+
+
+@pytest.fixture
+def folder_lake(tmp_path: Path) -> Lake:
+    """The rules are the same for all formats; they are tried on the fastest."""
+    return Lake(tmp_path, "parquet")
+
+
+@pytest.fixture
+def tier(tmp_path: Path) -> SmallTier:
+    return SmallTier(tmp_path / "tier").grow(3)
+
+
+def plan_file(tier: SmallTier, path: Path, **options: str) -> str:
+    path.write_text(kts_source.plan(tier.options(**options)).to_json())
+    return str(path)
+
+
+# -- plan files
+
+
+def test_a_plan_file_writes_only_what_is_missing(
+    lake: Lake, tier: SmallTier, tmp_path: Path
+) -> None:
+    planned = tier.options(planFile=plan_file(tier, tmp_path / "plan.json"))
+    lake.export(tier.options(endingOffsets=at(14)))
+    assert ranges(lake.export(planned)) == [(14, 30)]
+    assert held(lake) == list(range(30))
+    again = lake.export(planned)
+    assert (again.ranges, again.commits) == ((), 0)
+    tier.grow(1)
+    assert lake.export(planned).ranges == ()
+    assert ranges(lake.export(tier.options())) == [(30, 40)]
+    assert lake.export(planned).ranges == ()
+    assert held(lake) == list(range(40))
+
+
+def test_a_plan_file_needs_no_object_that_the_table_holds(
+    folder_lake: Lake, tier: SmallTier, tmp_path: Path
+) -> None:
+    planned = tier.options(planFile=plan_file(tier, tmp_path / "plan.json"))
+    folder_lake.export(tier.options(endingOffsets=at(20)))
+    tier.expire(0, 1)
+    assert ranges(folder_lake.export(planned)) == [(20, 30)]
+    assert held(folder_lake) == list(range(30))
+
+
+def test_a_plan_file_leaves_no_gap(folder_lake: Lake, tier: SmallTier, tmp_path: Path) -> None:
+    late = tier.options(planFile=plan_file(tier, tmp_path / "plan.json", startingOffsets=at(20)))
+    folder_lake.export(tier.options(endingOffsets=at(10)))
+    with pytest.raises(RangeGapError, match=r"offsets \[10, 20\) of t-0 were not asked for"):
+        folder_lake.export(late)
+    assert held(folder_lake) == list(range(10))
+
+
+def test_a_plan_file_below_the_table_is_refused(
+    folder_lake: Lake, tier: SmallTier, tmp_path: Path
+) -> None:
+    planned = tier.options(planFile=plan_file(tier, tmp_path / "plan.json"))
+    folder_lake.export(tier.options(startingOffsets=at(20)))
+    with pytest.raises(RangeOverlapError, match=r"offsets \[0, 20\) were asked for"):
+        folder_lake.export(planned)
+
+
+def test_a_plan_file_without_resume_may_not_overlap(
+    folder_lake: Lake, tier: SmallTier, tmp_path: Path
+) -> None:
+    planned = tier.options(planFile=plan_file(tier, tmp_path / "plan.json"))
+    folder_lake.export(tier.options(endingOffsets=at(10)))
+    with pytest.raises(RangeOverlapError, match=r"offsets \[0, 10\) were asked for"):
+        folder_lake.export(planned, resume=False)
+
+
+# -- below the table
+
+
+@pytest.mark.parametrize("start", [{}, {"startingOffsets": at(-2)}, {"startingTimestamp": str(T0)}])
+def test_offsets_below_the_table_are_never_ignored(
+    lake: Lake, tier: SmallTier, start: dict[str, str]
+) -> None:
+    lake.export(tier.options(startingOffsets=at(20)))
+    tier.grow(1)
+    with pytest.raises(RangeOverlapError, match=r"\[0, 20\) were asked for.* from 20 to 30"):
+        lake.export(tier.options(**start))
+    assert held(lake) == list(range(20, 30))
+    report = lake.export(tier.options(**start, failOnDataLoss="false"))
+    assert (gaps(report), ranges(report)) == ([(0, 20)], [(30, 40)])
+    assert "skipped t-0 [0, 20): below what the table holds" in str(report)
+    assert held(lake) == list(range(20, 40))
+
+
+# -- what the table holds need not be there
+
+
+@pytest.mark.parametrize(
+    "start",
+    [{}, {"startingOffsets": at(0)}, {"startingOffsets": at(-2)}, {"startingTimestamp": str(T0)}],
+)
+@pytest.mark.parametrize("lost", [(0,), (1,), (0, 1), (0, 1, 2)])
+def test_segments_that_the_table_holds_may_go(
+    folder_lake: Lake, tier: SmallTier, start: dict[str, str], lost: tuple[int, ...]
+) -> None:
+    folder_lake.export(tier.options(**start))
+    tier.expire(*lost)
+    tier.grow(1)
+    report = folder_lake.export(tier.options(**start))
+    assert (ranges(report), report.skipped) == ([(30, 40)], ())
+    assert held(folder_lake) == list(range(40))
+
+
+@pytest.mark.parametrize("stop", [10, 20, 25])
+def test_an_end_among_what_the_table_holds(folder_lake: Lake, tier: SmallTier, stop: int) -> None:
+    folder_lake.export(tier.options())
+    tier.expire(0, 1)
+    for end in (
+        {"endingOffsets": at(stop)},
+        {"endingTimestamp": str(T0 + 1000 * stop)},
+    ):
+        assert folder_lake.export(tier.options(**end)).ranges == ()
+    assert held(folder_lake) == list(range(30))
+
+
+def test_segments_that_expired_before_they_were_written(lake: Lake, tier: SmallTier) -> None:
+    lake.export(tier.options(endingOffsets=at(10)))
+    tier.expire(0, 1)
+    for start in ({}, {"startingOffsets": at(0)}, {"startingTimestamp": str(T0)}):
+        with pytest.raises(RangeGapError, match=r"\[10, 20\) of t-0 are no longer in the tier"):
+            lake.export(tier.options(**start))
+    report = lake.export(tier.options(failOnDataLoss="false"))
+    assert (gaps(report), ranges(report)) == ([(10, 20)], [(20, 30)])
+    assert held(lake) == [*range(10), *range(20, 30)]
+    assert lake.export(tier.options()).ranges == ()
+
+
+def test_archived_segments_that_the_table_holds(
+    folder_lake: Lake, tier: SmallTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder_lake.export(tier.options(endingOffsets=at(20)))
+    archived = {key for keys in tier.keys[:2] for key in keys if key.endswith(".log")}
+    original = local_store.LocalStore.list_objects
+
+    def listed(self: local_store.LocalStore, prefix: str) -> object:
+        import dataclasses
+
+        for info in original(self, prefix):
+            is_archived = info.key in archived
+            yield dataclasses.replace(info, storage_class="GLACIER") if is_archived else info
+
+    monkeypatch.setattr(local_store.LocalStore, "list_objects", listed)
+    with pytest.raises(ArchivedObjectError):
+        Lake(folder_lake.folder / "other", "parquet").export(tier.options())
+    for options in ({}, {"startingTimestamp": str(T0)}):
+        folder_lake.export(tier.options(**options))
+    assert held(folder_lake) == list(range(30))
+
+
+def test_only_what_is_missing_counts_for_the_size_of_the_plan(
+    folder_lake: Lake, tier: SmallTier
+) -> None:
+    folder_lake.export(tier.options())
+    tier.grow(1)
+    size = kts_source.plan(tier.options(startingOffsets=at(30))).nominal_bytes
+    report = folder_lake.export(tier.options(maxPlanBytes=str(size), maxPlanRequests="9"))
+    assert ranges(report) == [(30, 40)]
+
+
+def test_only_few_manifests_are_read_behind_a_table(
+    folder_lake: Lake, tier: SmallTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier.grow(30)
+    folder_lake.export(tier.options())
+    tier.grow(1)
+    described = []
+    original = segment_catalog.Describer.described
+
+    def counted(self: segment_catalog.Describer, entries: list[object]) -> object:
+        described.extend(entries)
+        return original(self, entries)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(segment_catalog.Describer, "described", counted)
+    assert ranges(folder_lake.export(tier.options())) == [(330, 340)]
+    assert 0 < len(described) < 10
+
+
+# -- what is left out because loss is allowed
+
+
+def test_offsets_named_outside_the_tier_stand_in_the_report(
+    folder_lake: Lake, tier: SmallTier
+) -> None:
+    tier.expire(0)
+    report = folder_lake.export(
+        tier.options(startingOffsets=at(0), endingOffsets=at(35), failOnDataLoss="false")
+    )
+    assert (gaps(report), ranges(report)) == ([(0, 10), (30, 35)], [(10, 30)])
+    tier.grow(1)
+    report = folder_lake.export(
+        tier.options(startingOffsets=at(0), endingOffsets=at(35), failOnDataLoss="false")
+    )
+    assert (gaps(report), ranges(report)) == ([(0, 10)], [(30, 35)])

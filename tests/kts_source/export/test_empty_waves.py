@@ -1,0 +1,116 @@
+"""Waves without rows: their offsets are recorded like all others, whatever the format."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from kts_source.columns import ALL_COLUMNS
+from kts_source.export.row_schema import schema_without_rows
+from kts_source.export.transforms.row_transform import JsonColumns
+from kts_source.options import parse_options
+from tests.kts_source.export.exporting import FORMATS, Lake
+from tests.kts_source.export.small_tier import SmallTier, at, held, ranges
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+EMPTY_WAVES = {
+    "first": (b"k", b"x", b"x"),
+    "second": (b"x", b"k", b"x"),
+    "last": (b"x", b"x", b"k"),
+    "first two": (b"k", b"k", b"x"),
+    "all": (b"k", b"k", b"k"),
+}
+
+
+@pytest.fixture(params=FORMATS)
+def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
+    return Lake(tmp_path, request.param)
+
+
+def grown(folder: Path, keys: tuple[bytes, ...]) -> SmallTier:
+    tier = SmallTier(folder / "tier")
+    for key in keys:
+        tier.grow(1, key)
+    return tier
+
+
+def expected(keys: tuple[bytes, ...]) -> list[int]:
+    return [10 * n + m for n, key in enumerate(keys) if key == b"x" for m in range(10)]
+
+
+@pytest.mark.parametrize("keys", EMPTY_WAVES.values(), ids=EMPTY_WAVES)
+@pytest.mark.parametrize("in_turn", [True, False], ids=["waves", "runs"])
+def test_a_wave_without_rows(
+    lake: Lake, tmp_path: Path, keys: tuple[bytes, ...], in_turn: bool
+) -> None:
+    tier = grown(tmp_path, keys)
+    options = tier.options(where="key = 'x'")
+    if in_turn:
+        report = lake.export(options, commit_bytes=1)
+        assert (report.commits, ranges(report)) == (3, [(0, 30)])
+    else:
+        for number in range(3):
+            report = lake.export({**options, "endingOffsets": at(10 * number + 10)})
+            assert ranges(report) == [(10 * number, 10 * number + 10)]
+    assert held(lake) == expected(keys)
+    assert lake.export(options).commits == 0
+    tier.grow(1, b"x")
+    report = lake.export(options)
+    assert (ranges(report), report.rows) == ([(30, 40)], 10)
+    assert held(lake) == expected((*keys, b"x"))
+
+
+def only_x(batch: pa.RecordBatch) -> pa.RecordBatch | None:
+    """A function of whose columns only rows can tell."""
+    rows = batch.filter(pc.equal(batch["key"], b"x"))
+    if not rows.num_rows:
+        return None
+    values = pa.array([int(value) for value in rows["value"].to_pylist()])
+    return pa.RecordBatch.from_arrays([rows["offset"], values], names=["offset", "number"])
+
+
+@pytest.mark.parametrize("keys", EMPTY_WAVES.values(), ids=EMPTY_WAVES)
+def test_a_function_that_drops_all_rows_of_a_wave(
+    lake: Lake, tmp_path: Path, keys: tuple[bytes, ...]
+) -> None:
+    tier = grown(tmp_path, keys)
+    report = lake.export(tier.options(), transform=only_x, commit_bytes=1)
+    assert held(lake) == expected(keys)
+    # Without a row nothing tells the columns of a table, so there is none to record offsets in.
+    unrecorded = b"x" not in keys and lake.table_format != "parquet"
+    assert ranges(report) == ([] if unrecorded else [(0, 30)])
+    assert bool(lake.export(tier.options(), transform=only_x).commits) is False
+    tier.grow(1, b"x")
+    report = lake.export(tier.options(), transform=only_x)
+    assert ranges(report) == ([(0, 40)] if unrecorded else [(30, 40)])
+    assert held(lake) == expected((*keys, b"x"))
+    assert lake.export(tier.options(), transform=only_x).commits == 0
+
+
+def test_a_ready_transform_that_rejects_all_rows(lake: Lake, tmp_path: Path) -> None:
+    tier = grown(tmp_path, (b"k", b"k"))
+    transform = JsonColumns(pa.schema([("a", pa.int64())]))
+    letters = str(tmp_path / "letters")
+    for _ in range(2):
+        lake.export(tier.options(), transform=transform, dead_letters=letters)
+    assert held(lake) == []
+    assert len(list((tmp_path / "letters").glob("*.parquet"))) == 2
+
+
+def test_columns_are_those_that_rows_would_have(tmp_path: Path) -> None:
+    tier = grown(tmp_path, (b"x",))
+    options = tier.options(columns=",".join(ALL_COLUMNS), includeHeaders="true")
+    lake = Lake(tmp_path, "parquet")
+    schemas = []
+
+    def seen(batch: pa.RecordBatch) -> pa.RecordBatch:
+        schemas.append(batch.schema.remove_metadata())
+        return batch
+
+    lake.export(options, transform=seen)
+    assert schemas == [schema_without_rows(parse_options(options), lake.settings())]

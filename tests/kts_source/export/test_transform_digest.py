@@ -1,0 +1,127 @@
+"""Transforms with other rows have other fingerprints, equal ones equal ones, in every process."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kts_source.errors import FingerprintError
+from kts_source.export.fingerprint import check_fingerprint, describe_transform, number
+from tests.kts_source.export.bound_transforms import KINDS, VALUES, Stamp, closure, stamped
+from tests.kts_source.export.exporting import FORMATS, Lake, source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+
+def assert_told_apart(make: Callable[[Any], Any], values: Iterable[Callable[[], Any]]) -> None:
+    texts = [describe_transform(make(value())) for value in values]
+    assert len(set(texts)) == len(texts)
+    assert texts == [describe_transform(make(value())) for value in values]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_bound_tells_transforms_apart(kind: str) -> None:
+    assert_told_apart(KINDS[kind], [lambda: 1, lambda: 2])
+
+
+def test_values_of_any_kind_are_told_apart() -> None:
+    assert_told_apart(closure, list(VALUES.values()))
+
+
+PAIR = (lambda batch: batch.slice(1), lambda batch: batch.slice(2))
+
+
+def test_lambdas_of_one_line() -> None:
+    assert len({describe_transform(one) for one in PAIR}) == 2
+
+
+def test_code_without_source() -> None:
+    def made(text: str) -> Any:  # noqa: ANN401
+        names: dict[str, Any] = {"__name__": "nowhere"}
+        exec(text, names)
+        return names["f"]
+
+    texts = [
+        "f = lambda b: b",
+        "f = lambda b: b.slice(1)",
+        "f = lambda b: b.slice(2)",
+        "f = lambda b: b.filter(2)",
+        "f = lambda b: (lambda: b.slice(2))()",
+        "f = lambda b: (lambda: b.slice(3))()",
+    ]
+    assert len({describe_transform(made(text)) for text in texts}) == len(texts)
+    assert describe_transform(made(texts[1])) == describe_transform(made(texts[1]))
+
+
+def test_a_text_of_its_own_stands_for_all() -> None:
+    class Named:
+        fingerprint = "v1"
+        lock = threading.Lock()
+
+    class Holder(Stamp):
+        pass
+
+    assert describe_transform(Named()) == "v1"  # type: ignore[arg-type]
+    assert describe_transform(Holder(Named())) == describe_transform(Holder(Named()))
+
+
+def test_what_cannot_be_told_is_refused() -> None:
+    with pytest.raises(FingerprintError, match=r"_thread\.lock .*`fingerprint`"):
+        describe_transform(closure(threading.Lock()))
+    deep: list[Any] = []
+    for _ in range(10_000):
+        deep = [deep]
+    with pytest.raises(FingerprintError, match="nested too deeply"):
+        describe_transform(closure(deep))
+
+
+def test_other_processes_agree() -> None:
+    code = (
+        "from kts_source.export.fingerprint import describe_transform\n"
+        "from tests.kts_source.export.bound_transforms import KINDS, VALUES, closure\n"
+        "for kind in KINDS.values(): print(describe_transform(kind({'a', 'b', 'c'})))\n"
+        "for value in VALUES.values(): print(describe_transform(closure(value())))"
+    )
+    given = [make({"c", "b", "a"}) for make in KINDS.values()]
+    given += [closure(make()) for make in VALUES.values()]
+    there = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONHASHSEED": "1"},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert there.stdout.splitlines() == [describe_transform(one) for one in given]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tables_begun_by_earlier_versions_are_continued(kind: str) -> None:
+    given = describe_transform(KINDS[kind](1))
+    earlier = given.rpartition("~")[0]
+    for stored in (earlier, str(number(earlier)), given, str(number(given))):
+        check_fingerprint({"transform": stored}, {"transform": given})
+    other = describe_transform(KINDS[kind](2))
+    for stored in (other, str(number(other))):
+        with pytest.raises(FingerprintError, match="begun with other rules"):
+            check_fingerprint({"transform": stored}, {"transform": given})
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_another_transform_is_refused(tmp_path: Path, table_format: str) -> None:
+    lake = Lake(tmp_path, table_format)
+    first = '{"txn":{"0":500,"1":500,"2":500}}'
+    lake.export(source(endingOffsets=first), transform=functools.partial(stamped, version=1))
+    before = lake.read().num_rows
+    with pytest.raises(FingerprintError, match="transform"):
+        lake.export(source(), transform=functools.partial(stamped, version=2))
+    assert lake.read().num_rows == before
+    lake.export(source(), transform=functools.partial(stamped, version=1))
+    assert lake.read().num_rows > before > 0

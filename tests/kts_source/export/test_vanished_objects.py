@@ -1,0 +1,95 @@
+"""Objects that go while an export runs: an error, or the report names their offsets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kts_source.errors import DataLossError
+from kts_source.export.executor import LocalExecutor
+from kts_source.export.files import TaskReport
+from kts_source.export.ranges import PartitionKey, RangeAdvance
+from kts_source.export.report import Skipped, written_ranges
+from kts_source.read.task_metrics import LostRange, TaskMetrics
+from tests.kts_source.export.exporting import FORMATS, Lake
+from tests.kts_source.export.small_tier import SmallTier, gaps, held, ranges
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from kts_source.export.job import ExportJob, RunnableTask
+
+
+@pytest.fixture(params=FORMATS)
+def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
+    return Lake(tmp_path, request.param)
+
+
+class Expiring(LocalExecutor):
+    """Segments go once the plan is made."""
+
+    def __init__(self, tier: SmallTier, *numbers: int) -> None:
+        super().__init__(1)
+        self._tier, self._numbers = tier, numbers
+
+    def run(self, tasks: Sequence[RunnableTask], job: ExportJob) -> Iterator[TaskReport]:
+        self._tier.expire(*self._numbers)
+        # As they travel back from Spark.
+        yield from (TaskReport.from_text(one.to_text()) for one in super().run(tasks, job))
+
+
+@pytest.mark.parametrize(
+    ("commit_bytes", "compact"), [(1, False), (1 << 40, False), (1 << 40, True)]
+)
+@pytest.mark.parametrize("gone", [(0,), (1,), (0, 2), (0, 1, 2)])
+def test_what_vanished_is_named_and_not_counted_as_written(
+    lake: Lake, tmp_path: Path, gone: tuple[int, ...], commit_bytes: int, compact: bool
+) -> None:
+    tier = SmallTier(tmp_path / "tier").grow(3)
+    report = lake.export(
+        tier.options(failOnDataLoss="false"),
+        executor=Expiring(tier, *gone),
+        commit_bytes=commit_bytes,
+        compact=compact,
+    )
+    left = [n for n in range(30) if n // 10 not in gone]
+    assert held(lake) == (left[-1:] if compact else left)
+    assert gaps(report) == [(10 * n, 10 * n + 10) for n in gone]
+    assert [n for start, stop in ranges(report) for n in range(start, stop)] == left
+    assert all("gone since the plan was made" in gap.reason for gap in report.skipped)
+    # What was given up is not waited for: nothing is written twice, and later runs go on.
+    tier.grow(1)
+    if not compact:
+        assert ranges(lake.export(tier.options())) == [(30, 40)]
+        assert held(lake) == [*left, *range(30, 40)]
+
+
+def test_an_object_that_vanished_is_an_error_by_default(lake: Lake, tmp_path: Path) -> None:
+    tier = SmallTier(tmp_path / "tier").grow(3)
+    with pytest.raises(DataLossError, match=r"\[10, 20\) have gone"):
+        lake.export(tier.options(), executor=Expiring(tier, 1), commit_bytes=1)
+    assert held(lake) == list(range(10))
+
+
+def test_lost_ranges_stay_in_lines_of_metrics() -> None:
+    lost = (LostRange("t", 0, 10, 20, in_part=True),)
+    assert TaskMetrics.from_json(TaskMetrics(lost_ranges=lost).to_json()).lost_ranges == lost
+
+
+def test_written_ranges_are_what_was_committed_without_what_was_skipped() -> None:
+    def advance(start: int, stop: int, *, partition: int = 0) -> RangeAdvance:
+        return RangeAdvance("t", PartitionKey("id", partition), None, start, stop)
+
+    def skipped(start: int, stop: int) -> Skipped:
+        return Skipped("t", 0, start, stop, "")
+
+    found = written_ranges(
+        [advance(0, 10), advance(10, 30), advance(40, 50), advance(0, 5, partition=1)],
+        [skipped(8, 12), skipped(10, 11), skipped(20, 22), skipped(30, 45), skipped(60, 70)],
+    )
+    assert [(span.partition, span.start, span.stop) for span in found] == [
+        *((0, 0, 8), (0, 12, 20), (0, 22, 30), (0, 45, 50)),
+        (1, 0, 5),
+    ]

@@ -1,0 +1,196 @@
+"""Each rejected row is in one named file, whatever happens around the commit that accepts it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+
+from kts_source.errors import CommitConflictError
+from kts_source.export.run import clean
+from kts_source.export.tables.open_target import open_target
+from kts_source.export.transforms import dead_letters
+from tests.golden_data import expected_table
+from tests.kts_source.export.exporting import FORMATS, Lake, source
+from tests.kts_source.export.killing import Killed, MortalTarget, Steps
+from tests.kts_source.export.transforms.test_transforms import EvenOffsets
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kts_source.export.tables.export_table import Commit
+
+ALL = Counter(
+    (row["partition"], row["offset"])
+    for row in expected_table("txn", "read_committed").to_pylist()
+    if row["offset"] % 2
+)
+
+
+class OddOnly(EvenOffsets):
+    """Nothing but dead letters."""
+
+    fingerprint = "odd"
+
+    def apply(self, batch: pa.RecordBatch) -> Any:  # noqa: ANN401
+        done = super().apply(batch)
+        return type(done)(batch.slice(0, 0), done.rejected)
+
+
+class Exports:
+    """One target with a folder of dead letters."""
+
+    def __init__(self, lake: Lake) -> None:
+        self.lake = lake
+        self.letters = lake.folder / "letters"
+        self.arguments: dict[str, Any] = {
+            "transform": EvenOffsets(),
+            "dead_letters": str(self.letters),
+        }
+
+    def run(self, **arguments: Any) -> None:  # noqa: ANN401
+        self.lake.export(source(), **{**self.arguments, **arguments})
+
+    def found(self) -> Counter[tuple[int, int]]:
+        if not self.letters.exists():
+            return Counter()
+        rows = ds.dataset(str(self.letters), format="parquet").to_table()
+        if rows.num_rows == 0:
+            return Counter()
+        return Counter(zip(rows["partition"].to_pylist(), rows["offset"].to_pylist(), strict=True))
+
+    def unnamed(self) -> list[Path]:
+        return list(self.letters.rglob("*.letters.*"))
+
+
+@pytest.fixture(params=FORMATS)
+def exports(request: pytest.FixtureRequest, tmp_path: Path) -> Exports:
+    return Exports(Lake(tmp_path, request.param))
+
+
+def test_each_rejected_row_once(exports: Exports) -> None:
+    for _ in range(2):
+        exports.run()
+        assert exports.found() == ALL
+        assert not exports.unnamed()
+
+
+def test_rows_that_are_all_rejected_are_not_read_again(exports: Exports) -> None:
+    for _ in range(2):
+        exports.run(transform=OddOnly())
+        assert exports.found() == ALL
+    assert exports.lake.read().num_rows == 0
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_run_that_dies_at_its_commit(
+    exports: Exports, after: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table: Any = exports.lake.table(**exports.arguments)
+    commit = table.commit
+
+    def dies(given: Commit) -> bool:
+        if after:
+            commit(given)
+        raise Killed("commit")
+
+    monkeypatch.setattr(table, "commit", dies)
+    with pytest.raises(Killed):
+        exports.run(table=table)
+    assert exports.found() == Counter()
+    exports.run()
+    assert exports.found() == ALL
+    exports.run()
+    assert exports.found() == ALL
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("fatal", [0, 1, 2])
+def test_a_run_that_dies_while_it_publishes(
+    tmp_path: Path, fatal: int, after: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exports = Exports(Lake(tmp_path, "delta"))
+    steps = Steps(fatal, after=after)
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            dead_letters,
+            "open_target",
+            lambda *arguments: MortalTarget(open_target(*arguments), steps),
+        )
+        with pytest.raises(Killed):
+            exports.run()
+    assert all(count == 1 for count in exports.found().values())
+    exports.run()
+    assert exports.found() == ALL
+    clean(exports.lake.settings(**exports.arguments), older_than_hours=-1, remove=True)
+    assert exports.found() == ALL
+    assert not exports.unnamed()
+
+
+def test_a_commit_of_another_run_comes_between_commit_and_names(exports: Exports) -> None:
+    first = '{"txn":{"0":500,"1":500,"2":500}}'
+    late: Any = exports.lake.table(**exports.arguments)
+    commit = late.commit
+
+    def meanwhile(_given: Commit) -> Any:  # noqa: ANN401
+        table: Any = exports.lake.table(**exports.arguments)
+        table.commit = lambda given: commit(given) and _die()
+        with pytest.raises(Killed):
+            exports.lake.export(source(endingOffsets=first), table=table, **exports.arguments)
+        # What the dead run committed was planned behind by nobody else: this one is refused.
+        return commit(_given)
+
+    late.commit = meanwhile
+    with pytest.raises(CommitConflictError):
+        exports.run(table=late)
+    below = Counter({place: 1 for place in ALL if place[1] < 500})
+    assert exports.found() == below
+    assert not exports.unnamed()
+    exports.run()
+    assert exports.found() == ALL
+
+
+def _die() -> bool:
+    raise Killed("behind the commit")
+
+
+def test_clean_gives_committed_files_their_names(exports: Exports) -> None:
+    table: Any = exports.lake.table(**exports.arguments)
+    commit = table.commit
+    table.commit = lambda given: commit(given) and _die()
+    with pytest.raises(Killed):
+        exports.run(table=table)
+    clean(exports.lake.settings(**exports.arguments), older_than_hours=-1, remove=True)
+    found = exports.found()
+    assert found
+    exports.run()
+    assert exports.found() == ALL
+
+
+def test_another_list_is_published_before_it_is_forgotten(exports: Exports) -> None:
+    """Two exports of other partitions, of which the first dies behind its commit."""
+
+    def source_of(number: int) -> dict[str, str]:
+        options = {name: text for name, text in source().items() if name != "subscribe"}
+        return {**options, "assign": f'{{"txn":[{number}]}}'}
+
+    tables: list[Any] = [exports.lake.table(**exports.arguments) for _ in range(2)]
+    commits = [table.commit for table in tables]
+
+    def overtaken(given: Commit) -> Any:  # noqa: ANN401
+        tables[1].commit = commits[1]
+        with pytest.raises(Killed):
+            exports.lake.export(source_of(0), table=tables[0], **exports.arguments)
+        return commits[1](given)
+
+    tables[0].commit = lambda given: commits[0](given) and _die()
+    tables[1].commit = overtaken
+    exports.lake.export(source_of(1), table=tables[1], **exports.arguments)
+    partitions = {partition for partition, _ in exports.found()}
+    assert partitions == {0, 1}
+    for number in (0, 1):
+        exports.lake.export(source_of(number), **exports.arguments)
+    assert exports.found() == Counter({place: 1 for place in ALL if place[0] < 2})

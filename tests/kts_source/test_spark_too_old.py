@@ -1,0 +1,80 @@
+"""What works beside a Spark without Python data sources (EMR 7, Glue 5), and what says it does not.
+
+The PySpark here is the outline of one: its version, and no `pyspark.sql.datasource`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.golden_data import expected_table, tier_options
+
+ROOT = Path(__file__).resolve().parents[2]
+REFUSAL = (
+    "Spark 3.5.6 has no Python data sources; they came with Spark 4.0."
+    " The command `kts` and backfill(None, ...) need no Spark"
+)
+
+
+@pytest.fixture
+def old_spark(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "old" / "pyspark" / "sql").mkdir(parents=True)
+    (tmp_path / "old" / "pyspark" / "__init__.py").write_text('__version__ = "3.5.6"\n')
+    (tmp_path / "old" / "pyspark" / "cloudpickle.py").touch()
+    (tmp_path / "old" / "pyspark" / "sql" / "__init__.py").touch()
+    (tmp_path / "old" / "pyspark" / "sql" / "types.py").write_text(
+        "IntegerType = StringType = StructField = StructType = None\n"
+    )
+    path = os.pathsep.join([str(tmp_path / "old"), str(ROOT)])
+    return {**os.environ, "PYTHONPATH": path}
+
+
+def run(old_spark: dict[str, str], *command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *command], env=old_spark, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "kts_source.register",
+        "kts_source.TieredKafkaDataSource",
+        "kts_source.backfill(object(), source={'path': '/x'}, target='/y')",
+    ],
+)
+def test_what_needs_spark_4_says_so(old_spark: dict[str, str], asked: str) -> None:
+    done = run(old_spark, "-c", f"import kts_source; {asked}")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == f"kts_source.errors.UnsupportedSparkError: {REFUSAL}"
+
+
+def test_the_command_says_so_before_it_starts_spark(old_spark: dict[str, str]) -> None:
+    done = run(old_spark, "-m", "kts_source.cli", "export", "/y", "--spark", "--path", "/x")
+    assert done.returncode != 0
+    assert REFUSAL in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_backfill_without_spark_works(old_spark: dict[str, str], tmp_path: Path) -> None:
+    program = (
+        "import json, sys, kts_source\n"
+        "if __name__ == '__main__':\n"
+        "    report = kts_source.backfill(\n"
+        "        None, source=json.loads(sys.argv[1]), target=sys.argv[2], progress=False)\n"
+        "    print(report)\n"
+    )
+    script = tmp_path / "export.py"
+    script.write_text(program)
+    options = json.dumps(tier_options("epochs"))
+    done = run(old_spark, str(script), options, str(tmp_path / "lake"))
+    assert f"{expected_table('epochs', 'read_uncommitted').num_rows:,} rows" in done.stdout, (
+        done.stderr
+    )
+    assert list((tmp_path / "lake").glob("*.parquet"))

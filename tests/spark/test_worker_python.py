@@ -1,0 +1,130 @@
+"""Workers whose Python lacks the package say which Python that is, and what to set."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import py4j
+import pyspark
+import pytest
+from pyspark import cloudpickle
+
+from kts_source.spark.batch_reader import TieredKafkaBatchReader
+from kts_source.spark.datasource import TieredKafkaDataSource
+from kts_source.spark.export_source import ExportReader, export_data_source
+
+ROOT = Path(__file__).resolve().parents[2]
+ASKED = "set PYSPARK_PYTHON to the path of a Python that has it"
+
+SESSION = """
+import os, sys
+from pyspark.sql import SparkSession
+from kts_source import backfill, register
+from tests.golden_data import tier_options
+
+os.environ["PYTHONPATH"] = sys.argv[3]  # what Spark hands to its workers
+builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+spark = builder.config("spark.driver.host", "127.0.0.1").getOrCreate()
+spark.sparkContext.setLogLevel("OFF")
+try:
+    if sys.argv[1] == "scan":
+        register(spark)
+        spark.read.format("tiered-kafka").options(**tier_options("epochs")).load().count()
+    else:
+        backfill(spark, source=tier_options("epochs"), target=sys.argv[2], progress=False)
+except Exception as error:
+    print(error)
+else:
+    print("no error")
+spark.stop()
+"""
+
+
+@pytest.fixture(scope="module")
+def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interpreter of the same version without any package."""
+    home = tmp_path_factory.mktemp("bare") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
+    return home / "bin" / "python"
+
+
+@pytest.mark.parametrize(
+    "travels",
+    [
+        TieredKafkaDataSource,
+        TieredKafkaBatchReader,
+        ExportReader((), None),
+        export_data_source("export", (), None),
+    ],
+    ids=["source", "reader", "export reader", "export"],
+)
+def test_what_travels_explains_itself_where_the_package_is_missing(
+    bare_python: Path, tmp_path: Path, travels: object
+) -> None:
+    for package in (pyspark, py4j):
+        assert package.__file__ is not None
+        (tmp_path / package.__name__).symlink_to(Path(package.__file__).parent)
+    (tmp_path / "pickled").write_bytes(cloudpickle.dumps(travels))  # type: ignore[no-untyped-call]
+    program = (
+        "import pickle; found = pickle.load(open('pickled', 'rb'));"
+        " found({}).schema() if isinstance(found, type) else None"
+    )
+    done = subprocess.run(
+        [bare_python, "-c", program],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "ModuleNotFoundError: No module named 'kts_source': Spark runs its" in done.stderr
+    assert f"Python workers with {bare_python} (Python 3." in done.stderr
+    assert ASKED in done.stderr
+
+
+def test_where_the_package_is_installed_classes_arrive_as_they_are() -> None:
+    for travels in (TieredKafkaDataSource, TieredKafkaBatchReader, ExportReader):
+        sent: bytes = cloudpickle.dumps(travels)  # type: ignore[no-untyped-call]
+        assert pickle.loads(sent) is travels
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("on_the_path", "missing"), [("", "kts_source"), (str(ROOT), "")], ids=["nothing", "package"]
+)
+@pytest.mark.parametrize("what", ["scan", "backfill"])
+def test_spark_shows_it(
+    bare_python: Path, tmp_path: Path, what: str, on_the_path: str, missing: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SESSION, what, str(tmp_path / "lake"), on_the_path],
+        cwd=tmp_path,
+        env={**os.environ, "PYSPARK_PYTHON": str(bare_python), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert f"No module named '{missing}" in done.stdout, done.stderr
+    assert f"Python workers with {bare_python} (Python 3." in done.stdout
+    assert ASKED in done.stdout
+    assert not (tmp_path / "lake").exists() or not list((tmp_path / "lake").glob("*.parquet"))
+
+
+@pytest.mark.parametrize("given", [None, "/opt/python"])
+def test_commands_start_spark_with_their_own_interpreter(
+    monkeypatch: pytest.MonkeyPatch, given: str | None
+) -> None:
+    from kts_source.spark.session import session_builder
+
+    for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+        monkeypatch.setenv(name, "")  # so that it is put back
+        monkeypatch.delenv(name)
+    if given is not None:
+        monkeypatch.setenv("PYSPARK_PYTHON", given)
+    session_builder()
+    assert os.environ["PYSPARK_PYTHON"] == (given or sys.executable)
+    assert os.environ["PYSPARK_DRIVER_PYTHON"] == sys.executable
