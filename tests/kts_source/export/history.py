@@ -37,19 +37,14 @@ from tests.kts_source.export.fates import (
 from tests.kts_source.export.killing import Killed, Steps, mortal_folder
 from tests.kts_source.planning.history import TOPIC, History, Step, World
 from tests.kts_source.planning.reading import ISOLATION_LEVELS
-from tests.kts_source.planning.truth import (
-    PartitionTruth,
-    Row,
-    is_in_doubt,
-    newest_incarnation,
-    truth_of,
-)
+from tests.kts_source.planning.truth import is_in_doubt, newest_incarnation, truth_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from kts_source.export.executor import LocalExecutor
     from kts_source.export.report import BackfillReport
+    from tests.kts_source.planning.truth import PartitionTruth, Row
 
 
 class Exporting:
