@@ -55,9 +55,7 @@ def blocks(page: Path) -> tuple[Block, ...]:
         if fence is None:
             lines.append(line)
         elif not line.startswith("```") or fence["marks"] != "```":
-            raise ValueError(
-                f"{page.name}:{number}: write a fence as three backticks, not indented"
-            )
+            raise ValueError(f"{page.name}:{number}: a fence is three backticks at the margin")
         elif language is None:
             language, lines, first = fence["info"].strip(), [], number + 1
         else:

@@ -64,7 +64,7 @@ def run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, aws: dict[str, str]
 ) -> Callable[[Path, dict[str, Any]], None]:
     """Runs all examples of a page, in order and in one namespace."""
-    for name, value in {**aws, "XDG_CACHE_HOME": str(tmp_path / "cache")}.items():
+    for name, value in aws.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("AWS_PROFILE", raising=False)
     monkeypatch.chdir(tmp_path)
