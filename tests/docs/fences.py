@@ -46,13 +46,16 @@ def blocks(page: Path) -> tuple[Block, ...]:
     """The fenced blocks of a page, in order.
 
     Raises:
-        ValueError: A fence that is indented, made of tildes, or never closed.
+        ValueError: A fence that is indented, made of tildes, or never closed; indented code, which
+            would not be run.
     """
     found: list[Block] = []
     language, lines, first = None, list[str](), 0
     for number, line in enumerate(page.read_text().splitlines(), 1):
         fence = _FENCE.fullmatch(line)
         if fence is None:
+            if language is None and line.startswith(("    ", "\t")):
+                raise ValueError(f"{page.name}:{number}: write code in a fence, not indented")
             lines.append(line)
         elif not line.startswith("```") or fence["marks"] != "```":
             raise ValueError(f"{page.name}:{number}: a fence is three backticks at the margin")

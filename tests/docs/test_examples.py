@@ -147,3 +147,13 @@ def test_a_page_that_does_not_run_is_found(
     page.write_text("```sh\nkts topics nowhere\n```\n")
     with pytest.raises(AssertionError, match="kts topics nowhere gave"):
         run(page, {})
+
+
+@pytest.mark.parametrize(
+    "text", ["    x = 1\n", "```python\nx = 1\n", "~~~python\nx = 1\n~~~\n", " ```\n ```\n"]
+)
+def test_code_that_would_not_be_run_is_refused(tmp_path: Path, text: str) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(text)
+    with pytest.raises(ValueError, match=r"page\.md:[12]"):
+        blocks(page)
