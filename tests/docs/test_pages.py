@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 DOCS = ROOT / "docs"
+PEER = "against Spark's Kafka source"
+CPU = "processor time of Spark's Kafka source's and its broker's"
+LIMIT = "limit(10) of 100 GiB, 60 ms away, warm Spark, after planning"
 PACKAGES = (ROOT / "kts_source", ROOT / "segment_format")
 
 
@@ -97,6 +100,37 @@ def test_the_page_of_the_command_line_names_every_flag(name: str) -> None:
 def test_the_pages_of_the_api_show_every_public_name(page: str, package: ModuleType) -> None:
     shown = re.findall(r"^::: ([\w.]+)$", _page(page), re.MULTILINE)
     assert {f"{package.__name__}.{name}" for name in package.__all__} <= set(shown)
+
+
+@pytest.mark.parametrize(
+    ("row", "page", "text"),
+    [
+        ("100 B records, all columns |", "performance.md", "{} million records a second"),
+        ("1000 B records, all columns |", "performance.md", "{} GB a second"),
+        (f"{PEER}, data in the tier, 100 B, all columns", "performance.md", "{} × as fast"),
+        (f"{CPU}, 100 B, all columns", "performance.md", "{} of the processor time"),
+        (f"{PEER}, data in the tier, 1000 B, all columns", "performance.md", "{} × as fast"),
+        (f"{CPU}, 1000 B, all columns", "performance.md", "{} of the processor time"),
+        (f"{PEER}, 100 B → zstd Parquet<br>", "performance.md", "{} × as fast"),
+        ("cold plan |", "performance.md", "{} s and"),
+        ("warm plan |", "performance.md", "and {} s"),
+        ("columns=offset against all columns, 100 B<br>", "performance.md", "{} × as fast as all"),
+        (f"{LIMIT}, a worker that has read before of pyspark", "performance.md", "takes {} s"),
+        (f"{LIMIT}, a new worker of kts_source", "performance.md", "and {} s in a new worker"),
+        ("100 B records, all columns |", "../README.md", "{} million records of 100 bytes"),
+        (f"{PEER}, data in the tier, 100 B, all columns", "../README.md", "{:.0f} times as fast"),
+        (f"{CPU}, 100 B, all columns", "../README.md", "{:.1f} of the processor time"),
+    ],
+)
+def test_speeds_are_those_of_the_last_run(row: str, page: str, text: str) -> None:
+    results = (ROOT / "benchmarks" / "RESULTS.md").read_text()
+    found = re.search(rf"^\| {re.escape(row)}.*?\| (?P<figure>[\d.]+) ", results, re.MULTILINE)
+    if found is None:  # the label itself ends in the bar
+        found = re.search(rf"^\| {re.escape(row)} (?P<figure>[\d.]+) ", results, re.MULTILINE)
+    assert found is not None, f"RESULTS.md has no row {row!r}"
+    figure = float(found["figure"]) if ":" in text else found["figure"]
+    words = " ".join(_page(page).split())
+    assert text.format(figure) in words
 
 
 def test_every_page_is_in_the_navigation() -> None:
