@@ -12,7 +12,7 @@ PYTEST_ARGS ?=
 # How long `make soak` goes on.
 MINUTES ?= 10
 
-.PHONY: help venv demo test soak bench bench-quick bench-needs lint format docs lock clean
+.PHONY: help venv demo test soak bench bench-quick bench-needs lint format docs notebooks lock clean
 
 help:  ## what there is to run
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -62,6 +62,9 @@ format: $(STAMP)  ## let ruff rewrite what it can
 docs: $(STAMP)  ## renew the tables of options and build the site into build/site
 	@$(PY) tools/update_docs.py
 	@$(VENV)/bin/zensical build --strict --clean
+
+notebooks: $(STAMP)  ## run the notebooks and keep what they show
+	@tools/with_java.sh $(PY) -m tools.run_notebooks
 
 lock: $(STAMP)  ## resolve requirements.lock anew
 	@$(PY) -m pip install --quiet --disable-pip-version-check "uv==$(UV_VERSION)"

@@ -1,4 +1,4 @@
-"""The one box for what opens a door (storage properties, keys), and the eraser for texts."""
+"""The one wrapper for credentials and keys, and what removes them from texts."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ TOPIC_ID: Final = "topicId"
 
 @dataclass(frozen=True, slots=True)
 class ExportJob:
-    """What all tasks of a run share. It opens doors, so it travels in pickles only.
+    """What all tasks of a run share. It holds credentials, so it travels in pickles only.
 
     Attributes:
         options: What to read, key ring loaded.
@@ -36,7 +36,7 @@ class ExportJob:
 
     @property
     def target_storage(self) -> Secret[Mapping[str, str]]:
-        """What opens the door of the target and of the dead letters."""
+        """Credentials and settings of the target and of the dead letters."""
         return self.place.storage
 
     @property

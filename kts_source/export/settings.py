@@ -77,7 +77,7 @@ class ExportSettings:
     Attributes:
         target: A folder, `s3://bucket/prefix`, or an Iceberg table's name.
         compaction: How to keep the latest record of every key only; `None` keeps all records.
-        storage: What opens the target's door.
+        storage: Credentials and settings of the target.
         catalog: PyIceberg's properties of the catalog.
     """
 

@@ -88,7 +88,7 @@ class ScanOptions:
         ending: Upper bound, exclusive.
         columns: Columns of the table, in order.
         target_partition_bytes: Original (decrypted, chunk-decompressed) bytes.
-        storage: What opens the store's door.
+        storage: Credentials and settings of the store.
         fetch: Time-outs, attempts, the mirror and where metrics go.
         cache: What is kept on local disk.
         max_timestamp_ahead_ms: No record is dated later after its upload; `None` = nothing is

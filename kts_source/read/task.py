@@ -1,6 +1,4 @@
-"""What travels to a task: byte ranges of objects and how to read them, and nothing that opens a
-door.
-"""
+"""What travels to a task: byte ranges of objects and how to read them, and no credentials."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ class SparkExecutor:
         finally:
             if tagged:
                 spark.removeTag(self._tag)
-            # The session keeps the class: let it not keep the tasks and what opens doors.
+            # The session keeps the class: do not let it keep the tasks and the credentials.
             spark.dataSource.register(export_data_source(self._tag, (), None))
         for row in rows:
             yield TaskReport.from_text(row["report"])

@@ -32,7 +32,7 @@ class TieredKafkaDataSource(DataSource, metaclass=Travels):
                 .option("path", "s3://bucket").option("keyPrefix", "tiered/")
                 .option("subscribe", "orders").load())
 
-    Options: the README's table, or `python -m kts_source.options`. A mistake fails at `load()`.
+    Options: `docs/options.md`. A mistake fails at `load()`.
 
     Columns: `key binary, value binary, topic string, partition int, offset bigint, timestamp
     timestamp, timestampType int`, and with `includeHeaders=true` also `headers

@@ -1,8 +1,8 @@
 """An internal data source whose tasks write files and yield one row per task.
 
 So an export runs wherever Python data sources do: classic mode, Spark Connect, clusters. Rows do
-not pass through the JVM. The job (it opens doors) travels inside the pickled class, never in an
-option, which plans and the UI show.
+not pass through the JVM. The job holds credentials: it travels inside the pickled class, never in
+an option, which plans and the UI show.
 """
 
 from __future__ import annotations

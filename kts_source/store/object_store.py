@@ -1,4 +1,4 @@
-"""One door to every store: list, look up, read a byte range of a pinned version.
+"""The protocol of every store: list, look up, read a byte range of a pinned version.
 
 A store is opened on a root (a folder, a bucket, or a prefix of a bucket); keys are relative to it,
 `/` separates folders, prefixes are taken literally and may end inside a name. Stores are

@@ -1,16 +1,13 @@
-"""One small Spark for all tests in this folder, which all carry the marker `spark`."""
+"""Tests in this folder, which all carry the marker `spark`, share one small Spark."""
 
 from __future__ import annotations
 
 import gc
-import os
-import sys
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from pyspark.sql import SparkSession
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,36 +31,4 @@ def collect_what_pyspark_leaves() -> Iterator[None]:
     yield
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()
-
-
-@pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A session in local mode with two cores; nothing is registered with it."""
-    home = tmp_path_factory.mktemp("spark")
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    settings = {
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.driver.memory": "1g",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
-        "spark.local.dir": str(home / "local"),
-        "spark.sql.warehouse.dir": str(home / "warehouse"),
-        "spark.sql.shuffle.partitions": "2",
-        "spark.sql.session.timeZone": "UTC",
-        # Off as in a plain installation; a test that wants Unix sockets starts its own Spark.
-        "spark.python.unix.domain.socket.enabled": "false",
-        "spark.python.worker.faulthandler.enabled": "true",
-        "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
-    }
-    builder = SparkSession.builder.master("local[2]").appName("tiered-kafka tests")
-    for name, value in settings.items():
-        builder = builder.config(name, value)
-    session = builder.getOrCreate()
-    session.sparkContext.setLogLevel("OFF")
-    yield session
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        session.stop()
         gc.collect()

@@ -66,7 +66,7 @@ class WritePlace:
 
     Attributes:
         path: Root of the target.
-        storage: What opens its door.
+        storage: Its credentials and settings.
         prefix: Folder below the root, empty or ending in a slash.
         suffix: End of file names.
         values_in: Where readers will find the partition values of a file.

@@ -1,0 +1,69 @@
+"""The fenced blocks of a page of the documentation."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+PAGES: Final = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+
+PYTHON: Final = "python"
+SHELL: Final = "sh"
+EXECUTED: Final = (PYTHON, SHELL)
+SHOWN: Final = ("text", "json", "yaml", "toml", "ini", "properties")
+"""Output, drawings, and what other programs read; none of it is a program of ours."""
+
+_FENCE: Final = re.compile(r"\s*(?P<marks>`{3,}|~{3,})(?P<info>.*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One fenced block.
+
+    Attributes:
+        language: The first word behind the opening fence; empty if there is none.
+        line: Number of its first line in the page, from 1.
+    """
+
+    language: str
+    text: str
+    line: int
+
+    @property
+    def needs_spark(self) -> bool:
+        """Whether it uses the variable `spark`."""
+        return self.language == PYTHON and any(
+            isinstance(node, ast.Name) and node.id == "spark"
+            for node in ast.walk(ast.parse(self.text))
+        )
+
+
+def blocks(page: Path) -> tuple[Block, ...]:
+    """The fenced blocks of a page, in order.
+
+    Raises:
+        ValueError: A fence that is indented, made of tildes, or never closed; indented code, which
+            would not be run.
+    """
+    found: list[Block] = []
+    language, lines, first = None, list[str](), 0
+    for number, line in enumerate(page.read_text().splitlines(), 1):
+        fence = _FENCE.fullmatch(line)
+        if fence is None:
+            if language is None and line.startswith(("    ", "\t")):
+                raise ValueError(f"{page.name}:{number}: write code in a fence, not indented")
+            lines.append(line)
+        elif not line.startswith("```") or fence["marks"] != "```":
+            raise ValueError(f"{page.name}:{number}: a fence is three backticks at the margin")
+        elif language is None:
+            language, lines, first = fence["info"].strip(), [], number + 1
+        else:
+            found.append(Block(language.partition(" ")[0], "\n".join([*lines, ""]), first))
+            language = None
+    if language is not None:
+        raise ValueError(f"{page.name}:{first}: a fence that is not closed")
+    return tuple(found)

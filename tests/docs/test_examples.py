@@ -1,0 +1,159 @@
+"""Every Python and shell example of README and docs runs, in a folder of its own."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.docs import sample_tier
+from tests.docs.fences import EXECUTED, PAGES, PYTHON, SHOWN, Block, blocks
+from tests.docs.shell import run_shell
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from tests.s3 import S3Server
+
+BUCKETS = ("bucket", "mirror", "lake")
+
+
+def _has_examples(page: Path) -> bool:
+    return any(block.language in EXECUTED for block in blocks(page))
+
+
+def _needs_spark(page: Path) -> bool:
+    return any(block.needs_spark for block in blocks(page))
+
+
+WITH_SPARK = [page for page in PAGES if _has_examples(page) and _needs_spark(page)]
+WITHOUT_SPARK = [page for page in PAGES if _has_examples(page) and not _needs_spark(page)]
+
+
+@pytest.fixture(scope="session")
+def filled(s3_server: S3Server) -> S3Server:
+    """The server with the buckets that the examples name; two of them hold the tier."""
+    for bucket in BUCKETS:
+        s3_server.make_bucket(bucket)
+    for bucket in ("bucket", "mirror"):
+        for key, data in sample_tier.objects().items():
+            s3_server.put(bucket, key, data)
+    return s3_server
+
+
+@pytest.fixture
+def aws(filled: S3Server) -> dict[str, str]:
+    """Environment variables that lead to the server, as on a machine that has a role there."""
+    return {
+        "AWS_ENDPOINT_URL": filled.endpoint,
+        "AWS_ACCESS_KEY_ID": filled.access_key,
+        "AWS_SECRET_ACCESS_KEY": filled.secret_key,
+        "AWS_REGION": filled.region,
+        "AWS_DEFAULT_REGION": filled.region,
+        "AWS_ALLOW_HTTP": "true",  # delta-rs
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+
+
+@pytest.fixture
+def run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, aws: dict[str, str]
+) -> Callable[[Path, dict[str, Any]], None]:
+    """Runs all examples of a page, in order and in one namespace."""
+    for name, value in aws.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("AWS_PROFILE", raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "key1.pem").write_bytes(sample_tier.PRIVATE_KEY)
+    for key, data in sample_tier.objects().items():
+        path = tmp_path / "tier" / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+    def run_page(page: Path, names: dict[str, Any]) -> None:
+        namespace = {"__name__": "__main__", **names}
+        for block in blocks(page):
+            if block.language == PYTHON:
+                _run_python(page, block, namespace)
+            elif block.language in EXECUTED:
+                run_shell(block.text, tmp_path, monkeypatch)
+
+    return run_page
+
+
+def _run_python(page: Path, block: Block, namespace: dict[str, Any]) -> None:
+    """Errors and `inspect` show the lines of the page itself."""
+    exec(compile("\n" * (block.line - 1) + block.text, page, "exec"), namespace)
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize("page", WITHOUT_SPARK, ids=lambda page: page.name)
+def test_examples_without_spark(page: Path, run: Callable[[Path, dict[str, Any]], None]) -> None:
+    run(page, {})
+
+
+@pytest.mark.slow
+@pytest.mark.s3
+@pytest.mark.spark
+@pytest.mark.xdist_group("spark")
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+@pytest.mark.parametrize("page", WITH_SPARK, ids=lambda page: page.name)
+def test_examples_with_spark(
+    page: Path,
+    run: Callable[[Path, dict[str, Any]], None],
+    spark: SparkSession,
+    aws: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # What Spark hands to its Python workers, which start in another folder and environment.
+    for name, value in aws.items():
+        monkeypatch.setitem(spark.sparkContext.environment, name, value)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        run(page, {"spark": spark})
+
+
+def test_every_fence_is_executed_or_known_to_be_no_program() -> None:
+    unknown = [
+        f"{page.name}:{block.line}: {block.language!r}"
+        for page in PAGES
+        for block in blocks(page)
+        if block.language not in (*EXECUTED, *SHOWN)
+    ]
+    assert unknown == []
+
+
+def test_no_page_with_examples_is_left_out() -> None:
+    executed = {*WITH_SPARK, *WITHOUT_SPARK}
+    assert [
+        page.name
+        for page in PAGES
+        if page not in executed and ("```python" in page.read_text() or "```sh" in page.read_text())
+    ] == []
+    assert len(executed) > 5
+
+
+def test_a_page_that_does_not_run_is_found(
+    tmp_path: Path, run: Callable[[Path, dict[str, Any]], None]
+) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```python\nx = 1\n```\n\n```python\nassert x == 2\n```\n")
+    with pytest.raises(AssertionError):
+        run(page, {})
+    page.write_text("```sh\nkts topics nowhere\n```\n")
+    with pytest.raises(AssertionError, match="kts topics nowhere gave"):
+        run(page, {})
+
+
+@pytest.mark.parametrize(
+    "text", ["    x = 1\n", "```python\nx = 1\n", "~~~python\nx = 1\n~~~\n", " ```\n ```\n"]
+)
+def test_code_that_would_not_be_run_is_refused(tmp_path: Path, text: str) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(text)
+    with pytest.raises(ValueError, match=r"page\.md:[12]"):
+        blocks(page)

@@ -1,0 +1,159 @@
+"""What the pages of the documentation must name: every error, command and public name."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import tomllib
+from typing import TYPE_CHECKING
+
+import click
+import pytest
+
+import kts_source
+import segment_format
+from kts_source.cli.app import kts
+from kts_source.errors import TieredKafkaError
+from kts_source.options import OPTIONS
+from segment_format.errors import SegmentFormatError
+from tests.docs.fences import PAGES, ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import ModuleType
+
+DOCS = ROOT / "docs"
+PEER = "against Spark's Kafka source"
+CPU = "processor time of Spark's Kafka source's and its broker's"
+LIMIT = "limit(10) of 100 GiB, 60 ms away, warm Spark, after planning"
+PACKAGES = (ROOT / "kts_source", ROOT / "segment_format")
+
+
+def _page(name: str) -> str:
+    return (DOCS / name).read_text()
+
+
+def _error_classes() -> set[str]:
+    """Names of all classes of both families, wherever in the product they stand.
+
+    Told from the text, so that a class in a module that nobody imports counts as well.
+    """
+    bases = {"TieredKafkaError", "SegmentFormatError"}
+    found = set(bases)
+    texts = [path.read_text() for package in PACKAGES for path in package.rglob("*.py")]
+    classes = [
+        (match["name"], {base.strip() for base in match["bases"].split(",")})
+        for text in texts
+        for match in re.finditer(r"^class (?P<name>\w+)\((?P<bases>[^)]*)\)", text, re.MULTILINE)
+    ]
+    while more := {name for name, parents in classes if parents & found} - found:
+        found |= more
+    return found
+
+
+# Raised and caught within the product; users meet their base class.
+INTERNAL_ERRORS = {"VanishedSpanError"}
+
+
+def test_every_error_has_an_entry() -> None:
+    entries = re.findall(r"^### `(\w+)`$", _page("troubleshooting.md"), re.MULTILINE)
+    assert len(entries) == len(set(entries))
+    assert _error_classes() - set(entries) == INTERNAL_ERRORS
+    assert set(entries) <= _error_classes()
+
+
+def test_the_families_are_found_by_their_text() -> None:
+    """`_error_classes` sees at least what the two modules define."""
+    for module, root in (
+        ("kts_source.errors", TieredKafkaError),
+        ("segment_format.errors", SegmentFormatError),
+    ):
+        defined = inspect.getmembers(importlib.import_module(module), inspect.isclass)
+        assert {name for name, value in defined if issubclass(value, root)} <= _error_classes()
+
+
+def _own_parameters(command: click.Command) -> set[str]:
+    """Flags of a command that are no options of the data source."""
+    shared = {f"--{option.name}" for option in OPTIONS} | {"-o", "--option", "-h", "--help"}
+    return {
+        flag
+        for parameter in command.params
+        if isinstance(parameter, click.Option)
+        for flag in parameter.opts
+        if flag.startswith("--")
+    } - shared
+
+
+@pytest.mark.parametrize("name", sorted(kts.commands))
+def test_the_page_of_the_command_line_names_every_flag(name: str) -> None:
+    page = _page("cli.md")
+    sections = re.split(r"^## ", page, flags=re.MULTILINE)
+    (section,) = [text for text in sections if text.startswith(f"`kts {name}`\n")]
+    named = set(re.findall(r"`(--[\w-]+)", section))
+    assert named - {f"--{option.name}" for option in OPTIONS} == _own_parameters(kts.commands[name])
+
+
+@pytest.mark.parametrize(
+    ("page", "package"), [("python-api.md", kts_source), ("segment-format.md", segment_format)]
+)
+def test_the_pages_of_the_api_show_every_public_name(page: str, package: ModuleType) -> None:
+    shown = re.findall(r"^::: ([\w.]+)$", _page(page), re.MULTILINE)
+    assert {f"{package.__name__}.{name}" for name in package.__all__} <= set(shown)
+
+
+@pytest.mark.parametrize(
+    ("row", "page", "text"),
+    [
+        ("100 B records, all columns |", "performance.md", "{} million records a second"),
+        ("1000 B records, all columns |", "performance.md", "{} GB a second"),
+        (f"{PEER}, data in the tier, 100 B, all columns", "performance.md", "{} × as fast"),
+        (f"{CPU}, 100 B, all columns", "performance.md", "{} of the processor time"),
+        (f"{PEER}, data in the tier, 1000 B, all columns", "performance.md", "{} × as fast"),
+        (f"{CPU}, 1000 B, all columns", "performance.md", "{} of the processor time"),
+        (f"{PEER}, 100 B → zstd Parquet<br>", "performance.md", "{} × as fast"),
+        ("cold plan |", "performance.md", "{} s and"),
+        ("warm plan |", "performance.md", "and {} s"),
+        ("columns=offset against all columns, 100 B<br>", "performance.md", "{} × as fast as all"),
+        (f"{LIMIT}, a worker that has read before of pyspark", "performance.md", "takes {} s"),
+        (f"{LIMIT}, a new worker of kts_source", "performance.md", "and {} s in a new worker"),
+        ("100 B records, all columns |", "../README.md", "{} million records of 100 bytes"),
+        (f"{PEER}, data in the tier, 100 B, all columns", "../README.md", "{:.0f} times as fast"),
+        (f"{CPU}, 100 B, all columns", "../README.md", "{:.1f} of the processor time"),
+    ],
+)
+def test_speeds_are_those_of_the_last_run(row: str, page: str, text: str) -> None:
+    results = (ROOT / "benchmarks" / "RESULTS.md").read_text()
+    found = re.search(rf"^\| {re.escape(row)}.*?\| (?P<figure>[\d.]+) ", results, re.MULTILINE)
+    if found is None:  # the label itself ends in the bar
+        found = re.search(rf"^\| {re.escape(row)} (?P<figure>[\d.]+) ", results, re.MULTILINE)
+    assert found is not None, f"RESULTS.md has no row {row!r}"
+    figure = float(found["figure"]) if ":" in text else found["figure"]
+    words = " ".join(_page(page).split())
+    assert text.format(figure) in words
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    document = tomllib.loads((ROOT / "zensical.toml").read_text())
+    names = set(re.findall(r"[\w-]+\.md", str(document["project"]["nav"])))
+    assert names == {path.relative_to(DOCS).as_posix() for path in PAGES if DOCS in path.parents}
+
+
+def test_no_page_loads_anything_from_elsewhere() -> None:
+    loading = re.compile(r"<(script|img|link|iframe)\b|!\[[^]]*\]\(https?:", re.IGNORECASE)
+    assert [
+        path.name
+        for path in DOCS.rglob("*")
+        if path.suffix == ".md" and loading.search(path.read_text())
+    ] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_anchors_between_pages_exist(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\(([\w./-]*\.md)?#([\w-]+)\)", page.read_text()):
+        other = (page.parent / target).read_text() if target else page.read_text()
+        headings = re.findall(r"^#+ (.+)$", other, re.MULTILINE)
+        slugs = {
+            re.sub(r"[^\w\s-]", "", text).strip().lower().replace(" ", "-") for text in headings
+        }
+        assert anchor in slugs, f"{page.name}: {target}#{anchor}"
