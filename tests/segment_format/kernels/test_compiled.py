@@ -60,7 +60,7 @@ def test_decoding_does_not_bring_in_pandas() -> None:
 def test_no_folder_means_compiling_anew() -> None:
     nowhere = (
         "from segment_format.kernels import code_folder\n"
-        "code_folder._candidates = lambda: iter(())\n"
+        "code_folder._candidates = lambda given: iter(())\n"
     )
     result = run(nowhere + DECODE + "print(code_folder.code_folder())", NUMBA_CACHE_DIR="")
     assert result.stdout.split() == ["3", "None"], result.stderr
