@@ -304,7 +304,9 @@ class IcebergExportTable:
         except OverflowError as error:
             # PyIceberg has no bounds outside the years 1 to 9999. Without them, in this process
             # only, the files are added all the same.
-            unbounded = {f"{_METRICS}{name}": "none" for name in _times(table)}
+            # Days that rows are partitioned by are within, and are told by bounds.
+            days = {field.source for field in self._settings.partition_by}
+            unbounded = {f"{_METRICS}{name}": "none" for name in _times(table) if name not in days}
             if unbounded.items() <= table.metadata.properties.items():
                 raise self._failed("the Iceberg table did not take the commit", error) from None
             table.metadata.properties.update(unbounded)

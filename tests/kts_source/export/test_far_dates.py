@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
+from pyiceberg.catalog import load_catalog
 
 from kts_source.errors import ExportError
 from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
@@ -52,3 +53,21 @@ def test_a_row_without_a_day_is_named(table_format: str, tmp_path: Path) -> None
         {**options, "where": within, "timeZone": "UTC"}, partition_by=["date(timestamp)"]
     )
     assert report.rows == 2
+
+
+def with_far_column(batch: pa.RecordBatch) -> pa.RecordBatch:
+    far = pa.array([FAR_MS[0] * 1000] * batch.num_rows, pa.timestamp("us", "UTC"))
+    return batch.select(["offset", "timestamp"]).append_column("far", far)
+
+
+def test_another_column_far_away_leaves_the_days_that_rows_are_partitioned_by(
+    tmp_path: Path,
+) -> None:
+    lake = Lake(tmp_path, "iceberg")
+    options = {**tier(tmp_path / "tier"), "endingOffsets": '{"t":{"0":2}}'}
+    lake.export(options, transform=with_far_column, partition_by=["date(timestamp)"])
+    catalog = load_catalog("lake", **lake.catalog)
+    scan = catalog.load_table(lake.target).scan("timestamp >= '1970-01-01T00:00:00+00:00'")
+    assert [task.file.partition[0] for task in scan.plan_files()] == [0]
+    assert scan.to_arrow()["offset"].to_pylist() == [0, 1]
+    catalog.close()
