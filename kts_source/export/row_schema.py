@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from kts_source.columns import PARTITION, SEGMENT_ID, TOPIC
+from kts_source.errors import TieredKafkaError
 from kts_source.export.job import TOPIC_ID
 from kts_source.export.transforms.row_transform import RowTransform
 from segment_format.arrow import record_schema
@@ -39,7 +40,8 @@ def schema_without_rows(options: ScanOptions, settings: ExportSettings) -> pa.Sc
     """Of the rows an export would write; `None` where only a row can tell.
 
     A function is not asked: what it makes of no rows may have other types than what it makes of
-    some.
+    some. Where a `RowTransform` fails on no rows, or makes columns without a type of them, it does
+    not tell either.
     """
     if settings.compaction is not None:
         return compacted_schema(options.columns)
@@ -49,6 +51,18 @@ def schema_without_rows(options: ScanOptions, settings: ExportSettings) -> pa.Sc
         return schema
     if isinstance(transform, RowTransform):
         none = pa.RecordBatch.from_pylist([], schema)
-        rows = transform.apply(none).rows
-        return None if rows is None else rows.schema.remove_metadata()
+        try:
+            rows = transform.apply(none).rows
+        except TieredKafkaError:
+            raise
+        except Exception:  # noqa: BLE001  # nothing is lost: a row will tell
+            return None
+        if rows is not None and all(_is_typed(field.type) for field in rows.schema):
+            return rows.schema.remove_metadata()
     return None
+
+
+def _is_typed(kind: pa.DataType) -> bool:
+    """Whether no part of it was made of nothing."""
+    parts = (kind.field(number).type for number in range(kind.num_fields))
+    return not pa.types.is_null(kind) and all(_is_typed(part) for part in parts)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
 import pytest
 
 from kts_source.columns import ALL_COLUMNS
 from kts_source.export.row_schema import schema_without_rows
-from kts_source.export.transforms.row_transform import JsonColumns
+from kts_source.export.transforms.row_transform import JsonColumns, Rejected, Transformed
 from kts_source.options import parse_options
 from tests.kts_source.export.exporting import FORMATS, Lake
 from tests.kts_source.export.small_tier import SmallTier, at, held, ranges
@@ -100,6 +101,47 @@ def test_a_ready_transform_that_rejects_all_rows(lake: Lake, tmp_path: Path) -> 
         lake.export(tier.options(), transform=transform, dead_letters=letters)
     assert held(lake) == []
     assert len(list((tmp_path / "letters").glob("*.parquet"))) == 2
+
+
+class Numbers:
+    """A transform of a user's, which does not tell of no rows what it makes of some."""
+
+    fingerprint = "numbers"
+
+    def __init__(self, *, fails: bool) -> None:
+        self._fails = fails
+
+    def apply(self, batch: pa.RecordBatch) -> Transformed:
+        if self._fails:
+            batch["value"][0]
+        keys = batch["key"].to_pylist()
+        good = pa.array([row for row, key in enumerate(keys) if key == b"x"], pa.int64())
+        numbers = pa.array([int(value) for value in batch["value"].take(good).to_pylist()])
+        rows = pa.RecordBatch.from_arrays(
+            [batch["offset"].take(good), numbers], names=["offset", "number"]
+        )
+        rejected = (Rejected(row, "k") for row, key in enumerate(keys) if key == b"k")
+        return Transformed(rows, tuple(rejected))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("keys", EMPTY_WAVES.values(), ids=EMPTY_WAVES)
+def test_a_transform_that_makes_no_types_of_no_rows(
+    lake: Lake, tmp_path: Path, keys: tuple[bytes, ...], fails: bool
+) -> None:
+    tier = grown(tmp_path, keys)
+    given: dict[str, Any] = {
+        "transform": Numbers(fails=fails),
+        "dead_letters": str(tmp_path / "letters"),
+    }
+    lake.export(tier.options(), commit_bytes=1, **given)
+    tier.grow(1, b"x")
+    lake.export(tier.options(), commit_bytes=1, **given)
+    assert lake.export(tier.options(), **given).commits == 0
+    assert held(lake) == expected((*keys, b"x"))
+    letters = ds.dataset(list(map(str, (tmp_path / "letters").glob("*.parquet")))).to_table()
+    all_offsets = set(range(10 * len(keys)))
+    assert sorted(letters["offset"].to_pylist()) == sorted(all_offsets - set(expected(keys)))
 
 
 def test_columns_are_those_that_rows_would_have(tmp_path: Path) -> None:
