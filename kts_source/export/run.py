@@ -17,7 +17,7 @@ from kts_source.errors import (
     RangeOverlapError,
     TransformError,
 )
-from kts_source.export.compaction.merge import can_merge, check_rebuild
+from kts_source.export.compaction.merge import can_merge, check_lost, check_rebuild
 from kts_source.export.export_plan import plan_export, plan_rebuild
 from kts_source.export.fingerprint import check_fingerprint, fingerprint
 from kts_source.export.job import ExportJob
@@ -39,7 +39,7 @@ from kts_source.options import parse_options
 from kts_source.planning.estimate import estimate
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from kts_source.export.job import RunnableTask
     from kts_source.export.progress import Progress
     from kts_source.export.ranges import RangeAdvance
+    from kts_source.export.report import Skipped
     from kts_source.export.settings import Compaction, ExportSettings
     from kts_source.export.tables.export_table import BaseFile, ExportTable, TableState
     from kts_source.export.tables.target_store import TargetObject
@@ -225,7 +226,23 @@ class _Run:
                 state.committed,
                 {PartitionKey(part.topic_id, part.partition) for part in plan.scan.partitions},
             )
+            topic_ids = {(p.topic, p.partition): p.topic_id for p in plan.scan.partitions}
+            self._check_lost(plan.skipped, topic_ids, state)
         return plan
+
+    def _check_lost(
+        self,
+        skipped: Iterable[Skipped],
+        topic_ids: Mapping[tuple[str, int], str],
+        state: TableState,
+    ) -> None:
+        """A rebuild may lack what is new to the table, and nothing that it has."""
+        lost: dict[PartitionKey, list[tuple[int, int]]] = {}
+        for gap in skipped:
+            key = PartitionKey(topic_ids[gap.topic, gap.partition], gap.partition)
+            lost.setdefault(key, []).append((gap.start, gap.stop))
+        place = self._table.place(self._run_id)
+        check_lost(self._options, place, self._base, state.committed, lost)
 
     def _run_compaction(
         self, wave: Wave, job: ExportJob, compaction: Compaction, state: TableState
@@ -249,6 +266,8 @@ class _Run:
         spread += base_tasks(base, 1 + max((t.number for t in spread), default=-1), buckets)
         topic_ids = {place: name for task in wave.tasks for place, name in task.topic_ids.items()}
         reports = self._run_tasks(spread, job)
+        if not self._merges:
+            self._check_lost(lost_offsets(reports), topic_ids, state)
         newest = newest_of(reports, state.newest_ms)
         merging = bucket_tasks(reports, len(spread), topic_ids, buckets, compaction, newest)
         reports += self._run_tasks(merging, job)

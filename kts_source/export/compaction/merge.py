@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from kts_source.columns import PARTITION
 from kts_source.errors import ExportError, RangeGapError
 from kts_source.export.compaction.buckets import NEEDED, Buckets
 from kts_source.export.files import TaskReport
-from kts_source.export.job import TOPIC_ID
+from kts_source.export.job import OFFSET, TOPIC_ID
 from kts_source.export.ranges import PartitionKey
 from kts_source.export.row_schema import compacted_schema
 from kts_source.export.settings import PARQUET, REMOVE_OLD
@@ -29,7 +30,7 @@ from kts_source.export.tables.open_target import open_target
 from kts_source.store.open_store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from kts_source.export.job import ExportJob
@@ -85,16 +86,9 @@ def check_rebuild(
     """
     names = [TOPIC_ID, *(name for name in (PARTITION,) if name in options.columns)]
     owners: set[tuple[Any, ...]] = set()
-    with closing(open_store(place.path, place.storage)) as store:
-        for base in files:
-            schema = compacted_schema(options.columns)
-            chosen = pa.schema([schema.field(name) for name in names])
-            with pq.ParquetFile(pa.PythonFile(_ObjectFile(store, base), mode="r")) as file:
-                there = [name for name in names if name in file.schema_arrow.names]
-                for batch in file.iter_batches(_ROWS, columns=there, use_threads=False):
-                    rows = _whole(batch, base.values, chosen, store.uri(base.key))
-                    found = pa.table(rows).group_by(names).aggregate([]).to_pylist()
-                    owners.update(tuple(row[name] for name in names) for row in found)
+    for rows in _rows_of(options, place, files, names):
+        found = pa.table(rows).group_by(names).aggregate([]).to_pylist()
+        owners.update(tuple(row[name] for name in names) for row in found)
     keys: set[PartitionKey] = set()
     for topic_id, *partition in owners:
         # Tables without the column tell which partitions they were built from, if they are asked.
@@ -112,6 +106,71 @@ def check_rebuild(
             f" it is built anew from the tier: they would be lost. Export into another table; with"
             f" columns {needed} among others it is merged, and keeps them",
         )
+
+
+def check_lost(
+    options: ScanOptions,
+    place: WritePlace,
+    files: Sequence[BaseFile],
+    committed: CommittedRanges,
+    lost: Mapping[PartitionKey, Sequence[tuple[int, int]]],
+) -> None:
+    """Makes sure that a table built anew has no rows at offsets that are missing there.
+
+    Where its columns do not tell partitions or offsets of its rows, they may be any.
+
+    Args:
+        options: What is read.
+        place: Of the table.
+        files: All that it holds.
+        committed: Offsets it was built from.
+        lost: Offsets [start, stop) that are not read, allowed or not.
+
+    Raises:
+        RangeGapError: It has such rows.
+        ExportError: A file does not have the table's columns.
+    """
+    gaps = [
+        (key, max(start, held.start), min(stop, held.stop))
+        for key, spans in lost.items()
+        if (held := committed.get(key)) is not None
+        for start, stop in spans
+        if start < held.stop and held.start < stop
+    ]
+    if not gaps:
+        return
+    names = [TOPIC_ID, *(name for name in (PARTITION, OFFSET) if name in options.columns)]
+    for rows in _rows_of(options, place, files, names):
+        for key, start, stop in gaps:
+            there = pc.equal(rows[TOPIC_ID], key.topic_id)
+            if PARTITION in names:
+                there = pc.and_(there, pc.equal(rows[PARTITION], key.partition))
+            if OFFSET in names:
+                inside = pc.and_(pc.greater_equal(rows[OFFSET], start), pc.less(rows[OFFSET], stop))
+                there = pc.and_(there, inside)
+            if pc.any(there).as_py():
+                raise RangeGapError(
+                    f"offsets [{start}, {stop}) of topic id {key.topic_id}, partition"
+                    f" {key.partition}, are no longer in the tier, and the table may have rows of"
+                    f" them: it is built anew, and they would be lost. Export into another table;"
+                    f" with columns {','.join(NEEDED)} among others it is merged, and keeps them",
+                    partition=key.partition,
+                    offset=start,
+                )
+
+
+def _rows_of(
+    options: ScanOptions, place: WritePlace, files: Sequence[BaseFile], names: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """Some columns of all rows that a table holds."""
+    schema = compacted_schema(options.columns)
+    chosen = pa.schema([schema.field(name) for name in names])
+    with closing(open_store(place.path, place.storage)) as store:
+        for base in files:
+            with pq.ParquetFile(pa.PythonFile(_ObjectFile(store, base), mode="r")) as file:
+                there = [name for name in names if name in file.schema_arrow.names]
+                for batch in file.iter_batches(_ROWS, columns=there, use_threads=False):
+                    yield _whole(batch, base.values, chosen, store.uri(base.key))
 
 
 @dataclass(frozen=True, slots=True)

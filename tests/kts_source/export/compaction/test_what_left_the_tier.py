@@ -11,6 +11,7 @@ import pytest
 from kts_source.errors import CommitConflictError, RangeGapError, UnsupportedTargetError
 from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
 from tests.kts_source.export.exporting import Lake
+from tests.kts_source.export.fates import Between
 from tests.kts_source.export.killing import Killed
 
 if TYPE_CHECKING:
@@ -59,6 +60,10 @@ class Tier:
     def lose(self, topic: str, *, partition: int | None = None, topic_id: str = IDS[0]) -> None:
         folder = self.root / f"{topic}-{topic_id}"
         shutil.rmtree(folder if partition is None else folder / str(partition))
+
+    def lose_segment(self, topic: str, first: int) -> None:
+        for path in (self.root / f"{topic}-{IDS[0]}" / "0").glob(f"{first:020d}-*"):
+            path.unlink()
 
     def options(self, columns: str = MERGED, **options: str) -> dict[str, str]:
         return {
@@ -178,6 +183,40 @@ def test_a_table_that_is_built_anew(
     ):
         lake.export(options, **given)
     assert held(lake) == before
+
+
+@pytest.mark.parametrize("columns", ["key,value,offset", "key,partition,offset", "key,partition"])
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_a_segment_that_is_gone_below_a_table_that_is_built_anew(
+    tier: Tier, lake: Lake, columns: str, in_flight: bool
+) -> None:
+    """Loss that is allowed is of what is new: rows that a table holds do not go with it."""
+    options = tier.options(columns, failOnDataLoss="false")
+    for keys in ("ab", "cd", "ef"):
+        tier.grow("oa", keys)
+    lake.export(options, compact=True)
+    tier.grow("oa", "gh")
+    between = Between(lambda: tier.lose_segment("oa", 2), before=in_flight)
+    if not in_flight:
+        tier.lose_segment("oa", 2)
+    with pytest.raises(RangeGapError, match=r"\[2, 4\) .*partition 0, .*would be lost"):
+        lake.export(options, compact=True, executor=between)
+    assert held(lake) == rows((IDS[0], "abcdef"))
+
+
+def test_a_segment_that_no_table_has_is_left_out_again(tier: Tier, lake: Lake) -> None:
+    options = tier.options("key,partition,offset", failOnDataLoss="false")
+    for keys in ("ab", "cd", "ef"):
+        tier.grow("oa", keys)
+    tier.lose_segment("oa", 2)
+    lake.export(options, compact=True)
+    tier.grow("oa", "gh")
+    tier.grow("oa", "ij")
+    tier.grow("oa", "kl")
+    tier.lose_segment("oa", 8)
+    report = lake.export(options, compact=True)
+    assert held(lake) == rows((IDS[0], "abefghkl"))
+    assert [(gap.start, gap.stop) for gap in report.skipped] == [(2, 4), (8, 10)]
 
 
 def test_a_folder_keeps_its_rows(tier: Tier, tmp_path: Path) -> None:
