@@ -30,6 +30,7 @@ from kts_source.export.tables.open_table import open_table
 from kts_source.export.tables.open_target import open_target
 from kts_source.export.transforms.dead_letters import (
     drop_dead_letters,
+    is_unnamed,
     list_dead_letters,
     publish_dead_letters,
     remove_dead_letters,
@@ -119,7 +120,9 @@ def clean(
         if settings.dead_letters is not None:
             publish_dead_letters(settings, opened.load().letters)
         before_ms = round((time.time() - older_than_hours * 3600) * 1000)
-        found, letters = opened.orphans(), unnamed_dead_letters(settings)
+        # Where both are one folder, the table does not know what of dead letters is committed.
+        found = [entry for entry in opened.orphans() if not is_unnamed(entry.key)]
+        letters = unnamed_dead_letters(settings)
         active = {
             _run_of(entry.key) for entry in (*found, *letters) if entry.modified_ms >= before_ms
         }
@@ -128,8 +131,7 @@ def clean(
         if remove:
             opened.remove(found)
             remove_dead_letters(settings, letters)
-        # Where both are one folder, the table's own search has found them.
-        return tuple(dict.fromkeys((*found, *letters)))
+        return (*found, *letters)
     finally:
         if table is None:
             opened.close()

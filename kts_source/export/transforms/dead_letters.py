@@ -116,7 +116,8 @@ def list_dead_letters(
     if not found or settings.dead_letters is None:
         return None
     name = number(uuid.uuid4().hex)
-    data = json.dumps({"version": LIST_VERSION, "files": found}, ensure_ascii=False).encode()
+    document = {"version": LIST_VERSION, "owner": _owner(settings), "files": found}
+    data = json.dumps(document, ensure_ascii=False).encode()
     with (
         closing(open_target(settings.dead_letters, settings.storage)) as target,
         closing(target.open_output(_list_key(name))) as output,
@@ -172,15 +173,33 @@ def _list_key(letters: int) -> str:
     return f"{ATTEMPTS}{letters}{_LIST_SUFFIX}"
 
 
+def _owner(settings: ExportSettings) -> list[str]:
+    """Which table knows whether a list was committed: exports may share a folder."""
+    warehouse = settings.catalog.reveal().get("warehouse", "")
+    return [settings.table_format, warehouse, settings.target, settings.export_id]
+
+
+def is_unnamed(key: str) -> bool:
+    """Whether a file is of rejected rows that have no name yet, or a list of such."""
+    return key.endswith((_SUFFIX, _LIST_SUFFIX))
+
+
 def unnamed_dead_letters(settings: ExportSettings) -> list[TargetObject]:
-    """Files of rejected rows that have no name yet, and lists of them; without a folder of dead
-    letters none.
+    """Files of rejected rows that have no name yet, and lists of them, but for what other exports
+    may have committed; without a folder of dead letters none.
     """
     if settings.dead_letters is None:
         return []
     with closing(open_target(settings.dead_letters, settings.storage)) as target:
-        ends = (_SUFFIX, _LIST_SUFFIX)
-        return [one for one in target.list_objects(ATTEMPTS) if one.key.endswith(ends)]
+        found = [one for one in target.list_objects(ATTEMPTS) if is_unnamed(one.key)]
+        kept: set[str] = set()
+        for key in (one.key for one in found if one.key.endswith(_LIST_SUFFIX)):
+            # One that was not written to its end was never committed.
+            with contextlib.suppress(ObjectNotFoundError, ValueError):
+                document = json.loads(target.read(key))
+                if document.get("owner") != _owner(settings):
+                    kept |= {key, *(file["key"] for file in document["files"])}
+        return [one for one in found if one.key not in kept]
 
 
 def remove_dead_letters(settings: ExportSettings, files: Iterable[TargetObject]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -19,8 +20,6 @@ from tests.kts_source.export.killing import Killed, MortalTarget, Steps
 from tests.kts_source.export.transforms.test_transforms import EvenOffsets
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from kts_source.export.tables.export_table import Commit
 
 ALL = Counter(
@@ -168,6 +167,38 @@ def test_clean_gives_committed_files_their_names(exports: Exports) -> None:
     assert found
     exports.run()
     assert exports.found() == ALL
+
+
+@pytest.mark.parametrize("cleaned", ["another table", "another export", "no dead letters"])
+def test_clean_of_others_leaves_what_is_committed(
+    exports: Exports, tmp_path: Path, cleaned: str
+) -> None:
+    """Exports share a folder of dead letters, or it is that of the table."""
+    arguments = exports.arguments
+    lake = exports.lake
+    if cleaned == "no dead letters":
+        place = lake.table().place("0" * 32)
+        arguments["dead_letters"] = place.path
+        exports.letters = Path(place.path.removeprefix("file://"))
+    table: Any = lake.table(**arguments)
+    commit = table.commit
+    table.commit = lambda given: commit(given) and _die()
+    with pytest.raises(Killed):
+        exports.run(table=table)
+    if cleaned == "another table":
+        lake = Lake(tmp_path / "other", lake.table_format)
+        lake.folder.mkdir()
+    other = {
+        "another table": arguments,
+        "another export": {**arguments, "export_id": "other"},
+        "no dead letters": {"transform": EvenOffsets()},
+    }
+    waiting = exports.unnamed()
+    assert waiting
+    clean(lake.settings(**other[cleaned]), older_than_hours=-1, remove=True)
+    assert exports.unnamed() == waiting
+    exports.run()
+    assert not exports.unnamed()
 
 
 def test_another_list_is_published_before_it_is_forgotten(exports: Exports) -> None:
