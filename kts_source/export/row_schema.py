@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from kts_source.columns import PARTITION, SEGMENT_ID, TOPIC
-from kts_source.errors import TieredKafkaError
+from kts_source.errors import InvalidOptionError, TieredKafkaError
 from kts_source.export.job import TOPIC_ID
 from kts_source.export.transforms.row_transform import RowTransform
 from segment_format.arrow import record_schema
@@ -15,6 +15,7 @@ from segment_format.arrow import record_schema
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kts_source.export.partitioning import ValuesIn
     from kts_source.export.settings import ExportSettings
     from kts_source.options import ScanOptions
 
@@ -60,6 +61,32 @@ def schema_without_rows(options: ScanOptions, settings: ExportSettings) -> pa.Sc
         if rows is not None and all(_is_typed(field.type) for field in rows.schema):
             return rows.schema.remove_metadata()
     return None
+
+
+def check_columns(schema: pa.Schema, settings: ExportSettings, values_in: ValuesIn) -> None:
+    """Compares the rows with the columns that the settings name.
+
+    Args:
+        schema: Of the rows, partition columns included.
+        settings: How they are written.
+        values_in: Where readers will find the partition values of a file.
+
+    Raises:
+        InvalidOptionError: The rows cannot be sorted or partitioned so.
+    """
+    if missing := set(settings.sort_within_files) - set(schema.names):
+        raise InvalidOptionError(
+            f"sort_within_files names {', '.join(sorted(missing))}, which the rows written do not"
+            " have"
+        )
+    none = pa.RecordBatch.from_arrays([pa.nulls(0, f.type) for f in schema], schema=schema)
+    for field in settings.partition_by:
+        field.values(none)
+    names = {field.name for field in settings.partition_by}
+    if values_in != "file" and names >= set(schema.names):
+        raise InvalidOptionError(
+            "partition_by names every column of the rows: their files would have none"
+        )
 
 
 def _is_typed(kind: pa.DataType) -> bool:

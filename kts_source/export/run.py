@@ -24,7 +24,7 @@ from kts_source.export.job import ExportJob
 from kts_source.export.progress import NO_PROGRESS
 from kts_source.export.ranges import PartitionKey, joined
 from kts_source.export.report import BackfillReport, lost_offsets, written_ranges
-from kts_source.export.row_schema import schema_without_rows
+from kts_source.export.row_schema import check_columns, schema_without_rows
 from kts_source.export.tables.export_table import Commit
 from kts_source.export.tables.open_table import open_table
 from kts_source.export.tables.open_target import open_target
@@ -309,7 +309,7 @@ class _Run:
             tuple(advances),
             tuple(file for report in reports for file in report.files),
             self._fingerprint,
-            _common_schema(reports) or schema_without_rows(self._options, self._settings),
+            _common_schema(reports) or self._schema_without_rows(),
             self._run_id,
             base,
             newest_ms,
@@ -330,6 +330,12 @@ class _Run:
             self._waiting = advances, reports
         self._reports.extend(ordered)
         self._seconds["committing"] += time.monotonic() - started
+
+    def _schema_without_rows(self) -> pa.Schema | None:
+        schema = schema_without_rows(self._options, self._settings)
+        if schema is not None:  # a table must not begin with what no row will fit
+            check_columns(schema, self._settings, self._table.place(self._run_id).values_in)
+        return schema
 
     def _report(self, plan: ExportPlan, cost: float) -> BackfillReport:
         reports = self._reports

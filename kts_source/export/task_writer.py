@@ -13,7 +13,6 @@ import pyarrow as pa
 from kts_source.columns import PARTITION, TOPIC
 from kts_source.errors import (
     ExportError,
-    InvalidOptionError,
     TieredKafkaError,
     TransformError,
 )
@@ -21,6 +20,7 @@ from kts_source.export.files import WrittenFile
 from kts_source.export.job import OFFSET, TOPIC_ID
 from kts_source.export.parquet_file import ParquetFile
 from kts_source.export.partitioning import folder, partition_values, split, value_text
+from kts_source.export.row_schema import check_columns
 from kts_source.export.transforms.row_transform import RowTransform
 
 if TYPE_CHECKING:
@@ -179,17 +179,7 @@ class TaskWriter:
 
     def _check_schema(self, rows: pa.RecordBatch) -> None:
         if self.schema is None:
-            missing = set(self._job.settings.sort_within_files) - set(rows.schema.names)
-            if missing:
-                raise InvalidOptionError(
-                    f"sort_within_files names {', '.join(sorted(missing))}, which the rows written"
-                    " do not have"
-                )
-            names = {field.name for field in self._job.settings.partition_by}
-            if self._job.place.values_in != "file" and names >= set(rows.schema.names):
-                raise InvalidOptionError(
-                    "partition_by names every column of the rows: their files would have none"
-                )
+            check_columns(rows.schema, self._job.settings, self._job.place.values_in)
             self.schema = rows.schema.remove_metadata()
         elif self._job.settings.transform is not None and not rows.schema.equals(self.schema):
             raise TransformError(

@@ -10,6 +10,7 @@ import pyarrow.dataset as ds
 import pytest
 
 from kts_source.columns import ALL_COLUMNS
+from kts_source.errors import InvalidOptionError
 from kts_source.export.row_schema import schema_without_rows
 from kts_source.export.transforms.row_transform import JsonColumns, Rejected, Transformed
 from kts_source.options import parse_options
@@ -142,6 +143,26 @@ def test_a_transform_that_makes_no_types_of_no_rows(
     letters = ds.dataset(list(map(str, (tmp_path / "letters").glob("*.parquet")))).to_table()
     all_offsets = set(range(10 * len(keys)))
     assert sorted(letters["offset"].to_pylist()) == sorted(all_offsets - set(expected(keys)))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"partition_by": ["nope"]},
+        {"partition_by": ["date(offset)"]},
+        {"sort_within_files": ["nope"]},
+    ],
+    ids=str,
+)
+def test_columns_that_no_row_has_begin_no_table(
+    lake: Lake, tmp_path: Path, wrong: dict[str, Any]
+) -> None:
+    tier = grown(tmp_path, (b"k",))
+    options = tier.options(where="key = 'x'")
+    with pytest.raises(InvalidOptionError, match=r"nope|needs a timestamp"):
+        lake.export(options, **wrong)
+    tier.grow(1, b"x")
+    assert ranges(lake.export(options)) == [(0, 20)]
 
 
 def test_columns_are_those_that_rows_would_have(tmp_path: Path) -> None:
