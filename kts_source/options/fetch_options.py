@@ -86,9 +86,9 @@ class FetchOptions:
     """
 
     retry_policy: RetryPolicy = DEFAULT_RETRY_POLICY
-    fallback_path: str | None = None
+    fallback_path: str | None = field(default=None, repr=False)  # URLs may hold secrets
     fallback_storage: Secret[Mapping[str, Any]] = field(default_factory=lambda: Secret({}))
-    metrics_path: str | None = None
+    metrics_path: str | None = field(default=None, repr=False)
 
 
 def take_aliases(texts: dict[str, str]) -> None:

@@ -17,6 +17,22 @@ _UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1
 _BYTE_SIZE = re.compile(r"([0-9]+)\s*(?:([kmgt])(?:i?b)?|b)?", re.IGNORECASE)
 
 
+def check_characters(name: str, text: str) -> None:
+    """Refuses what no path, key or name can hold.
+
+    Raises:
+        InvalidOptionError: A zero byte or half a character. The text is not shown.
+    """
+    try:
+        text.encode("utf-8", "surrogateescape")  # what file names may be is let through
+    except UnicodeEncodeError:
+        pass
+    else:
+        if "\0" not in text:
+            return
+    raise InvalidOptionError(f"option {name!r} has a zero byte or half a character")
+
+
 def parse_text(name: str, text: str) -> str:
     """`text` without surrounding blanks; empty is an error."""
     stripped = text.strip()
@@ -130,7 +146,7 @@ def parse_json_object(name: str, text: str, *, example: str) -> Mapping[str, Any
 
     try:
         value = json.loads(text, object_pairs_hook=unique)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits
         raise InvalidOptionError(
             f"option {name!r} must be JSON like {example}, not {text!r}: {error}"
         ) from error

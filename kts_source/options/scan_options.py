@@ -18,9 +18,7 @@ from kts_source.options.fetch_options import (
     take_aliases,
     take_fallback,
 )
-from kts_source.options.parsing import (
-    parse_choice,
-)
+from kts_source.options.parsing import check_characters, parse_choice
 from kts_source.options.requested_bounds import (
     Bound,
     EarliestBound,
@@ -48,6 +46,7 @@ if TYPE_CHECKING:
 from kts_source.options.option_table import OPTIONS, READ_COMMITTED, READ_UNCOMMITTED
 
 _BY_LOWER_NAME: Final = {option.name.lower(): option for option in OPTIONS}
+_ISOLATION_ALIAS: Final = "kafka.isolation.level"
 
 # Refused by Spark's Kafka source for the same reason: the source decides these itself.
 _REFUSED_KAFKA: Final[Mapping[str, str]] = {
@@ -117,7 +116,7 @@ class ScanOptions:
     max_segments_per_task: int
     max_plan_bytes: int | None
     max_plan_requests: int | None
-    plan_file: str | None
+    plan_file: str | None = field(repr=False)  # the query string of a URL may be a signature
     max_batch_bytes: int
     max_concurrent_requests: int
     prefetch_bytes: int
@@ -189,8 +188,13 @@ def parse_options(given: Mapping[str, str]) -> ScanOptions:
         cache=cache_settings(values, patience_seconds=fetch.retry_policy.read_timeout_seconds),
         max_timestamp_ahead_ms=values["maxTimestampAheadMs"],
         where=_where(values),
-        given=frozenset(_BY_LOWER_NAME[name].name for name in texts if name in _BY_LOWER_NAME),
+        given=_given(texts),
     )
+
+
+def _given(texts: Mapping[str, str]) -> frozenset[str]:
+    names = {"isolationlevel" if name == _ISOLATION_ALIAS else name for name in texts}
+    return frozenset(_BY_LOWER_NAME[name].name for name in names if name in _BY_LOWER_NAME)
 
 
 def _take_ignored(texts: dict[str, str]) -> tuple[str, ...]:
@@ -198,7 +202,7 @@ def _take_ignored(texts: dict[str, str]) -> tuple[str, ...]:
     for name in sorted(texts):
         if name in _REFUSED_KAFKA:
             raise InvalidOptionError(f"option {name!r} is not supported: {_REFUSED_KAFKA[name]}")
-        if name == "kafka.isolation.level":
+        if name == _ISOLATION_ALIAS:
             continue
         if name.startswith("kafka.") or name in _IGNORED:
             ignored.append(name)
@@ -207,9 +211,10 @@ def _take_ignored(texts: dict[str, str]) -> tuple[str, ...]:
 
 
 def _parse_known(texts: Mapping[str, str]) -> dict[str, Any]:
-    for name in texts:
-        if name not in _BY_LOWER_NAME and name not in ("kafka.isolation.level", "paths"):
+    for name, text in texts.items():
+        if name not in _BY_LOWER_NAME and name not in (_ISOLATION_ALIAS, "paths"):
             raise InvalidOptionError(_unknown(name))
+        check_characters(name, text)
     values: dict[str, Any] = {}
     for lower, option in _BY_LOWER_NAME.items():
         text = texts.get(lower, option.default)
@@ -266,10 +271,10 @@ def _one_selection(values: Mapping[str, Any]) -> Selection:
 
 
 def _isolation_level(values: Mapping[str, Any], texts: Mapping[str, str]) -> str:
-    alias = texts.get("kafka.isolation.level")
+    alias = texts.get(_ISOLATION_ALIAS)
     if alias is None:
         return str(values["isolationLevel"])
-    level = parse_choice(READ_COMMITTED, READ_UNCOMMITTED)("kafka.isolation.level", alias)
+    level = parse_choice(READ_COMMITTED, READ_UNCOMMITTED)(_ISOLATION_ALIAS, alias)
     if "isolationlevel" in texts and level != values["isolationLevel"]:
         raise InvalidOptionError(
             f"options isolationLevel={values['isolationLevel']!r} and"

@@ -102,7 +102,7 @@ def write_metrics(metrics: TaskMetrics, path: str, storage: Mapping[str, Any]) -
             open_filesystem(path, storage).pipe_file(f"{path.rstrip('/')}/{name}", line)
     except Exception as error:  # noqa: BLE001  # metrics are no reason to lose a task
         text = scrub(f"{type(error).__name__}: {error}", secret_values(storage))
-        log.warning("metrics could not be written to %s: %s", path, text)
+        log.warning("metrics could not be written to %s: %s", scrub(path), text)
 
 
 def read_metrics(path: str, storage: Mapping[str, Any]) -> list[TaskMetrics]:

@@ -204,7 +204,8 @@ class LocalStore:
             try:
                 return os.open(f"{known}/{name}", _OPEN_FLAGS | os.O_NOFOLLOW)
             except OSError:
-                del self._folders[folder]  # a link, or the folder is another one by now
+                # A link, or the folder is another one by now. Another thread may have seen it too.
+                self._folders.pop(folder, None)
         path = self._resolve(key)
         try:
             descriptor = os.open(path, _OPEN_FLAGS)

@@ -128,6 +128,8 @@ def extra_arguments(storage: Mapping[str, str]) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         # Not chained: the cause carries the whole document.
         problem = f"{error.msg} at character {error.pos}"
+    except (ValueError, RecursionError):
+        problem = "a number is too long, or it is nested too deeply"
     else:
         if isinstance(value, dict):
             return value

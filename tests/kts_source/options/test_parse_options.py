@@ -108,6 +108,11 @@ def test_every_option_is_known_in_lower_case_and_a_typo_of_it_is_refused(option:
         ({"kafka.interceptor.classes": "x"}, "not supported"),
         ({"storage.key.prefix": "x/"}, "keyPrefix"),
         ({"storageOptions": "[1]"}, "storageOptions"),
+        ({"startingOffsets": f'{{"orders":{{"0":{"9" * 5000}}}}}'}, "must be JSON"),
+        ({"storageOptions": f'{{"a":{"9" * 5000}}}'}, "storageOptions"),
+        ({"storageOptions": "[" * 100_000}, "storageOptions"),
+        ({"path": "/a\0b"}, "'path' has a zero byte"),
+        ({"planFile": "/\ud800"}, "'planfile' has a zero byte or half a character"),
     ],
 )
 def test_refused_with_words_that_help(changes: dict[str, str | None], words: str) -> None:
@@ -115,7 +120,9 @@ def test_refused_with_words_that_help(changes: dict[str, str | None], words: str
 
 
 def test_alias_of_the_isolation_level() -> None:
-    assert not parse_options({**BASE, "kafka.isolation.level": "read_uncommitted"}).read_committed
+    options = parse_options({**BASE, "kafka.isolation.level": "read_uncommitted"})
+    assert not options.read_committed
+    assert options.given == {"path", "subscribe", "isolationLevel"}  # may contradict a plan file
 
 
 def test_kafka_options_are_accepted_and_listed() -> None:
@@ -160,6 +167,9 @@ def test_no_secret_shows() -> None:
             "s3.secret-access-key": "s3cr3t-value",
             "storageOptions": '{"token":"t0k3n-value"}',
             "encryption.key.pairs.key1.private.key.file": "/secret-folder/key.pem",
+            "planFile": "https://host/plan.json?signature=s3cr3t-value",
+            "fallbackPath": "https://host/list.json?signature=s3cr3t-value",
+            "metricsPath": "ftp://user:s3cr3t-value@host/metrics",
         }
     )
     for text in (repr(options), str(options), f"{options}"):

@@ -13,7 +13,7 @@ from kts_source import metrics
 from kts_source.errors import DataLossError, ObjectChangedError
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
-from kts_source.read.run_task import measured_task
+from kts_source.read.run_task import measured_task, write_metrics
 from kts_source.read.task_metrics import TaskMetrics, TaskPlace
 from tests.golden_data import KEY_PREFIX, TIER, assert_same_rows, expected_table, tier_options
 from tests.kts_source.planning.scanning import run
@@ -183,6 +183,12 @@ def test_metrics_that_cannot_be_written_end_nothing(
     plan = plan_scan(options)
     assert sum(batch.num_rows for batch in measured_task(plan.tasks[0], options)) > 0
     assert "metrics could not be written" in caplog.text
+
+
+def test_metrics_that_cannot_be_written_show_no_secret(caplog: pytest.LogCaptureFixture) -> None:
+    write_metrics(TaskMetrics(), "nothing://user:s3cr3t@host/folder?signature=s3cr3t", {})
+    assert "metrics could not be written" in caplog.text
+    assert "s3cr3t" not in caplog.text
 
 
 def test_lines_of_other_versions_are_read() -> None:

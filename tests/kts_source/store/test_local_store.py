@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -12,6 +14,7 @@ from kts_source.errors import (
     InvalidKeyError,
     InvalidOptionError,
     ObjectChangedError,
+    ObjectNotFoundError,
     StoreError,
 )
 from kts_source.secret import Secret
@@ -254,3 +257,28 @@ def test_a_folder_that_moved_is_looked_up_again(tmp_path: Path) -> None:
     (tmp_path / "folder").unlink()
     (tmp_path / "folder").symlink_to(tmp_path / "two")
     assert store.get_range("folder/x", 0, 3) == b"one"
+
+
+def test_two_threads_may_miss_in_the_same_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "x").write_bytes(b"one")
+    store = LocalStore(tmp_path)
+    assert store.get_range("folder/x", 0, 3) == b"one"
+    both_know = threading.Barrier(2, timeout=10)
+    opened = os.open
+
+    def together(path: str, flags: int) -> int:
+        if flags & os.O_NOFOLLOW:
+            both_know.wait()
+        return opened(path, flags)
+
+    def missed(_number: int) -> type[BaseException]:
+        with pytest.raises(ObjectNotFoundError) as caught:
+            store.get_range("folder/gone", 0, 1)
+        return caught.type
+
+    monkeypatch.setattr(os, "open", together)
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(missed, range(2))) == [ObjectNotFoundError] * 2
