@@ -211,10 +211,10 @@ def _take_ignored(texts: dict[str, str]) -> tuple[str, ...]:
 
 
 def _parse_known(texts: Mapping[str, str]) -> dict[str, Any]:
-    for name, text in texts.items():
+    for name, given in texts.items():
         if name not in _BY_LOWER_NAME and name not in (_ISOLATION_ALIAS, "paths"):
             raise InvalidOptionError(_unknown(name))
-        check_characters(name, text)
+        check_characters(name, given)
     values: dict[str, Any] = {}
     for lower, option in _BY_LOWER_NAME.items():
         text = texts.get(lower, option.default)

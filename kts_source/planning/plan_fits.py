@@ -7,7 +7,7 @@ used (`replay`); that nothing is read or allocated beyond them follows from what
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Final
 
 from kts_source.layout.remote_segment import IndexType
@@ -44,10 +44,11 @@ def check_fits(plan: ScanPlan, segments: Iterable[RemoteSegment]) -> None:
     """
     for segment in segments:
         _check_segment(segment)
-    _texts(*plan.columns, *([] if plan.where is None else [plan.where]))
+    _texts(*plan.columns, *([] if plan.where is None else [plan.where]), *plan.notes)
     asked = plan.made_with.get("partitions", {})
     if type(asked) is not dict:
         raise TypeError("no partitions by topic where they belong")
+    _texts(*asked)
     for numbers in asked.values():
         for number in numbers:
             _within(0, number, _MAX_INT32)
@@ -57,14 +58,17 @@ def check_fits(plan: ScanPlan, segments: Iterable[RemoteSegment]) -> None:
         parts[part.topic, part.partition] = part
     if len(parts) != len(plan.partitions):
         raise ValueError("a partition stands twice")
-    last: dict[tuple[str, int], SegmentSlice] = {}
+    slices: dict[tuple[str, int], list[SegmentSlice]] = {place: [] for place in parts}
     for task in plan.tasks:
         if not task.slices:
             raise ValueError("a task without slices")
         for piece in task.slices:
-            place = piece.topic, piece.partition
-            _check_slice(piece, parts[place], last.get(place))
-            last[place] = piece
+            before = slices[piece.topic, piece.partition]
+            part = parts[piece.topic, piece.partition]
+            _check_slice(piece, part, before[-1] if before else None)
+            before.append(piece)
+    for place, part in parts.items():
+        _check_complete(part, slices[place], leaves_rows_out=plan.where is not None)
 
 
 def _check_segment(segment: RemoteSegment) -> None:
@@ -79,7 +83,8 @@ def _check_segment(segment: RemoteSegment) -> None:
     _check_epochs(segment.leader_epochs)
     indexes = list(objects.indexes.values())
     for ref in (objects.log, *(index.source for index in indexes)):
-        _texts(ref.key, *(text for text in (ref.version, ref.storage_class) if text is not None))
+        _names(ref.key)
+        _texts(*(text for text in (ref.version, ref.storage_class) if text is not None))
         check_key(ref.key, ref.key, absolute=True)
         _within(0, ref.size, _MAX_INT64)
     for index in indexes:
@@ -107,7 +112,8 @@ def _check_partition(part: PartitionPlan) -> None:
         _within(0, transaction.first_offset, _MAX_INT64)
     if part.stop < part.wanted_stop and not part.undecided:
         raise ValueError("a range ends early and no transaction says why")
-    _texts(*(key for orphan in part.orphans for key in (*orphan.keys, orphan.reason)))
+    _names(*(key for orphan in part.orphans for key in orphan.keys))
+    _texts(*(orphan.reason for orphan in part.orphans))
     _texts(*(skipped.reason for skipped in log.skipped))
 
 
@@ -123,10 +129,49 @@ def _check_slice(piece: SegmentSlice, part: PartitionPlan, before: SegmentSlice 
         raise ValueError("aborted transactions that are not three columns")
     if before is None or piece.start_offset >= before.stop_offset:
         return
-    same = piece.segment_id, piece.start_offset, piece.stop_offset
-    if same != (before.segment_id, before.start_offset, before.stop_offset):
+    if _span(piece) != _span(before):
         raise ValueError("two slices of the same offsets")
     _within(before.cut_stop, piece.cut_start)
+
+
+def _check_complete(
+    part: PartitionPlan, slices: Sequence[SegmentSlice], *, leaves_rows_out: bool
+) -> None:
+    """Whether the slices, in order, hold all that is to be read of the partition."""
+    for _, group in groupby(slices, _span):
+        pieces = list(group)
+        first, last = pieces[0], pieces[-1]
+        is_whole = (
+            (first.cut_start == 0 or first.start_offset > first.segment_start)
+            and (
+                last.cut_stop == last.objects.size_in_bytes or last.stop_offset < last.segment_stop
+            )
+            and all(one.cut_stop == other.cut_start for one, other in pairwise(pieces))
+        )
+        if not is_whole:
+            raise ValueError(f"bytes of offsets [{first.start_offset}, {last.stop_offset}) lack")
+    if leaves_rows_out:
+        return
+    wanted = (
+        (max(span.start, part.start), min(span.stop, part.stop)) for span in part.surviving.ranges
+    )
+    if _joined(wanted) != _joined((piece.start_offset, piece.stop_offset) for piece in slices):
+        raise ValueError(f"slices are not all that is to be read of {part.topic}-{part.partition}")
+
+
+def _span(piece: SegmentSlice) -> tuple[str, int, int]:
+    return piece.segment_id, piece.start_offset, piece.stop_offset
+
+
+def _joined(spans: Iterable[tuple[int, int]]) -> list[list[int]]:
+    """Spans in order, those that touch as one."""
+    joined: list[list[int]] = []
+    for low, high in spans:
+        if joined and low <= joined[-1][1]:
+            joined[-1][1] = max(high, joined[-1][1])
+        elif low < high:
+            joined.append([low, high])
+    return joined
 
 
 def _check_epochs(entries: Sequence[EpochEntry]) -> None:
@@ -143,9 +188,16 @@ def _within(*ascending: int) -> None:
         raise ValueError(f"{', '.join(map(str, ascending))} should ascend")
 
 
-def _texts(*values: str) -> None:
+def _texts(*values: str, errors: str = "strict") -> None:
     if any(type(value) is not str for value in values):
         raise TypeError("not a text where one belongs")
+    for value in values:
+        value.encode("utf-8", errors)  # half a character is none
+
+
+def _names(*keys: str) -> None:
+    """Keys may be names of files that are not UTF-8."""
+    _texts(*keys, errors="surrogateescape")
 
 
 def _flags(*values: bool) -> None:

@@ -305,6 +305,7 @@ HOSTILE: list[Callable[[Any], Any]] = [
     lambda _: 1 << 70,
     lambda _: 1.5,
     lambda _: float("inf"),
+    lambda _: "\ud800",
     lambda _: "../secret",
     lambda _: "/etc/passwd",
     lambda _: "s3://other/key",
