@@ -23,6 +23,8 @@ _FIRST_FILL: Final = c.ROWS
 _STOP_FILL: Final = c.NEW_HEADER_VALUE_SIZE + 1
 _NOTHING_FILLED: Final = np.zeros(_STOP_FILL - _FIRST_FILL, np.int64).data
 _ALIGNMENT: Final = 64
+_MUCH_MORE: Final = 4
+"""Times what a batch has filled: less of it is not worth copying."""
 
 
 class _Growing(NamedTuple):
@@ -106,6 +108,10 @@ def _shape(names: tuple[str, ...], max_rows: int, max_bytes: int) -> _Shape:
     return _Shape(columns, growing, rooms, max_rows, max_bytes)
 
 
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
 @functools.lru_cache(64)
 def _layout(shape: _Shape, rooms: tuple[int, ...]) -> _Layout:
     sized = [(part, shape.max_rows) for column in shape.columns for part in column.parts]
@@ -115,7 +121,7 @@ def _layout(shape: _Shape, rooms: tuple[int, ...]) -> _Layout:
     size = 0
     for part, entries in sized:
         starts[part.slot] = size
-        size += -(-part.size(entries) // _ALIGNMENT) * _ALIGNMENT
+        size += _aligned(part.size(entries))
     zeros = [starts[part.slot] // 4 for part, _ in sized if part.has_leading_zero]
     return _Layout(size, starts, zeros)
 
@@ -168,25 +174,46 @@ class ColumnBuffers:
 
     def grow(self) -> None:
         """Make room for the record that the frame names, keeping what is filled."""
-        slots = self._slots
         old, starts = np.frombuffer(self._memory, np.uint8), self._layout.starts
         self._give(tuple(map(self._grown, self._shape.growing)))
         self._allocate()
         new, to_starts = np.frombuffer(self._memory, np.uint8), self._layout.starts
-
-        def keep(part: Part, entries: int) -> None:
-            start, to, size = starts[part.slot], to_starts[part.slot], part.size(entries)
-            new[to : to + size] = old[start : start + size]
-
-        for column in self._shape.columns:
-            for part in column.parts:
-                keep(part, slots[c.ROWS])
         for growing, room in zip(self._shape.growing, self._rooms, strict=True):
             for part in growing.parts:
                 if part.slot == c.HEADER_VALUE_VALID:  # kernels clear bits
                     start = to_starts[part.slot]
                     new[start : start + part.size(room)] = 0xFF
-                keep(part, slots[growing.filled])
+        for slot, size in self._used():
+            start, to = starts[slot], to_starts[slot]
+            new[to : to + size] = old[start : start + size]
+
+    def _used(self) -> list[tuple[int, int]]:
+        """Slot and bytes of the parts, as far as they are filled."""
+        slots = self._slots
+        rows = slots[c.ROWS]
+        used = [(p.slot, p.size(rows)) for column in self._shape.columns for p in column.parts]
+        for growing in self._shape.growing:
+            used += [(part.slot, part.size(slots[growing.filled])) for part in growing.parts]
+        return used
+
+    def _filled(self) -> Filled:
+        """What is filled; in memory of its own where it is little. Whoever keeps the last batches
+        of many segments, of a few rows each, would keep a MiB for each of them.
+        """
+        layout, used = self._layout, self._used()
+        size = sum(_aligned(one) for _, one in used)
+        if _MUCH_MORE * size >= layout.size:
+            return Filled(self._slots, self._memory, layout.starts)
+        old, memory = np.frombuffer(self._memory, np.uint8), allocate(size)
+        new = np.frombuffer(memory, np.uint8)
+        starts: dict[int, int] = {}
+        to = 0
+        for slot, one in used:
+            start = layout.starts[slot]
+            new[to : to + one] = old[start : start + one]
+            starts[slot] = to
+            to += _aligned(one)
+        return Filled(self._slots, memory, starts)
 
     def _grown(self, growing: _Growing) -> int:
         max_rows, max_bytes = self._shape.max_rows, self._shape.max_bytes
@@ -198,13 +225,13 @@ class ColumnBuffers:
         return max(needed, min(max(2 * room, expected), max_bytes))
 
     def arrays(self) -> list[pa.Array]:
-        """What the kernel has filled, by reference (but for the lineage columns). Call `begin`
-        before it fills more.
+        """What the kernel has filled, by reference (but for the lineage columns, and where it is
+        little). Call `begin` before it fills more.
         """
         global _last_rooms
         shape = self._shape
         rows = self._slots[c.ROWS]
-        filled = Filled(self._slots, self._memory, self._layout.starts)
+        filled = self._filled()
         arrays = [column.build(filled, rows) for column in shape.columns]
         if self._rooms is not shape.first_rooms:
             rooms = tuple(map(self._next_room, shape.growing, shape.first_rooms))
