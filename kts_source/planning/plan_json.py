@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
@@ -34,24 +34,26 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+SegmentName: TypeAlias = tuple[str, int, str]
+"""Topic, partition and segment id: a copy of a partition has the ids of the first."""
+
 VERSION: Final = 2
 _READ: Final = (1, VERSION)
 
 
 def plan_to_json(plan: ScanPlan) -> str:
     """The plan as one JSON document."""
-    numbers: dict[tuple[str, str], int] = {}
+    numbers: dict[SegmentName, int] = {}
     segments: list[RemoteSegment] = []
 
     def number(segment: RemoteSegment) -> int:
-        key = (segment.topic_id, segment.segment_id)
+        key = (segment.topic, segment.partition, segment.segment_id)
         if key not in numbers:
             numbers[key] = len(segments)
             segments.append(segment)
         return numbers[key]
 
     partitions = [_partition_to(part, number) for part in plan.partitions]
-    ids = {segment.segment_id: n for n, segment in enumerate(segments)}
     document = {
         "version": VERSION,
         "madeWith": dict(plan.made_with),
@@ -59,7 +61,7 @@ def plan_to_json(plan: ScanPlan) -> str:
         "where": plan.where,
         "notes": plan.notes,
         "partitions": partitions,
-        "tasks": [[_slice_to(part, ids) for part in task.slices] for task in plan.tasks],
+        "tasks": [[_slice_to(part, numbers) for part in task.slices] for task in plan.tasks],
         "segments": [_segment_to(segment) for segment in segments],
     }
     return json.dumps(document, separators=(",", ":"))
@@ -173,11 +175,11 @@ def _partition_from(entry: dict[str, Any], segments: Sequence[RemoteSegment]) ->
     )
 
 
-def _slice_to(part: SegmentSlice, ids: dict[str, int]) -> dict[str, Any]:
+def _slice_to(part: SegmentSlice, numbers: dict[SegmentName, int]) -> dict[str, Any]:
     aborted = part.aborted
     columns = (aborted.producer_ids, aborted.first_offsets, aborted.last_offsets)
     return {
-        "segment": ids[part.segment_id],
+        "segment": numbers[part.topic, part.partition, part.segment_id],
         "cuts": [part.cut_start, part.cut_stop],
         "offsets": [part.start_offset, part.stop_offset],
         "aborted": [column.tolist() for column in columns],

@@ -57,3 +57,11 @@ def test_what_planning_makes_fits(topic: str, options: dict[str, str]) -> None:
     assert plan_from_json(plan.to_json()).to_json() == plan.to_json()
     clipped = plan.from_offsets([(part.start + part.stop) // 2 for part in plan.partitions])
     assert plan_from_json(clipped.to_json()).to_json() == clipped.to_json()
+
+
+def test_partitions_may_have_segments_of_the_same_id() -> None:
+    plan = document("txn")
+    for number, segment in enumerate(plan["segments"]):
+        before = plan["segments"][:number]
+        segment["id"] = str([one["partition"] for one in before].count(segment["partition"]))
+    assert json.loads(plan_from_json(json.dumps(plan)).to_json()) == plan
