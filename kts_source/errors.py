@@ -100,12 +100,12 @@ class KeyPrefixError(InvalidOptionError):
     """A topic whose folder's name begins with what should be the end of the key prefix.
 
     Attributes:
-        key_prefix: The one that is meant.
+        key_prefix: The one that is meant; empty where it is not known.
     """
 
     _facts: ClassVar[tuple[str, ...]] = (*_PLACE, "key_prefix")
 
-    def __init__(self, message: str, *, key_prefix: str, **place: Any) -> None:  # noqa: ANN401
+    def __init__(self, message: str, *, key_prefix: str = "", **place: Any) -> None:  # noqa: ANN401
         super().__init__(message, **place)
         self.key_prefix = key_prefix
 
