@@ -227,8 +227,9 @@ class Reading:
             if any(max(low, start) < min(high, stop) for low, high in truth.missing):
                 return True, True
             if committed and start < stop:
-                # What was open behind a hole is not told where snapshots are bad.
-                may = may or bool(truth.missing and "snapshot" in truth.spoiled)
+                # What was open behind a hole is not told where snapshots are bad; a bad transaction
+                # index wants them too, also that of a range which ends inside its segment.
+                may = may or bool(truth.missing and truth.spoiled & {"snapshot", "txnindex"})
                 may_here, must_here = truth.lost_outcomes(start, stop)
                 may, must = may or may_here, must or must_here
         return may, must
