@@ -9,8 +9,9 @@ STAMP := $(VENV)/.installed
 # What `make test` leaves to the slower suites of .ci/run.
 UNIT := not (integration or slow or notebook or faults or kills or fuzz)
 PYTEST_ARGS ?=
-# How long `make soak` goes on.
-MINUTES ?= 10
+# How much of a whole `make soak`, on how many processes.
+SHARE ?= 1
+JOBS ?= 2
 
 .PHONY: help venv demo test soak bench bench-quick bench-needs lint format docs notebooks lock clean
 
@@ -34,8 +35,8 @@ demo: $(STAMP)  ## read the sample tier with Spark and print real rows
 test: $(STAMP)  ## the tests (no network beyond the package registries, no broker)
 	@tools/with_java.sh $(PY) -m pytest -n 2 --dist loadgroup -m "$(UNIT)" $(PYTEST_ARGS)
 
-soak: $(STAMP)  ## bad inputs and random histories for MINUTES; the result goes to benchmarks/SOAK.md
-	@$(PY) -m tools.soak --minutes $(MINUTES)
+soak: $(STAMP)  ## bad inputs, random histories and failing stores; the result goes to benchmarks/SOAK.md
+	@$(PY) -m tools.soak --share $(SHARE) --jobs $(JOBS)
 
 bench: bench-needs  ## everything measured, with peers, in one run; renews benchmarks/RESULTS.md
 	@tools/with_java.sh $(PY) -m benchmarks --results

@@ -1,9 +1,9 @@
-"""Tries parsers with bad inputs, scans and exports with random histories, as long as wanted.
+"""Tries parsers with bad inputs, random histories and exports of them, and stores that fail.
 
-    python -m tools.soak --minutes 30              a third of the time for each
-    python -m tools.soak --minutes 5 --seed 7 --only histories
-    python -m tools.soak --minutes 60 --only exports
-    python -m tools.soak --minutes 5 --only fuzz --target kernels
+    python -m tools.soak                           all of it, two processes at a time
+    python -m tools.soak --share 0.1 --jobs 1      a tenth
+    python -m tools.soak --seed 7 --only histories
+    python -m tools.soak --share 0.1 --only fuzz --target kernels
 
 Writes what came of it to `benchmarks/SOAK.md`, unless only a part was run. What fails is printed,
 fuzzed inputs are kept under `build/fuzz/failures`; the exit code is 1 then.
@@ -14,20 +14,25 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import logging
+import math
+import multiprocessing
+import os
 import platform
 import random
+import re
 import subprocess
 import sys
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from tests.fuzz.runner import Engine, Result, has_coverage, run_all
+from tests.fuzz.runner import Engine, Result, has_coverage, run_target, shares
 from tests.fuzz.targets import targets
 from tests.kts_source.export.exporting import FORMATS
 from tests.kts_source.export.fates import random_export_history
@@ -39,6 +44,18 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 REPORT: Final = Path("benchmarks") / "SOAK.md"
+PARTS: Final = ("fuzz", "histories", "exports", "faults")
+# How much a whole soak tries.
+INPUTS: Final = 10_000_000
+HISTORIES: Final = 20_000
+EXPORT_HISTORIES: Final = 10_000
+FAULTED_SCANS: Final = 10_000
+ROUND_SECONDS: Final = 300.0
+"""Of fuzzing, all targets together, before it counts whether that was enough."""
+BLOCK: Final = 100
+"""Histories that one process tries before it reports."""
+MOST_FAILURES: Final = 5
+"""Of a kind; it gives up then."""
 LIBRARIES: Final = (
     "numpy",
     "pyarrow",
@@ -65,7 +82,7 @@ class Histories:
         tried: How many.
         outcomes: Of the reads, by kind; "rows" counts rows compared.
         failures: What failed, shortened.
-        seconds: Spent.
+        seconds: Spent, by the clock.
     """
 
     tried: int = 0
@@ -79,15 +96,48 @@ Check: TypeAlias = Callable[[History, int, Counter[str]], object]
 
 
 def soak_histories(
-    draw: Callable[[random.Random], History],
-    check: Check,
-    seconds: float,
-    seed: int,
-    most_failures: int = 5,
+    block: Callable[[int, range], Histories], total: int, seed: int, jobs: int
 ) -> Histories:
-    """Random histories until the time is up."""
+    """So many histories, a block at a time, on several processes."""
     result = Histories()
     began = time.monotonic()
+    blocks = [range(at, min(at + BLOCK, total)) for at in range(0, total, BLOCK)]
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=spawn) as pool:
+        for found in pool.map(block, [seed] * len(blocks), blocks):
+            result.tried += found.tried
+            result.outcomes += found.outcomes
+            result.failures += found.failures
+            for text in found.failures:
+                say(text)
+            if len(result.failures) >= MOST_FAILURES:
+                pool.shutdown(cancel_futures=True)
+                break
+    result.seconds = time.monotonic() - began
+    return result
+
+
+def scan_block(seed: int, numbers: range) -> Histories:
+    """Reads what each history leaves behind."""
+    with without_threads():
+        return _block(random_history, check_history, seed, numbers)
+
+
+def export_block(seed: int, numbers: range) -> Histories:
+    """Lives through exports, in one table format after the other."""
+
+    def check(history: History, number: int, outcomes: Counter[str]) -> None:
+        table_format = FORMATS[number % len(FORMATS)]
+        check_export_history(history, number // len(FORMATS), table_format, outcomes)
+
+    return _block(random_export_history, check, seed, numbers)
+
+
+def _block(
+    draw: Callable[[random.Random], History], check: Check, seed: int, numbers: range
+) -> Histories:
+    logging.disable(logging.CRITICAL)
+    result = Histories()
 
     def error_of(history: History, number: int, outcomes: Counter[str]) -> str | None:
         try:
@@ -96,8 +146,7 @@ def soak_histories(
             return traceback.format_exc(limit=-4)
         return None
 
-    while time.monotonic() - began < seconds and len(result.failures) < most_failures:
-        number = result.tried
+    for number in numbers:
         history = draw(random.Random(f"{seed}-{number}"))
         error = error_of(history, number, result.outcomes)
         result.tried += 1
@@ -107,47 +156,95 @@ def soak_histories(
                 lambda one, n=number: error_of(one, n, Counter()) is not None,  # type: ignore[misc]
             )
             told = error_of(short, number, Counter()) or error
-            text = f"seed {seed}, history {number}:\n{short}\n{told}"
-            say(text)
-            result.failures.append(text)
-    result.seconds = time.monotonic() - began
+            result.failures.append(f"seed {seed}, history {number}:\n{short}\n{told}")
     return result
 
 
-def check_scans(history: History, number: int, outcomes: Counter[str]) -> None:
-    """Reads what a history leaves behind."""
-    with without_threads():
-        check_history(history, number, outcomes)
-
-
-def check_exports(history: History, number: int, outcomes: Counter[str]) -> None:
-    """Lives through exports, in one table format after the other."""
-    table_format = FORMATS[number % len(FORMATS)]
-    check_export_history(history, number // len(FORMATS), table_format, outcomes)
-
-
-def soak_parsers(seconds: float, seed: int, only: Sequence[str]) -> list[Result]:
-    """Every target under every engine there is."""
+def soak_parsers(total: int, seed: int, only: Sequence[str], jobs: int) -> list[Result]:
+    """Every target under every engine there is, round after round until it is enough."""
     engines: tuple[Engine, ...] = ("mutation", "coverage") if has_coverage() else ("mutation",)
     if len(engines) == 1:
         say("atheris is not installed: mutations without coverage")
-    results = []
     chosen = [target for target in targets() if not only or target.name in only]
-    for result in run_all(chosen, engines, seconds=seconds, seed=seed):
-        words = ", ".join(f"{word} {count}" for word, count in sorted(result.outcomes.items()))
-        say(f"{result.target:18} {result.engine:9} {result.inputs:>10,} inputs: {words}")
-        if result.failure is not None:
-            say(result.text)
-        results.append(result)
-    return results
+    seconds = shares(chosen, ROUND_SECONDS / len(engines))
+    runs = [(target.name, engine) for target in chosen for engine in engines]
+    found: dict[tuple[str, Engine], Result] = {}
+    number = 0
+    with ThreadPoolExecutor(jobs) as pool:
+        while sum(result.inputs for result in found.values()) < total:
+
+            def run(name: str, engine: Engine, at: int = seed + number) -> Result:
+                return run_target(name, engine, seconds=seconds[name], seed=at)
+
+            for result in pool.map(run, *zip(*runs, strict=True)):
+                key = (result.target, result.engine)
+                found[key] = _together(found[key], result) if key in found else result
+            failures = [result for result in found.values() if result.failure is not None]
+            for result in failures:
+                say(result.text)
+            if failures:
+                break
+            number += 1
+            say(f"{sum(result.inputs for result in found.values()):,} bad inputs")
+    return [found[run] for run in runs if run in found]
+
+
+def _together(first: Result, second: Result) -> Result:
+    return replace(
+        second,
+        inputs=first.inputs + second.inputs,
+        outcomes=Counter(first.outcomes) + Counter(second.outcomes),
+        slowest_seconds=max(first.slowest_seconds, second.slowest_seconds),
+        growth_bytes=max(first.growth_bytes, second.growth_bytes),
+    )
+
+
+@dataclass(slots=True)
+class Faulted:
+    """How the scans went through stores that fail.
+
+    Attributes:
+        scans: How many.
+        tables: What became of them, by fault.
+        failures: What the tests said that failed.
+    """
+
+    scans: int = 0
+    tables: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+
+def soak_faults(total: int, seed: int) -> Faulted:
+    """Those of `tests/faults` that read below Spark, as many as are wanted."""
+    wanted = {
+        "KTS_FAULT_SCANS": str(total),
+        "KTS_FAULT_SECONDS": str(24 * 3600),
+        "KTS_FAULT_SEED": str(seed),
+    }
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "faults"]
+    command.append("tests/faults/test_faulted_scans.py")
+    done = subprocess.run(
+        command, env={**os.environ, **wanted}, capture_output=True, text=True, check=False
+    )
+    result = Faulted()
+    for table in re.findall(r"^(.+: KTS_FAULT_SEED=\d+\n(?:.+\n)+?all .+)$", done.stdout, re.M):
+        result.tables.append(table)
+        result.scans += int(re.findall(r"^(\d+) scans", table, re.M)[0])
+        say(table)
+    if done.returncode:
+        result.failures.append(done.stdout[-6000:])
+        say(done.stdout)
+    return result
 
 
 def report(
     minutes: float,
+    jobs: int,
     seed: int,
     results: Sequence[Result],
     histories: Histories,
     exports: Histories,
+    faulted: Faulted,
 ) -> str:
     """The text of the report."""
     inputs = sum(result.inputs for result in results)
@@ -168,11 +265,14 @@ def report(
         " the surviving log at both isolation levels, or an error names the missing ranges exactly"
         " when some are missing. Exports: the same lives with exports into Parquet folders, Delta"
         " and Iceberg tables, which die, race, resume, replay plans and lose objects; the table"
-        " holds what was committed, each row once.",
+        " holds what was committed, each row once. Faulted scans: scans of the golden tier through"
+        " stores whose requests fail, stall, break off or lie; each gives the consumer's rows or an"
+        " error.",
         "",
         "| | |",
         "|---|---|",
-        f"| when | {datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {minutes:g} minutes, one core |",
+        f"| when | {datetime.now(UTC):%Y-%m-%d %H:%M} UTC |",
+        f"| took | {minutes:.0f} minutes, {jobs} processes |",
         f"| seed | {seed} |",
         f"| code | {_commit()} |",
         f"| bad inputs tried | {inputs:,}, of them refused {refused:,} |",
@@ -183,6 +283,8 @@ def report(
         f"| export histories tried | {exports.tried:,} in {exports.seconds:.0f} s |",
         f"| rows compared in them | {exports.outcomes['rows']:,} |",
         f"| export histories that failed | {len(exports.failures)} |",
+        f"| faulted scans tried | {faulted.scans:,} |",
+        f"| faulted scans that failed | {len(faulted.failures)} |",
         f"| versions | {_versions()} |",
         "",
         "## Parsers",
@@ -210,6 +312,9 @@ def report(
             for word, count in found.outcomes.most_common()
             if word != "rows"
         ]
+    for table in faulted.tables:
+        name, _, rest = table.partition(":")
+        lines += ["", f"## Faulted scans: {name}", "", "```text", *rest.split("\n")[1:], "```"]
     return "\n".join([*lines, ""])
 
 
@@ -231,30 +336,36 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--share", type=float, default=1.0, help="of a whole soak")
+    parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))
-    parser.add_argument("--only", choices=("fuzz", "histories", "exports"))
+    parser.add_argument("--only", choices=PARTS)
     parser.add_argument(
         "--target", action="append", default=[], help="of the fuzzer; all others not"
     )
     given = parser.parse_args()
     logging.disable(logging.CRITICAL)
     say(f"seed {given.seed}")
-    seconds = given.minutes * 60 / (1 if given.only else 3)
-    results: list[Result] = []
-    histories, exports = Histories(), Histories()
-    if given.only in (None, "fuzz"):
-        results = soak_parsers(seconds, given.seed, given.target)
-    if given.only in (None, "histories"):
-        histories = soak_histories(random_history, check_scans, seconds, given.seed)
-        say(f"{histories.tried:,} histories: {dict(histories.outcomes)}")
-    if given.only in (None, "exports"):
-        exports = soak_histories(random_export_history, check_exports, seconds, given.seed)
-        say(f"{exports.tried:,} export histories: {dict(exports.outcomes)}")
+    began = time.monotonic()
+
+    def share(total: int, part: str) -> int:
+        return math.ceil(total * given.share) if given.only in (None, part) else 0
+
+    histories = soak_histories(scan_block, share(HISTORIES, "histories"), given.seed, given.jobs)
+    say(f"{histories.tried:,} histories: {dict(histories.outcomes)}")
+    exports = soak_histories(
+        export_block, share(EXPORT_HISTORIES, "exports"), given.seed, given.jobs
+    )
+    say(f"{exports.tried:,} export histories: {dict(exports.outcomes)}")
+    results = soak_parsers(share(INPUTS, "fuzz"), given.seed, given.target, given.jobs)
+    scans = share(FAULTED_SCANS, "faults")
+    faulted = soak_faults(scans, given.seed) if scans else Faulted()
     if given.only is None and not given.target:
-        REPORT.write_text(report(given.minutes, given.seed, results, histories, exports))
+        minutes = (time.monotonic() - began) / 60
+        text = report(minutes, given.jobs, given.seed, results, histories, exports, faulted)
+        REPORT.write_text(text)
         say(f"wrote {REPORT}")
-    failed = bool(histories.failures or exports.failures) or any(
+    failed = bool(histories.failures or exports.failures or faulted.failures) or any(
         result.failure for result in results
     )
     return 1 if failed else 0

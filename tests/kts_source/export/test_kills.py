@@ -95,10 +95,13 @@ def test_folder_killed_at_random_steps(tmp_path: Path) -> None:
 @pytest.mark.parametrize("table_format", FORMATS)
 def test_killed_at_random_times(tmp_path: Path, table_format: str) -> None:
     chosen = random.Random(SEED)
-    (tmp_path / "count").mkdir()
-    child = Child(Lake(tmp_path / "count", table_format))
-    child.steps()
-    seconds = time.monotonic() - child.started
+    seconds = 0.0
+    for name in ("warm", "timed"):  # the first run of all also fills the machine's caches
+        lake = Lake(tmp_path / name, table_format)
+        lake.folder.mkdir()
+        child = Child(lake)
+        child.steps()
+        seconds = time.monotonic() - child.started
     killed = 0
     for number in range(10):
         lake = Lake(tmp_path / f"{number}", table_format)
