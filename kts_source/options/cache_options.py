@@ -8,75 +8,74 @@ from kts_source.cache.caches import NO_CACHE, CacheSettings
 from kts_source.cache.disk_cache import CacheLimits
 from kts_source.errors import InvalidOptionError
 from kts_source.options.option import Option
-from kts_source.options.parsing import parse_bool, parse_byte_size, parse_int, parse_text
+from kts_source.options.parsing import parse_bool, parse_byte_size, parse_positive_int, parse_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 _NO_BOUND: Final = -1
 
 
-def _parse_ttl(name: str, text: str) -> int:
-    """Milliseconds above 0, or −1."""
-    value = parse_int(name, text)
-    if value <= 0 and value != _NO_BOUND:
-        raise InvalidOptionError(f"option {name!r} must be positive, or -1, not {text!r}")
-    return value
+def _or_no_bound(parse: Callable[[str, str], int]) -> Callable[[str, str], int]:
+    """The same parser, which takes −1 too."""
 
+    def parse_bound(name: str, text: str) -> int:
+        if text.strip() == f"{_NO_BOUND}":
+            return _NO_BOUND
+        try:
+            return parse(name, text)
+        except InvalidOptionError as error:
+            raise InvalidOptionError(f"{error}; {_NO_BOUND} means no bound") from None
 
-def _parse_bound(name: str, text: str) -> int:
-    """A size above 0, or −1."""
-    return _NO_BOUND if text.strip() == f"{_NO_BOUND}" else parse_byte_size(name, text)
+    return parse_bound
 
 
 CACHE_OPTIONS: Final[tuple[Option, ...]] = (
     Option(
         "cache",
         parse_bool,
-        "true",
         "`false` keeps nothing on local disk. Listings are never kept.",
+        default="true",
     ),
     Option(
         "cacheDir",
         parse_text,
-        None,
         "Folder of the caches, mode 0700, one user's. Default: `tiered-kafka` in `XDG_CACHE_HOME`,"
         " `~/.cache` or the temporary folder. Tiers in local folders are cached only if it is"
         " given.",
     ),
     Option(
         "indexCacheBytes",
-        _parse_bound,
-        "1g",
+        _or_no_bound(parse_byte_size),
         "Disk for manifests and indexes on each machine, −1 without bound; the broker's"
         " `remote.log.index.file.cache.total.size.bytes`.",
+        default="1g",
     ),
     Option(
         "indexCacheTtlMs",
-        _parse_ttl,
-        "900000",
+        _or_no_bound(parse_positive_int),
         "They are dropped so long after the last access, −1 never.",
+        default="900000",
     ),
     Option(
         "chunkCacheBytes",
-        _parse_bound,
-        None,
+        _or_no_bound(parse_byte_size),
         "Disk for chunks of segments on each machine, as stored: what is encrypted stays so, unless"
         " `cachePlaintext`. Off by default; the plugin's `fetch.chunk.cache.size`.",
     ),
     Option(
         "chunkCacheTtlMs",
-        _parse_ttl,
-        "600000",
+        _or_no_bound(parse_positive_int),
         "They are dropped so long after the last access, −1 never; the plugin's"
         " `fetch.chunk.cache.retention.ms`.",
+        default="600000",
     ),
     Option(
         "cachePlaintext",
         parse_bool,
-        "false",
         "`true` keeps chunks decrypted and decompressed, files of mode 0600: a second scan is"
         " faster, but what was encrypted lies readable on this machine's disk.",
+        default="false",
     ),
 )
 

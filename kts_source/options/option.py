@@ -15,12 +15,12 @@ class Option:
 
     Attributes:
         name: As users write it.
-        parse: Text to value; raises `InvalidOptionError` naming the option.
-        default: Shown in the docs; `None` = no default text. Parsed like a given value.
+        parse: Option name and text to value; raises `InvalidOptionError` that names the option.
         doc: One sentence for the docs.
+        default: Shown in the docs, and parsed like a given text; `None` = no default.
     """
 
     name: str
     parse: Callable[[str, str], Any]
-    default: str | None
     doc: str
+    default: str | None = None

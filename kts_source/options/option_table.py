@@ -8,6 +8,7 @@ here, before any I/O, so that a mistake fails at `load()`.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from kts_source.options.cache_options import CACHE_OPTIONS
@@ -17,20 +18,19 @@ from kts_source.options.parsing import (
     MAX_INT32,
     parse_bool,
     parse_byte_size,
-    parse_byte_size_within,
     parse_choice,
     parse_columns,
     parse_int,
     parse_positive_int,
-    parse_positive_up_to,
+    parse_positive_int32,
     parse_text,
     parse_time_zone,
+    parse_timestamp_range,
 )
 from kts_source.options.requested_bounds import (
     parse_offsets,
     parse_partition_timestamps,
     parse_timestamp,
-    parse_timestamp_range,
 )
 from kts_source.options.selection import (
     parse_assign,
@@ -46,15 +46,12 @@ if TYPE_CHECKING:
 
 READ_COMMITTED: Final = "read_committed"
 READ_UNCOMMITTED: Final = "read_uncommitted"
-_MAX_REQUESTS: Final = 1024
-"""Each has a thread."""
+_MAX_REQUESTS: Final = 1024  # each has a thread
 
-
-OPTIONS: Final[tuple[Option, ...]] = (
+_ESSENTIAL: Final = (
     Option(
         "path",
         parse_text,
-        None,
         "Root of the tier: `s3://bucket`, `file:///…`, a folder, any fsspec URL, or a list of"
         " presigned URLs (`https://…/list.json`, `presigned+file:///…/list.txt`; query strings are"
         " kept secret). Required.",
@@ -62,230 +59,204 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option(
         "keyPrefix",
         lambda _name, text: text,
-        "",
         "The storage plugin's `key.prefix`, taken literally: no slash is added.",
-    ),
-    Option(
-        "layout",
-        parse_text,
-        "aiven",
-        "How objects are laid out: `aiven`, `local-tiered-storage`, or the name of a plug-in.",
+        default="",
     ),
     Option(
         "subscribe",
         parse_subscribe,
-        None,
         "Topics, separated by commas. Exactly one of `subscribe`, `subscribePattern`, `assign`.",
-    ),
-    Option(
-        "subscribePattern",
-        parse_pattern,
-        None,
-        "Regular expression that is found anywhere in a topic's name, as in Spark's source;"
-        " `^orders$` for a whole name.",
-    ),
-    Option("assign", parse_assign, None, 'Partitions: `{"topic":[0,1]}`.'),
-    Option(
-        "topicId",
-        parse_topic_ids,
-        None,
-        'Which incarnation of a re-created topic to read: an id, or JSON `{"topic":"id"}`.'
-        " Default: the newest by event timestamp.",
-    ),
-    Option(
-        "isolationLevel",
-        parse_choice(READ_COMMITTED, READ_UNCOMMITTED),
-        READ_COMMITTED,
-        "`read_committed` leaves aborted and undecided transactions out; `read_uncommitted`"
-        " returns every record. Alias: `kafka.isolation.level`.",
     ),
     Option(
         "startingOffsets",
         parse_offsets,
-        "earliest",
         'First offsets, inclusive: `earliest`, or `{"topic":{"0":23,"1":-2}}` (−2 earliest) with'
         " every tiered partition.",
+        default="earliest",
     ),
     Option(
         "endingOffsets",
         parse_offsets,
-        "latest",
         'Last offsets, exclusive: `latest`, or `{"topic":{"0":50,"1":-1}}` (−1 latest).',
+        default="latest",
     ),
     Option(
         "startingTimestamp",
         parse_timestamp,
-        None,
         "Start at the first offset whose timestamp is at or after this, in ms since the epoch;"
         " before `startingOffsetsByTimestamp` and `startingOffsets`.",
     ),
     Option(
         "endingTimestamp",
         parse_timestamp,
-        None,
         "End before the first offset whose timestamp is at or after this, in ms; no such offset:"
         " the end.",
     ),
     Option(
-        "startingOffsetsByTimestamp",
-        parse_partition_timestamps,
-        None,
-        'The same per partition: `{"topic":{"0":1700000000000}}`; before `startingOffsets`.',
-    ),
-    Option(
-        "endingOffsetsByTimestamp",
-        parse_partition_timestamps,
-        None,
-        "The same for the end; before `endingOffsets`.",
-    ),
-    Option(
-        "startingOffsetsByTimestampStrategy",
-        parse_choice("error", "latest"),
-        "error",
-        "When no offset has the starting timestamp: `error`, or `latest` (an empty range).",
-    ),
-    Option(
-        "maxTimestampAheadMs",
-        parse_int,
-        None,
-        "Asserts that no record is dated more than this many ms after its segment was uploaded."
-        " Timestamp bounds then need only the manifests of objects modified since; exact by"
-        " default, which needs all.",
-    ),
-    Option("includeHeaders", parse_bool, "false", "Adds column `headers`."),
-    Option(
-        "includeLineage",
-        parse_bool,
-        "false",
-        "Adds `leaderEpoch`, `producerId`, `producerEpoch`, `sequence`, `isTransactional`,"
-        " `batchBaseOffset`, `codec` and `segmentId`.",
+        "isolationLevel",
+        partial(parse_choice, choices=(READ_COMMITTED, READ_UNCOMMITTED)),
+        "`read_committed` leaves aborted and undecided transactions out; `read_uncommitted`"
+        " returns every record. Alias: `kafka.isolation.level`.",
+        default=READ_COMMITTED,
     ),
     Option(
         "columns",
         parse_columns,
-        None,
         "Only these columns, in this order; the others are neither decoded nor copied.",
     ),
     Option(
         "where",
         parse_text,
-        None,
         "Only rows for which this Spark SQL condition is true, decided where the bytes are:"
         " `key = 'k'`, `IN`, `BETWEEN`, `LIKE`, `startswith`, `endswith`, `contains`, `IS NULL`,"
         " `AND`, `OR`, `NOT` over the columns and `header('name')`, also those not in `columns`.",
     ),
+)
+"""The ten options that most reads need."""
+
+_MORE: Final = (
+    Option(
+        "layout",
+        parse_text,
+        "How objects are laid out: `aiven`, `local-tiered-storage`, or the name of a plug-in.",
+        default="aiven",
+    ),
+    Option(
+        "subscribePattern",
+        parse_pattern,
+        "Regular expression that is found anywhere in a topic's name, as in Spark's source;"
+        " `^orders$` for a whole name.",
+    ),
+    Option("assign", parse_assign, 'Partitions: `{"topic":[0,1]}`.'),
+    Option(
+        "topicId",
+        parse_topic_ids,
+        'Which incarnation of a re-created topic to read: an id, or JSON `{"topic":"id"}`.'
+        " Default: the newest by event timestamp.",
+    ),
+    Option(
+        "startingOffsetsByTimestamp",
+        parse_partition_timestamps,
+        'The same per partition: `{"topic":{"0":1700000000000}}`; before `startingOffsets`.',
+    ),
+    Option(
+        "endingOffsetsByTimestamp",
+        parse_partition_timestamps,
+        "The same for the end; before `endingOffsets`.",
+    ),
+    Option(
+        "startingOffsetsByTimestampStrategy",
+        partial(parse_choice, choices=("error", "latest")),
+        "When no offset has the starting timestamp: `error`, or `latest` (an empty range).",
+        default="error",
+    ),
+    Option(
+        "maxTimestampAheadMs",
+        parse_int,
+        "Asserts that no record is dated more than this many ms after its segment was uploaded."
+        " Timestamp bounds then need only the manifests of objects modified since; exact by"
+        " default, which needs all.",
+    ),
+    Option("includeHeaders", parse_bool, "Adds column `headers`.", default="false"),
+    Option(
+        "includeLineage",
+        parse_bool,
+        "Adds `leaderEpoch`, `producerId`, `producerEpoch`, `sequence`, `isTransactional`,"
+        " `batchBaseOffset`, `codec` and `segmentId`.",
+        default="false",
+    ),
     Option(
         "timestampRange",
         parse_timestamp_range,
-        None,
         "Only rows dated in `start,stop` (ms since the epoch, the stop exclusive; either may be"
         " left out): a row filter, wherever the rows stand, that moves no offset bound.",
     ),
     Option(
         "timeZone",
         parse_time_zone,
-        None,
         "Zone of timestamps in `where` that name none: `Europe/Zurich`, `UTC`, `+02:00`.",
     ),
     Option(
         "failOnDataLoss",
         parse_bool,
-        "true",
         "`false` skips holes, vanished objects and offsets out of range with a warning that"
         " names them.",
+        default="true",
     ),
-    Option("checkCrcs", parse_bool, "true", "Verify the checksum of every record batch read."),
+    Option(
+        "checkCrcs", parse_bool, "Verify the checksum of every record batch read.", default="true"
+    ),
     Option(
         "minPartitions",
-        parse_positive_up_to(MAX_INT32),
-        None,
+        parse_positive_int32,
         "At least this many tasks where the data can be cut so far.",
     ),
     Option(
         "maxRecordsPerPartition",
         parse_positive_int,
-        None,
         "At most about this many records in a task, told from offsets and bytes.",
     ),
     Option(
         "targetPartitionBytes",
         parse_byte_size,
-        "128m",
         "Original bytes a task should hold; larger segments are cut, small ones packed.",
+        default="128m",
     ),
     Option(
         "maxSegmentsPerTask",
-        parse_positive_up_to(MAX_INT32),
-        "64",
+        parse_positive_int32,
         "At most this many segments or slices in a task.",
+        default="64",
     ),
     Option(
         "maxPlanBytes",
         parse_byte_size,
-        None,
         "Refuse, before any task starts, a plan that would fetch more stored bytes.",
     ),
     Option(
         "maxPlanRequests",
         parse_positive_int,
-        None,
         "Refuse, before any task starts, a plan that would send more requests.",
     ),
     Option(
         "planFile",
         parse_text,
-        None,
         "A plan written as JSON by an earlier run: read exactly that, without planning anew; an"
         " option that contradicts it is an error.",
     ),
     Option(
         "maxBatchBytes",
-        parse_byte_size_within(HEADER_SIZE, MAX_INT32),
-        "256m",
+        partial(parse_byte_size, least=HEADER_SIZE, most=MAX_INT32),
         "Refuse a record batch that is, or decompresses to, more than this.",
+        default="256m",
     ),
     Option(
         "maxConcurrentRequests",
-        parse_positive_up_to(_MAX_REQUESTS),
-        "16",
+        partial(parse_positive_int, most=_MAX_REQUESTS),
         "Requests that a task has under way at a time.",
+        default="16",
     ),
     Option(
         "prefetchBytes",
         parse_byte_size,
-        "128m",
         "Stored bytes that a task may read ahead; its memory is bounded by this, and some 32 MB for"
         " what is being decoded.",
+        default="128m",
     ),
     *FETCH_OPTIONS,
     *CACHE_OPTIONS,
     Option(
         "storageOptions",
         parse_text,
-        None,
         "JSON handed to the fsspec filesystem as it is. Its values are kept secret.",
     ),
 )
 
-
-ESSENTIAL: Final = (
-    "path",
-    "keyPrefix",
-    "subscribe",
-    "startingOffsets",
-    "endingOffsets",
-    "startingTimestamp",
-    "endingTimestamp",
-    "isolationLevel",
-    "columns",
-    "where",
-)
-"""The ten options that most reads need."""
+OPTIONS: Final[tuple[Option, ...]] = (*_ESSENTIAL, *_MORE)
 
 
 def options_tables() -> dict[str, str]:
     """The tables of options in the docs, in Markdown: `essential`, `more` and `store`."""
-    essential = {name: option for option in OPTIONS if (name := option.name) in ESSENTIAL}
     keys = "encryption.key.pairs.<id>.private.key"
     store = [
         (
@@ -306,8 +277,8 @@ def options_tables() -> dict[str, str]:
         *S3_OPTIONS,
     ]
     return {
-        "essential": _table(_row(essential[name]) for name in ESSENTIAL),
-        "more": _table(_row(option) for option in OPTIONS if option.name not in essential),
+        "essential": _table(map(_row, _ESSENTIAL)),
+        "more": _table(map(_row, _MORE)),
         "store": _table((f"`{name}`", "", doc) for name, doc in store),
     }
 

@@ -4,33 +4,32 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from kts_source.errors import InvalidOptionError
+from kts_source.predicate.literals import time_zone
+from kts_source.predicate.model import MAX_INT64, MIN_INT64, Column, Compare, Op
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from datetime import tzinfo
 
 MAX_INT32: Final = (1 << 31) - 1
-_UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-_BYTE_SIZE = re.compile(r"([0-9]+)\s*(?:([kmgt])(?:i?b)?|b)?", re.IGNORECASE)
+_UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_BYTE_SIZE = re.compile(r"([0-9]{1,19})\s*(?:([kmgt])(?:i?b)?|b)?", re.IGNORECASE)
 
 
 def check_characters(name: str, text: str) -> None:
-    """Refuses what no path, key or name can hold.
-
-    Raises:
-        InvalidOptionError: A zero byte or half a character. The text is not shown.
-    """
+    """Refuses a text that no path, key or name can hold, without showing it."""
     try:
-        text.encode("utf-8", "surrogateescape")  # what file names may be is let through
+        text.encode("utf-8", "surrogateescape")  # file names may hold any bytes
     except UnicodeEncodeError:
-        pass
+        valid = False
     else:
-        if "\0" not in text:
-            return
-    raise InvalidOptionError(f"option {name!r} has a zero byte or half a character")
+        valid = "\0" not in text
+    if not valid:
+        raise InvalidOptionError(f"option {name!r} has a zero byte or half a character")
 
 
 def parse_text(name: str, text: str) -> str:
@@ -43,84 +42,75 @@ def parse_text(name: str, text: str) -> str:
 
 def parse_bool(name: str, text: str) -> bool:
     """`true` or `false`, in any case."""
+    return parse_choice(name, text, choices=("true", "false")) == "true"
+
+
+def parse_choice(name: str, text: str, *, choices: tuple[str, ...]) -> str:
+    """One of `choices`, in any case."""
     lower = text.strip().lower()
-    if lower not in ("true", "false"):
-        raise InvalidOptionError(f"option {name!r} must be true or false, not {text!r}")
-    return lower == "true"
+    if lower not in choices:
+        raise InvalidOptionError(f"option {name!r} must be {' or '.join(choices)}, not {text!r}")
+    return lower
 
 
 def parse_int(name: str, text: str) -> int:
     """A decimal integer that fits 64 bits."""
-    if not re.fullmatch(r"\s*[+-]?[0-9]{1,19}\s*", text) or not -(1 << 63) <= int(text) < 1 << 63:
+    if not re.fullmatch(r"\s*[+-]?[0-9]{1,19}\s*", text) or not MIN_INT64 <= int(text) <= MAX_INT64:
         raise InvalidOptionError(f"option {name!r} must be a whole number, not {text!r}")
     return int(text)
 
 
-def parse_positive_int(name: str, text: str) -> int:
-    """A whole number above 0."""
+def parse_positive_int(name: str, text: str, *, most: int = MAX_INT64) -> int:
+    """A whole number from 1 to `most`."""
     value = parse_int(name, text)
     if value <= 0:
         raise InvalidOptionError(f"option {name!r} must be positive, not {text!r}")
+    if value > most:
+        raise InvalidOptionError(f"option {name!r} must be at most {most}, not {text!r}")
     return value
 
 
-def parse_positive_up_to(most: int) -> Callable[[str, str], int]:
-    """A parser of whole numbers above 0, up to and including `most`."""
-
-    def parse(name: str, text: str) -> int:
-        value = parse_positive_int(name, text)
-        if value > most:
-            raise InvalidOptionError(f"option {name!r} must be at most {most}, not {text!r}")
-        return value
-
-    return parse
+parse_positive_int32 = partial(parse_positive_int, most=MAX_INT32)
 
 
-def parse_byte_size(name: str, text: str) -> int:
-    """Bytes: a number above 0, or one with a unit in powers of 1024 (`64m`, `1g`, `512 KiB`)."""
+def parse_byte_size(name: str, text: str, *, least: int = 1, most: int = MAX_INT64) -> int:
+    """`least` to `most` bytes, plain or with a unit in powers of 1024 (`64m`, `1g`, `512 KiB`)."""
     match = _BYTE_SIZE.fullmatch(text.strip())
-    value = int(match[1]) * _UNITS[(match[2] or "").lower()] if match and len(match[1]) < 20 else 0
-    if not 0 < value < 1 << 63:
+    value = int(match[1]) * _UNITS[(match[2] or "").lower()] if match else 0
+    if not 0 < value <= MAX_INT64:
         raise InvalidOptionError(
             f"option {name!r} must be a size such as 134217728 or 128m, not {text!r}"
+        )
+    if not least <= value <= most:
+        raise InvalidOptionError(
+            f"option {name!r} must be from {least} to {most} bytes, not {text!r}"
         )
     return value
 
 
-def parse_byte_size_within(least: int, most: int) -> Callable[[str, str], int]:
-    """A parser of sizes from `least` to `most` bytes, both inclusive."""
-
-    def parse(name: str, text: str) -> int:
-        value = parse_byte_size(name, text)
-        if not least <= value <= most:
-            raise InvalidOptionError(
-                f"option {name!r} must be from {least} to {most} bytes, not {text!r}"
-            )
-        return value
-
-    return parse
-
-
 def parse_time_zone(name: str, text: str) -> tzinfo:
     """A time zone by its name or offset."""
-    from kts_source.predicate.literals import time_zone
-
     try:
         return time_zone(text)
     except ValueError as error:
         raise InvalidOptionError(f"option {name!r}: {error}") from None
 
 
-def parse_choice(*choices: str) -> Callable[[str, str], str]:
-    """A parser that accepts one of `choices` in any case."""
-
-    def parse(name: str, text: str) -> str:
-        for choice in choices:
-            if text.strip().lower() == choice.lower():
-                return choice
-        raise InvalidOptionError(f"option {name!r} must be {' or '.join(choices)}, not {text!r}")
-
-    return parse
+def parse_timestamp_range(name: str, text: str) -> tuple[Compare, ...]:
+    """`start,stop` in milliseconds since the epoch, of which one may be empty, as conditions."""
+    sides = [part.strip() for part in text.split(",", 1)]
+    if len(sides) < 2 or not any(sides):
+        raise InvalidOptionError(f"option {name!r} must be like 1700000000000,1700003600000")
+    bounds = [parse_int(name, side) if side else None for side in sides]
+    start, stop = bounds
+    if start is not None and stop is not None and start > stop:
+        raise InvalidOptionError(f"option {name!r} ends before it begins: {text!r}")
+    return tuple(
+        # Beyond all timestamps of the table where its microseconds do not reach so far.
+        Compare(op, Column("timestamp"), min(max(bound * 1000, MIN_INT64), MAX_INT64))
+        for op, bound in zip((Op.GE, Op.LT), bounds, strict=True)
+        if bound is not None
+    )
 
 
 def parse_names(name: str, text: str) -> tuple[str, ...]:
@@ -141,7 +131,7 @@ def parse_json_object(name: str, text: str, *, example: str) -> Mapping[str, Any
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len({key for key, _ in pairs}) != len(pairs):
-            raise InvalidOptionError(f"option {name!r} has a key twice: {text!r}")
+            raise ValueError("it has a key twice")
         return dict(pairs)
 
     try:
@@ -161,6 +151,6 @@ def parse_partition_number(name: str, value: object) -> int:
     """A partition number in JSON, as a number or (object keys) as text."""
     if isinstance(value, str) and re.fullmatch(r"[0-9]{1,10}", value):
         value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 31:
+    if type(value) is not int or not 0 <= value <= MAX_INT32:
         raise InvalidOptionError(f"option {name!r} has {value!r} where a partition number belongs")
     return value

@@ -11,6 +11,7 @@ from typing import Final, TypeAlias
 
 from kts_source.errors import InvalidOptionError
 from kts_source.options.parsing import parse_int, parse_json_object, parse_partition_number
+from kts_source.predicate.model import MAX_INT64, MIN_INT64
 
 EARLIEST_OFFSET: Final = -2
 LATEST_OFFSET: Final = -1
@@ -35,19 +36,6 @@ class OffsetsBound:
 
     offsets: PartitionValues
 
-    @property
-    def mentions_latest(self) -> bool:
-        """Whether any partition asks for latest."""
-        return self._mentions(LATEST_OFFSET)
-
-    @property
-    def mentions_earliest(self) -> bool:
-        """Whether any partition asks for earliest."""
-        return self._mentions(EARLIEST_OFFSET)
-
-    def _mentions(self, offset: int) -> bool:
-        return any(offset in partitions.values() for partitions in self.offsets.values())
-
 
 @dataclass(frozen=True, slots=True)
 class TimestampBound:
@@ -65,21 +53,22 @@ class TimestampsBound:
 
 Bound: TypeAlias = EarliestBound | LatestBound | OffsetsBound | TimestampBound | TimestampsBound
 
-_OFFSETS_EXAMPLE = '{"topicA":{"0":23,"1":-1},"topicB":{"0":-2}}'
+NAMED_OFFSETS: Final = {"earliest": EARLIEST_OFFSET, "latest": LATEST_OFFSET}
+_NAMED_BOUNDS: Final[Mapping[str, Bound]] = {"earliest": EarliestBound(), "latest": LatestBound()}
+
+
+def mentions(bound: Bound, end: str) -> bool:
+    """Whether any partition asks for `earliest` or `latest`, by its name or its number."""
+    if isinstance(bound, OffsetsBound):
+        return any(NAMED_OFFSETS[end] in offsets.values() for offsets in bound.offsets.values())
+    return bound == _NAMED_BOUNDS[end]
 
 
 def parse_offsets(name: str, text: str) -> Bound:
-    """`earliest`, `latest`, or offsets in JSON.
-
-    Raises:
-        InvalidOptionError: Anything else.
-    """
-    word = text.strip().lower()
-    if word == "earliest":
-        return EarliestBound()
-    if word == "latest":
-        return LatestBound()
-    offsets = _partition_values(name, text, example=_OFFSETS_EXAMPLE)
+    """`earliest`, `latest`, or offsets in JSON."""
+    if bound := _NAMED_BOUNDS.get(text.strip().lower()):
+        return bound
+    offsets = _partition_values(name, text, '{"topicA":{"0":23,"1":-1},"topicB":{"0":-2}}')
     for topic, partitions in offsets.items():
         for partition, offset in partitions.items():
             if offset < EARLIEST_OFFSET:
@@ -91,11 +80,7 @@ def parse_offsets(name: str, text: str) -> Bound:
 
 
 def parse_timestamp(name: str, text: str) -> Bound:
-    """Milliseconds since the epoch, 0 or more.
-
-    Raises:
-        InvalidOptionError: Anything else.
-    """
+    """Milliseconds since the epoch, 0 or more."""
     timestamp_ms = parse_int(name, text)
     if timestamp_ms < 0:
         raise InvalidOptionError(f"option {name!r} must not be negative: {text!r}")
@@ -103,60 +88,26 @@ def parse_timestamp(name: str, text: str) -> Bound:
 
 
 def parse_partition_timestamps(name: str, text: str) -> Bound:
-    """Timestamps by topic and partition, in JSON.
-
-    Raises:
-        InvalidOptionError: Anything else.
-    """
-    timestamps = _partition_values(name, text, example='{"topicA":{"0":1700000000000}}')
-    for partitions in timestamps.values():
-        if any(timestamp_ms < 0 for timestamp_ms in partitions.values()):
-            raise InvalidOptionError(f"option {name!r} has a negative timestamp: {text!r}")
+    """Timestamps by topic and partition, in JSON."""
+    timestamps = _partition_values(name, text, '{"topicA":{"0":1700000000000}}')
+    if any(timestamp < 0 for numbers in timestamps.values() for timestamp in numbers.values()):
+        raise InvalidOptionError(f"option {name!r} has a negative timestamp: {text!r}")
     return TimestampsBound(timestamps)
 
 
-def _partition_values(name: str, text: str, *, example: str) -> PartitionValues:
+def _partition_values(name: str, text: str, example: str) -> PartitionValues:
     values: dict[str, dict[int, int]] = {}
     for topic, partitions in parse_json_object(name, text, example=example).items():
         if not isinstance(partitions, dict):
             raise InvalidOptionError(f"option {name!r} must be JSON like {example}, not {text!r}")
-        numbers: dict[int, int] = {}
+        numbers = values[topic] = {}
         for partition_text, value in partitions.items():
             partition = parse_partition_number(name, partition_text)
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, int)
-                or not -(1 << 63) <= value < 1 << 63
-            ):
+            if type(value) is not int or not MIN_INT64 <= value <= MAX_INT64:
                 raise InvalidOptionError(
                     f"option {name!r} has {value!r} where a whole number belongs"
                 )
             if partition in numbers:
                 raise InvalidOptionError(f"option {name!r} names {topic}-{partition} twice")
             numbers[partition] = value
-        values[topic] = numbers
     return values
-
-
-@dataclass(frozen=True, slots=True)
-class TimestampRange:
-    """Rows dated in [start_ms, stop_ms); `None` leaves a side open."""
-
-    start_ms: int | None
-    stop_ms: int | None
-
-
-def parse_timestamp_range(name: str, text: str) -> TimestampRange:
-    """`start,stop` in milliseconds since the epoch, of which one may be empty.
-
-    Raises:
-        InvalidOptionError: Anything else, or a range that ends before it begins.
-    """
-    start_text, comma, stop_text = (part.strip() for part in text.partition(","))
-    if not comma or not (start_text or stop_text):
-        raise InvalidOptionError(f"option {name!r} must be like 1700000000000,1700003600000")
-    start = parse_int(name, start_text) if start_text else None
-    stop = parse_int(name, stop_text) if stop_text else None
-    if start is not None and stop is not None and start > stop:
-        raise InvalidOptionError(f"option {name!r} ends before it begins: {text!r}")
-    return TimestampRange(start, stop)

@@ -7,49 +7,41 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from kts_source.cache.caches import NO_CACHE, CacheSettings
 from kts_source.columns import ALL_COLUMNS, DEFAULT_COLUMNS, HEADERS, LINEAGE_COLUMNS
 from kts_source.errors import InvalidOptionError
 from kts_source.keyring import KEY_OPTION_PATTERN, KEY_SOURCES, KeyRing
 from kts_source.options.cache_options import cache_settings
-from kts_source.options.fetch_options import (
-    FetchOptions,
-    fetch_options,
-    take_aliases,
-    take_fallback,
-)
-from kts_source.options.parsing import check_characters, parse_choice
-from kts_source.options.requested_bounds import (
-    Bound,
-    EarliestBound,
-    LatestBound,
-    OffsetsBound,
-    TimestampBound,
-    TimestampsBound,
-)
-from kts_source.options.selection import (
-    Assign,
-    Selection,
-    Subscribe,
-    SubscribePattern,
-)
+from kts_source.options.fetch_options import FetchOptions, fetch_options
+from kts_source.options.option_table import OPTIONS, READ_COMMITTED
+from kts_source.options.parsing import check_characters
+from kts_source.options.requested_bounds import NAMED_OFFSETS, Bound, mentions
+from kts_source.predicate.model import And
 from kts_source.store.presigned_path import hide_query
 from kts_source.store.storage_options import S3_OPTIONS, storage_options_from
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
-    from kts_source.options.requested_bounds import TimestampRange
+    from kts_source.cache.caches import CacheSettings
+    from kts_source.options.selection import Selection
     from kts_source.predicate.model import Predicate
     from kts_source.secret import Secret
 
-from kts_source.options.option_table import OPTIONS, READ_COMMITTED, READ_UNCOMMITTED
-
 _BY_LOWER_NAME: Final = {option.name.lower(): option for option in OPTIONS}
-_ISOLATION_ALIAS: Final = "kafka.isolation.level"
+_ALIASES: Final = {
+    "kafka.isolation.level": "isolationLevel",
+    # Names of KIP-1254.
+    "fetch.remote.connect.timeout.ms": "fetchConnectTimeoutMs",
+    "fetch.remote.read.timeout.ms": "fetchReadTimeoutMs",
+}
+_STORAGE: Final = re.compile(r"s3\..*|storageoptions", re.DOTALL)
+_FALLBACK: Final = re.compile(r"fallback\.(s3\..+|storageoptions)")
 
-# Refused by Spark's Kafka source for the same reason: the source decides these itself.
-_REFUSED_KAFKA: Final[Mapping[str, str]] = {
+_NOT_SUPPORTED: Final[Mapping[str, str]] = {
+    "paths": "load() takes one path, the root of the tier; several were given",
+    "storage.key.prefix": "the plugin itself ignores that name; its setting is `key.prefix`, here"
+    " `keyPrefix`",
+    # Refused by Spark's Kafka source for the same reason: the source decides these itself.
     "kafka.auto.offset.reset": "use startingOffsets instead",
     "kafka.key.deserializer": "keys are returned as bytes; deserialise them with DataFrame"
     " operations",
@@ -122,12 +114,12 @@ class ScanOptions:
     prefetch_bytes: int
     storage: Secret[Mapping[str, Any]]
     key_ring: KeyRing
-    ignored: tuple[str, ...] = field(default=())
-    fetch: FetchOptions = field(default_factory=FetchOptions)
-    cache: CacheSettings = NO_CACHE
-    max_timestamp_ahead_ms: int | None = None
-    where: Predicate | None = None
-    given: frozenset[str] = frozenset()
+    ignored: tuple[str, ...]
+    fetch: FetchOptions
+    cache: CacheSettings
+    max_timestamp_ahead_ms: int | None
+    where: Predicate | None
+    given: frozenset[str]
 
     @property
     def read_committed(self) -> bool:
@@ -145,28 +137,27 @@ def parse_options(given: Mapping[str, str]) -> ScanOptions:
         InvalidOptionError: Unknown, malformed, missing or contradictory options.
     """
     texts = {name.lower(): text for name, text in given.items()}
-    key_texts = {
-        name: texts.pop(name) for name in list(texts) if KEY_OPTION_PATTERN.fullmatch(name)
-    }
-    storage_texts = {name: texts.pop(name) for name in list(texts) if name.startswith("s3.")}
-    if "storageoptions" in texts:
-        storage_texts["storageoptions"] = texts["storageoptions"]
-    take_aliases(texts)
-    fallback_texts = take_fallback(texts)
+    key_texts = _take(texts, KEY_OPTION_PATTERN)
+    storage_texts = _take(texts, _STORAGE)
+    if "storageoptions" in storage_texts:  # a row of the table as well
+        texts["storageoptions"] = storage_texts["storageoptions"]
+    fallback = _take(texts, _FALLBACK)
+    fallback_texts = {name.removeprefix("fallback."): text for name, text in fallback.items()}
+    _replace_aliases(texts)
     ignored = _take_ignored(texts)
     values = _parse_known(texts)
     selection = _one_selection(values)
     fetch = fetch_options(values, storage_texts, fallback_texts)
-    path, storage = hide_query(_path(values, texts), storage_options_from(storage_texts))
+    path, storage = hide_query(_path(values), storage_options_from(storage_texts))
     return ScanOptions(
         path=path,
         key_prefix=values["keyPrefix"],
         layout=values["layout"],
         selection=selection,
         topic_ids=values["topicId"] or {},
-        isolation_level=_isolation_level(values, texts),
-        starting=_starting(values),
-        ending=_ending(values),
+        isolation_level=values["isolationLevel"],
+        starting=_bound(values, "starting", not_allowed="latest"),
+        ending=_bound(values, "ending", not_allowed="earliest"),
         timestamp_strategy=values["startingOffsetsByTimestampStrategy"],
         columns=_columns(values),
         fail_on_data_loss=values["failOnDataLoss"],
@@ -188,40 +179,44 @@ def parse_options(given: Mapping[str, str]) -> ScanOptions:
         cache=cache_settings(values, patience_seconds=fetch.retry_policy.read_timeout_seconds),
         max_timestamp_ahead_ms=values["maxTimestampAheadMs"],
         where=_where(values),
-        given=_given(texts),
+        given=frozenset(_BY_LOWER_NAME[name].name for name in texts),
     )
 
 
-def _given(texts: Mapping[str, str]) -> frozenset[str]:
-    names = {"isolationlevel" if name == _ISOLATION_ALIAS else name for name in texts}
-    return frozenset(_BY_LOWER_NAME[name].name for name in names if name in _BY_LOWER_NAME)
+def _take(texts: dict[str, str], names: re.Pattern[str]) -> dict[str, str]:
+    """The options whose name matches, taken out of `texts`."""
+    return {name: texts.pop(name) for name in list(texts) if names.fullmatch(name)}
+
+
+def _replace_aliases(texts: dict[str, str]) -> None:
+    for alias, name in _ALIASES.items():
+        if alias in texts:
+            text = texts.pop(alias)
+            other = texts.setdefault(name.lower(), text)
+            parse = _BY_LOWER_NAME[name.lower()].parse
+            if parse(alias, text) != parse(name, other):
+                raise InvalidOptionError(f"options {name}={other!r} and {alias}={text!r} disagree")
 
 
 def _take_ignored(texts: dict[str, str]) -> tuple[str, ...]:
-    ignored = []
-    for name in sorted(texts):
-        if name in _REFUSED_KAFKA:
-            raise InvalidOptionError(f"option {name!r} is not supported: {_REFUSED_KAFKA[name]}")
-        if name == _ISOLATION_ALIAS:
-            continue
-        if name.startswith("kafka.") or name in _IGNORED:
-            ignored.append(name)
-            del texts[name]
-    return tuple(ignored)
+    if refused := texts.keys() & _NOT_SUPPORTED.keys():
+        name = min(refused)
+        raise InvalidOptionError(f"option {name!r} is not supported: {_NOT_SUPPORTED[name]}")
+    ignored = {name for name in texts if name.startswith("kafka.") or name in _IGNORED}
+    for name in ignored:
+        del texts[name]
+    return tuple(sorted(ignored))
 
 
 def _parse_known(texts: Mapping[str, str]) -> dict[str, Any]:
     for name, given in texts.items():
-        if name not in _BY_LOWER_NAME and name not in (_ISOLATION_ALIAS, "paths"):
+        if name not in _BY_LOWER_NAME:
             raise InvalidOptionError(_unknown(name))
         check_characters(name, given)
     values: dict[str, Any] = {}
     for lower, option in _BY_LOWER_NAME.items():
         text = texts.get(lower, option.default)
         values[option.name] = None if text is None else option.parse(option.name, text)
-    for pair in ("startingOffsets", "endingOffsets"):
-        if pair.lower() not in texts:
-            values[pair] = None
     return values
 
 
@@ -230,20 +225,13 @@ def _unknown(name: str) -> str:
     names += [f"encryption.key.pairs.<id>.private.key.{kind}" for kind in KEY_SOURCES]
     by_lower = {known.lower(): known for known in names}
     close = difflib.get_close_matches(name, by_lower, n=2, cutoff=0.6)
-    if name == "storage.key.prefix":
-        return (
-            f"unknown option {name!r}: the plugin itself ignores that name; its setting is"
-            " `key.prefix`, here `keyPrefix`"
-        )
     if close:
         guesses = " or ".join(repr(by_lower[match]) for match in close)
         return f"unknown option {name!r}; did you mean {guesses}?"
     return f"unknown option {name!r}; known are {', '.join(option.name for option in OPTIONS)}"
 
 
-def _path(values: Mapping[str, Any], texts: Mapping[str, str]) -> str:
-    if "paths" in texts:
-        raise InvalidOptionError("load() takes one path, the root of the tier; several were given")
+def _path(values: Mapping[str, Any]) -> str:
     if not values["path"]:
         raise InvalidOptionError(
             "option 'path' is missing: the root of the tier, such as s3://bucket or file:///folder"
@@ -265,83 +253,33 @@ def _one_selection(values: Mapping[str, Any]) -> Selection:
             f"only one of the options {', '.join(names)} can be given; there are"
             f" {' and '.join(given)}"
         )
-    selection = values[given[0]]
-    assert isinstance(selection, Subscribe | SubscribePattern | Assign)
+    selection: Selection = values[given[0]]
     return selection
 
 
-def _isolation_level(values: Mapping[str, Any], texts: Mapping[str, str]) -> str:
-    alias = texts.get(_ISOLATION_ALIAS)
-    if alias is None:
-        return str(values["isolationLevel"])
-    level = parse_choice(READ_COMMITTED, READ_UNCOMMITTED)(_ISOLATION_ALIAS, alias)
-    if "isolationlevel" in texts and level != values["isolationLevel"]:
-        raise InvalidOptionError(
-            f"options isolationLevel={values['isolationLevel']!r} and"
-            f" kafka.isolation.level={alias!r} disagree"
-        )
-    return str(level)
-
-
-def _starting(values: Mapping[str, Any]) -> Bound:
-    bound = _bound(values, "starting", EarliestBound())
-    if isinstance(bound, LatestBound) or (
-        isinstance(bound, OffsetsBound) and bound.mentions_latest
-    ):
-        raise InvalidOptionError("option 'startingOffsets' cannot be latest (−1) in a batch query")
-    return bound
-
-
-def _ending(values: Mapping[str, Any]) -> Bound:
-    bound = _bound(values, "ending", LatestBound())
-    if isinstance(bound, EarliestBound) or (
-        isinstance(bound, OffsetsBound) and bound.mentions_earliest
-    ):
-        raise InvalidOptionError("option 'endingOffsets' cannot be earliest (−2) in a batch query")
-    return bound
-
-
-def _bound(values: Mapping[str, Any], side: str, default: Bound) -> Bound:
+def _bound(values: Mapping[str, Any], side: str, *, not_allowed: str) -> Bound:
     # The precedence of Spark's source: the one timestamp, then timestamps by partition, then
     # offsets.
-    for name in (f"{side}Timestamp", f"{side}OffsetsByTimestamp", f"{side}Offsets"):
-        if values[name] is not None:
-            bound = values[name]
-            assert isinstance(
-                bound, EarliestBound | LatestBound | OffsetsBound | TimestampBound | TimestampsBound
-            )
-            return bound
-    return default
+    names = (f"{side}Timestamp", f"{side}OffsetsByTimestamp", f"{side}Offsets")
+    bound: Bound = next(values[name] for name in names if values[name] is not None)
+    if mentions(bound, not_allowed):
+        number = NAMED_OFFSETS[not_allowed]
+        raise InvalidOptionError(
+            f"option '{names[2]}' cannot be {not_allowed} ({number}) in a batch query"
+        )
+    return bound
 
 
 def _where(values: Mapping[str, Any]) -> Predicate | None:
-    terms: list[Predicate] = []
+    terms: list[Predicate] = [*(values["timestampRange"] or ())]
     if values["where"] is not None:
         # Not at import time: sqlglot takes a quarter of a second.
         from kts_source.predicate.parse import parse_predicate
 
-        terms.append(parse_predicate(values["where"], values["timeZone"]))
-    if values["timestampRange"] is not None:
-        terms.extend(_dated(values["timestampRange"]))
+        terms.insert(0, parse_predicate(values["where"], values["timeZone"]))
     if len(terms) < 2:
         return terms[0] if terms else None
-    from kts_source.predicate.model import And
-
     return And(tuple(terms))
-
-
-def _dated(wanted: TimestampRange) -> Iterator[Predicate]:
-    from kts_source.predicate.model import Column, Compare, Op
-
-    if wanted.start_ms is not None:
-        yield Compare(Op.GE, Column("timestamp"), _microseconds(wanted.start_ms))
-    if wanted.stop_ms is not None:
-        yield Compare(Op.LT, Column("timestamp"), _microseconds(wanted.stop_ms))
-
-
-def _microseconds(milliseconds: int) -> int:
-    """What the table's timestamps are compared with; beyond all of them where none is so far."""
-    return min(max(milliseconds * 1000, -(1 << 63)), (1 << 63) - 1)
 
 
 def _columns(values: Mapping[str, Any]) -> tuple[str, ...]:

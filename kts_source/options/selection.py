@@ -7,7 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from kts_source.errors import InvalidOptionError
-from kts_source.options.parsing import parse_json_object, parse_names, parse_partition_number
+from kts_source.options.parsing import (
+    parse_json_object,
+    parse_names,
+    parse_partition_number,
+    parse_text,
+)
 from segment_format.errors import InvalidManifestError
 from segment_format.kafka_uuid import uuid_from_text
 
@@ -58,13 +63,8 @@ def parse_subscribe(name: str, text: str) -> Subscribe:
 
 
 def parse_pattern(name: str, text: str) -> SubscribePattern:
-    """A regular expression.
-
-    Raises:
-        InvalidOptionError: Empty, or not a regular expression.
-    """
-    if not text.strip():
-        raise InvalidOptionError(f"option {name!r} is empty")
+    """A regular expression."""
+    parse_text(name, text)  # refuses blanks, which else stay, as in Spark's source
     try:
         re.compile(text)
     except re.error as error:
@@ -75,39 +75,28 @@ def parse_pattern(name: str, text: str) -> SubscribePattern:
 
 
 def parse_assign(name: str, text: str) -> Assign:
-    """JSON: topic to a list of partition numbers.
-
-    Raises:
-        InvalidOptionError: Anything else.
-    """
+    """JSON: topic to a list of partition numbers."""
     example = '{"topicA":[0,1],"topicB":[2]}'
     partitions: dict[str, tuple[int, ...]] = {}
     for topic, numbers in parse_json_object(name, text, example=example).items():
         if not isinstance(numbers, list) or any(isinstance(number, str) for number in numbers):
             raise InvalidOptionError(f"option {name!r} must be JSON like {example}, not {text!r}")
-        partitions[topic] = tuple(
-            sorted({parse_partition_number(name, number) for number in numbers})
-        )
+        known = {parse_partition_number(name, number) for number in numbers}
+        partitions[topic] = tuple(sorted(known))
     if not any(partitions.values()):
         raise InvalidOptionError(f"option {name!r} names no partition: {text!r}")
     return Assign(partitions)
 
 
 def parse_topic_ids(name: str, text: str) -> Mapping[str, str]:
-    """One topic id, or JSON topic to id; a lone id is filed under the empty name.
-
-    Raises:
-        InvalidOptionError: Not ids in Kafka's text form.
-    """
-    stripped = text.strip()
-    ids = (
-        parse_json_object(name, stripped, example='{"topicA":"lZ6vvmajTWKDBUTV6SQAtQ"}')
-        if stripped.startswith("{")
-        else {"": stripped}
-    )
+    """One topic id, or JSON topic to id; a lone id is filed under the empty name."""
+    given: Mapping[str, object] = {"": text.strip()}
+    if text.strip().startswith("{"):
+        given = parse_json_object(name, text, example='{"topicA":"lZ6vvmajTWKDBUTV6SQAtQ"}')
+    ids = {topic: str(topic_id) for topic, topic_id in given.items()}
     for topic_id in ids.values():
         try:
-            uuid_from_text(str(topic_id))
+            uuid_from_text(topic_id)
         except InvalidManifestError as error:
             raise InvalidOptionError(f"option {name!r}: {error.message}") from error
-    return {topic: str(topic_id) for topic, topic_id in ids.items()}
+    return ids

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from kts_source.predicate.implied_ranges import (
     EVERYWHERE,
-    MIN_INT64,
     Region,
     first_millisecond,
     region,
     specialised,
 )
+from kts_source.predicate.model import MIN_INT64
 
 if TYPE_CHECKING:
     from kts_source.layout.remote_segment import RemoteSegment

@@ -13,6 +13,8 @@ import pyarrow as pa
 
 from kts_source.columns import PARTITION, PLACE_COLUMNS, TOPIC
 from kts_source.predicate.model import (
+    MAX_INT64,
+    MIN_INT64,
     And,
     Column,
     Compare,
@@ -29,8 +31,6 @@ from kts_source.predicate.model import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-MIN_INT64: Final = -(1 << 63)
-MAX_INT64: Final = (1 << 63) - 1
 TRUE: Final = Constant(True)
 FALSE: Final = Constant(False)
 

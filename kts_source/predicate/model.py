@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 
+MIN_INT64: Final = -(1 << 63)
+MAX_INT64: Final = (1 << 63) - 1
+
+
 class Kind(Enum):
     """What may be compared with what."""
 

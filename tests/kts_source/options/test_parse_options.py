@@ -125,6 +125,22 @@ def test_alias_of_the_isolation_level() -> None:
     assert options.given == {"path", "subscribe", "isolationLevel"}  # may contradict a plan file
 
 
+@pytest.mark.parametrize(
+    ("name", "alias", "text", "other"),
+    [
+        ("isolationLevel", "kafka.isolation.level", "read_committed", "READ_COMMITTED "),
+        ("fetchReadTimeoutMs", "fetch.remote.read.timeout.ms", "2500", "+2500"),
+    ],
+)
+def test_an_option_and_its_alias_may_say_the_same(
+    name: str, alias: str, text: str, other: str
+) -> None:
+    options = parse_options({**BASE, name: text, alias: other})
+    assert options.given == {*BASE, name}
+    assert repr(parse_options({**BASE, name: text})) == repr(options)
+    assert f"'{alias}' must be" in refused(**{alias: "x"})
+
+
 def test_kafka_options_are_accepted_and_listed() -> None:
     options = parse_options(
         {**BASE, "kafka.bootstrap.servers": "x:9092", "kafkaConsumer.pollTimeoutMs": "5"}

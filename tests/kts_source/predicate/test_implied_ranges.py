@@ -7,14 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, settings
 
-from kts_source.predicate.implied_ranges import (
-    MAX_INT64,
-    MIN_INT64,
-    Region,
-    region,
-    specialised,
-)
-from kts_source.predicate.model import columns_of
+from kts_source.predicate.implied_ranges import Region, region, specialised
+from kts_source.predicate.model import MAX_INT64, MIN_INT64, columns_of
 from kts_source.predicate.parse import parse_predicate
 from tests.kts_source.predicate.generated import PREDICATES, ROWS
 from tests.kts_source.predicate.oracle import truth
