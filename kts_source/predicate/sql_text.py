@@ -1,7 +1,6 @@
 """The text of a predicate and the tree that sqlglot makes of it, each told from the other.
 
-sqlglot does not get to see string literals: their escapes are Spark's business, and in their place
-stand their numbers.
+sqlglot does not get to see string literals, whose escapes are Spark's: marks stand in their place.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class SqlText:
         if len(text) > _MAX_TEXT:
             raise ValueError(f"a predicate of {len(text)} characters; {_MAX_TEXT} are read")
         self._text = text
-        self._strings: list[str] = []
+        self._strings: dict[str, str] = {}  # mark to literal, quotes included
 
     def tree(self) -> exp.Expr:
         """The tree of the one expression it holds.
@@ -45,15 +44,18 @@ class SqlText:
         return trees[0]
 
     def string(self, node: exp.Literal) -> str:
-        """A string literal of the tree as it stands in the text, quotes included."""
-        return self._strings[int(node.this)]
+        """A string literal of the tree as it stands in the text, quotes included.
+
+        Those that sqlglot adds, such as '1' in `INTERVAL 1 DAY`, stand as they are.
+        """
+        return self._strings.get(node.this, f"'{node.this}'")
 
     def of(self, node: exp.Expr) -> str:
         """A part of the tree as text."""
         copy = node.copy()
         for literal in list(copy.find_all(exp.Literal)):
-            if literal.is_string:
-                raw = exp.Var(this=self.string(literal))
+            if literal.this in self._strings:
+                raw = exp.Var(this=self._strings[literal.this])
                 if literal is copy:
                     copy = raw
                 else:
@@ -65,9 +67,10 @@ class SqlText:
         position = 0
         for token in sqlglot.tokenize(self._text, read=_DIALECT):
             if token.token_type in _STRINGS:
-                pieces += self._text[position : token.start], f"'{len(self._strings)}'"
+                mark = f"$string{len(self._strings)}"
+                pieces += self._text[position : token.start], f"'{mark}'"
                 position = token.end + 1
-                self._strings.append(self._text[token.start : position])
+                self._strings[mark] = self._text[token.start : position]
         return "".join([*pieces, self._text[position:]])
 
     def _syntax_error(self, error: SqlglotError) -> str:

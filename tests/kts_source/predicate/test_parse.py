@@ -96,6 +96,8 @@ def test_meaning(text: str, expected: Predicate) -> None:
         ("length(key) = 1", "LENGTH(key)"),
         ("offset + 1 = 5", "offset + 1"),
         ("offset = 1.5", "1.5"),
+        ("key = INTERVAL 1 DAY", "INTERVAL '1' DAY"),
+        ("offset = 5 AND key = INTERVAL 0 DAY", "INTERVAL '0' DAY"),
         ("offset = '5'", "offset = '5'"),
         ("offset LIKE '5%'", "offset LIKE '5%'"),
         ("key = 5", "key = 5"),
