@@ -47,26 +47,26 @@ CACHE_OPTIONS: Final[tuple[Option, ...]] = (
     Option(
         "indexCacheBytes",
         _or_no_bound(parse_byte_size),
-        "Disk for manifests and indexes on each machine, −1 without bound; the broker's"
+        "Disk for manifests and indexes on each machine, −1 for no limit; the broker's"
         " `remote.log.index.file.cache.total.size.bytes`.",
         default="1g",
     ),
     Option(
         "indexCacheTtlMs",
         _or_no_bound(parse_positive_int),
-        "They are dropped so long after the last access, −1 never.",
+        "Time from the last access until they are dropped, −1 for never.",
         default="900000",
     ),
     Option(
         "chunkCacheBytes",
         _or_no_bound(parse_byte_size),
-        "Disk for chunks of segments on each machine, as stored: what is encrypted stays so, unless"
+        "Disk for chunks of segments on each machine, −1 for no limit. They stay encrypted, unless"
         " `cachePlaintext`. Off by default; the plugin's `fetch.chunk.cache.size`.",
     ),
     Option(
         "chunkCacheTtlMs",
         _or_no_bound(parse_positive_int),
-        "They are dropped so long after the last access, −1 never; the plugin's"
+        "Time from the last access until they are dropped, −1 for never; the plugin's"
         " `fetch.chunk.cache.retention.ms`.",
         default="600000",
     ),
@@ -74,18 +74,14 @@ CACHE_OPTIONS: Final[tuple[Option, ...]] = (
         "cachePlaintext",
         parse_bool,
         "`true` keeps chunks decrypted and decompressed, files of mode 0600: a second scan is"
-        " faster, but what was encrypted lies readable on this machine's disk.",
+        " faster, but what was encrypted can be read on this machine's disk.",
         default="false",
     ),
 )
 
 
 def cache_settings(values: Mapping[str, Any], *, patience_seconds: float) -> CacheSettings:
-    """From parsed values to typed ones.
-
-    Args:
-        values: Option name to value.
-        patience_seconds: How long to wait for another task that fetches the same.
+    """From parsed values, by option name, to typed ones.
 
     Raises:
         InvalidOptionError: How chunks are kept is said, but not that they are.

@@ -19,43 +19,43 @@ FETCH_OPTIONS: Final[tuple[Option, ...]] = (
     Option(
         "fetchConnectTimeoutMs",
         parse_positive_int32,
-        "For a connection to stand. Alias, as in KIP-1254: `fetch.remote.connect.timeout.ms`.",
+        "Time to open a connection. Alias, as in KIP-1254: `fetch.remote.connect.timeout.ms`.",
         default="1000",
     ),
     Option(
         "fetchReadTimeoutMs",
         parse_positive_int32,
-        "Idle time: no byte for so long ends an attempt. Alias: `fetch.remote.read.timeout.ms`.",
+        "An attempt ends when no byte comes for so long. Alias: `fetch.remote.read.timeout.ms`.",
         default="5000",
     ),
     Option(
         "fetchDeadlineMs",
         parse_positive_int32,
-        "One attempt may take this long in all, however steadily its bytes trickle.",
+        "Time for one attempt in all, even while bytes still come.",
         default="60000",
     ),
     Option(
         "maxAttempts",
         parse_positive_int32,
-        "Attempts of a request that meets throttling, server errors, resets, short or late answers;"
+        "Attempts of a request, if the store throttles, fails, resets, or answers late or in part;"
         " pauses between them are random and grow.",
         default="6",
     ),
     Option(
         "hedgeAfterMs",
         parse_positive_int32,
-        "Ask a second time when an answer is this late and take the first to come; off by default.",
+        "Send a request again when its answer is this late; the first answer wins. Default: never.",
     ),
     Option(
         "fallbackPath",
         parse_text,
         "A mirror with the same keys, such as a replica bucket, read when the first store fails."
-        " `fallback.s3.*` and `fallback.storageOptions` open it where they differ.",
+        " `fallback.s3.*` and `fallback.storageOptions` are its settings where they differ.",
     ),
     Option(
         "metricsPath",
         parse_text,
-        "Folder or URL where every task leaves a line of JSON: requests, bytes, seconds, records;"
+        "Folder or URL where every task writes a line of JSON: requests, bytes, seconds, records;"
         " read them with `kts_source.metrics.summary`.",
     ),
 )
@@ -73,7 +73,7 @@ class FetchOptions:
         retry_policy: Time-outs, attempts and the hedge.
         fallback_path: Root of the mirror.
         fallback_storage: Credentials and settings of the mirror's store.
-        metrics_path: Where tasks leave their metrics.
+        metrics_path: Where tasks write their metrics.
     """
 
     retry_policy: RetryPolicy
@@ -88,7 +88,7 @@ def fetch_options(
     """From parsed values to typed ones.
 
     Args:
-        values: Option name to value.
+        values: By option name.
         storage: `s3.*` and `storageOptions` of the first store, names in lower case.
         fallback: Those given for the mirror, which replace the first store's.
 

@@ -83,14 +83,14 @@ _ESSENTIAL: Final = (
     Option(
         "startingTimestamp",
         parse_timestamp,
-        "Start at the first offset whose timestamp is at or after this, in ms since the epoch;"
-        " before `startingOffsetsByTimestamp` and `startingOffsets`.",
+        "Start at the first offset whose timestamp is at or after this, in ms since the epoch; wins"
+        " over `startingOffsetsByTimestamp` and `startingOffsets`.",
     ),
     Option(
         "endingTimestamp",
         parse_timestamp,
-        "End before the first offset whose timestamp is at or after this, in ms; no such offset:"
-        " the end.",
+        "End before the first offset whose timestamp is at or after this, in ms, or at the end if"
+        " there is none.",
     ),
     Option(
         "isolationLevel",
@@ -107,7 +107,7 @@ _ESSENTIAL: Final = (
     Option(
         "where",
         parse_text,
-        "Only rows for which this Spark SQL condition is true, decided where the bytes are:"
+        "Only rows for which this Spark SQL condition is true, decided where they are read:"
         " `key = 'k'`, `IN`, `BETWEEN`, `LIKE`, `startswith`, `endswith`, `contains`, `IS NULL`,"
         " `AND`, `OR`, `NOT` over the columns and `header('name')`, also those not in `columns`.",
     ),
@@ -137,12 +137,12 @@ _MORE: Final = (
     Option(
         "startingOffsetsByTimestamp",
         parse_partition_timestamps,
-        'The same per partition: `{"topic":{"0":1700000000000}}`; before `startingOffsets`.',
+        'The same per partition: `{"topic":{"0":1700000000000}}`; wins over `startingOffsets`.',
     ),
     Option(
         "endingOffsetsByTimestamp",
         parse_partition_timestamps,
-        "The same for the end; before `endingOffsets`.",
+        "The same for the end; wins over `endingOffsets`.",
     ),
     Option(
         "startingOffsetsByTimestampStrategy",
@@ -153,9 +153,8 @@ _MORE: Final = (
     Option(
         "maxTimestampAheadMs",
         parse_int,
-        "Asserts that no record is dated more than this many ms after its segment was uploaded."
-        " Timestamp bounds then need only the manifests of objects modified since; exact by"
-        " default, which needs all.",
+        "Asserts that no record's timestamp is more than this many ms after its segment's upload."
+        " Timestamp bounds then read only manifests of objects modified since, else all.",
     ),
     Option("includeHeaders", parse_bool, "Adds column `headers`.", default="false"),
     Option(
@@ -168,13 +167,13 @@ _MORE: Final = (
     Option(
         "timestampRange",
         parse_timestamp_range,
-        "Only rows dated in `start,stop` (ms since the epoch, the stop exclusive; either may be"
-        " left out): a row filter, wherever the rows stand, that moves no offset bound.",
+        "Only rows whose timestamp is in `start,stop` (ms since the epoch, the stop exclusive; one"
+        " may be left out). It filters rows and moves no offset bound.",
     ),
     Option(
         "timeZone",
         parse_time_zone,
-        "Zone of timestamps in `where` that name none: `Europe/Zurich`, `UTC`, `+02:00`.",
+        "Zone of timestamps in `where` that have none: `Europe/Zurich`, `UTC`, `+02:00`.",
     ),
     Option(
         "failOnDataLoss",
@@ -189,17 +188,17 @@ _MORE: Final = (
     Option(
         "minPartitions",
         parse_positive_int32,
-        "At least this many tasks where the data can be cut so far.",
+        "At least this many tasks, if the data can be split that far.",
     ),
     Option(
         "maxRecordsPerPartition",
         parse_positive_int,
-        "At most about this many records in a task, told from offsets and bytes.",
+        "At most about this many records in a task, estimated from offsets and bytes.",
     ),
     Option(
         "targetPartitionBytes",
         parse_byte_size,
-        "Original bytes a task should hold; larger segments are cut, small ones packed.",
+        "Original bytes a task should hold; large segments are split, small ones share a task.",
         default="128m",
     ),
     Option(
@@ -221,7 +220,7 @@ _MORE: Final = (
     Option(
         "planFile",
         parse_text,
-        "A plan written as JSON by an earlier run: read exactly that, without planning anew; an"
+        "Read exactly this plan, written as JSON by an earlier run, without planning again; an"
         " option that contradicts it is an error.",
     ),
     Option(
@@ -233,14 +232,14 @@ _MORE: Final = (
     Option(
         "maxConcurrentRequests",
         partial(parse_positive_int, most=_MAX_REQUESTS),
-        "Requests that a task has under way at a time.",
+        "Requests that a task sends at the same time.",
         default="16",
     ),
     Option(
         "prefetchBytes",
         parse_byte_size,
-        "Stored bytes that a task may read ahead; its memory is bounded by this, and some 32 MB for"
-        " what is being decoded.",
+        "Stored bytes that a task may read ahead; its memory is bounded by this and some 32 MB for"
+        " decoding.",
         default="128m",
     ),
     *FETCH_OPTIONS,

@@ -24,10 +24,9 @@ def check_characters(name: str, text: str) -> None:
     """Refuses a text that no path, key or name can hold, without showing it."""
     try:
         text.encode("utf-8", "surrogateescape")  # file names may hold any bytes
+        valid = "\0" not in text
     except UnicodeEncodeError:
         valid = False
-    else:
-        valid = "\0" not in text
     if not valid:
         raise InvalidOptionError(f"option {name!r} has a zero byte or half a character")
 
@@ -101,14 +100,13 @@ def parse_timestamp_range(name: str, text: str) -> tuple[Compare, ...]:
     sides = [part.strip() for part in text.split(",", 1)]
     if len(sides) < 2 or not any(sides):
         raise InvalidOptionError(f"option {name!r} must be like 1700000000000,1700003600000")
-    bounds = [parse_int(name, side) if side else None for side in sides]
-    start, stop = bounds
+    start, stop = (parse_int(name, side) if side else None for side in sides)
     if start is not None and stop is not None and start > stop:
         raise InvalidOptionError(f"option {name!r} ends before it begins: {text!r}")
     return tuple(
-        # Beyond all timestamps of the table where its microseconds do not reach so far.
+        # What 64 bits of microseconds cannot hold is beyond all timestamps of the table.
         Compare(op, Column("timestamp"), min(max(bound * 1000, MIN_INT64), MAX_INT64))
-        for op, bound in zip((Op.GE, Op.LT), bounds, strict=True)
+        for op, bound in ((Op.GE, start), (Op.LT, stop))
         if bound is not None
     )
 
@@ -136,14 +134,12 @@ def parse_json_object(name: str, text: str, *, example: str) -> Mapping[str, Any
 
     try:
         value = json.loads(text, object_pairs_hook=unique)
+        if not isinstance(value, dict):
+            raise ValueError("it is no object")
     except (ValueError, RecursionError) as error:  # also a number of thousands of digits
         raise InvalidOptionError(
             f"option {name!r} must be JSON like {example}, not {text!r}: {error}"
         ) from error
-    if not isinstance(value, dict):
-        raise InvalidOptionError(
-            f"option {name!r} must be a JSON object like {example}, not {text!r}"
-        )
     return value
 
 

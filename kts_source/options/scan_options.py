@@ -41,7 +41,7 @@ _NOT_SUPPORTED: Final[Mapping[str, str]] = {
     "paths": "load() takes one path, the root of the tier; several were given",
     "storage.key.prefix": "the plugin itself ignores that name; its setting is `key.prefix`, here"
     " `keyPrefix`",
-    # Refused by Spark's Kafka source for the same reason: the source decides these itself.
+    # Spark's Kafka source refuses these too: the source decides them itself.
     "kafka.auto.offset.reset": "use startingOffsets instead",
     "kafka.key.deserializer": "keys are returned as bytes; deserialise them with DataFrame"
     " operations",
@@ -54,17 +54,14 @@ _NOT_SUPPORTED: Final[Mapping[str, str]] = {
 }
 # Options of Spark's Kafka source that only tune its consumers or its streams: accepted, without
 # effect.
-_IGNORED: Final = frozenset(
-    name.lower()
-    for name in (
-        "groupIdPrefix",
-        "kafkaConsumer.pollTimeoutMs",
-        "fetchOffset.numRetries",
-        "fetchOffset.retryIntervalMs",
-        "maxOffsetsPerTrigger",
-        "minOffsetsPerTrigger",
-        "maxTriggerDelay",
-    )
+_IGNORED: Final = (
+    "groupidprefix",
+    "kafkaconsumer.polltimeoutms",
+    "fetchoffset.numretries",
+    "fetchoffset.retryintervalms",
+    "maxoffsetspertrigger",
+    "minoffsetspertrigger",
+    "maxtriggerdelay",
 )
 
 
@@ -82,9 +79,8 @@ class ScanOptions:
         storage: Credentials and settings of the store.
         fetch: Time-outs, attempts, the mirror and where metrics go.
         cache: What is kept on local disk.
-        max_timestamp_ahead_ms: No record is dated later after its upload; `None` = nothing is
-            assumed.
-        key_ring: What opens encrypted segments.
+        max_timestamp_ahead_ms: No record is dated later after its upload; `None` = not assumed.
+        key_ring: Private keys of encrypted segments.
         ignored: Options accepted without effect, in lower case, sorted.
         where: Rows for which it is not true are left out.
         given: Names of the options that the user gave, as the table of options spells them.
@@ -246,20 +242,17 @@ def _path(values: Mapping[str, Any]) -> str:
 def _one_selection(values: Mapping[str, Any]) -> Selection:
     names = ("subscribe", "subscribePattern", "assign")
     given = [name for name in names if values[name] is not None]
-    if not given:
-        raise InvalidOptionError(f"one of the options {', '.join(names)} must be given")
-    if len(given) > 1:
+    if len(given) != 1:
         raise InvalidOptionError(
-            f"only one of the options {', '.join(names)} can be given; there are"
-            f" {' and '.join(given)}"
+            f"one and only one of the options {', '.join(names)} must be given, not"
+            f" {' and '.join(given) or 'none'}"
         )
     selection: Selection = values[given[0]]
     return selection
 
 
 def _bound(values: Mapping[str, Any], side: str, *, not_allowed: str) -> Bound:
-    # The precedence of Spark's source: the one timestamp, then timestamps by partition, then
-    # offsets.
+    """By the precedence of Spark's source: one timestamp, timestamps by partition, offsets."""
     names = (f"{side}Timestamp", f"{side}OffsetsByTimestamp", f"{side}Offsets")
     bound: Bound = next(values[name] for name in names if values[name] is not None)
     if mentions(bound, not_allowed):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -26,7 +27,6 @@ from kts_source.predicate.model import (
     Or,
     Part,
     Predicate,
-    Value,
     Wildcard,
 )
 
@@ -51,9 +51,7 @@ _PARTS: Final[dict[Part, Callable[..., Any]]] = {
 def wanted_rows(predicate: Predicate, batch: pa.RecordBatch) -> pa.BooleanArray | None:
     """A mask of the rows for which the predicate is true; `None` when there is none.
 
-    Args:
-        predicate: What to decide.
-        batch: Rows with at least the columns of `columns_of(predicate)`, in the types of the table.
+    The batch has at least the columns of `columns_of(predicate)`, in the types of the table.
     """
     terms = predicate.terms if isinstance(predicate, And) else (predicate,)
     mask = None
@@ -74,10 +72,7 @@ def evaluate(predicate: Predicate, batch: pa.RecordBatch) -> pa.BooleanArray:
         return pc.invert(evaluate(predicate.term, batch))
     if isinstance(predicate, And | Or):
         combine = pc.and_kleene if isinstance(predicate, And) else pc.or_kleene
-        answer = evaluate(predicate.terms[0], batch)
-        for term in predicate.terms[1:]:
-            answer = combine(answer, evaluate(term, batch))
-        return answer
+        return reduce(combine, (evaluate(term, batch) for term in predicate.terms))
     if isinstance(predicate, Compare):
         return _compare(predicate, batch)
     values = _values(predicate.operand, batch)
@@ -106,44 +101,36 @@ def _compare(predicate: Compare, batch: pa.RecordBatch) -> pa.BooleanArray:
 
 
 def _in(predicate: In, values: pa.Array) -> pa.BooleanArray:
-    found = pc.is_in(values, value_set=_array(predicate.values, _type(predicate.operand)))
+    found = pc.is_in(values, value_set=pa.array(predicate.values, _type(predicate.operand)))
     unknown = pc.is_null(values)
     if predicate.has_null:
         unknown = pc.invert(found)
     return pc.if_else(unknown, pa.scalar(None, pa.bool_()), found)
 
 
-def _array(values: tuple[Value, ...], kind: pa.DataType) -> pa.Array:
-    return pa.array(values, kind)
-
-
 def _like(predicate: Like, values: pa.Array) -> pa.BooleanArray:
-    pattern = predicate.pattern
-    texts = [part.encode() for part in pattern if isinstance(part, str)]
-    if pattern == (Wildcard.RUN,):
-        return pc.starts_with(values, pattern=b"")
-    if not pattern or (len(pattern) == 1 and texts):
-        return pc.equal(values, pa.scalar(b"".join(texts), pa.binary()))
-    if Wildcard.ONE in pattern:
-        return _like_by_character(pattern, texts, values)
-    if len(pattern) == 2:
-        part = pc.starts_with if isinstance(pattern[0], str) else pc.ends_with
-        return part(values, pattern=texts[0])
-    if len(pattern) == 3 and len(texts) == 1:
-        return pc.match_substring(values, pattern=texts[0])
-    return pc.match_substring_regex(values, pattern=byte_pattern(pattern))
+    match predicate.pattern:
+        case ():
+            return pc.equal(values, pa.scalar(b""))
+        case (str(text),):
+            return pc.equal(values, pa.scalar(text.encode()))
+        case (Wildcard.RUN,):
+            return pc.starts_with(values, pattern=b"")
+        case (str(text), Wildcard.RUN):
+            return pc.starts_with(values, pattern=text.encode())
+        case (Wildcard.RUN, str(text)):
+            return pc.ends_with(values, pattern=text.encode())
+        case (Wildcard.RUN, str(text), Wildcard.RUN):
+            return pc.match_substring(values, pattern=text.encode())
+    if Wildcard.ONE in predicate.pattern:
+        return _like_by_character(predicate.pattern, values)
+    return pc.match_substring_regex(values, pattern=byte_pattern(predicate.pattern))
 
 
-def _like_by_character(
-    pattern: tuple[str | Wildcard, ...], texts: list[bytes], values: pa.Array
-) -> pa.BooleanArray:
+def _like_by_character(pattern: tuple[str | Wildcard, ...], values: pa.Array) -> pa.BooleanArray:
     """Row by row, where the literal texts are in place at least."""
     loose = tuple(Wildcard.RUN if part is Wildcard.ONE else part for part in pattern)
-    candidates = (
-        pc.match_substring_regex(values, pattern=byte_pattern(loose))
-        if texts
-        else pc.is_valid(values)
-    )
+    candidates = pc.match_substring_regex(values, pattern=byte_pattern(loose))
     fits = text_pattern(pattern).fullmatch
     answer = np.zeros(len(values), np.bool_)
     for row in np.flatnonzero(pc.fill_null(candidates, False).to_numpy(zero_copy_only=False)):

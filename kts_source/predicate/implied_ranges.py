@@ -7,7 +7,8 @@ outside of which no row can match. Both only ever err on the side of reading too
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from functools import reduce
+from typing import Final
 
 import pyarrow as pa
 
@@ -28,9 +29,6 @@ from kts_source.predicate.model import (
     operands,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 TRUE: Final = Constant(True)
 FALSE: Final = Constant(False)
 
@@ -47,11 +45,7 @@ _NEGATED: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Offsets and timestamps that a row may have to match; both ranges inclusive.
-
-    Attributes:
-        first_timestamp: Microseconds since the epoch, as is `last_timestamp`.
-    """
+    """Offsets and timestamps (in microseconds) that a row may have to match; all inclusive."""
 
     first_offset: int = MIN_INT64
     last_offset: int = MAX_INT64
@@ -97,22 +91,9 @@ def region(predicate: Predicate, wanted: bool = True) -> Region:
     if isinstance(predicate, And | Or):
         boxes = [region(term, wanted) for term in predicate.terms]
         # All terms of a true AND are true, all terms of a false OR false.
-        return _common(boxes) if isinstance(predicate, And) is wanted else _hull(boxes)
+        all_of_them = isinstance(predicate, And) is wanted
+        return reduce(Region.within if all_of_them else Region.around, boxes)
     return _leaf_region(predicate, wanted)
-
-
-def _common(boxes: Iterable[Region]) -> Region:
-    box = EVERYWHERE
-    for other in boxes:
-        box = box.within(other)
-    return box
-
-
-def _hull(boxes: Iterable[Region]) -> Region:
-    box = NOWHERE
-    for other in boxes:
-        box = box.around(other)
-    return box
 
 
 def _leaf_region(leaf: Leaf, wanted: bool) -> Region:
@@ -134,14 +115,9 @@ def _leaf_region(leaf: Leaf, wanted: bool) -> Region:
 
 
 def _interval(op: Op, number: int) -> tuple[int, int]:
-    first, last = MIN_INT64, MAX_INT64
-    if op in (Op.EQ, Op.SAME):
-        first = last = number
-    elif op in (Op.LT, Op.LE):
-        last = number - (op is Op.LT)
-    elif op in (Op.GT, Op.GE):
-        first = number + (op is Op.GT)
-    return first, last
+    first = {Op.GT: number + 1, Op.GE: number, Op.EQ: number, Op.SAME: number}
+    last = {Op.LT: number - 1, Op.LE: number, Op.EQ: number, Op.SAME: number}
+    return first.get(op, MIN_INT64), last.get(op, MAX_INT64)
 
 
 def specialised(predicate: Predicate, topic: str, partition: int) -> Predicate:
@@ -184,25 +160,20 @@ def _leaf_simplified(leaf: Leaf, row: pa.RecordBatch) -> Predicate:
 
         return Constant(evaluate(leaf, row)[0].as_py())
     if isinstance(leaf, Compare) and any(known):
-        right = leaf.right
-        if not isinstance(right, Column):
-            # Headers on the right, a place on the left.
-            assert isinstance(leaf.left, Column)
-            assert not isinstance(right, bytes | int)
-            return Compare(leaf.op.flipped, right, row.column(leaf.left.source)[0].as_py())
-        if known[1]:
-            return replace(leaf, right=row.column(right.source)[0].as_py())
-        return Compare(leaf.op.flipped, right, row.column(leaf.left.source)[0].as_py())
+        op, (unknown, place) = leaf.op, operands(leaf)
+        if known[0]:
+            op, unknown, place = op.flipped, place, unknown
+        return Compare(op, unknown, row.column(place.source)[0].as_py())
     return leaf
 
 
 def first_millisecond(box: Region) -> int:
     """The earliest timestamp that matches, in Kafka's milliseconds; the least int64 if any does."""
-    unbounded = box.first_timestamp == MIN_INT64
-    return MIN_INT64 if unbounded else -(-box.first_timestamp // 1000)
+    first = box.first_timestamp
+    return first if first == MIN_INT64 else -(-first // 1000)
 
 
 def last_millisecond(box: Region) -> int:
     """The latest timestamp that matches, in Kafka's milliseconds; the largest int64 if any does."""
-    unbounded = box.last_timestamp == MAX_INT64
-    return MAX_INT64 if unbounded else box.last_timestamp // 1000
+    last = box.last_timestamp
+    return last if last == MAX_INT64 else last // 1000

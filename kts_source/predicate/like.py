@@ -19,9 +19,7 @@ _REPLACEMENT: Final = "\ufffd"
 def parse_pattern(text: str, escape: str = "\\") -> tuple[str | Wildcard, ...]:
     """The parts of a LIKE pattern.
 
-    Args:
-        text: The pattern.
-        escape: Takes the meaning from the wildcard, or from itself, behind it.
+    `escape` takes the meaning from the wildcard, or from itself, behind it.
 
     Raises:
         ValueError: The escape character stands before anything else or at the end, or the pattern

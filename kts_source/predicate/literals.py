@@ -31,7 +31,7 @@ def string_literal(text: str) -> str | bytes:
     """The value of a string or binary literal as it stands in SQL, quotes included.
 
     Raises:
-        ValueError: It is none, or its bytes are not whole.
+        ValueError: It is neither, or it has no UTF-8.
     """
     if match := _HEX.fullmatch(text):
         digits = match[1] or match[2] or ""
@@ -64,11 +64,7 @@ def _unescaped(match: re.Match[str]) -> str:
 
 
 def time_zone(text: str) -> tzinfo:
-    """A zone by its name (`Europe/Zurich`, `UTC`, `Z`) or its offset (`+02:00`).
-
-    Raises:
-        ValueError: There is no such zone.
-    """
+    """A zone by its name (`Europe/Zurich`, `UTC`, `Z`) or offset (`+02:00`), else `ValueError`."""
     name = text.strip()
     if name in ("Z", "UTC", "GMT"):
         return UTC
@@ -91,12 +87,8 @@ def instant(text: str, zone: tzinfo | None) -> int:
     A local time that a change of clocks skips is read with the offset before the change, one that
     comes twice means the first, as in Spark.
 
-    Args:
-        text: The timestamp.
-        zone: Of a text without one.
-
     Raises:
-        ValueError: Not a timestamp, or one without a zone.
+        ValueError: Not a timestamp, or one without a zone where `zone` is `None` too.
     """
     match = _TIMESTAMP.fullmatch(text.strip())
     if match is None:
@@ -118,11 +110,7 @@ def instant(text: str, zone: tzinfo | None) -> int:
 
 
 def midnight(text: str, zone: tzinfo | None) -> int:
-    """Microseconds since the epoch at which a day (`2024-01-31`) begins.
-
-    Raises:
-        ValueError: Not a date, or no zone.
-    """
+    """Microseconds since the epoch at which a day (`2024-01-31`) begins; raises as `instant`."""
     try:
         day = date.fromisoformat(text.strip())
     except ValueError:

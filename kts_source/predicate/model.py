@@ -1,5 +1,7 @@
 """What a predicate is once parsed: a small tree of conditions over columns, free of SQL.
 
+Tables keep its `repr` as the rule they were begun with: classes and fields keep their names.
+
 Three-valued as in SQL: a condition on a null is null (but for `IsNull` and `Op.SAME`), and a row is
 wanted only where the whole is true. Columns and literals are of three kinds that never mix:
 
@@ -14,12 +16,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from kts_source.columns import HEADERS, PARTITION, TOPIC
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
 
 MIN_INT64: Final = -(1 << 63)
@@ -91,15 +93,8 @@ class Header:
 
     name: str
 
-    @property
-    def kind(self) -> Kind:
-        """What it may be compared with."""
-        return Kind.BYTES
-
-    @property
-    def source(self) -> str:
-        """The column to decode."""
-        return HEADERS
+    kind: ClassVar = Kind.BYTES
+    source: ClassVar = HEADERS
 
 
 Operand = Column | Header
@@ -211,17 +206,11 @@ def operands(leaf: Leaf) -> tuple[Operand, ...]:
     return (leaf.operand,)
 
 
-def leaves(predicate: Predicate) -> Iterator[Leaf]:
-    """The conditions of a predicate, from left to right."""
-    if isinstance(predicate, And | Or):
-        for term in predicate.terms:
-            yield from leaves(term)
-    elif isinstance(predicate, Not):
-        yield from leaves(predicate.term)
-    elif not isinstance(predicate, Constant):
-        yield predicate
-
-
 def columns_of(predicate: Predicate) -> frozenset[str]:
     """The table's columns, `headers` included, that decide a predicate."""
-    return frozenset(operand.source for leaf in leaves(predicate) for operand in operands(leaf))
+    if isinstance(predicate, And | Or):
+        return frozenset().union(*map(columns_of, predicate.terms))
+    if isinstance(predicate, Not):
+        return columns_of(predicate.term)
+    known = () if isinstance(predicate, Constant) else operands(predicate)
+    return frozenset(operand.source for operand in known)

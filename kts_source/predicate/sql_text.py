@@ -17,11 +17,7 @@ _STRINGS: Final = (TokenType.STRING, TokenType.RAW_STRING, TokenType.HEX_STRING)
 
 
 class SqlText:
-    """One text.
-
-    Raises:
-        ValueError: It is too long.
-    """
+    """One text; `ValueError` if it is too long."""
 
     def __init__(self, text: str) -> None:
         if len(text) > _MAX_TEXT:
@@ -30,11 +26,7 @@ class SqlText:
         self._strings: dict[str, str] = {}  # mark to literal, quotes included
 
     def tree(self) -> exp.Expr:
-        """The tree of the one expression it holds.
-
-        Raises:
-            ValueError: It holds something else.
-        """
+        """The tree of the one expression it holds; `ValueError` if it holds something else."""
         try:
             trees = sqlglot.parse(self._without_strings(), read=_DIALECT)
         except SqlglotError as error:
@@ -44,10 +36,7 @@ class SqlText:
         return trees[0]
 
     def string(self, node: exp.Literal) -> str:
-        """A string literal of the tree as it stands in the text, quotes included.
-
-        Those that sqlglot adds, such as '1' in `INTERVAL 1 DAY`, stand as they are.
-        """
+        """A string literal as it stands in the text, or as sqlglot added it, quotes included."""
         return self._strings.get(node.this, f"'{node.this}'")
 
     def of(self, node: exp.Expr) -> str:

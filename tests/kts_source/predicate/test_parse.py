@@ -87,6 +87,23 @@ def test_meaning(text: str, expected: Predicate) -> None:
     assert pickle.loads(pickle.dumps(expected)) == expected
 
 
+def test_tables_know_a_predicate_by_its_repr() -> None:
+    """Tables were begun with this text as one of their rules; another would refuse to go on."""
+    parsed = parse_predicate(
+        "key IN ('a', NULL) AND (NOT endswith(value, 'b') OR header('h') = 'c')"
+    )
+    assert repr(parsed) == (
+        "And(terms=(In(operand=Column(name='key'), values=(b'a',), has_null=True),"
+        " Or(terms=(Not(term=HasText(part=<Part.END: 'endswith'>, operand=Column(name='value'),"
+        " text=b'b')), Compare(op=<Op.EQ: '='>, left=Header(name='h'), right=b'c')))))"
+    )
+    like = parse_predicate("topic LIKE 'a%_' OR key IS NULL OR true")
+    assert repr(like) == (
+        "Or(terms=(Like(operand=Column(name='topic'), pattern=('a', <Wildcard.RUN: '%'>,"
+        " <Wildcard.ONE: '_'>)), IsNull(operand=Column(name='key')), Constant(value=True)))"
+    )
+
+
 @pytest.mark.parametrize(
     ("text", "named"),
     [
