@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchBounds:
+class BatchLimits:
     """When a batch of rows is full.
 
     Attributes:
@@ -26,7 +26,7 @@ class BatchBounds:
     size: int
 
 
-FOR_SPARK: Final = BatchBounds(8192, 2 << 20)
+FOR_SPARK: Final = BatchLimits(8192, 2 << 20)
 """What its Arrow reader takes fastest: of small records many, since each batch costs it as much
 however small it is, and of large ones what the processor's cache holds.
 """
@@ -50,7 +50,7 @@ class ReadSettings:
     read_ahead: ReadAhead
     where: Predicate | None = None
     fail_on_data_loss: bool = True
-    batches: BatchBounds = FOR_SPARK
+    batches: BatchLimits = FOR_SPARK
 
     @classmethod
     def of(cls, options: ScanOptions) -> ReadSettings:

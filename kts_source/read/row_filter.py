@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from kts_source.predicate.model import Predicate
-    from kts_source.read.read_settings import BatchBounds
+    from kts_source.read.read_settings import BatchLimits
     from segment_format.arrow import DecodeCounters, RecordDecoder
     from segment_format.index.leader_epoch_checkpoint import EpochEntry
 
@@ -69,7 +69,7 @@ class FilteringDecoder:
         *,
         columns: Sequence[str],
         position: int,
-        batches: BatchBounds,
+        batches: BatchLimits,
         late: bool | None = None,
     ) -> None:
         deciding = columns_of(predicate)
@@ -201,14 +201,14 @@ class FilteringDecoder:
         self._carry = bytearray()
 
 
-def _packed(batches: Iterable[pa.RecordBatch], bounds: BatchBounds) -> Iterator[pa.RecordBatch]:
-    """The same rows in fewer batches, each as large as the bounds allow, about."""
+def _packed(batches: Iterable[pa.RecordBatch], limits: BatchLimits) -> Iterator[pa.RecordBatch]:
+    """The same rows in fewer batches, each as large as the limits allow, about."""
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
         rows += batch.num_rows
         size += batch.nbytes
-        if waiting and (rows > bounds.rows or size > bounds.size):
+        if waiting and (rows > limits.rows or size > limits.size):
             yield _joined(waiting)
             waiting, rows, size = [], batch.num_rows, batch.nbytes
         waiting.append(batch)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kts_source.read.read_settings import FOR_SPARK, BatchBounds, ReadSettings
+from kts_source.read.read_settings import FOR_SPARK, BatchLimits, ReadSettings
 from kts_source.read.read_task import read_task
 from kts_source.read.segment_source import SegmentSource
 from kts_source.read.task_metrics import CLOSED, DONE, TaskMeter, TaskMetrics, TaskPlace
@@ -31,12 +31,12 @@ log = logging.getLogger(__name__)
 _NOWHERE = TaskPlace()
 
 
-def measured_task(
+def run_task(
     task: ScanTask,
     options: ScanOptions,
     place: TaskPlace = _NOWHERE,
     *,
-    batches: BatchBounds = FOR_SPARK,
+    batches: BatchLimits = FOR_SPARK,
     on_end: Callable[[TaskMetrics], object] = lambda _metrics: None,
 ) -> Generator[pa.RecordBatch]:
     """The rows of a task. Close the iterator to stop what is under way.

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kts_source.predicate.evaluate import evaluate
 from kts_source.predicate.model import columns_of
 from kts_source.predicate.parse import parse_predicate
-from kts_source.read.read_settings import FOR_SPARK, BatchBounds
+from kts_source.read.read_settings import FOR_SPARK, BatchLimits
 from kts_source.read.row_filter import FilteringDecoder
 from segment_format.arrow import RECORD_COLUMNS, RecordDecoder, iter_arrow
 from segment_format.testing.batches import SimpleRecord, write_batch
@@ -71,7 +71,7 @@ def filtered(
         make,
         columns=columns,
         position=0,
-        batches=BatchBounds(max_rows, 1 << 20),
+        batches=BatchLimits(max_rows, 1 << 20),
         late=late,
     )
     found: list[pa.RecordBatch] = []
