@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -184,17 +185,15 @@ class SegmentSource:
                     under_way.append(span)
                     yield _ChunkRun(span.objects, group, is_restored=self._caches.plaintext)
 
-        with fetch_ranges(
-            self._fetched,
-            requests(),
-            read_ahead,
-            near=self.store.is_near and self._caches.chunks is None,
-            meanwhile=meanwhile,
-        ) as fetched:
+        near = self.store.is_near and self._caches.chunks is None
+        answers = fetch_ranges(
+            self._fetched, requests(), read_ahead, near=near, meanwhile=meanwhile
+        )
+        with closing(answers):
             try:
                 while True:
                     with self.stopwatch.waiting():
-                        answer = next(fetched, None)
+                        answer = next(answers, None)
                     if answer is None:
                         return
                     span, run = under_way[0], answer.request
