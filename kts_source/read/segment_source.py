@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from kts_source.errors import CorruptSegmentError, ObjectNotFoundError, TieredKafkaError
 from kts_source.read.fetch import NO_READ_AHEAD, ReadAhead, fetch_ranges
-from kts_source.read.side_file_reader import SideFileReader
+from kts_source.read.side_file_reader import read_side_file
 from kts_source.read.stopwatch import Stopwatch
 from segment_format.errors import ChunkError, DecryptionError, SegmentFormatError
 from segment_format.manifest.chunk_index import Chunk
@@ -67,14 +67,7 @@ class VanishedSpanError(ObjectNotFoundError):
     @classmethod
     def of(cls, span: SegmentSpan, error: ObjectNotFoundError) -> VanishedSpanError:
         """The error that a store gave for a span, with its place."""
-        vanished = cls(
-            error.message,
-            topic=error.topic,
-            partition=error.partition,
-            offset=error.offset,
-            uri=error.uri,
-            attempts=error.attempts,
-        )
+        vanished = cls(error.message, **{name: getattr(error, name) for name in cls._facts})
         vanished.span = span
         return vanished
 
@@ -94,8 +87,8 @@ class SegmentSource:
 
     def __init__(self, tier: Tier, key_ring: KeyRing, *, pack: SideFilePack | None = None) -> None:
         self.store = tier.store
-        self._caches = tier.caches
-        self._side_files = SideFileReader(tier, pack)
+        self._tier = tier
+        self._pack = pack
         self._key_ring = key_ring
         # For every chunk the ring would look for the private key, which may be in a file.
         self._data_keys: dict[WrappedDataKey, bytes] = {}
@@ -104,8 +97,7 @@ class SegmentSource:
     def index(
         self, objects: SegmentObjects, kind: IndexType, *, is_cut: bool = False
     ) -> bytes | None:
-        """The bytes of a side file as the broker wrote it; `None` when the segment has none. Small
-        ones beside it come with the same request, see `SideFileReader`.
+        """The bytes of a side file as the broker wrote it; `None` when the segment has none.
 
         Args:
             objects: The segment.
@@ -126,7 +118,7 @@ class SegmentSource:
                 f"{kind.value} index of {stored.size} bytes in {uri}: at most {MAX_INDEX_BYTES}"
                 f" are read"
             )
-        data = self._side_files.get(objects, kind, is_cut=is_cut)
+        data = read_side_file(self._tier, self._pack, objects, kind, is_cut=is_cut)
         try:
             return bytes(
                 restore_index(
@@ -145,7 +137,8 @@ class SegmentSource:
         """Whether of a span's first and last chunks only its own bytes are read: where chunks are
         stored as they are, and no cache keeps them whole.
         """
-        return _is_plain(objects) and self._caches.chunks is None
+        is_plain = not objects.compression and objects.encryption is None
+        return is_plain and self._tier.caches.chunks is None
 
     def windows(
         self,
@@ -183,9 +176,9 @@ class SegmentSource:
                 for group in request_groups(chunks, first):
                     first = False
                     under_way.append(span)
-                    yield _ChunkRun(span.objects, group, is_restored=self._caches.plaintext)
+                    yield _ChunkRun(span.objects, group, is_restored=self._tier.caches.plaintext)
 
-        near = self.store.is_near and self._caches.chunks is None
+        near = self.store.is_near and self._tier.caches.chunks is None
         answers = fetch_ranges(
             self._fetched, requests(), read_ahead, near=near, meanwhile=meanwhile
         )
@@ -207,10 +200,17 @@ class SegmentSource:
                     # The next read may have this memory.
                     del answer, data, window
             except TieredKafkaError as error:
-                if under_way:
-                    self._locate(error, under_way[0])
-                    if isinstance(error, ObjectNotFoundError):
-                        raise VanishedSpanError.of(under_way[0], error) from error
+                if not under_way:
+                    raise
+                span = under_way[0]
+                error.located(
+                    topic=span.topic,
+                    partition=span.partition,
+                    offset=span.offset,
+                    uri=self.store.uri(span.objects.log.key),
+                )
+                if isinstance(error, ObjectNotFoundError):
+                    raise VanishedSpanError.of(span, error) from error
                 raise
 
     def _fetched(self, run: _ChunkRun) -> Data:
@@ -223,19 +223,11 @@ class SegmentSource:
             return self._restore(run.objects, run.chunks[number], stored)
 
         try:
-            return self._caches.chunk_run(
-                self.store, log.key, spans, log.version, restore if run.is_restored else None
+            return self._tier.caches.chunk_run(
+                self.store, log, spans, restore if run.is_restored else None
             )
         finally:
             self.stopwatch.fetched(time.perf_counter() - began)
-
-    def _locate(self, error: TieredKafkaError, span: SegmentSpan) -> None:
-        error.located(
-            topic=span.topic,
-            partition=span.partition,
-            offset=span.offset,
-            uri=self.store.uri(span.objects.log.key),
-        )
 
     def _restore(self, objects: SegmentObjects, chunk: Chunk, stored: memoryview) -> memoryview:
         data_key = self._data_key(objects)
@@ -317,10 +309,6 @@ def _key_hint(error: SegmentFormatError, envelope: Envelope | None) -> str:
             f" bytes were changed)"
         )
     return f" (encrypted with key id {key_id!r})"
-
-
-def _is_plain(objects: SegmentObjects) -> bool:
-    return not objects.compression and objects.encryption is None
 
 
 def _inside(span: SegmentSpan, chunk: Chunk) -> Chunk:

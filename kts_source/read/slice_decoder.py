@@ -1,4 +1,4 @@
-"""The decoder of a slice, and what it needs: whoever waits for the first bytes imports it then."""
+"""The decoder of a slice. Importing it takes long: `read_task` does so while it waits for bytes."""
 
 from __future__ import annotations
 
@@ -14,18 +14,12 @@ from kts_source.predicate.implied_ranges import (
     specialised,
 )
 from segment_format.arrow import RecordDecoder
-from segment_format.kernels.decoder import load_kernel
 
 if TYPE_CHECKING:
     from kts_source.read.read_settings import ReadSettings
     from kts_source.read.row_filter import FilteringDecoder
     from kts_source.read.slice_boundaries import Boundary
     from kts_source.read.task import SegmentSlice
-
-
-def prepare() -> None:
-    """Links the compiled decoder, once a process."""
-    load_kernel()
 
 
 def open_decoder(
