@@ -36,15 +36,16 @@ import threading
 import time
 import uuid
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import google_crc32c
 
-from kts_source.cache.file_lock import LOCK_SUFFIX, drop_stale_lock, locked
+from kts_source.cache.file_lock import LOCK_SUFFIX, locked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from io import BufferedReader
+    from pathlib import Path
 
 log = logging.getLogger(__name__)
 
@@ -70,28 +71,19 @@ class CacheCounters:
     Attributes:
         hits: Entries served.
         misses: Entries asked for that were not there, had expired or were damaged.
-        stored: Entries written.
-        evictions: Entries dropped for age or room, by this process.
         bytes_served: Bytes of the hits.
-        bytes_stored: Bytes of the entries written.
     """
 
     hits: int = 0
     misses: int = 0
-    stored: int = 0
-    evictions: int = 0
     bytes_served: int = 0
-    bytes_stored: int = 0
 
     def __add__(self, other: CacheCounters) -> CacheCounters:
         """The work of two caches."""
         return CacheCounters(
             self.hits + other.hits,
             self.misses + other.misses,
-            self.stored + other.stored,
-            self.evictions + other.evictions,
             self.bytes_served + other.bytes_served,
-            self.bytes_stored + other.bytes_stored,
         )
 
 
@@ -130,9 +122,6 @@ class DiskCache:
         self._unswept = 0
         self._complained = False
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return DiskCache, (self._folder, self._limits)
-
     @property
     def counters(self) -> CacheCounters:
         """What was done so far in this process."""
@@ -142,25 +131,22 @@ class DiskCache:
         """The data stored under `name`, or `None`: not there, expired, or not what was written."""
         data = self.peek(name)
         if data is None:
-            self._count(misses=1)
+            self._count(CacheCounters(misses=1))
         return data
 
     def peek(self, name: str) -> bytes | None:
         """The same for a second look, which is not counted as a miss."""
         path = self._path(name)
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError:
+            with open(path, "rb", opener=_open_private) as file:
+                data = self._read(file, path, name.encode())
+        except FileNotFoundError:
             return None
-        try:
-            data = self._read(descriptor, path, name.encode())
         except OSError as error:
             self._complain(error)
             return None
-        finally:
-            os.close(descriptor)
         if data is not None:
-            self._count(hits=1, bytes_served=len(data))
+            self._count(CacheCounters(hits=1, bytes_served=len(data)))
         return data
 
     def put(self, name: str, data: bytes | memoryview) -> None:
@@ -173,14 +159,13 @@ class DiskCache:
         header = _HEADER.pack(_MAGIC, checksum, len(name_bytes), len(data))
         temporary = f"{self._prefix}{uuid.uuid4().hex}{_TEMPORARY_SUFFIX}"
         try:
-            _write(temporary, [header, name_bytes, data])
-            os.replace(temporary, self._path(name))  # noqa: PTH105  # texts, see _stem
+            with open(temporary, "xb", opener=_open_private) as file:
+                file.writelines([header, name_bytes, data])
+            os.replace(temporary, self._path(name))  # noqa: PTH105
         except OSError as error:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)  # noqa: PTH108
+            _drop(temporary)
             self._complain(error)
             return
-        self._count(stored=1, bytes_stored=len(data))
         self._sweep_after(size)
 
     @contextlib.contextmanager
@@ -218,30 +203,24 @@ class DiskCache:
         digest = hashlib.blake2b(name.encode(), digest_size=20).hexdigest()
         return f"{self._prefix}{digest}"
 
-    def _read(self, descriptor: int, path: str, name: bytes) -> bytes | None:
-        status = os.fstat(descriptor)
+    def _read(self, file: BufferedReader, path: str, name: bytes) -> bytes | None:
+        status = os.fstat(file.fileno())
         age = time.time() - status.st_mtime
         if self._expired(age):
-            self._drop(path)
+            _drop(path)
             return None
-        header = os.read(descriptor, _HEADER.size + len(name))
-        data = _checked(header, name, status.st_size, descriptor)
+        data = _checked(file, name, status.st_size)
         if data is None:
             log.warning("a damaged entry of the cache in %s was dropped", self._folder)
-            self._drop(path)
+            _drop(path)
         elif age > 1:
             accessed = int(time.time()) * _SECOND_NS + _ASKED_AGAIN_NS
-            os.utime(descriptor, ns=(accessed, accessed))
+            os.utime(file.fileno(), ns=(accessed, accessed))
         return data
 
     def _expired(self, age_seconds: float) -> bool:
         ttl = self._limits.ttl_seconds
         return ttl is not None and age_seconds > ttl
-
-    def _drop(self, path: str) -> None:
-        with contextlib.suppress(OSError):
-            os.unlink(path)  # noqa: PTH108
-            self._count(evictions=1)
 
     def _sweep_after(self, written: int) -> None:
         with self._lock:
@@ -270,11 +249,11 @@ class DiskCache:
                     age = now - status.st_mtime
                     if entry.name.endswith(_ENTRY_SUFFIX):
                         if self._expired(age):
-                            self._drop(entry.path)
+                            _drop(entry.path)
                         else:
                             kept.append(_Kept(status.st_mtime_ns, status.st_size, entry.path))
                     elif age > _ABANDONED_SECONDS:
-                        self._drop_abandoned(entry)
+                        _drop_abandoned(entry)
         if self._limits.max_bytes is not None:
             self._make_room(kept, self._limits.max_bytes)
 
@@ -285,29 +264,12 @@ class DiskCache:
         for entry in _dropping_order(entries, int(bound * _PROTECTED_SHARE)):
             if total <= bound - 2 * (bound // _SWEEP_SHARE):
                 break
-            self._drop(entry.path)
+            _drop(entry.path)
             total -= entry.size
 
-    def _drop_abandoned(self, entry: os.DirEntry[str]) -> None:
-        if entry.name.endswith(_TEMPORARY_SUFFIX):
-            Path(entry.path).unlink()
-        elif entry.name.endswith(LOCK_SUFFIX):
-            drop_stale_lock(entry.path)
-
-    def _count(
-        self,
-        *,
-        hits: int = 0,
-        misses: int = 0,
-        stored: int = 0,
-        evictions: int = 0,
-        bytes_served: int = 0,
-        bytes_stored: int = 0,
-    ) -> None:
+    def _count(self, work: CacheCounters) -> None:
         with self._lock:
-            self._counters += CacheCounters(
-                hits, misses, stored, evictions, bytes_served, bytes_stored
-            )
+            self._counters += work
 
     def _complain(self, error: OSError) -> None:
         if not self._complained:
@@ -354,34 +316,32 @@ def make_private_folder(folder: Path) -> None:
         folder.chmod(0o700)
 
 
-def _write(path: str, parts: list[bytes | memoryview]) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    descriptor = os.open(path, flags, 0o600)
-    try:
-        views = [memoryview(part) for part in parts]
-        while views:
-            written = os.writev(descriptor, views)
-            while views and written >= len(views[0]):
-                written -= len(views.pop(0))
-            if views:
-                views[0] = views[0][written:]
-    finally:
-        os.close(descriptor)
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
-def _checked(header: bytes, name: bytes, file_size: int, descriptor: int) -> bytes | None:
-    """The data behind the header, if the file is what was written under this name."""
+def _drop(path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(path)  # noqa: PTH108
+
+
+def _drop_abandoned(entry: os.DirEntry[str]) -> None:
+    if entry.name.endswith(_TEMPORARY_SUFFIX):
+        _drop(entry.path)
+    elif entry.name.endswith(LOCK_SUFFIX):
+        with locked([entry.path], 0.0):
+            pass  # whoever holds a lock removes its file at the end
+
+
+def _checked(file: BufferedReader, name: bytes, file_size: int) -> bytes | None:
+    """The data of an entry, if the file is what was written under this name."""
+    header = file.read(_HEADER.size + len(name))
     if len(header) != _HEADER.size + len(name):
         return None
     magic, checksum, name_size, data_size = _HEADER.unpack_from(header)
     whole = _HEADER.size + name_size + data_size
     if magic != _MAGIC or header[_HEADER.size :] != name or whole != file_size:
         return None
-    parts = []
-    left = data_size
-    while left and (part := os.read(descriptor, left)):
-        parts.append(part)
-        left -= len(part)
-    data = parts[0] if len(parts) == 1 else b"".join(parts)
-    sound = not left and google_crc32c.extend(google_crc32c.value(name), data) == checksum
-    return data if sound else None
+    data = file.read(data_size)
+    found = google_crc32c.extend(google_crc32c.value(name), data)
+    return data if len(data) == data_size and found == checksum else None

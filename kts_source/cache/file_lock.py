@@ -51,12 +51,6 @@ def locked(paths: Sequence[str], patience_seconds: float) -> Iterator[bool]:
             _release(path, descriptor)
 
 
-def drop_stale_lock(path: str) -> None:
-    """Removes a lock file that nobody holds."""
-    with locked([path], 0.0):
-        pass
-
-
 def _acquired(path: str, deadline: float) -> int | None:
     wait = _FIRST_PAUSE_SECONDS
     while True:
