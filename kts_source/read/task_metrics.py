@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 import time
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -13,11 +13,8 @@ from kts_source.read.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from kts_source.read.task import ScanTask
-    from kts_source.store.counters import StoreCounters
     from kts_source.tier import Tier
     from segment_format.arrow import DecodeCounters
-
-log = logging.getLogger(__name__)
 
 DONE: Final = "done"
 CLOSED: Final = "closed"  # the consumer wanted no more, as LIMIT does
@@ -192,12 +189,11 @@ class TaskMeter:
         self.stopwatch = Stopwatch()
         self.rows = 0
         self._lost: list[tuple[LostRange, str]] = []
-        self._decoded: dict[str, int] = {}
+        self._decoded = Counter[str]()
 
     def add_decoded(self, counters: DecodeCounters) -> None:
         """Adds what the decoder of one slice has met."""
-        for name, value in dataclasses.asdict(counters).items():
-            self._decoded[name] = self._decoded.get(name, 0) + value
+        self._decoded.update(dataclasses.asdict(counters))
 
     def add_lost(self, lost: LostRange, text: str) -> None:
         """Adds a range of offsets whose object has gone, and what to say of it."""
@@ -205,45 +201,28 @@ class TaskMeter:
 
     def finished(self, outcome: str) -> TaskMetrics:
         """The sum, to be taken before the store is closed."""
-        work = self._tier.store.counters - self._work
+        tier, times = self._tier, self.stopwatch
         decoded: dict[str, Any] = dict(self._decoded)
-        restore = self.stopwatch.restore
+        topic_partitions = [f"{part.topic}-{part.partition}" for part in self._task.slices]
         return TaskMetrics(
             **dataclasses.asdict(self._place),
             outcome=outcome,
-            topic_partitions=tuple(
-                dict.fromkeys(f"{part.topic}-{part.partition}" for part in self._task.slices)
-            ),
+            topic_partitions=tuple(dict.fromkeys(topic_partitions)),
             slices=len(self._task.slices),
             rows=self.rows,
-            seconds=_rounded(time.monotonic() - self._began),
-            **_work(work),
-            **_cached(self._tier),
-            fetch_seconds=_rounded(self.stopwatch.fetch),
-            wait_seconds=_rounded(self.stopwatch.wait),
-            decrypt_seconds=_rounded(restore.decrypt),
-            decompress_seconds=_rounded(restore.decompress),
-            decode_seconds=_rounded(self.stopwatch.decode),
+            seconds=round(time.monotonic() - self._began, 6),
+            **dataclasses.asdict(tier.store.counters - self._work),
+            cache_hits=tier.caches.counters.hits,
+            cache_misses=tier.caches.counters.misses,
+            cache_bytes=tier.caches.counters.bytes_served,
+            fetch_seconds=round(times.fetch, 6),
+            wait_seconds=round(times.wait, 6),
+            decrypt_seconds=round(times.restore.decrypt, 6),
+            decompress_seconds=round(times.restore.decompress, 6),
+            decode_seconds=round(times.decode, 6),
             decoded_bytes=decoded.pop("bytes", 0),
             **decoded,
             lost=tuple(text for _, text in self._lost),
             lost_ranges=tuple(lost for lost, _ in self._lost),
-            pinned_by=self._tier.store.pinning,
+            pinned_by=tier.store.pinning,
         )
-
-
-def _rounded(seconds: float) -> float:
-    return round(seconds, 6)
-
-
-def _work(work: StoreCounters) -> dict[str, Any]:
-    return dataclasses.asdict(work)
-
-
-def _cached(tier: Tier) -> dict[str, Any]:
-    counters = tier.caches.counters
-    return {
-        "cache_hits": counters.hits,
-        "cache_misses": counters.misses,
-        "cache_bytes": counters.bytes_served,
-    }
