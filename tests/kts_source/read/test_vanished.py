@@ -191,6 +191,20 @@ def test_metrics_that_cannot_be_written_show_no_secret(caplog: pytest.LogCapture
     assert "s3cr3t" not in caplog.text
 
 
+def test_a_line_that_is_being_written_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def rename(source: Path, _target: Path) -> None:
+        source.write_bytes(source.read_bytes()[:20])
+        seen.append(metrics.summary(str(tmp_path)).tasks)
+
+    monkeypatch.setattr(type(tmp_path), "rename", rename)
+    write_metrics(TaskMetrics(), str(tmp_path), {})
+    assert seen == [()]
+
+
 def test_lines_of_other_versions_are_read() -> None:
     line = TaskMetrics(scan="s", rows=3, lost=("a",)).to_json()
     assert TaskMetrics.from_json(line) == TaskMetrics(scan="s", rows=3, lost=("a",))
