@@ -80,11 +80,7 @@ class Caches:
     """
 
     def __init__(self, settings: CacheSettings = NO_CACHE, *, scope: str = "") -> None:
-        folder = None
-        if settings.index is not None or settings.chunks is not None:
-            folder = _usable_folder(settings.folder)
-        self.index = _opened(folder, "index", settings.index)
-        self.chunks = _opened(folder, "chunks", settings.chunks)
+        self.index, self.chunks = _opened(settings)
         self.plaintext = settings.plaintext and self.chunks is not None
         self._scope = scope
         self._patience_seconds = settings.patience_seconds
@@ -192,23 +188,20 @@ def default_folders() -> Iterator[Path]:
     yield Path(tempfile.gettempdir()) / f"{_FOLDER_NAME}-{os.geteuid()}"
 
 
-def _usable_folder(given: str | None) -> Path | None:
-    for folder in [Path(given)] if given is not None else default_folders():
-        try:
-            make_private_folder(folder)
-            make_private_folder(folder / _FORMAT)
-        except OSError as error:
-            log.warning("no cache in %s: %s", folder, error.strerror)
-        else:
-            return folder / _FORMAT
-    return None
-
-
-def _opened(folder: Path | None, name: str, limits: CacheLimits | None) -> DiskCache | None:
-    if folder is None or limits is None:
-        return None
-    try:
-        return DiskCache(folder / name, limits)
-    except OSError as error:
-        log.warning("no cache in %s: %s", folder / name, error.strerror)
-        return None
+def _opened(settings: CacheSettings) -> tuple[DiskCache | None, DiskCache | None]:
+    """The caches for side files and for chunks, in the first folder that can be used."""
+    if settings.index is not None or settings.chunks is not None:
+        given = settings.folder
+        for folder in [Path(given)] if given is not None else default_folders():
+            inner = folder / _FORMAT
+            try:
+                make_private_folder(folder)
+                make_private_folder(inner)
+                index, chunks = (
+                    None if limits is None else DiskCache(inner / name, limits)
+                    for name, limits in (("index", settings.index), ("chunks", settings.chunks))
+                )
+                return index, chunks
+            except OSError as error:
+                log.warning("no cache in %s: %s", folder, error.strerror)
+    return None, None

@@ -178,14 +178,12 @@ class DiskCache:
         Raises:
             CancelledFetchError: The caller's scope was cancelled while waiting.
         """
-        paths = sorted({f"{self._stem(name)}{LOCK_SUFFIX}" for name in names})
+        paths = sorted({self._path(name, LOCK_SUFFIX) for name in names})
         with locked(paths, patience_seconds):
             yield
 
     def sweep(self) -> None:
-        """Drops what has expired, and what is beyond the bound; nothing if another process is at
-        it.
-        """
+        """Drops what has expired, and what is beyond the bound, unless another process does so."""
         try:
             with locked([f"{self._prefix}{_SWEEP}{LOCK_SUFFIX}"], 0.0) as held:
                 if held:
@@ -195,13 +193,10 @@ class DiskCache:
 
     # -- inside
 
-    def _path(self, name: str) -> str:
-        return f"{self._stem(name)}{_ENTRY_SUFFIX}"
-
-    def _stem(self, name: str) -> str:
-        # Texts, not paths: a plan of a large topic comes here tens of thousands of times.
+    def _path(self, name: str, suffix: str = _ENTRY_SUFFIX) -> str:
+        # A text, not a `Path`: a plan of a large topic comes here tens of thousands of times.
         digest = hashlib.blake2b(name.encode(), digest_size=20).hexdigest()
-        return f"{self._prefix}{digest}"
+        return f"{self._prefix}{digest}{suffix}"
 
     def _read(self, file: BufferedReader, path: str, name: bytes) -> bytes | None:
         status = os.fstat(file.fileno())
@@ -282,10 +277,6 @@ class _Kept(NamedTuple):
     size: int
     path: str
 
-    @property
-    def asked_again(self) -> bool:
-        return self.accessed_ns % _SECOND_NS == _ASKED_AGAIN_NS
-
 
 def _dropping_order(entries: list[_Kept], protected_bytes: int) -> list[_Kept]:
     """Oldest access first; last of all the newest of those that were asked for again."""
@@ -293,7 +284,8 @@ def _dropping_order(entries: list[_Kept], protected_bytes: int) -> list[_Kept]:
     protected: list[_Kept] = []
     left = protected_bytes
     for entry in reversed(entries):
-        if entry.asked_again and entry.size <= left:
+        asked_again = entry.accessed_ns % _SECOND_NS == _ASKED_AGAIN_NS
+        if asked_again and entry.size <= left:
             left -= entry.size
             protected.append(entry)
     paths = {entry.path for entry in protected}

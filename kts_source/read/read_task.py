@@ -17,10 +17,10 @@ from kts_source.read.segment_source import SegmentSource, SegmentSpan, VanishedS
 from kts_source.read.slice_boundaries import (
     Boundary,
     BoundaryCheck,
-    peek_stop,
+    checked_stop,
+    first_request_stop,
     segment_start,
     slice_boundaries,
-    sure_stop,
 )
 from kts_source.read.task_metrics import LostRange
 from segment_format.errors import SegmentFormatError, TruncatedBatchError
@@ -89,8 +89,7 @@ def _read(
                     if decoding is not None:
                         yield from decoding.finish(meter)
                     decoding = _SliceDecoder(span, reader, settings)
-                decoding.go_on(span)
-                yield from decoding.feed(window)
+                yield from decoding.feed(span, window)
                 if decoding.done and span.part is slices[-1]:
                     break
         except VanishedSpanError as error:
@@ -165,7 +164,7 @@ def _spans(
     where they need no look at an index: a LIMIT may want no more.
     """
     for part in slices:
-        sure = sure_stop(part, reader) if early else 0
+        sure = first_request_stop(part, reader) if early else 0
         early = False
         if sure:
             yield _SliceSpan.of(part, 0, sure, segment_start(part))
@@ -177,7 +176,7 @@ def _spans(
             raise VanishedSpanError.of(nowhere, error) from error
         if first.position < last.position:
             start = max(first.position, sure)
-            stop = peek_stop(last, part.objects.size_in_bytes)
+            stop = checked_stop(last, part.objects.size_in_bytes)
             yield _SliceSpan.of(part, start, stop, first, last)
 
 
@@ -185,26 +184,22 @@ class _SliceDecoder:
     """Decodes the bytes of one slice as they come in."""
 
     def __init__(self, span: _SliceSpan, reader: SegmentSource, settings: ReadSettings) -> None:
-        part = span.part
+        from kts_source.read.slice_decoder import open_decoder
+
         self.span = span
         self._reader = reader
         self._check = BoundaryCheck(span.first)
-        from kts_source.read.slice_decoder import open_decoder
-
-        self._decoder = open_decoder(part, span.first, span.last, settings)
+        self._decoder = open_decoder(span.part, span.first, span.last, settings)
 
     @property
     def done(self) -> bool:
         """Whether the slice's last offset has passed."""
         return self._decoder.done
 
-    def go_on(self, span: _SliceSpan) -> None:
-        """The next bytes are of this span of the same slice."""
+    def feed(self, span: _SliceSpan, window: memoryview) -> Iterator[pa.RecordBatch]:
+        """The rows of the next bytes, which are of this span of the slice."""
         if span.last is not None:
             self._check.stop = span.last
-
-    def feed(self, window: memoryview) -> Iterator[pa.RecordBatch]:
-        """The rows of the next bytes."""
         if self.done:
             return
         with _located(self.span.part, self._reader):

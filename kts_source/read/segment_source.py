@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from kts_source.errors import CorruptSegmentError, ObjectNotFoundError, TieredKafkaError
 from kts_source.read.fetch import NO_READ_AHEAD, ReadAhead, fetch_ranges
 from kts_source.read.side_file_reader import read_side_file
-from kts_source.read.stopwatch import Stopwatch
+from kts_source.read.task_metrics import Stopwatch
 from segment_format.errors import ChunkError, DecryptionError, SegmentFormatError
 from segment_format.manifest.chunk_index import Chunk
 from segment_format.manifest.transform import RestoreTimes, restore_chunk, restore_index
@@ -80,9 +80,9 @@ class SegmentSource:
 
     Args:
         tier: Where the objects are.
-        key_ring: What opens encrypted ones.
-        pack: Where plans of one partition keep its side files; the source is for that plan's
-            thread then.
+        key_ring: Private keys for encrypted ones.
+        pack: Where a plan of one partition keeps its side files. Only that plan's thread may use
+            the source then.
     """
 
     def __init__(self, tier: Tier, key_ring: KeyRing, *, pack: SideFilePack | None = None) -> None:
@@ -119,15 +119,10 @@ class SegmentSource:
                 f" are read"
             )
         data = read_side_file(self._tier, self._pack, objects, kind, is_cut=is_cut)
+        data_key, aad = self._keys(objects)
+        place = IndexRange(stored.start, stored.size)
         try:
-            return bytes(
-                restore_index(
-                    data,
-                    IndexRange(stored.start, stored.size),
-                    data_key=self._data_key(objects),
-                    aad=_aad(objects),
-                )
-            )
+            return bytes(restore_index(data, place, data_key=data_key, aad=aad))
         except SegmentFormatError as error:
             raise CorruptSegmentError(
                 f"{kind.value} index in {uri}, bytes [{stored.start}, {stored.stop}): {error}"
@@ -230,17 +225,12 @@ class SegmentSource:
             self.stopwatch.fetched(time.perf_counter() - began)
 
     def _restore(self, objects: SegmentObjects, chunk: Chunk, stored: memoryview) -> memoryview:
-        data_key = self._data_key(objects)
-        times = RestoreTimes()
+        data_key, aad = self._keys(objects)
+        zstd, times = objects.compression, RestoreTimes()
         try:
             return memoryview(
                 restore_chunk(
-                    stored,
-                    chunk,
-                    compression=objects.compression,
-                    data_key=data_key,
-                    aad=_aad(objects),
-                    times=times,
+                    stored, chunk, compression=zstd, data_key=data_key, aad=aad, times=times
                 )
             )
         except ChunkError as error:
@@ -252,18 +242,20 @@ class SegmentSource:
         finally:
             self.stopwatch.restored(times)
 
-    def _data_key(self, objects: SegmentObjects) -> bytes | None:
-        if objects.encryption is None:
-            return None
-        wrapped = objects.encryption.wrapped_key
-        if wrapped not in self._data_keys:
+    def _keys(self, objects: SegmentObjects) -> tuple[bytes | None, bytes | None]:
+        """Data key and additional authenticated data; `None` where nothing is encrypted."""
+        envelope = objects.encryption
+        if envelope is None:
+            return None, None
+        data_key = self._data_keys.get(envelope.wrapped_key)
+        if data_key is None:
             try:
-                self._data_keys[wrapped] = self._key_ring.unwrap(wrapped)
+                data_key = self._key_ring.unwrap(envelope.wrapped_key)
             except SegmentFormatError as error:
-                raise CorruptSegmentError(
-                    str(error), uri=self.store.uri(objects.log.key)
-                ) from error
-        return self._data_keys[wrapped]
+                uri = self.store.uri(objects.log.key)
+                raise CorruptSegmentError(str(error), uri=uri) from error
+            self._data_keys[envelope.wrapped_key] = data_key
+        return data_key, envelope.aad
 
 
 class _ChunkRun(NamedTuple):
@@ -292,10 +284,6 @@ class _ChunkRun(NamedTuple):
             size = chunk.original_size if self.is_restored else chunk.transformed_size
             yield chunk, answer[start : start + size]
             start += size
-
-
-def _aad(objects: SegmentObjects) -> bytes | None:
-    return None if objects.encryption is None else objects.encryption.aad
 
 
 def _key_hint(error: SegmentFormatError, envelope: Envelope | None) -> str:

@@ -23,18 +23,10 @@ if TYPE_CHECKING:
 
 
 def open_decoder(
-    part: SegmentSlice,
-    first: Boundary,
-    last: Boundary | None,
-    settings: ReadSettings,
+    part: SegmentSlice, first: Boundary, last: Boundary | None, settings: ReadSettings
 ) -> RecordDecoder | FilteringDecoder:
-    """Decodes a slice's bytes.
-
-    Args:
-        part: The slice.
-        first: Where its bytes begin.
-        last: Where they end; `None` where nobody has looked yet.
-        settings: How to decode.
+    """Decodes the bytes of a slice from `first` to `last`, which is `None` where it is not known
+    yet.
     """
     where = settings.where
     rest = TRUE if where is None else specialised(where, part.topic, part.partition)
