@@ -1,14 +1,13 @@
 """The caches of one tier on this machine's disk, and reads of pinned versions through them.
 
-Two caches: one for what describes segments (side files, what layouts read; see `segment_pack` for
-manifests), always; one for chunks of segments, by option. An entry is named by the object's URI,
-its version and the byte range; what has no version is not kept, and listings and look-ups never
-are. Bytes are kept as the store gave them: encrypted segments stay encrypted, keys are never kept.
-Only if the settings ask for it are chunks kept as the broker wrote them, decrypted and
-decompressed, so that a second scan does neither.
+One cache holds what describes segments: side files, and manifests (see `segment_pack`). Another
+holds chunks of segments, if an option asks for it. An entry is named by the object's URI, its
+version and the byte range. Objects without a version are not kept, and listings never are. Bytes
+are kept as the store gave them: encrypted segments stay encrypted, keys are never kept. Only if the
+settings ask for it are chunks kept decrypted and decompressed, so that a second scan does neither.
 
-Concurrent tasks of a machine fetch a range once: who comes second waits for the first, for at most
-the read time-out, then fetches itself.
+Concurrent tasks of a machine fetch a range once. The second one waits for the first, for at most
+the read time-out; then it fetches the range itself.
 """
 
 from __future__ import annotations
@@ -49,8 +48,8 @@ class CacheSettings:
     """What is kept on local disk, and where.
 
     Attributes:
-        index: Bounds of the cache of manifests and side files; `None` = none is kept.
-        chunks: Bounds of the cache of chunks; `None` = none is kept.
+        index: Limits of the cache of manifests and side files; `None` = none is kept.
+        chunks: Limits of the cache of chunks; `None` = none is kept.
         folder: Where; `None` = the user's cache folder.
         patience_seconds: How long to wait for another task that fetches the same.
         plaintext: Whether chunks are kept decrypted and decompressed.

@@ -11,15 +11,14 @@ and a file that was cut or damaged does not pass its checksum: both are a miss. 
 modification time is the time of the last access. There is no daemon: an entry that has expired is
 dropped when it is opened, and a write sweeps the folder now and then.
 
-What goes first is frequency-aware: entries that were never asked for again, oldest access first,
-then those that were (a segmented LRU), so that one scan of much data does not flush what is used
-all the time. That an entry was asked for again is said by the fraction of its modification time,
-exactly half a second, which a sweep sees without opening it; a file system with coarser times
-leaves plain LRU.
+A segmented LRU decides what goes first: entries that were never asked for again, oldest access
+first, then those that were. So one scan of much data does not flush what is used all the time. An
+entry that was asked for again has a modification time that ends in exactly half a second: a sweep
+sees that without opening it. On a file system with coarser times, plain LRU is left.
 
-Why not a library: `diskcache` has least-frequently-used, but in a SQLite database, which every read
-must write to then, with pickles for values and locks that outlive a holder that was killed;
-`cachetools` and `theine` live in memory and die with the worker, a minute idle or after a LIMIT.
+Why not a library: `diskcache` has a SQLite database that every read writes to, pickled values, and
+locks that outlive a killed holder; `cachetools` and `theine` keep all in memory, which ends with
+the worker.
 
 A failing disk is never an error of the scan: what cannot be stored is fetched again.
 """
@@ -43,7 +42,7 @@ import google_crc32c
 from kts_source.cache.file_lock import LOCK_SUFFIX, locked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
     from io import BufferedReader
     from pathlib import Path
 
@@ -135,7 +134,7 @@ class DiskCache:
         return data
 
     def peek(self, name: str) -> bytes | None:
-        """The same for a second look, which is not counted as a miss."""
+        """As `get`, but what is not there does not count as a miss."""
         path = self._path(name)
         try:
             with open(path, "rb", opener=_open_private) as file:
@@ -168,8 +167,9 @@ class DiskCache:
             return
         self._sweep_after(size)
 
-    @contextlib.contextmanager
-    def flight(self, names: Iterable[str], *, patience_seconds: float) -> Iterator[None]:
+    def flight(
+        self, names: Iterable[str], *, patience_seconds: float
+    ) -> contextlib.AbstractContextManager[bool]:
         """Holds the right to fetch these names: one holder on this machine at a time.
 
         A holder that dies loses it. Who has waited for `patience_seconds` goes on without. Look
@@ -178,9 +178,7 @@ class DiskCache:
         Raises:
             CancelledFetchError: The caller's scope was cancelled while waiting.
         """
-        paths = sorted({self._path(name, LOCK_SUFFIX) for name in names})
-        with locked(paths, patience_seconds):
-            yield
+        return locked(sorted({self._path(name, LOCK_SUFFIX) for name in names}), patience_seconds)
 
     def sweep(self) -> None:
         """Drops what has expired, and what is beyond the bound, unless another process does so."""

@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 
 _QUEUE_PER_THREAD = 4
-# What a consumer that stops soon may cost, a LIMIT above all: Spark takes a tenth of a second and
-# more to end one. Whoever wants more than that reads on, and waits for no round trip again.
+# What may be read in vain for a consumer that stops soon, as LIMIT does: Spark takes a tenth of a
+# second and more to end one. A consumer that wants more never waits for a round trip again.
 EARLY_BYTES: Final = 12 << 20
-# What lies in memory is copied without giving the core away, or nearly so; for a few MiB of a disk
-# or a network that happens ten times and more.
+# A read of a few MiB gives its core away ten times and more where they come from a disk or a
+# network, and hardly ever where they lie in memory.
 _OF_THREAD: Final[int | None] = getattr(resource, "RUSAGE_THREAD", None)
 _FEW_WAITS = 8
 _WAITS_PER_READ = 2
 _HEAD_START_SECONDS: Final = 0.01
-"""A request is on its way by then. Other work before that would compete with it for the core."""
+"""By then a request is on its way; other work would have competed with it for the core."""
 
 
 class Sized(Protocol):
@@ -62,9 +62,9 @@ class ReadAhead:
     Attributes:
         max_concurrent_requests: Threads, at least one.
         prefetch_bytes: Bytes under way or waiting; 0 reads only what is asked for next.
-        slow_start: Reads the first request by itself, and ahead only once the second result is
-            asked for, so that a consumer that stops early costs one request; then `EARLY_BYTES` in
-            all until more than that is asked for, so that one that stops soon costs little.
+        slow_start: Whether the first request is read by itself, so that a consumer that wants no
+            second one costs no more; and from then on at most `EARLY_BYTES` in all, until the
+            consumer asks for more than that.
 
     Raises:
         ValueError: A bound out of range.

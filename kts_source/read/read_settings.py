@@ -38,6 +38,7 @@ class ReadSettings:
 
     Attributes:
         columns: Columns of the table, in order.
+        check_crcs: Whether checksums of batches are verified.
         max_batch_bytes: Bound on one record batch, stored or decompressed.
         where: Rows for which it is not true are left out.
         fail_on_data_loss: Whether an object that has gone since planning is an error.

@@ -34,9 +34,8 @@ class FilteringDecoder:
     """A `RecordDecoder` that leaves rows out.
 
     Args:
-        predicate: Rows for which it is not true are left out; about no place column.
-        decoder: `RecordDecoder` with the facts of a slice filled in; what is given here comes
-            before them.
+        predicate: Rows for which it is not true are left out; it names no place column.
+        decoder: Makes a `RecordDecoder` of the slice; arguments given here win over the slice's.
         columns: Of the batches, in order.
         position: Log position of the first byte that will be fed.
         batches: How large batches grow.

@@ -67,31 +67,31 @@ class TaskMetrics:
         topic_partitions: What was read, such as `orders-0`.
         slices: Segments, or slices of them.
         rows: Rows handed on.
-        seconds: From the first to the last, the consumer's time included.
+        seconds: From the task's begin to its end, the consumer's time included.
         requests: Reads and look-ups sent, each attempt counted.
         list_requests: Listing pages asked for.
         bytes: Stored bytes received.
         retries: Attempts made again.
-        hedges: Second requests because the first was late.
-        mirrored: Answers of the mirror.
+        hedges: Second requests, sent because the first was late.
+        mirrored: Reads and listings that the mirror answered.
         cache_hits: Ranges found on local disk.
         cache_misses: Ranges asked of the store although there is a cache.
         cache_bytes: Bytes found on local disk.
-        fetch_seconds: In requests, of all threads together.
-        wait_seconds: The task, for bytes.
-        decrypt_seconds: Chunks.
-        decompress_seconds: Chunks; codecs of record batches count as decoding.
-        decode_seconds: Record batches to Arrow.
+        fetch_seconds: Time of requests, of all threads together.
+        wait_seconds: Time for which the task waited for bytes.
+        decrypt_seconds: Time to decrypt chunks.
+        decompress_seconds: Time to decompress chunks; codecs of record batches count as decoding.
+        decode_seconds: Time from record batches to Arrow.
         batches: Record batches met.
         records: Records that became rows (before option `where`).
         decoded_bytes: Bytes of those batches as stored in the segment.
-        batches_skipped_control: Markers of transactions.
-        batches_skipped_aborted: Of transactions that were aborted.
-        batches_skipped_offset: Outside the offsets wanted.
-        records_skipped_offset: Outside the offsets wanted, within batches that were decoded.
-        batches_skipped_timestamp: Dated outside what option `where` lets through, by their headers.
-        lost: Ranges of offsets that were left out because their objects had gone, for people.
-        lost_ranges: The same.
+        batches_skipped_control: Batches that mark the end of a transaction.
+        batches_skipped_aborted: Batches of aborted transactions.
+        batches_skipped_offset: Batches outside the offsets wanted.
+        records_skipped_offset: Records outside the offsets wanted, in batches that were decoded.
+        batches_skipped_timestamp: Batches dated, by their headers, outside what `where` wants.
+        lost: Ranges of offsets that were left out because their objects had gone, as text.
+        lost_ranges: The same, as values.
         pinned_by: How reads were held to the planned version of each object.
     """
 
@@ -182,8 +182,8 @@ class Stopwatch:
     """Seconds by what they were spent on.
 
     Attributes:
-        fetch: In requests, of all threads together; a multiple of the task's own time is good.
-        wait: The task itself, for bytes.
+        fetch: Requests, of all threads together; a multiple of the task's own time is good.
+        wait: Waiting for bytes, in the task's own thread.
         restore: Decrypting and decompressing chunks.
         decode: From batches of records to Arrow, their codecs included.
     """
