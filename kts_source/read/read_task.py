@@ -95,15 +95,16 @@ def _read(
         except VanishedSpanError as error:
             part = cast("_SliceSpan", error.span).part
             whole = decoding is None or decoding.span.part is not part
-            text = _lost(part, reader, started=not whole)
+            text = f"{_lost(part, started=not whole)}: no object {error.uri}"
             if settings.fail_on_data_loss:
-                raise DataLossError(
-                    f"{text}; failOnDataLoss=false leaves them out", **_place(part, reader)
-                ) from error
+                place = {**_place(part, reader), "uri": error.uri}
+                text = f"{text}; failOnDataLoss=false leaves them out"
+                raise DataLossError(text, **place) from error
             log.warning("%s-%s: %s; not read", part.topic, part.partition, text)
             if meter is not None:
-                place = part.topic, part.partition, part.start_offset, part.stop_offset
-                lost = LostRange(*place, in_part=not (whole and part.is_whole))
+                offsets = part.start_offset, part.stop_offset
+                in_part = not (whole and part.is_whole)
+                lost = LostRange(part.topic, part.partition, *offsets, in_part)
                 meter.add_lost(lost, f"{part.topic}-{part.partition} {text}")
             if decoding is not None:
                 yield from decoding.finish(meter, rest_is_lost=not whole)
@@ -121,13 +122,11 @@ def _prepare_decoder() -> None:
     load_kernel()
 
 
-def _lost(part: SegmentSlice, reader: SegmentSource, *, started: bool) -> str:
+def _lost(part: SegmentSlice, *, started: bool) -> str:
     what = "offsets" if part.is_whole else "a slice of offsets"
     rest = ", of which the first may have been returned," if started else ""
-    return (
-        f"{what} [{part.start_offset}, {part.stop_offset}){rest} have gone since the plan was made:"
-        f" no object {reader.store.uri(part.objects.log.key)}"
-    )
+    place = f"[{part.start_offset}, {part.stop_offset})"
+    return f"{what} {place}{rest} have gone since the plan was made"
 
 
 @dataclass(frozen=True, slots=True)
