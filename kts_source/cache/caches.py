@@ -20,12 +20,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from kts_source.cache.disk_cache import (
-    CacheCounters,
-    CacheLimits,
-    DiskCache,
-    make_private_folder,
-)
+from kts_source.cache.disk_cache import CacheCounters, CacheLimits, DiskCache, make_private_folder
 from kts_source.store.storage_options import READ_TIMEOUT_SECONDS
 
 if TYPE_CHECKING:

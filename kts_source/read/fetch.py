@@ -116,7 +116,10 @@ def fetch_ranges(
     wanted = iter(requests)
     handed_out = 0
     if near and _OF_THREAD is not None:
-        handed_out = yield from _near(read, wanted, _OF_THREAD)
+        nearby = yield from _near(read, wanted, _OF_THREAD)
+        if nearby is None:
+            return
+        handed_out = nearby
     if read_ahead.prefetch_bytes:
         with _Queue(read, wanted, read_ahead, handed_out, meanwhile) as queue:
             while (result := queue.next()) is not None:
@@ -131,13 +134,15 @@ def fetch_ranges(
 
 def _near(
     read: Callable[[R], Data], requests: Iterator[R], of_thread: int
-) -> Generator[Fetched[R], None, int]:
-    """Reads in this thread until it has waited too often; returns the bytes handed out."""
+) -> Generator[Fetched[R], None, int | None]:
+    """Reads in this thread until it has waited too often. Returns the bytes handed out, or `None`
+    if they were all that was wanted.
+    """
     handed_out = reads = waits = 0
     while waits <= _FEW_WAITS + _WAITS_PER_READ * reads:
         request = next(requests, None)
         if request is None:
-            break
+            return None
         before = resource.getrusage(of_thread).ru_nvcsw
         data = read(request)
         waits += resource.getrusage(of_thread).ru_nvcsw - before

@@ -27,8 +27,8 @@ class BatchLimits:
 
 
 FOR_SPARK: Final = BatchLimits(8192, 2 << 20)
-"""What its Arrow reader takes fastest: of small records many, since each batch costs it as much
-however small it is, and of large ones what the processor's cache holds.
+"""What its Arrow reader takes fastest: many records, since each batch has the same fixed cost, but
+no more bytes than the processor's cache holds.
 """
 
 
