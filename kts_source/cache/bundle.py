@@ -1,5 +1,5 @@
-"""Several values that are wanted together as one entry of a cache: a file costs more to make than
-what a plan of one partition writes to it.
+"""Several values that are wanted together, as one entry of a cache: to make a file costs more than
+to write the little that a plan of one partition has to keep.
 
     a JSON object of name to number of bytes, ended by LF
     the bytes, one value behind the other
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class CachedParts:
+class Bundle:
     """The values of one entry. Used by one thread at a time.
 
     Args:
@@ -28,31 +28,31 @@ class CachedParts:
     def __init__(self, cache: DiskCache, name: str) -> None:
         self._cache = cache
         self._name = name
-        self._parts: dict[str, bytes] | None = None
+        self._values: dict[str, bytes] | None = None
         self._changed = False
 
-    def get(self, part: str) -> bytes | None:
+    def get(self, value_name: str) -> bytes | None:
         """The value of this name, or `None`."""
-        return self._all().get(part)
+        return self._all().get(value_name)
 
-    def put(self, part: str, data: bytes) -> None:
+    def put(self, value_name: str, data: bytes) -> None:
         """Sets a value, to be written by `save`."""
-        self._all()[part] = data
+        self._all()[value_name] = data
         self._changed = True
 
     def save(self) -> None:
         """Writes the entry if a value was set, and forgets it."""
-        parts, self._parts = self._parts, None
-        if self._changed and parts is not None:
-            sizes = json.dumps({name: len(data) for name, data in parts.items()})
-            self._cache.put(self._name, b"".join([sizes.encode(), b"\n", *parts.values()]))
+        values, self._values = self._values, None
+        if self._changed and values is not None:
+            sizes = json.dumps({name: len(data) for name, data in values.items()})
+            self._cache.put(self._name, b"".join([sizes.encode(), b"\n", *values.values()]))
         self._changed = False
 
     def _all(self) -> dict[str, bytes]:
-        if self._parts is None:
+        if self._values is None:
             data = self._cache.get(self._name)
-            self._parts = {} if data is None else self._parsed(data)
-        return self._parts
+            self._values = {} if data is None else self._parsed(data)
+        return self._values
 
     def _parsed(self, data: bytes) -> dict[str, bytes]:
         found = {}
@@ -64,6 +64,6 @@ class CachedParts:
                 found[name] = data[at : at + size]
                 at += size
         except (ValueError, TypeError, AttributeError):
-            log.warning("%s: an entry that cannot be read; doing without", self._name)
+            log.warning("%s: a cache entry that cannot be read is left out", self._name)
             return {}
         return found

@@ -1,14 +1,13 @@
 """The caches of one tier on this machine's disk, and reads of pinned versions through them.
 
-Two caches: one for what describes segments (side files, what layouts read; see `segment_pack` for
-manifests), always; one for chunks of segments, by option. An entry is named by the object's URI,
-its version and the byte range; what has no version is not kept, and listings and look-ups never
-are. Bytes are kept as the store gave them: encrypted segments stay encrypted, keys are never kept.
-Only if the settings ask for it are chunks kept as the broker wrote them, decrypted and
-decompressed, so that a second scan does neither.
+One cache holds what describes segments: side files, and manifests (see `segment_pack`). Another
+holds chunks of segments, if an option asks for it. An entry is named by the object's URI, its
+version and the byte range. Objects without a version are not kept, and listings never are. Bytes
+are kept as the store gave them: encrypted segments stay encrypted, keys are never kept. Only if the
+settings ask for it are chunks kept decrypted and decompressed, so that a second scan does neither.
 
-Concurrent tasks of a machine fetch a range once: who comes second waits for the first, for at most
-the read time-out, then fetches itself.
+Concurrent tasks of a machine fetch a range once. The second one waits for the first, for at most
+the read time-out; then it fetches the range itself.
 """
 
 from __future__ import annotations
@@ -17,20 +16,17 @@ import logging
 import os
 import tempfile
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from kts_source.cache.disk_cache import (
-    CacheCounters,
-    CacheLimits,
-    DiskCache,
-    make_private_folder,
-)
+from kts_source.cache.disk_cache import CacheCounters, CacheLimits, DiskCache, make_private_folder
 from kts_source.store.storage_options import READ_TIMEOUT_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from kts_source.layout.remote_segment import ObjectRef
     from kts_source.store.object_store import Data, ObjectStore
 
     Restore = Callable[[int, memoryview], bytes | memoryview]
@@ -47,8 +43,8 @@ class CacheSettings:
     """What is kept on local disk, and where.
 
     Attributes:
-        index: Bounds of the cache of manifests and side files; `None` = none is kept.
-        chunks: Bounds of the cache of chunks; `None` = none is kept.
+        index: Limits of the cache of manifests and side files; `None` = none is kept.
+        chunks: Limits of the cache of chunks; `None` = none is kept.
         folder: Where; `None` = the user's cache folder.
         patience_seconds: How long to wait for another task that fetches the same.
         plaintext: Whether chunks are kept decrypted and decompressed.
@@ -78,11 +74,7 @@ class Caches:
     """
 
     def __init__(self, settings: CacheSettings = NO_CACHE, *, scope: str = "") -> None:
-        folder = None
-        if settings.index is not None or settings.chunks is not None:
-            folder = _usable_folder(settings.folder)
-        self.index = _opened(folder, "index", settings.index)
-        self.chunks = _opened(folder, "chunks", settings.chunks)
+        self.index, self.chunks = _opened(settings)
         self.plaintext = settings.plaintext and self.chunks is not None
         self._scope = scope
         self._patience_seconds = settings.patience_seconds
@@ -97,118 +89,86 @@ class Caches:
         """The name of an entry of the index cache that belongs to this tier."""
         return "\n".join((self._scope, *parts))
 
-    def side_file(
-        self, store: ObjectStore, key: str, start: int, stop: int, version: str | None
-    ) -> Data:
+    def side_file(self, store: ObjectStore, source: ObjectRef, start: int, stop: int) -> Data:
         """Bytes [start, stop) of an object, from the cache of side files or the store.
 
         Raises:
             TieredKafkaError: See `ObjectStore.get_range`.
         """
-        return self._read(self.index, store, key, [(start, stop)], version, None)
+        return self._read(self.index, _Ranges(store, source, [(start, stop)], None))
 
     def chunk_run(
-        self,
-        store: ObjectStore,
-        key: str,
-        spans: Sequence[Span],
-        version: str | None,
-        restore: Restore | None,
+        self, store: ObjectStore, source: ObjectRef, spans: Sequence[Span], restore: Restore | None
     ) -> Data:
         """The bytes of neighbouring chunks, each from the cache or, in as few requests as may be,
         from the store.
 
         Args:
             store: Where what is not kept comes from.
-            key: The object.
-            spans: Stored bytes [start, stop) of each chunk; each begins where the one before ends.
-            version: The version the bytes must belong to.
+            source: The object.
+            spans: Stored bytes [start, stop) of each chunk, one at least; each begins where the one
+                before ends.
             restore: Decrypts and decompresses the chunk of a number, given its stored bytes; the
                 result is what is kept and returned then. `None` where `plaintext` is not set.
 
         Raises:
             TieredKafkaError: See `ObjectStore.get_range`, and what `restore` raises.
         """
-        return self._read(self.chunks, store, key, spans, version, restore)
+        return self._read(self.chunks, _Ranges(store, source, spans, restore))
 
-    def _read(
-        self,
-        cache: DiskCache | None,
-        store: ObjectStore,
-        key: str,
-        spans: Sequence[Span],
-        version: str | None,
-        restore: Restore | None,
-    ) -> Data:
-        start, stop = (spans[0][0], spans[-1][1]) if spans else (0, 0)
-        if cache is None or version is None or start == stop:
-            data = store.get_range(key, start, stop, version=version)
-            return data if restore is None else b"".join(_parts(data, spans, 0, restore))
-        form = "" if restore is None else "restored "
-        object_name = f"{self._scope}\n{store.uri(key)}\n{version}\n{form}"
-        names = [f"{object_name}{low}-{high}" for low, high in spans]
-        found: list[bytes | None] = []
-        for name in names:
-            found.append(cache.get(name))  # noqa: PERF401  # counts, so not a comprehension
-        at = 0
-        while at < len(spans):
-            end = at
-            while end < len(spans) and found[end] is None:
-                end += 1
-            if end > at:
-                read = _Missing(cache, store, key, version, spans, names, restore)
-                read.fill(found, at, end, patience_seconds=self._patience_seconds)
-            at = end + 1
+    def _read(self, cache: DiskCache | None, wanted: _Ranges) -> Data:
+        count = len(wanted.spans)
+        if cache is None or wanted.source.version is None:
+            is_stored_form = wanted.restore is None
+            return wanted.stored(0, count) if is_stored_form else b"".join(wanted.fetch(0, count))
+        names = wanted.entry_names(self._scope)
+        found = [cache.get(name) for name in names]
+        for is_missing, run in groupby(range(count), lambda number: found[number] is None):
+            if not is_missing:
+                continue
+            numbers = list(run)
+            # Requests that overlap nearly always begin or end at the same chunk (neighbours of a
+            # cut, the same scan run twice), so holding the first and the last is enough.
+            held = names[numbers[0]], names[numbers[-1]]
+            with cache.flight(held, patience_seconds=self._patience_seconds):
+                for number in numbers:
+                    found[number] = cache.peek(names[number])
+                left = [number for number in numbers if found[number] is None]
+                if left:
+                    for number, part in enumerate(wanted.fetch(left[0], left[-1] + 1), left[0]):
+                        found[number] = part
+                        cache.put(names[number], part)
         whole = [part for part in found if part is not None]
         return whole[0] if len(whole) == 1 else b"".join(whole)
 
 
 @dataclass(frozen=True, slots=True)
-class _Missing:
-    """What is to be fetched of one object, and kept."""
+class _Ranges:
+    """Neighbouring byte ranges of one object, and the form in which they are kept."""
 
-    cache: DiskCache
     store: ObjectStore
-    key: str
-    version: str
+    source: ObjectRef
     spans: Sequence[Span]
-    names: Sequence[str]
     restore: Restore | None
 
-    def fill(
-        self, found: list[bytes | None], at: int, end: int, *, patience_seconds: float
-    ) -> None:
-        """Fills `found[at:end]` from the store, or from who had it under way.
+    def entry_names(self, scope: str) -> list[str]:
+        form = "" if self.restore is None else "restored "
+        start = f"{scope}\n{self.store.uri(self.source.key)}\n{self.source.version}\n{form}"
+        return [f"{start}{low}-{high}" for low, high in self.spans]
 
-        Requests that overlap nearly always begin or end at the same chunk (neighbours of a cut, the
-        same scan run twice), so holding the first and the last is enough.
-        """
-        cache, names = self.cache, self.names
-        with cache.flight((names[at], names[end - 1]), patience_seconds=patience_seconds):
-            for number in range(at, end):
-                found[number] = cache.peek(names[number])
-            while at < end and found[at] is not None:
-                at += 1
-            while end > at and found[end - 1] is not None:
-                end -= 1
-            if at == end:
-                return
-            spans = self.spans[at:end]
-            data = self.store.get_range(self.key, spans[0][0], spans[-1][1], version=self.version)
-            for number, part in enumerate(_parts(data, spans, at, self.restore), at):
-                found[number] = part
-                cache.put(names[number], part)
+    def stored(self, first: int, end: int) -> Data:
+        """Of the ranges from number `first` to before `end`, as stored, with one request."""
+        start, stop = self.spans[first][0], self.spans[end - 1][1]
+        return self.store.get_range(self.source.key, start, stop, version=self.source.version)
 
-
-def _parts(
-    data: Data, spans: Sequence[Span], first: int, restore: Restore | None
-) -> Iterator[bytes]:
-    """The bytes of each span, given those of all; `first` is the number of the first of them."""
-    base = spans[0][0]
-    view = memoryview(data)
-    for number, (start, stop) in enumerate(spans, first):
-        part = view[start - base : stop - base]
-        yield bytes(part if restore is None else restore(number, part))
+    def fetch(self, first: int, end: int) -> Iterator[bytes]:
+        """Each of these ranges, in its form."""
+        view = memoryview(self.stored(first, end))
+        base = self.spans[first][0]
+        for number in range(first, end):
+            low, high = self.spans[number]
+            part = view[low - base : high - base]
+            yield bytes(part if self.restore is None else self.restore(number, part))
 
 
 def default_folders() -> Iterator[Path]:
@@ -222,23 +182,20 @@ def default_folders() -> Iterator[Path]:
     yield Path(tempfile.gettempdir()) / f"{_FOLDER_NAME}-{os.geteuid()}"
 
 
-def _usable_folder(given: str | None) -> Path | None:
-    for folder in [Path(given)] if given is not None else default_folders():
-        try:
-            make_private_folder(folder)
-            make_private_folder(folder / _FORMAT)
-        except OSError as error:
-            log.warning("no cache in %s: %s", folder, error.strerror)
-        else:
-            return folder / _FORMAT
-    return None
-
-
-def _opened(folder: Path | None, name: str, limits: CacheLimits | None) -> DiskCache | None:
-    if folder is None or limits is None:
-        return None
-    try:
-        return DiskCache(folder / name, limits)
-    except OSError as error:
-        log.warning("no cache in %s: %s", folder / name, error.strerror)
-        return None
+def _opened(settings: CacheSettings) -> tuple[DiskCache | None, DiskCache | None]:
+    """The caches for side files and for chunks, in the first folder that can be used."""
+    if settings.index is not None or settings.chunks is not None:
+        given = settings.folder
+        for folder in [Path(given)] if given is not None else default_folders():
+            inner = folder / _FORMAT
+            try:
+                make_private_folder(folder)
+                make_private_folder(inner)
+                index, chunks = (
+                    None if limits is None else DiskCache(inner / name, limits)
+                    for name, limits in (("index", settings.index), ("chunks", settings.chunks))
+                )
+                return index, chunks
+            except OSError as error:
+                log.warning("no cache in %s: %s", folder, error.strerror)
+    return None, None

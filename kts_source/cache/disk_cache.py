@@ -11,15 +11,14 @@ and a file that was cut or damaged does not pass its checksum: both are a miss. 
 modification time is the time of the last access. There is no daemon: an entry that has expired is
 dropped when it is opened, and a write sweeps the folder now and then.
 
-What goes first is frequency-aware: entries that were never asked for again, oldest access first,
-then those that were (a segmented LRU), so that one scan of much data does not flush what is used
-all the time. That an entry was asked for again is said by the fraction of its modification time,
-exactly half a second, which a sweep sees without opening it; a file system with coarser times
-leaves plain LRU.
+A segmented LRU decides what goes first: entries that were never asked for again, oldest access
+first, then those that were. So one scan of much data does not flush what is used all the time. An
+entry that was asked for again has a modification time that ends in exactly half a second: a sweep
+sees that without opening it. On a file system with coarser times, plain LRU is left.
 
-Why not a library: `diskcache` has least-frequently-used, but in a SQLite database, which every read
-must write to then, with pickles for values and locks that outlive a holder that was killed;
-`cachetools` and `theine` live in memory and die with the worker, a minute idle or after a LIMIT.
+Why not a library: `diskcache` has a SQLite database that every read writes to, pickled values, and
+locks that outlive a killed holder; `cachetools` and `theine` keep all in memory, which ends with
+the worker.
 
 A failing disk is never an error of the scan: what cannot be stored is fetched again.
 """
@@ -36,15 +35,16 @@ import threading
 import time
 import uuid
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import google_crc32c
 
-from kts_source.cache.file_lock import LOCK_SUFFIX, drop_stale_lock, locked
+from kts_source.cache.file_lock import LOCK_SUFFIX, locked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
+    from io import BufferedReader
+    from pathlib import Path
 
 log = logging.getLogger(__name__)
 
@@ -70,28 +70,19 @@ class CacheCounters:
     Attributes:
         hits: Entries served.
         misses: Entries asked for that were not there, had expired or were damaged.
-        stored: Entries written.
-        evictions: Entries dropped for age or room, by this process.
         bytes_served: Bytes of the hits.
-        bytes_stored: Bytes of the entries written.
     """
 
     hits: int = 0
     misses: int = 0
-    stored: int = 0
-    evictions: int = 0
     bytes_served: int = 0
-    bytes_stored: int = 0
 
     def __add__(self, other: CacheCounters) -> CacheCounters:
         """The work of two caches."""
         return CacheCounters(
             self.hits + other.hits,
             self.misses + other.misses,
-            self.stored + other.stored,
-            self.evictions + other.evictions,
             self.bytes_served + other.bytes_served,
-            self.bytes_stored + other.bytes_stored,
         )
 
 
@@ -130,9 +121,6 @@ class DiskCache:
         self._unswept = 0
         self._complained = False
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return DiskCache, (self._folder, self._limits)
-
     @property
     def counters(self) -> CacheCounters:
         """What was done so far in this process."""
@@ -142,25 +130,22 @@ class DiskCache:
         """The data stored under `name`, or `None`: not there, expired, or not what was written."""
         data = self.peek(name)
         if data is None:
-            self._count(misses=1)
+            self._count(CacheCounters(misses=1))
         return data
 
     def peek(self, name: str) -> bytes | None:
-        """The same for a second look, which is not counted as a miss."""
+        """As `get`, but what is not there does not count as a miss."""
         path = self._path(name)
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError:
+            with open(path, "rb", opener=_open_private) as file:
+                data = self._read(file, path, name.encode())
+        except FileNotFoundError:
             return None
-        try:
-            data = self._read(descriptor, path, name.encode())
         except OSError as error:
             self._complain(error)
             return None
-        finally:
-            os.close(descriptor)
         if data is not None:
-            self._count(hits=1, bytes_served=len(data))
+            self._count(CacheCounters(hits=1, bytes_served=len(data)))
         return data
 
     def put(self, name: str, data: bytes | memoryview) -> None:
@@ -173,18 +158,18 @@ class DiskCache:
         header = _HEADER.pack(_MAGIC, checksum, len(name_bytes), len(data))
         temporary = f"{self._prefix}{uuid.uuid4().hex}{_TEMPORARY_SUFFIX}"
         try:
-            _write(temporary, [header, name_bytes, data])
-            os.replace(temporary, self._path(name))  # noqa: PTH105  # texts, see _stem
+            with open(temporary, "xb", opener=_open_private) as file:
+                file.writelines([header, name_bytes, data])
+            os.replace(temporary, self._path(name))  # noqa: PTH105
         except OSError as error:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)  # noqa: PTH108
+            _drop(temporary)
             self._complain(error)
             return
-        self._count(stored=1, bytes_stored=len(data))
         self._sweep_after(size)
 
-    @contextlib.contextmanager
-    def flight(self, names: Iterable[str], *, patience_seconds: float) -> Iterator[None]:
+    def flight(
+        self, names: Iterable[str], *, patience_seconds: float
+    ) -> contextlib.AbstractContextManager[bool]:
         """Holds the right to fetch these names: one holder on this machine at a time.
 
         A holder that dies loses it. Who has waited for `patience_seconds` goes on without. Look
@@ -193,14 +178,10 @@ class DiskCache:
         Raises:
             CancelledFetchError: The caller's scope was cancelled while waiting.
         """
-        paths = sorted({f"{self._stem(name)}{LOCK_SUFFIX}" for name in names})
-        with locked(paths, patience_seconds):
-            yield
+        return locked(sorted({self._path(name, LOCK_SUFFIX) for name in names}), patience_seconds)
 
     def sweep(self) -> None:
-        """Drops what has expired, and what is beyond the bound; nothing if another process is at
-        it.
-        """
+        """Drops what has expired, and what is beyond the bound, unless another process does so."""
         try:
             with locked([f"{self._prefix}{_SWEEP}{LOCK_SUFFIX}"], 0.0) as held:
                 if held:
@@ -210,38 +191,29 @@ class DiskCache:
 
     # -- inside
 
-    def _path(self, name: str) -> str:
-        return f"{self._stem(name)}{_ENTRY_SUFFIX}"
-
-    def _stem(self, name: str) -> str:
-        # Texts, not paths: a plan of a large topic comes here tens of thousands of times.
+    def _path(self, name: str, suffix: str = _ENTRY_SUFFIX) -> str:
+        # A text, not a `Path`: a plan of a large topic comes here tens of thousands of times.
         digest = hashlib.blake2b(name.encode(), digest_size=20).hexdigest()
-        return f"{self._prefix}{digest}"
+        return f"{self._prefix}{digest}{suffix}"
 
-    def _read(self, descriptor: int, path: str, name: bytes) -> bytes | None:
-        status = os.fstat(descriptor)
+    def _read(self, file: BufferedReader, path: str, name: bytes) -> bytes | None:
+        status = os.fstat(file.fileno())
         age = time.time() - status.st_mtime
         if self._expired(age):
-            self._drop(path)
+            _drop(path)
             return None
-        header = os.read(descriptor, _HEADER.size + len(name))
-        data = _checked(header, name, status.st_size, descriptor)
+        data = _checked(file, name, status.st_size)
         if data is None:
             log.warning("a damaged entry of the cache in %s was dropped", self._folder)
-            self._drop(path)
+            _drop(path)
         elif age > 1:
             accessed = int(time.time()) * _SECOND_NS + _ASKED_AGAIN_NS
-            os.utime(descriptor, ns=(accessed, accessed))
+            os.utime(file.fileno(), ns=(accessed, accessed))
         return data
 
     def _expired(self, age_seconds: float) -> bool:
         ttl = self._limits.ttl_seconds
         return ttl is not None and age_seconds > ttl
-
-    def _drop(self, path: str) -> None:
-        with contextlib.suppress(OSError):
-            os.unlink(path)  # noqa: PTH108
-            self._count(evictions=1)
 
     def _sweep_after(self, written: int) -> None:
         with self._lock:
@@ -270,11 +242,11 @@ class DiskCache:
                     age = now - status.st_mtime
                     if entry.name.endswith(_ENTRY_SUFFIX):
                         if self._expired(age):
-                            self._drop(entry.path)
+                            _drop(entry.path)
                         else:
                             kept.append(_Kept(status.st_mtime_ns, status.st_size, entry.path))
                     elif age > _ABANDONED_SECONDS:
-                        self._drop_abandoned(entry)
+                        _drop_abandoned(entry)
         if self._limits.max_bytes is not None:
             self._make_room(kept, self._limits.max_bytes)
 
@@ -285,29 +257,12 @@ class DiskCache:
         for entry in _dropping_order(entries, int(bound * _PROTECTED_SHARE)):
             if total <= bound - 2 * (bound // _SWEEP_SHARE):
                 break
-            self._drop(entry.path)
+            _drop(entry.path)
             total -= entry.size
 
-    def _drop_abandoned(self, entry: os.DirEntry[str]) -> None:
-        if entry.name.endswith(_TEMPORARY_SUFFIX):
-            Path(entry.path).unlink()
-        elif entry.name.endswith(LOCK_SUFFIX):
-            drop_stale_lock(entry.path)
-
-    def _count(
-        self,
-        *,
-        hits: int = 0,
-        misses: int = 0,
-        stored: int = 0,
-        evictions: int = 0,
-        bytes_served: int = 0,
-        bytes_stored: int = 0,
-    ) -> None:
+    def _count(self, work: CacheCounters) -> None:
         with self._lock:
-            self._counters += CacheCounters(
-                hits, misses, stored, evictions, bytes_served, bytes_stored
-            )
+            self._counters += work
 
     def _complain(self, error: OSError) -> None:
         if not self._complained:
@@ -320,10 +275,6 @@ class _Kept(NamedTuple):
     size: int
     path: str
 
-    @property
-    def asked_again(self) -> bool:
-        return self.accessed_ns % _SECOND_NS == _ASKED_AGAIN_NS
-
 
 def _dropping_order(entries: list[_Kept], protected_bytes: int) -> list[_Kept]:
     """Oldest access first; last of all the newest of those that were asked for again."""
@@ -331,7 +282,8 @@ def _dropping_order(entries: list[_Kept], protected_bytes: int) -> list[_Kept]:
     protected: list[_Kept] = []
     left = protected_bytes
     for entry in reversed(entries):
-        if entry.asked_again and entry.size <= left:
+        asked_again = entry.accessed_ns % _SECOND_NS == _ASKED_AGAIN_NS
+        if asked_again and entry.size <= left:
             left -= entry.size
             protected.append(entry)
     paths = {entry.path for entry in protected}
@@ -354,34 +306,32 @@ def make_private_folder(folder: Path) -> None:
         folder.chmod(0o700)
 
 
-def _write(path: str, parts: list[bytes | memoryview]) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    descriptor = os.open(path, flags, 0o600)
-    try:
-        views = [memoryview(part) for part in parts]
-        while views:
-            written = os.writev(descriptor, views)
-            while views and written >= len(views[0]):
-                written -= len(views.pop(0))
-            if views:
-                views[0] = views[0][written:]
-    finally:
-        os.close(descriptor)
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
-def _checked(header: bytes, name: bytes, file_size: int, descriptor: int) -> bytes | None:
-    """The data behind the header, if the file is what was written under this name."""
+def _drop(path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(path)  # noqa: PTH108
+
+
+def _drop_abandoned(entry: os.DirEntry[str]) -> None:
+    if entry.name.endswith(_TEMPORARY_SUFFIX):
+        _drop(entry.path)
+    elif entry.name.endswith(LOCK_SUFFIX):
+        with locked([entry.path], 0.0):
+            pass  # whoever holds a lock removes its file at the end
+
+
+def _checked(file: BufferedReader, name: bytes, file_size: int) -> bytes | None:
+    """The data of an entry, if the file is what was written under this name."""
+    header = file.read(_HEADER.size + len(name))
     if len(header) != _HEADER.size + len(name):
         return None
     magic, checksum, name_size, data_size = _HEADER.unpack_from(header)
     whole = _HEADER.size + name_size + data_size
     if magic != _MAGIC or header[_HEADER.size :] != name or whole != file_size:
         return None
-    parts = []
-    left = data_size
-    while left and (part := os.read(descriptor, left)):
-        parts.append(part)
-        left -= len(part)
-    data = parts[0] if len(parts) == 1 else b"".join(parts)
-    sound = not left and google_crc32c.extend(google_crc32c.value(name), data) == checksum
-    return data if sound else None
+    data = file.read(data_size)
+    found = google_crc32c.extend(google_crc32c.value(name), data)
+    return data if len(data) == data_size and found == checksum else None

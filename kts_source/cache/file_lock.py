@@ -1,8 +1,8 @@
 """One holder on this machine at a time: file locks that end with their holder.
 
-`flock` belongs to an open file, so it tells threads apart as well as processes and is released when
-the process dies. The lock file is removed by its holder; who gets the lock of a file that has been
-removed meanwhile tries again with the one in its place.
+`flock` belongs to an open file. So it keeps threads apart as well as processes, and ends when the
+process dies. The holder removes the lock file. Whoever locks a file that has been removed meanwhile
+tries again with the file in its place.
 """
 
 from __future__ import annotations
@@ -49,12 +49,6 @@ def locked(paths: Sequence[str], patience_seconds: float) -> Iterator[bool]:
     finally:
         for path, descriptor in reversed(held):
             _release(path, descriptor)
-
-
-def drop_stale_lock(path: str) -> None:
-    """Removes a lock file that nobody holds."""
-    with locked([path], 0.0):
-        pass
 
 
 def _acquired(path: str, deadline: float) -> int | None:

@@ -5,26 +5,21 @@ A line for each segment, ended by LF, its three parts separated by tabs:
 
     segment id
     base offset, then suffix, size and version of every listed object of the segment
-    facts, as a JSON list (see `layout.segment_facts`); objects are named by their suffixes
+    facts, as a JSON list (see `layout.segment_facts`), which names objects by their suffixes
 
 A line serves only a segment whose listed objects are exactly the same, so the listing alone decides
 what exists, and a line is parsed only when its segment is asked for. Segments whose objects have no
-version are not kept. Wrapped data keys are kept as manifests hold them; no key that opens anything.
+version are not kept. Data keys are kept as manifests hold them, encrypted.
 
-Planners that start at once on one machine, with nothing kept, each read the manifests; who ends
-last writes the pack, whole. A lock on each partition would save the second one's requests and next
-to no time: it would end when the first does. Measured over a store of 20 ms with 32 partitions of
-100 segments on two cores: 1.4 s alone, 1.8 s for each of two, 3,200 requests each, a tenth of a
-cent. And it would cost time where the first is slow or stuck: up to the read time-out for every
-round of partitions that are planned side by side. Tasks do hold such locks, on what they read: many
-of them start at once, on megabytes; planning is one process a query.
+Planners that start at once with nothing kept each read the manifests; the last one writes the pack.
+A lock for each partition would save the others' requests (3,200 for 32 partitions of 100 segments,
+a tenth of a cent) and next to no time, and a planner that is stuck would hold up all others.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from kts_source.layout.remote_segment import ObjectRef
@@ -34,7 +29,7 @@ from segment_format.errors import SegmentFormatError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kts_source.cache.bundle import CachedParts
+    from kts_source.cache.bundle import Bundle
     from kts_source.cache.disk_cache import DiskCache
     from kts_source.layout.layout import SegmentEntry
     from kts_source.layout.remote_segment import RemoteSegment
@@ -52,7 +47,7 @@ class SegmentPack:
         name: Of the pack.
     """
 
-    def __init__(self, cache: DiskCache | CachedParts | None, name: str) -> None:
+    def __init__(self, cache: DiskCache | Bundle | None, name: str) -> None:
         self._cache = cache
         self._name = name
         self._lines: dict[str, str] | None = None
@@ -62,15 +57,14 @@ class SegmentPack:
         """The segment as it was described before, if its objects are still the same."""
         if self._cache is None:
             return None
-        if self._lines is None:
-            self._lines = self._loaded(self._cache)
-        line = self._lines.get(entry.segment_id)
+        line = self._loaded(self._cache).get(entry.segment_id)
         if line is None or not line.startswith(identity := _identity(entry)):
             return None
         try:
             facts = _DECODER.raw_decode(line, len(identity))[0]
             place = (entry.topic, entry.topic_id, entry.partition, entry.segment_id)
-            return segment_from_facts(place, facts, partial(_ref, entry))
+            objects = dict(entry.objects)
+            return segment_from_facts(place, facts, lambda name: ObjectRef.of(objects[name]))
         except (ValueError, TypeError, LookupError, SegmentFormatError):
             log.warning("%s: a line that cannot be read; describing it anew", self._name)
             return None
@@ -83,9 +77,8 @@ class SegmentPack:
         facts = segment_facts(segment, lambda ref: suffixes.get(ref.key))
         if facts is None:
             return
-        if self._lines is None:
-            self._lines = self._loaded(self._cache)
-        self._lines[entry.segment_id] = _identity(entry) + json.dumps(facts, separators=(",", ":"))
+        text = json.dumps(facts, separators=(",", ":"))
+        self._loaded(self._cache)[entry.segment_id] = _identity(entry) + text
         self._changed = True
 
     def save(self, entries: Sequence[SegmentEntry]) -> None:
@@ -97,12 +90,12 @@ class SegmentPack:
         lines = [f"{name}\t{self._lines[name]}\n" for name in listed if name in self._lines]
         self._cache.put(self._name, "".join(lines).encode())
 
-    def _loaded(self, cache: DiskCache | CachedParts) -> dict[str, str]:
-        data = cache.get(self._name)
-        if data is None:
-            return {}
-        pairs = (line.split("\t", 1) for line in data.decode().splitlines())
-        return {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
+    def _loaded(self, cache: DiskCache | Bundle) -> dict[str, str]:
+        if self._lines is None:
+            lines = (cache.get(self._name) or b"").decode().splitlines()
+            pairs = (line.split("\t", 1) for line in lines)
+            self._lines = {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
+        return self._lines
 
 
 def _identity(entry: SegmentEntry) -> str:
@@ -116,10 +109,3 @@ def _is_certain(entry: SegmentEntry) -> bool:
     versions = [info.version for _, info in entry.objects]
     texts = [entry.segment_id, *(version for version in versions if version is not None)]
     return len(texts) == len(versions) + 1 and all(text.isprintable() for text in texts)
-
-
-def _ref(entry: SegmentEntry, suffix: str) -> ObjectRef:
-    for name, info in entry.objects:
-        if name == suffix:
-            return ObjectRef.of(info)
-    raise KeyError(suffix)

@@ -4,8 +4,8 @@ cache.
     a JSON list of [object key, version, first byte, one past the last], ended by LF
     the bytes, one behind the other
 
-What is large or of no known version is not here (`cache_store` keeps it, if at all), nor is more
-than `MAX_PACK_BYTES` in all: what the last plan looked at goes before what earlier ones did.
+What is large or of no known version is not here (`Caches.side_file` keeps it, if at all), nor is
+more than `MAX_PACK_BYTES` in all: what the last plan looked at goes before what earlier ones did.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from kts_source.cache.bundle import CachedParts
+    from kts_source.cache.bundle import Bundle
     from kts_source.cache.disk_cache import DiskCache
     from kts_source.layout.remote_segment import ObjectRef
 
@@ -34,7 +34,7 @@ class SideFilePack:
         name: Of the value.
     """
 
-    def __init__(self, cache: DiskCache | CachedParts | None = None, name: str = "") -> None:
+    def __init__(self, cache: DiskCache | Bundle | None = None, name: str = "") -> None:
         self._cache = cache
         self._name = name
         self._earlier: dict[_Place, list[_Part]] | None = None
@@ -47,11 +47,11 @@ class SideFilePack:
         if source.version is None:
             return None
         place = source.key, source.version
-        known = _holding(self._used.get(place, ()), start, stop)
+        known = _holding(self._used.get(place, []), start, stop)
         if known is None:
             if self._earlier is None:
                 self._earlier = self._loaded()
-            known = _holding(self._earlier.get(place, ()), start, stop)
+            known = _holding(self._earlier.get(place, []), start, stop)
             if known is None or not self._take(place, known):
                 return None
         return bytes(known[2][start - known[0] : stop - known[0]])
@@ -73,18 +73,16 @@ class SideFilePack:
         if self._cache is None or not self._changed:
             return
         self._changed = False
-        parts = [(place, part) for place, kept in self._used.items() for part in kept]
-        left = MAX_PACK_BYTES - self._used_bytes
-        used = {(place, part[:2]) for place, part in parts}
-        for place, kept in (self._earlier or {}).items():
-            for part in kept:
-                size = part[1] - part[0]
-                if size <= left and (place, part[:2]) not in used:
-                    parts.append((place, part))
-                    left -= size
-        index = [[*place, *part[:2]] for place, part in parts]
-        header = json.dumps(index, separators=(",", ":")).encode()
-        self._cache.put(self._name, b"".join([header, b"\n", *(part[2] for _, part in parts)]))
+        left = MAX_PACK_BYTES
+        parts: dict[tuple[str, str, int, int], bytes | memoryview] = {}
+        for kept in (self._used, self._earlier or {}):
+            for (key, version), found in kept.items():
+                for start, stop, data in found:
+                    if stop - start <= left and (key, version, start, stop) not in parts:
+                        parts[key, version, start, stop] = data
+                        left -= stop - start
+        header = json.dumps(list(parts), separators=(",", ":")).encode()
+        self._cache.put(self._name, b"".join([header, b"\n", *parts.values()]))
 
     # -- inside
 
@@ -114,5 +112,5 @@ class SideFilePack:
         return found
 
 
-def _holding(parts: list[_Part] | tuple[()], start: int, stop: int) -> _Part | None:
+def _holding(parts: list[_Part], start: int, stop: int) -> _Part | None:
     return next((part for part in parts if part[0] <= start and stop <= part[1]), None)

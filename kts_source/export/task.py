@@ -18,7 +18,7 @@ from kts_source.export.job import OFFSET
 from kts_source.export.tables.open_target import open_target
 from kts_source.export.task_writer import TaskWriter
 from kts_source.export.transforms.dead_letters import DeadLetters
-from kts_source.read.read_settings import BatchBounds
+from kts_source.read.read_settings import BatchLimits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from kts_source.read.task import ScanTask
 
 NEEDED: Final = (TOPIC, PARTITION, OFFSET)
-_BATCHES: Final = BatchBounds(16384, 8 << 20)
+_BATCHES: Final = BatchLimits(16384, 8 << 20)
 """More than Spark is handed at a time: each batch costs the writer as much, however small."""
 
 
@@ -57,7 +57,7 @@ def run_export_task(task: ExportTask, job: ExportJob) -> TaskReport:
         TieredKafkaError: Bytes that are not what was planned, a transform that fails, a store that
             does not take the files. Files of the failed attempt are removed where that is possible.
     """
-    from kts_source.read.run_task import measured_task
+    from kts_source.read.run_task import run_task
     from kts_source.read.task_metrics import TaskMetrics, TaskPlace
 
     started = time.monotonic()
@@ -75,7 +75,7 @@ def run_export_task(task: ExportTask, job: ExportJob) -> TaskReport:
     writer = TaskWriter(task, job, target, letters)
     reading = _with_columns(options, read_columns)
     try:
-        rows = measured_task(task.scan, reading, place, batches=_BATCHES, on_end=note)
+        rows = run_task(task.scan, reading, place, batches=_BATCHES, on_end=note)
         with closing(rows) as batches:
             for batch in batches:
                 writer.write(batch)

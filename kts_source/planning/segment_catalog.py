@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from kts_source.cache.bundle import CachedParts
+from kts_source.cache.bundle import Bundle
 from kts_source.cache.segment_pack import SegmentPack
 from kts_source.cache.side_file_pack import SideFilePack
 from kts_source.errors import CorruptSegmentError, ObjectNotFoundError
@@ -56,13 +56,13 @@ class Describer:
         """
         self._alone = _FEW if partitions >= PLANNING_THREADS else 1
 
-    def kept(self, folder: TopicFolder, partition: int) -> CachedParts | None:
+    def kept(self, folder: TopicFolder, partition: int) -> Bundle | None:
         """What earlier plans kept of a partition; `None` where nothing is kept."""
         if self._caches.index is None:
             return None
         uri = self._store.uri(f"{folder.folder}{folder.topic}-{folder.topic_id}")
         name = self._caches.entry_name("partition", self._layout.name, uri, f"{partition}")
-        return CachedParts(self._caches.index, name)
+        return Bundle(self._caches.index, name)
 
     def described(self, entries: Sequence[SegmentEntry]) -> list[RemoteSegment | None]:
         """Each as the layout describes it; `None` for one that has gone, or cannot be read where
@@ -119,7 +119,7 @@ class ListedSegments:
         self,
         entries: Sequence[SegmentEntry],
         describer: Describer,
-        kept: CachedParts | None = None,
+        kept: Bundle | None = None,
         orphans: Sequence[Orphan] = (),
     ) -> None:
         self.entries = entries

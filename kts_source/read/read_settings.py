@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchBounds:
+class BatchLimits:
     """When a batch of rows is full.
 
     Attributes:
@@ -26,9 +26,9 @@ class BatchBounds:
     size: int
 
 
-FOR_SPARK: Final = BatchBounds(8192, 2 << 20)
-"""What its Arrow reader takes fastest: of small records many, since each batch costs it as much
-however small it is, and of large ones what the processor's cache holds.
+FOR_SPARK: Final = BatchLimits(8192, 2 << 20)
+"""What its Arrow reader takes fastest: many records, since each batch has the same fixed cost, but
+no more bytes than the processor's cache holds.
 """
 
 
@@ -38,6 +38,7 @@ class ReadSettings:
 
     Attributes:
         columns: Columns of the table, in order.
+        check_crcs: Whether checksums of batches are verified.
         max_batch_bytes: Bound on one record batch, stored or decompressed.
         where: Rows for which it is not true are left out.
         fail_on_data_loss: Whether an object that has gone since planning is an error.
@@ -50,7 +51,7 @@ class ReadSettings:
     read_ahead: ReadAhead
     where: Predicate | None = None
     fail_on_data_loss: bool = True
-    batches: BatchBounds = FOR_SPARK
+    batches: BatchLimits = FOR_SPARK
 
     @classmethod
     def of(cls, options: ScanOptions) -> ReadSettings:

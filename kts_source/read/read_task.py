@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from kts_source.errors import (
     CorruptSegmentError,
@@ -13,18 +13,14 @@ from kts_source.errors import (
     ObjectNotFoundError,
     TieredKafkaError,
 )
-from kts_source.read.segment_source import (
-    SegmentSource,
-    SegmentSpan,
-    VanishedSpanError,
-)
+from kts_source.read.segment_source import SegmentSource, SegmentSpan, VanishedSpanError
 from kts_source.read.slice_boundaries import (
     Boundary,
     BoundaryCheck,
-    peek_stop,
+    checked_stop,
+    first_request_stop,
     segment_start,
     slice_boundaries,
-    sure_stop,
 )
 from kts_source.read.task_metrics import LostRange
 from segment_format.errors import SegmentFormatError, TruncatedBatchError
@@ -93,29 +89,25 @@ def _read(
                     if decoding is not None:
                         yield from decoding.finish(meter)
                     decoding = _SliceDecoder(span, reader, settings)
-                decoding.go_on(span)
-                yield from decoding.feed(window)
+                yield from decoding.feed(span, window)
                 if decoding.done and span.part is slices[-1]:
                     break
-        except (VanishedSpanError, _VanishedSliceError) as error:
-            part = _part(error)
+        except VanishedSpanError as error:
+            part = cast("_SliceSpan", error.span).part
             whole = decoding is None or decoding.span.part is not part
-            text = _lost(part, reader, started=not whole)
+            text = f"{_lost(part, started=not whole)}: no object {error.uri}"
             if settings.fail_on_data_loss:
-                raise DataLossError(
-                    f"{text}; failOnDataLoss=false leaves them out",
-                    topic=part.topic,
-                    partition=part.partition,
-                    offset=part.start_offset,
-                    uri=reader.store.uri(part.objects.log.key),
-                ) from error
+                place = {**_place(part, reader), "uri": error.uri}
+                text = f"{text}; failOnDataLoss=false leaves them out"
+                raise DataLossError(text, **place) from error
             log.warning("%s-%s: %s; not read", part.topic, part.partition, text)
             if meter is not None:
-                place = part.topic, part.partition, part.start_offset, part.stop_offset
-                lost = LostRange(*place, in_part=not (whole and part.is_whole))
+                offsets = part.start_offset, part.stop_offset
+                in_part = not (whole and part.is_whole)
+                lost = LostRange(part.topic, part.partition, *offsets, in_part)
                 meter.add_lost(lost, f"{part.topic}-{part.partition} {text}")
             if decoding is not None:
-                yield from decoding.finish(meter) if whole else decoding.give_up(meter)
+                yield from decoding.finish(meter, rest_is_lost=not whole)
             return part
         if decoding is not None:
             yield from decoding.finish(meter)
@@ -123,33 +115,18 @@ def _read(
 
 
 def _prepare_decoder() -> None:
-    from kts_source.read.slice_decoder import prepare
+    """Imports and links what decodes, once a process."""
+    import kts_source.read.slice_decoder  # noqa: F401
+    from segment_format.kernels.decoder import load_kernel
 
-    prepare()
-
-
-class _VanishedSliceError(Exception):
-    """What tells where a slice begins has gone."""
-
-    def __init__(self, part: SegmentSlice) -> None:
-        super().__init__(part.segment_id)
-        self.part = part
+    load_kernel()
 
 
-def _part(error: VanishedSpanError | _VanishedSliceError) -> SegmentSlice:
-    if isinstance(error, _VanishedSliceError):
-        return error.part
-    assert isinstance(error.span, _SliceSpan)
-    return error.span.part
-
-
-def _lost(part: SegmentSlice, reader: SegmentSource, *, started: bool) -> str:
+def _lost(part: SegmentSlice, *, started: bool) -> str:
     what = "offsets" if part.is_whole else "a slice of offsets"
     rest = ", of which the first may have been returned," if started else ""
-    return (
-        f"{what} [{part.start_offset}, {part.stop_offset}){rest} have gone since the plan was made:"
-        f" no object {reader.store.uri(part.objects.log.key)}"
-    )
+    place = f"[{part.start_offset}, {part.stop_offset})"
+    return f"{what} {place}{rest} have gone since the plan was made"
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +149,7 @@ class _SliceSpan(SegmentSpan):
         start: int,
         stop: int,
         first: Boundary,
-        last: Boundary | None,
+        last: Boundary | None = None,
     ) -> _SliceSpan:
         """Original bytes [start, stop) of the slice's segment."""
         place = (part.topic, part.partition, part.start_offset)
@@ -186,18 +163,19 @@ def _spans(
     where they need no look at an index: a LIMIT may want no more.
     """
     for part in slices:
-        sure = sure_stop(part, reader) if early else 0
+        sure = first_request_stop(part, reader) if early else 0
         early = False
         if sure:
-            yield _SliceSpan.of(part, 0, sure, segment_start(part), None)
+            yield _SliceSpan.of(part, 0, sure, segment_start(part))
         try:
             with _located(part, reader):
                 first, last = slice_boundaries(part, reader)
         except ObjectNotFoundError as error:
-            raise _VanishedSliceError(part) from error
+            nowhere = _SliceSpan.of(part, 0, 0, segment_start(part))
+            raise VanishedSpanError.of(nowhere, error) from error
         if first.position < last.position:
             start = max(first.position, sure)
-            stop = peek_stop(last, part.objects.size_in_bytes)
+            stop = checked_stop(last, part.objects.size_in_bytes)
             yield _SliceSpan.of(part, start, stop, first, last)
 
 
@@ -205,69 +183,63 @@ class _SliceDecoder:
     """Decodes the bytes of one slice as they come in."""
 
     def __init__(self, span: _SliceSpan, reader: SegmentSource, settings: ReadSettings) -> None:
-        part = span.part
+        from kts_source.read.slice_decoder import open_decoder
+
         self.span = span
         self._reader = reader
         self._check = BoundaryCheck(span.first)
-        from kts_source.read.slice_decoder import open_decoder
-
-        self._decoder = open_decoder(part, span.first, span.last, settings)
+        self._decoder = open_decoder(span.part, span.first, span.last, settings)
 
     @property
     def done(self) -> bool:
         """Whether the slice's last offset has passed."""
         return self._decoder.done
 
-    def go_on(self, span: _SliceSpan) -> None:
-        """The next bytes are of this span of the same slice."""
+    def feed(self, span: _SliceSpan, window: memoryview) -> Iterator[pa.RecordBatch]:
+        """The rows of the next bytes, which are of this span of the slice."""
         if span.last is not None:
             self._check.stop = span.last
-
-    def feed(self, window: memoryview) -> Iterator[pa.RecordBatch]:
-        """The rows of the next bytes."""
         if self.done:
             return
         with _located(self.span.part, self._reader):
             decoded = self._decoder.feed(self._check.inside(window))
             yield from self._reader.stopwatch.decoding(decoded)
 
-    def give_up(self, meter: TaskMeter | None) -> Iterator[pa.RecordBatch]:
-        """The rows still held back, where the rest of the bytes will never come."""
-        with suppress(TruncatedBatchError):
-            yield from self._decoder.finish()
+    def finish(
+        self, meter: TaskMeter | None, *, rest_is_lost: bool = False
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows still held back, once all bytes have been fed, or the rest will never come."""
+        with _located(self.span.part, self._reader):
+            if not (self.done or rest_is_lost):
+                self._check.finish(self._decoder.next_offset)
+            try:
+                yield from self._decoder.finish()
+            except TruncatedBatchError:
+                if not rest_is_lost:
+                    raise
         if meter is not None:
             meter.add_decoded(self._decoder.counters)
 
-    def finish(self, meter: TaskMeter | None) -> Iterator[pa.RecordBatch]:
-        """The rows still held back, once all bytes have been fed."""
-        with _located(self.span.part, self._reader):
-            if not self.done:
-                self._check.finish(self._decoder.next_offset)
-            yield from self._decoder.finish()
-        if meter is not None:
-            meter.add_decoded(self._decoder.counters)
+
+def _place(part: SegmentSlice, reader: SegmentSource) -> dict[str, Any]:
+    return {
+        "topic": part.topic,
+        "partition": part.partition,
+        "offset": part.start_offset,
+        "uri": reader.store.uri(part.objects.log.key),
+    }
 
 
 @contextmanager
 def _located(part: SegmentSlice, reader: SegmentSource) -> Iterator[None]:
     """Adds the place to errors of the layers below, which know bytes but not whose."""
-    key = part.objects.log.key
     try:
         yield
     except TieredKafkaError as error:
-        error.located(
-            topic=part.topic,
-            partition=part.partition,
-            offset=part.start_offset,
-            uri=reader.store.uri(key),
-        )
+        error.located(**_place(part, reader))
         raise
     except SegmentFormatError as error:
-        raise CorruptSegmentError(
-            error.message,
-            topic=part.topic,
-            partition=part.partition,
-            offset=part.start_offset if error.offset is None else error.offset,
-            uri=reader.store.uri(key),
-            position=error.position,
-        ) from error
+        place = _place(part, reader)
+        if error.offset is not None:
+            place["offset"] = error.offset
+        raise CorruptSegmentError(error.message, **place, position=error.position) from error

@@ -9,7 +9,7 @@ Both ways give the same rows.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,12 +18,11 @@ from kts_source.predicate.evaluate import wanted_rows
 from kts_source.predicate.model import columns_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from kts_source.predicate.model import Predicate
-    from kts_source.read.read_settings import BatchBounds
+    from kts_source.read.read_settings import BatchLimits
     from segment_format.arrow import DecodeCounters, RecordDecoder
-    from segment_format.index.leader_epoch_checkpoint import EpochEntry
 
 _PROBE_ROWS: Final = 32768
 """More than a window of small records has: every batch costs the same calls."""
@@ -31,57 +30,34 @@ _LARGE_COLUMNS: Final = frozenset(("value", "headers"))
 """Worth a second pass: the others are as quickly decoded as stepped over."""
 
 
-class DecoderFactory(Protocol):
-    """`RecordDecoder` with the facts of a slice filled in; what is given here comes before them."""
-
-    def __call__(
-        self,
-        *,
-        columns: Iterable[str],
-        max_rows: int = ...,
-        max_bytes: int = ...,
-        position: int = ...,
-        start_offset: int = ...,
-        stop_offset: int = ...,
-        check_crcs: bool = ...,
-        lineage: Sequence[EpochEntry] | None = ...,
-    ) -> RecordDecoder:
-        """A decoder of these columns."""
-        ...
-
-
 class FilteringDecoder:
     """A `RecordDecoder` that leaves rows out.
 
     Args:
-        predicate: Rows for which it is not true are left out; about no place column.
-        decoder: Makes decoders of the slice.
+        predicate: Rows for which it is not true are left out; it names no place column.
+        decoder: Makes a `RecordDecoder` of the slice; arguments given here win over the slice's.
         columns: Of the batches, in order.
         position: Log position of the first byte that will be fed.
         batches: How large batches grow.
-        late: Whether large columns may wait for the second pass; `None` decides by the columns.
     """
 
     def __init__(
         self,
         predicate: Predicate,
-        decoder: DecoderFactory,
+        decoder: Callable[..., RecordDecoder],
         *,
         columns: Sequence[str],
         position: int,
-        batches: BatchBounds,
-        late: bool | None = None,
+        batches: BatchLimits,
     ) -> None:
         deciding = columns_of(predicate)
         self._predicate = predicate
         self._columns = list(columns)
-        self._all = tuple(dict.fromkeys((*columns, *sorted(deciding))))
-        self._make = partial(
-            decoder, columns=self._all, max_rows=batches.rows, max_bytes=batches.size
-        )
+        needed = tuple(dict.fromkeys((*columns, *sorted(deciding))))
+        self._make = partial(decoder, columns=needed, max_rows=batches.rows, max_bytes=batches.size)
         self._batches = batches
         self._position = position
-        self._late = bool(_LARGE_COLUMNS & set(columns) - deciding) if late is None else late
+        self._late = not _LARGE_COLUMNS.isdisjoint(set(columns) - deciding)
         if self._late:
             names = dict.fromkeys(("offset", *sorted(deciding)))
             self._decoder = decoder(columns=names, max_rows=_PROBE_ROWS, position=position)
@@ -108,9 +84,10 @@ class FilteringDecoder:
 
     def feed(self, window: memoryview) -> Iterator[pa.RecordBatch]:
         """The matching rows that are complete with the next bytes."""
-        found = (
-            self._late_rows(window) if self._late else self._filtered(self._decoder.feed(window))
-        )
+        if self._late:
+            found = self._late_rows(window)
+        else:
+            found = self._filtered(self._decoder.feed(window))
         yield from _packed(found, self._batches)
 
     def finish(self) -> Iterator[pa.RecordBatch]:
@@ -162,13 +139,8 @@ class FilteringDecoder:
     def _second_pass(
         self, window: memoryview, whole: int, first: int, last: int
     ) -> Iterator[pa.RecordBatch]:
-        """All columns of the matching rows with offsets from `first` to `last`.
-
-        Args:
-            window: The bytes behind the carry.
-            whole: Bytes of carry and window that are whole entries.
-            first: First offset that matches.
-            last: Last one.
+        """All columns of the matching rows with offsets from `first` to `last`, within the first
+        `whole` bytes of carry and window.
         """
         decoder = self._make(
             position=self._fed - len(window) - len(self._carry),
@@ -201,14 +173,14 @@ class FilteringDecoder:
         self._carry = bytearray()
 
 
-def _packed(batches: Iterable[pa.RecordBatch], bounds: BatchBounds) -> Iterator[pa.RecordBatch]:
-    """The same rows in fewer batches, each as large as the bounds allow, about."""
+def _packed(batches: Iterable[pa.RecordBatch], limits: BatchLimits) -> Iterator[pa.RecordBatch]:
+    """The same rows in fewer batches, each as large as the limits allow, about."""
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
         rows += batch.num_rows
         size += batch.nbytes
-        if waiting and (rows > bounds.rows or size > bounds.size):
+        if waiting and (rows > limits.rows or size > limits.size):
             yield _joined(waiting)
             waiting, rows, size = [], batch.num_rows, batch.nbytes
         waiting.append(batch)

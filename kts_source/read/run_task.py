@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kts_source.read.read_settings import FOR_SPARK, BatchBounds, ReadSettings
+from kts_source.read.read_settings import FOR_SPARK, BatchLimits, ReadSettings
 from kts_source.read.read_task import read_task
 from kts_source.read.segment_source import SegmentSource
 from kts_source.read.task_metrics import CLOSED, DONE, TaskMeter, TaskMetrics, TaskPlace
@@ -31,12 +31,12 @@ log = logging.getLogger(__name__)
 _NOWHERE = TaskPlace()
 
 
-def measured_task(
+def run_task(
     task: ScanTask,
     options: ScanOptions,
     place: TaskPlace = _NOWHERE,
     *,
-    batches: BatchBounds = FOR_SPARK,
+    batches: BatchLimits = FOR_SPARK,
     on_end: Callable[[TaskMetrics], object] = lambda _metrics: None,
 ) -> Generator[pa.RecordBatch]:
     """The rows of a task. Close the iterator to stop what is under way.
@@ -82,8 +82,8 @@ def write_metrics(metrics: TaskMetrics, path: str, storage: Mapping[str, Any]) -
 
     Args:
         metrics: The line.
-        path: Folder or URL; made if it is not there.
-        storage: What opens the URL.
+        path: Folder or URL; a folder is made if it is not there.
+        storage: Storage options of the URL, credentials among them.
     """
     place = (metrics.stage, metrics.partition, metrics.attempt)
     numbers = "-".join("x" if number is None else str(number) for number in place)
@@ -94,12 +94,12 @@ def write_metrics(metrics: TaskMetrics, path: str, storage: Mapping[str, Any]) -
         if scheme is None or scheme == "file":
             folder = local_root(path)
             folder.mkdir(parents=True, exist_ok=True)
-            # Whoever reads the folder meanwhile must not see half a line.
-            hidden = folder / f".{name}"
+            # Whoever reads the folder meanwhile must not see half a line, as `*.jsonl` would show.
+            hidden = folder / f".{name}.new"
             hidden.write_bytes(line)
             hidden.rename(folder / name)
         else:
-            open_filesystem(path, storage).pipe_file(f"{path.rstrip('/')}/{name}", line)
+            _filesystem(path, storage).pipe_file(f"{path.rstrip('/')}/{name}", line)
     except Exception as error:  # noqa: BLE001  # metrics are no reason to lose a task
         text = scrub(f"{type(error).__name__}: {error}", secret_values(storage))
         log.warning("metrics could not be written to %s: %s", scrub(path), text)
@@ -111,7 +111,7 @@ def read_metrics(path: str, storage: Mapping[str, Any]) -> list[TaskMetrics]:
     if scheme is None or scheme == "file":
         texts = [file.read_text("utf-8") for file in Path(local_root(path)).glob("*.jsonl")]
     else:
-        filesystem = open_filesystem(path, storage)
+        filesystem = _filesystem(path, storage)
         names = [name for name in filesystem.find(path) if name.endswith(".jsonl")]
         texts = [filesystem.cat_file(name).decode() for name in names]
     found = [TaskMetrics.from_json(line) for text in texts for line in text.splitlines()]
@@ -120,8 +120,7 @@ def read_metrics(path: str, storage: Mapping[str, Any]) -> list[TaskMetrics]:
     )
 
 
-def open_filesystem(path: str, storage: Mapping[str, Any]) -> Any:  # noqa: ANN401  # fsspec ships no types
-    """The fsspec file system of a URL."""
+def _filesystem(path: str, storage: Mapping[str, Any]) -> Any:  # noqa: ANN401  # fsspec ships no types
     import fsspec
 
     scheme = str(split_scheme(path)[0])

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from kts_source.errors import CorruptSegmentError, ObjectNotFoundError, TieredKafkaError
 from kts_source.read.fetch import NO_READ_AHEAD, ReadAhead, fetch_ranges
-from kts_source.read.side_file_reader import SideFileReader
-from kts_source.read.stopwatch import Stopwatch
+from kts_source.read.side_file_reader import read_side_file
+from kts_source.read.task_metrics import Stopwatch
 from segment_format.errors import ChunkError, DecryptionError, SegmentFormatError
 from segment_format.manifest.chunk_index import Chunk
 from segment_format.manifest.transform import RestoreTimes, restore_chunk, restore_index
@@ -66,14 +67,7 @@ class VanishedSpanError(ObjectNotFoundError):
     @classmethod
     def of(cls, span: SegmentSpan, error: ObjectNotFoundError) -> VanishedSpanError:
         """The error that a store gave for a span, with its place."""
-        vanished = cls(
-            error.message,
-            topic=error.topic,
-            partition=error.partition,
-            offset=error.offset,
-            uri=error.uri,
-            attempts=error.attempts,
-        )
+        vanished = cls(error.message, **{name: getattr(error, name) for name in cls._facts})
         vanished.span = span
         return vanished
 
@@ -86,15 +80,15 @@ class SegmentSource:
 
     Args:
         tier: Where the objects are.
-        key_ring: What opens encrypted ones.
-        pack: Where plans of one partition keep its side files; the source is for that plan's
-            thread then.
+        key_ring: Private keys for encrypted ones.
+        pack: Where a plan of one partition keeps its side files. Only that plan's thread may use
+            the source then.
     """
 
     def __init__(self, tier: Tier, key_ring: KeyRing, *, pack: SideFilePack | None = None) -> None:
         self.store = tier.store
-        self._caches = tier.caches
-        self._side_files = SideFileReader(tier, pack)
+        self._tier = tier
+        self._pack = pack
         self._key_ring = key_ring
         # For every chunk the ring would look for the private key, which may be in a file.
         self._data_keys: dict[WrappedDataKey, bytes] = {}
@@ -103,8 +97,7 @@ class SegmentSource:
     def index(
         self, objects: SegmentObjects, kind: IndexType, *, is_cut: bool = False
     ) -> bytes | None:
-        """The bytes of a side file as the broker wrote it; `None` when the segment has none. Small
-        ones beside it come with the same request, see `SideFileReader`.
+        """The bytes of a side file as the broker wrote it; `None` when the segment has none.
 
         Args:
             objects: The segment.
@@ -125,16 +118,11 @@ class SegmentSource:
                 f"{kind.value} index of {stored.size} bytes in {uri}: at most {MAX_INDEX_BYTES}"
                 f" are read"
             )
-        data = self._side_files.get(objects, kind, is_cut=is_cut)
+        data = read_side_file(self._tier, self._pack, objects, kind, is_cut=is_cut)
+        data_key, aad = self._keys(objects)
+        place = IndexRange(stored.start, stored.size)
         try:
-            return bytes(
-                restore_index(
-                    data,
-                    IndexRange(stored.start, stored.size),
-                    data_key=self._data_key(objects),
-                    aad=_aad(objects),
-                )
-            )
+            return bytes(restore_index(data, place, data_key=data_key, aad=aad))
         except SegmentFormatError as error:
             raise CorruptSegmentError(
                 f"{kind.value} index in {uri}, bytes [{stored.start}, {stored.stop}): {error}"
@@ -144,7 +132,8 @@ class SegmentSource:
         """Whether of a span's first and last chunks only its own bytes are read: where chunks are
         stored as they are, and no cache keeps them whole.
         """
-        return _is_plain(objects) and self._caches.chunks is None
+        is_plain = not objects.compression and objects.encryption is None
+        return is_plain and self._tier.caches.chunks is None
 
     def windows(
         self,
@@ -182,19 +171,17 @@ class SegmentSource:
                 for group in request_groups(chunks, first):
                     first = False
                     under_way.append(span)
-                    yield _ChunkRun(span.objects, group, is_restored=self._caches.plaintext)
+                    yield _ChunkRun(span.objects, group, is_restored=self._tier.caches.plaintext)
 
-        with fetch_ranges(
-            self._fetched,
-            requests(),
-            read_ahead,
-            near=self.store.is_near and self._caches.chunks is None,
-            meanwhile=meanwhile,
-        ) as fetched:
+        near = self.store.is_near and self._tier.caches.chunks is None
+        answers = fetch_ranges(
+            self._fetched, requests(), read_ahead, near=near, meanwhile=meanwhile
+        )
+        with closing(answers):
             try:
                 while True:
                     with self.stopwatch.waiting():
-                        answer = next(fetched, None)
+                        answer = next(answers, None)
                     if answer is None:
                         return
                     span, run = under_way[0], answer.request
@@ -208,10 +195,17 @@ class SegmentSource:
                     # The next read may have this memory.
                     del answer, data, window
             except TieredKafkaError as error:
-                if under_way:
-                    self._locate(error, under_way[0])
-                    if isinstance(error, ObjectNotFoundError):
-                        raise VanishedSpanError.of(under_way[0], error) from error
+                if not under_way:
+                    raise
+                span = under_way[0]
+                error.located(
+                    topic=span.topic,
+                    partition=span.partition,
+                    offset=span.offset,
+                    uri=self.store.uri(span.objects.log.key),
+                )
+                if isinstance(error, ObjectNotFoundError):
+                    raise VanishedSpanError.of(span, error) from error
                 raise
 
     def _fetched(self, run: _ChunkRun) -> Data:
@@ -224,32 +218,19 @@ class SegmentSource:
             return self._restore(run.objects, run.chunks[number], stored)
 
         try:
-            return self._caches.chunk_run(
-                self.store, log.key, spans, log.version, restore if run.is_restored else None
+            return self._tier.caches.chunk_run(
+                self.store, log, spans, restore if run.is_restored else None
             )
         finally:
             self.stopwatch.fetched(time.perf_counter() - began)
 
-    def _locate(self, error: TieredKafkaError, span: SegmentSpan) -> None:
-        error.located(
-            topic=span.topic,
-            partition=span.partition,
-            offset=span.offset,
-            uri=self.store.uri(span.objects.log.key),
-        )
-
     def _restore(self, objects: SegmentObjects, chunk: Chunk, stored: memoryview) -> memoryview:
-        data_key = self._data_key(objects)
-        times = RestoreTimes()
+        data_key, aad = self._keys(objects)
+        zstd, times = objects.compression, RestoreTimes()
         try:
             return memoryview(
                 restore_chunk(
-                    stored,
-                    chunk,
-                    compression=objects.compression,
-                    data_key=data_key,
-                    aad=_aad(objects),
-                    times=times,
+                    stored, chunk, compression=zstd, data_key=data_key, aad=aad, times=times
                 )
             )
         except ChunkError as error:
@@ -261,18 +242,20 @@ class SegmentSource:
         finally:
             self.stopwatch.restored(times)
 
-    def _data_key(self, objects: SegmentObjects) -> bytes | None:
-        if objects.encryption is None:
-            return None
-        wrapped = objects.encryption.wrapped_key
-        if wrapped not in self._data_keys:
+    def _keys(self, objects: SegmentObjects) -> tuple[bytes | None, bytes | None]:
+        """Data key and additional authenticated data; `None` where nothing is encrypted."""
+        envelope = objects.encryption
+        if envelope is None:
+            return None, None
+        data_key = self._data_keys.get(envelope.wrapped_key)
+        if data_key is None:
             try:
-                self._data_keys[wrapped] = self._key_ring.unwrap(wrapped)
+                data_key = self._key_ring.unwrap(envelope.wrapped_key)
             except SegmentFormatError as error:
-                raise CorruptSegmentError(
-                    str(error), uri=self.store.uri(objects.log.key)
-                ) from error
-        return self._data_keys[wrapped]
+                uri = self.store.uri(objects.log.key)
+                raise CorruptSegmentError(str(error), uri=uri) from error
+            self._data_keys[envelope.wrapped_key] = data_key
+        return data_key, envelope.aad
 
 
 class _ChunkRun(NamedTuple):
@@ -303,10 +286,6 @@ class _ChunkRun(NamedTuple):
             start += size
 
 
-def _aad(objects: SegmentObjects) -> bytes | None:
-    return None if objects.encryption is None else objects.encryption.aad
-
-
 def _key_hint(error: SegmentFormatError, envelope: Envelope | None) -> str:
     if envelope is None:
         return ""
@@ -318,10 +297,6 @@ def _key_hint(error: SegmentFormatError, envelope: Envelope | None) -> str:
             f" bytes were changed)"
         )
     return f" (encrypted with key id {key_id!r})"
-
-
-def _is_plain(objects: SegmentObjects) -> bool:
-    return not objects.compression and objects.encryption is None
 
 
 def _inside(span: SegmentSpan, chunk: Chunk) -> Chunk:

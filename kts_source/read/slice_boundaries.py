@@ -40,14 +40,11 @@ class Boundary:
     after_offset: int
 
     def check(self, data: bytes, next_offset: int) -> None:
-        """Compares the bytes at the boundary with what the index says of them.
-
-        Args:
-            data: The `ENTRY_PREFIX_SIZE` bytes at the boundary.
-            next_offset: Least offset that the batch there may begin with.
+        """Compares the `ENTRY_PREFIX_SIZE` bytes at the boundary with what the index says of them.
 
         Raises:
-            CorruptSegmentError: They are not the start of the batch that the index describes.
+            CorruptSegmentError: They are not the start of the batch that the index describes, or
+                it begins below `next_offset`.
         """
         if self.last_offset is None:
             return
@@ -72,11 +69,10 @@ def slice_boundaries(part: SegmentSlice, reader: SegmentSource) -> tuple[Boundar
     Without a usable index all inner cuts move to the end, so the slice that begins at 0 reads the
     segment.
     """
-    size = part.objects.size_in_bytes
     index = None
     if not part.is_whole:
         stored = reader.index(part.objects, IndexType.OFFSET)
-        index = usable_offset_index(stored, part.segment_start, size)
+        index = usable_offset_index(stored, part.segment_start, part.objects.size_in_bytes)
     return _boundary(index, part.cut_start, part), _boundary(index, part.cut_stop, part)
 
 
@@ -85,10 +81,10 @@ def segment_start(part: SegmentSlice) -> Boundary:
     return Boundary(0, None, part.segment_start - 1)
 
 
-def sure_stop(part: SegmentSlice, reader: SegmentSource) -> int:
-    """End of the first request's bytes where the slice has them wherever it turns out to end: a
-    segment's first slice, unless it is that short. 0 where it is not, or the request would be as
-    small in any case, and nothing is to be looked up.
+def first_request_stop(part: SegmentSlice, reader: SegmentSource) -> int:
+    """How far the first request may read before anybody looks up where the slice ends: at the
+    beginning of a segment, unless the slice is that short. 0 elsewhere, and where the request is
+    as small in any case with nothing to look up.
     """
     if part.cut_start != 0:
         return 0
@@ -102,14 +98,14 @@ def sure_stop(part: SegmentSlice, reader: SegmentSource) -> int:
 
 
 def _boundary(index: OffsetIndex | None, cut: int, part: SegmentSlice) -> Boundary:
-    size = part.objects.size_in_bytes
     if cut == 0:
         return segment_start(part)
-    if cut == size or index is None:
-        return Boundary(size, None, part.segment_start - 1)
+    end = Boundary(part.objects.size_in_bytes, None, part.segment_start - 1)
+    if index is None:
+        return end
     number = int(index.positions.searchsorted(cut, side="left"))
     if number == len(index.positions):
-        return Boundary(size, None, part.segment_start - 1)
+        return end
     before = int(index.offsets[number - 1]) if number else part.segment_start - 1
     return Boundary(int(index.positions[number]), int(index.offsets[number]), before)
 
@@ -146,10 +142,7 @@ class BoundaryCheck:
         return window[:size]
 
     def finish(self, next_offset: int) -> None:
-        """To be called when all bytes have passed.
-
-        Args:
-            next_offset: One past the last offset of the batches inside.
+        """To be called when all bytes have passed; `next_offset` is one past their last offset.
 
         Raises:
             CorruptSegmentError: See `Boundary.check`.
@@ -158,11 +151,10 @@ class BoundaryCheck:
         self.stop.check(self._tail, next_offset)
 
 
-def peek_stop(stop: Boundary, size: int) -> int:
-    """One past the last byte to read so that the boundary at the end can be checked too."""
-    return (
-        stop.position if stop.last_offset is None else min(stop.position + ENTRY_PREFIX_SIZE, size)
-    )
+def checked_stop(stop: Boundary, size: int) -> int:
+    """One past the last byte to read of a segment of `size` bytes to check the boundary, too."""
+    prefix = 0 if stop.last_offset is None else ENTRY_PREFIX_SIZE
+    return min(stop.position + prefix, size)
 
 
 def usable_offset_index(data: bytes | None, base_offset: int, size: int) -> OffsetIndex | None:

@@ -1,4 +1,4 @@
-"""The decoder of a slice, and what it needs: whoever waits for the first bytes imports it then."""
+"""The decoder of a slice. Importing it takes long: `read_task` does so while it waits for bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from kts_source.predicate.implied_ranges import (
     specialised,
 )
 from segment_format.arrow import RecordDecoder
-from segment_format.kernels.decoder import load_kernel
 
 if TYPE_CHECKING:
     from kts_source.read.read_settings import ReadSettings
@@ -23,24 +22,11 @@ if TYPE_CHECKING:
     from kts_source.read.task import SegmentSlice
 
 
-def prepare() -> None:
-    """Links the compiled decoder, once a process."""
-    load_kernel()
-
-
 def open_decoder(
-    part: SegmentSlice,
-    first: Boundary,
-    last: Boundary | None,
-    settings: ReadSettings,
+    part: SegmentSlice, first: Boundary, last: Boundary | None, settings: ReadSettings
 ) -> RecordDecoder | FilteringDecoder:
-    """Decodes a slice's bytes.
-
-    Args:
-        part: The slice.
-        first: Where its bytes begin.
-        last: Where they end; `None` where nobody has looked yet.
-        settings: How to decode.
+    """Decodes the bytes of a slice from `first` to `last`, which is `None` where it is not known
+    yet.
     """
     where = settings.where
     rest = TRUE if where is None else specialised(where, part.topic, part.partition)

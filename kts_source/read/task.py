@@ -23,7 +23,7 @@ class SegmentSlice:
     """A part of one segment: rows of the batches that begin between two cuts, within an offset
     range.
 
-    Both neighbours of a cut take the first offset-index entry at or beyond it as the border, so
+    Both neighbours of a cut take the first offset-index entry at or beyond it as the boundary. So
     slices tile a segment whatever the cuts are. Cut 0 is the segment's start; a cut at its size is
     its end.
 
@@ -54,12 +54,12 @@ class SegmentSlice:
 
     @property
     def is_whole(self) -> bool:
-        """Whether no border has to be looked up."""
+        """Whether no boundary has to be looked up."""
         return self.cut_start == 0 and self.cut_stop == self.objects.size_in_bytes
 
     @property
     def offset_index(self) -> StoredIndex:
-        """Where borders are looked up."""
+        """Where boundaries are looked up."""
         return self.objects.indexes[IndexType.OFFSET]
 
     @property
@@ -69,8 +69,8 @@ class SegmentSlice:
 
     @property
     def work(self) -> int:
-        """Estimated work in bytes of a plain segment: decoding and the way into Spark make up most
-        of it, undoing the stored form adds to that.
+        """Estimated work, in bytes of a plain segment. Most of it is decoding and the way into
+        Spark; decompression and decryption add to that.
         """
         objects = self.objects
         percent = 100 + (_DECOMPRESS_PERCENT if objects.compression else 0)

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
+import threading
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from kts_source.read.stopwatch import Stopwatch
+from segment_format.manifest.transform import RestoreTimes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from kts_source.read.task import ScanTask
-    from kts_source.store.counters import StoreCounters
     from kts_source.tier import Tier
     from segment_format.arrow import DecodeCounters
 
-log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 DONE: Final = "done"
 CLOSED: Final = "closed"  # the consumer wanted no more, as LIMIT does
@@ -64,31 +67,31 @@ class TaskMetrics:
         topic_partitions: What was read, such as `orders-0`.
         slices: Segments, or slices of them.
         rows: Rows handed on.
-        seconds: From the first to the last, the consumer's time included.
+        seconds: From the task's begin to its end, the consumer's time included.
         requests: Reads and look-ups sent, each attempt counted.
         list_requests: Listing pages asked for.
         bytes: Stored bytes received.
         retries: Attempts made again.
-        hedges: Second requests because the first was late.
-        mirrored: Answers of the mirror.
+        hedges: Second requests, sent because the first was late.
+        mirrored: Reads and listings that the mirror answered.
         cache_hits: Ranges found on local disk.
         cache_misses: Ranges asked of the store although there is a cache.
         cache_bytes: Bytes found on local disk.
-        fetch_seconds: In requests, of all threads together.
-        wait_seconds: The task, for bytes.
-        decrypt_seconds: Chunks.
-        decompress_seconds: Chunks; codecs of record batches count as decoding.
-        decode_seconds: Record batches to Arrow.
+        fetch_seconds: Time of requests, of all threads together.
+        wait_seconds: Time for which the task waited for bytes.
+        decrypt_seconds: Time to decrypt chunks.
+        decompress_seconds: Time to decompress chunks; codecs of record batches count as decoding.
+        decode_seconds: Time from record batches to Arrow.
         batches: Record batches met.
         records: Records that became rows (before option `where`).
         decoded_bytes: Bytes of those batches as stored in the segment.
-        batches_skipped_control: Markers of transactions.
-        batches_skipped_aborted: Of transactions that were aborted.
-        batches_skipped_offset: Outside the offsets wanted.
-        records_skipped_offset: Outside the offsets wanted, within batches that were decoded.
-        batches_skipped_timestamp: Dated outside what option `where` lets through, by their headers.
-        lost: Ranges of offsets that were left out because their objects had gone, for people.
-        lost_ranges: The same.
+        batches_skipped_control: Batches that mark the end of a transaction.
+        batches_skipped_aborted: Batches of aborted transactions.
+        batches_skipped_offset: Batches outside the offsets wanted.
+        records_skipped_offset: Records outside the offsets wanted, in batches that were decoded.
+        batches_skipped_timestamp: Batches dated, by their headers, outside what `where` wants.
+        lost: Ranges of offsets that were left out because their objects had gone, as text.
+        lost_ranges: The same, as values.
         pinned_by: How reads were held to the planned version of each object.
     """
 
@@ -141,7 +144,7 @@ class TaskMetrics:
         document = json.loads(line)
         if not isinstance(document, dict):
             raise ValueError("a line of metrics is a JSON object")
-        names = {field.name for field in dataclasses.fields(cls)}
+        names = {one.name for one in dataclasses.fields(cls)}
         known: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value
             for name, value in document.items()
@@ -174,6 +177,56 @@ class TaskMetrics:
         return ", ".join(parts)
 
 
+@dataclass(slots=True)
+class Stopwatch:
+    """Seconds by what they were spent on.
+
+    Attributes:
+        fetch: Requests, of all threads together; a multiple of the task's own time is good.
+        wait: Waiting for bytes, in the task's own thread.
+        restore: Decrypting and decompressing chunks.
+        decode: From batches of records to Arrow, their codecs included.
+    """
+
+    fetch: float = 0.0
+    wait: float = 0.0
+    decode: float = 0.0
+    restore: RestoreTimes = field(default_factory=RestoreTimes)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def fetched(self, seconds: float) -> None:
+        """Adds a request; from any thread."""
+        with self._lock:
+            self.fetch += seconds
+
+    def restored(self, times: RestoreTimes) -> None:
+        """Adds a chunk; from any thread."""
+        with self._lock:
+            self.restore.decrypt += times.decrypt
+            self.restore.decompress += times.decompress
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Adds the time of the block to `wait`."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.wait += time.perf_counter() - began
+
+    def decoding(self, items: Iterator[T]) -> Iterator[T]:
+        """The same items; the time to make them, not to use them, is added to `decode`."""
+        while True:
+            began = time.perf_counter()
+            try:
+                item = next(items)
+            except StopIteration:
+                return
+            finally:
+                self.decode += time.perf_counter() - began
+            yield item
+
+
 class TaskMeter:
     """Adds up one attempt of a task while it runs.
 
@@ -192,12 +245,11 @@ class TaskMeter:
         self.stopwatch = Stopwatch()
         self.rows = 0
         self._lost: list[tuple[LostRange, str]] = []
-        self._decoded: dict[str, int] = {}
+        self._decoded = Counter[str]()
 
     def add_decoded(self, counters: DecodeCounters) -> None:
         """Adds what the decoder of one slice has met."""
-        for name, value in dataclasses.asdict(counters).items():
-            self._decoded[name] = self._decoded.get(name, 0) + value
+        self._decoded.update(dataclasses.asdict(counters))
 
     def add_lost(self, lost: LostRange, text: str) -> None:
         """Adds a range of offsets whose object has gone, and what to say of it."""
@@ -205,45 +257,28 @@ class TaskMeter:
 
     def finished(self, outcome: str) -> TaskMetrics:
         """The sum, to be taken before the store is closed."""
-        work = self._tier.store.counters - self._work
+        tier, times = self._tier, self.stopwatch
         decoded: dict[str, Any] = dict(self._decoded)
-        restore = self.stopwatch.restore
+        topic_partitions = [f"{part.topic}-{part.partition}" for part in self._task.slices]
         return TaskMetrics(
             **dataclasses.asdict(self._place),
             outcome=outcome,
-            topic_partitions=tuple(
-                dict.fromkeys(f"{part.topic}-{part.partition}" for part in self._task.slices)
-            ),
+            topic_partitions=tuple(dict.fromkeys(topic_partitions)),
             slices=len(self._task.slices),
             rows=self.rows,
-            seconds=_rounded(time.monotonic() - self._began),
-            **_work(work),
-            **_cached(self._tier),
-            fetch_seconds=_rounded(self.stopwatch.fetch),
-            wait_seconds=_rounded(self.stopwatch.wait),
-            decrypt_seconds=_rounded(restore.decrypt),
-            decompress_seconds=_rounded(restore.decompress),
-            decode_seconds=_rounded(self.stopwatch.decode),
+            seconds=round(time.monotonic() - self._began, 6),
+            **dataclasses.asdict(tier.store.counters - self._work),
+            cache_hits=tier.caches.counters.hits,
+            cache_misses=tier.caches.counters.misses,
+            cache_bytes=tier.caches.counters.bytes_served,
+            fetch_seconds=round(times.fetch, 6),
+            wait_seconds=round(times.wait, 6),
+            decrypt_seconds=round(times.restore.decrypt, 6),
+            decompress_seconds=round(times.restore.decompress, 6),
+            decode_seconds=round(times.decode, 6),
             decoded_bytes=decoded.pop("bytes", 0),
             **decoded,
             lost=tuple(text for _, text in self._lost),
             lost_ranges=tuple(lost for lost, _ in self._lost),
-            pinned_by=self._tier.store.pinning,
+            pinned_by=tier.store.pinning,
         )
-
-
-def _rounded(seconds: float) -> float:
-    return round(seconds, 6)
-
-
-def _work(work: StoreCounters) -> dict[str, Any]:
-    return dataclasses.asdict(work)
-
-
-def _cached(tier: Tier) -> dict[str, Any]:
-    counters = tier.caches.counters
-    return {
-        "cache_hits": counters.hits,
-        "cache_misses": counters.misses,
-        "cache_bytes": counters.bytes_served,
-    }

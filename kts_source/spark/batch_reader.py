@@ -85,9 +85,9 @@ class TieredKafkaBatchReader(DataSourceReader, metaclass=Travels):
         rows = None
         try:
             with explained_imports(), garbage_left_alone():
-                from kts_source.read.run_task import measured_task
+                from kts_source.read.run_task import run_task
 
-                rows = measured_task(task, self._options, _place(self._scan))
+                rows = run_task(task, self._options, _place(self._scan))
                 first = next(rows, None)
             if first is not None:
                 yield first

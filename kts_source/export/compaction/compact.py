@@ -123,7 +123,7 @@ def bucket_count(nominal_bytes: int) -> int:
 
 
 def _spread(task: SpreadTask, job: ExportJob) -> TaskReport:
-    from kts_source.read.run_task import measured_task
+    from kts_source.read.run_task import run_task
     from kts_source.read.task_metrics import TaskMetrics, TaskPlace
 
     started = time.monotonic()
@@ -140,7 +140,7 @@ def _spread(task: SpreadTask, job: ExportJob) -> TaskReport:
     buckets = Buckets(task.number, task.buckets, job, target)
     reading = replace(options, columns=columns)
     try:
-        with closing(measured_task(task.scan, reading, place, on_end=note)) as batches:
+        with closing(run_task(task.scan, reading, place, on_end=note)) as batches:
             for batch in batches:
                 buckets.hold(_with_topic_id(batch, task.topic_ids))
         buckets.spill()

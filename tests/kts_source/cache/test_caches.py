@@ -13,6 +13,7 @@ import pytest
 from kts_source.cache.caches import Caches, CacheSettings, default_folders
 from kts_source.cache.disk_cache import CacheLimits
 from kts_source.errors import ObjectChangedError, ObjectNotFoundError
+from kts_source.layout.remote_segment import ObjectRef
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
 from kts_source.store.local_store import LocalStore
@@ -91,7 +92,7 @@ class Cached:
         self.caches = Caches(settings, scope=scope)
 
     def get_range(self, key: str, start: int, stop: int, *, version: str | None = None) -> Data:
-        return self.caches.side_file(self._store, key, start, stop, version)
+        return self.caches.side_file(self._store, ObjectRef(key, 0, version), start, stop)
 
 
 def cached(tmp_path: Path, seconds: float = 0, *, patience: float = 30) -> Cached:

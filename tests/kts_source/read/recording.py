@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, NamedTuple
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kts_source.read.fetch import FetchedRanges, ReadAhead, fetch_ranges
+from kts_source.read.fetch import Fetched, ReadAhead, fetch_ranges
 from kts_source.store.cancel import cancelled_by
 from kts_source.store.counters import StoreCounters
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
     from kts_source.store.object_store import Data, ObjectInfo, ObjectStore
 
@@ -101,9 +102,18 @@ def fetch(
     prefetch_bytes: int = 1000,
     slow_start: bool = False,
     meanwhile: Callable[[], object] | None = None,
-) -> FetchedRanges[FetchRequest]:
+) -> Generator[Fetched[FetchRequest]]:
     ahead = ReadAhead(threads, prefetch_bytes, slow_start=slow_start)
     return fetch_ranges(reads(store), wanted, ahead, meanwhile=meanwhile)
+
+
+def fetching(
+    store: ObjectStore,
+    wanted: list[FetchRequest] | Iterator[FetchRequest],
+    **how: Any,  # noqa: ANN401
+) -> closing[Generator[Fetched[FetchRequest]]]:
+    """`fetch`, closed at the end of a `with`."""
+    return closing(fetch(store, wanted, **how))
 
 
 def fetch_threads() -> list[str]:

@@ -12,7 +12,7 @@ import pytest
 
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
-from kts_source.read.run_task import measured_task
+from kts_source.read.run_task import run_task
 from tests.golden_data import TIER, tier_options
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def test_no_thread_and_no_socket_is_left(s3_server: S3Server, batches: int | Non
     plan = plan_scan(options)
     gc.collect()
     before = sockets()
-    rows = measured_task(plan.tasks[0], options)
+    rows = run_task(plan.tasks[0], options)
     for number, _ in enumerate(rows):
         if number == batches:
             break

@@ -22,6 +22,7 @@ from tests.kts_source.read.recording import (
     RecordingStore,
     fetch,
     fetch_threads,
+    fetching,
     requests,
     wait_for,
 )
@@ -67,14 +68,14 @@ def test_results_are_the_ranges_in_order(
 
 def test_nothing_is_read_before_it_is_asked_for() -> None:
     store = RecordingStore()
-    with fetch(store, requests(3)):
+    with fetching(store, requests(3)):
         assert store.asked == []
         assert fetch_threads() == []
 
 
 def test_read_ahead_is_bounded_in_bytes() -> None:
     store = RecordingStore()
-    with fetch(store, requests(20), threads=16, prefetch_bytes=350) as results:
+    with fetching(store, requests(20), threads=16, prefetch_bytes=350) as results:
         next(results)
         # The first is the consumer's; three more fit into 350 bytes.
         wait_for(store, 4)
@@ -87,7 +88,7 @@ def test_read_ahead_is_bounded_in_bytes() -> None:
 def test_read_ahead_is_bounded_in_requests() -> None:
     store = RecordingStore()
     store.gate.clear()
-    with fetch(store, requests(50), threads=3, prefetch_bytes=1 << 30) as results:
+    with fetching(store, requests(50), threads=3, prefetch_bytes=1 << 30) as results:
         consumer = threading.Thread(target=next, args=(results,))
         consumer.start()
         wait_for(store, 3)
@@ -108,14 +109,14 @@ def test_tiny_ranges_make_no_long_queue() -> None:
             taken += 1
             yield FetchRequest("k", None, 0, 0)
 
-    with fetch(store, endless(), threads=2, prefetch_bytes=1 << 30) as results:
+    with fetching(store, endless(), threads=2, prefetch_bytes=1 << 30) as results:
         next(results)
         assert taken < 30
 
 
 def test_a_range_larger_than_the_read_ahead_is_read_alone() -> None:
     store = RecordingStore()
-    with fetch(store, requests(3, size=1000), prefetch_bytes=10) as results:
+    with fetching(store, requests(3, size=1000), prefetch_bytes=10) as results:
         next(results)
         assert len(store.asked) == 1
         assert [one.request for one in results] == requests(3, size=1000)[1:]
@@ -140,7 +141,7 @@ def test_an_error_of_the_plan_comes_in_its_place() -> None:
         raise RuntimeError("no more")
 
     store = RecordingStore()
-    with fetch(store, broken()) as results:
+    with fetching(store, broken()) as results:
         assert [next(results).data for _ in range(3)] == [DATA[:100], DATA[100:200], DATA[200:300]]
         with pytest.raises(RuntimeError, match="no more"):
             next(results)

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
 
-from kts_source.read.fetch import FetchedRanges, ReadAhead, fetch_ranges
+from kts_source.read.fetch import Fetched, ReadAhead, fetch_ranges
 from tests.kts_source.read.recording import (
     DATA,
     FetchRequest,
     RecordingStore,
-    fetch,
     fetch_threads,
+    fetching,
     reads,
     requests,
     wait_for,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +33,7 @@ def no_thread_is_left() -> Iterator[None]:
 
 def test_slow_start_reads_one_range_until_the_second_is_wanted() -> None:
     store = RecordingStore()
-    with fetch(store, requests(20), slow_start=True) as results:
+    with fetching(store, requests(20), slow_start=True) as results:
         first = next(results)
         assert first.data == DATA[:100]
         assert len(store.asked) == 1
@@ -46,7 +47,9 @@ def test_slow_start_reads_little_in_all_until_more_is_wanted(
 ) -> None:
     monkeypatch.setattr("kts_source.read.fetch.EARLY_BYTES", 1000)
     store = RecordingStore()
-    with fetch(store, requests(100), slow_start=True, prefetch_bytes=5000, threads=20) as results:
+    with fetching(
+        store, requests(100), slow_start=True, prefetch_bytes=5000, threads=20
+    ) as results:
         next(results)
         next(results)
         wait_for(store, 10)  # all the others at once: one round trip for them together
@@ -67,14 +70,14 @@ def test_the_consumer_works_while_it_waits_for_a_slow_start() -> None:
         threads.append(threading.current_thread())
         store.gate.set()  # the answer comes only once the work is done
 
-    with fetch(store, requests(5), slow_start=True, meanwhile=work) as results:
+    with fetching(store, requests(5), slow_start=True, meanwhile=work) as results:
         assert b"".join(bytes(one.data) for one in results) == DATA[:500]
     assert threads == [threading.current_thread()]
 
 
 def test_an_answer_that_is_there_is_not_kept_waiting() -> None:
     done: list[None] = []
-    with fetch(
+    with fetching(
         RecordingStore(), requests(5), slow_start=True, meanwhile=lambda: done.append(None)
     ) as results:
         assert next(results).data == DATA[:100]
@@ -83,7 +86,7 @@ def test_an_answer_that_is_there_is_not_kept_waiting() -> None:
 
 def test_only_a_slow_start_has_time_for_other_work() -> None:
     store, done = RecordingStore(), list[None]()
-    with fetch(store, requests(5), meanwhile=lambda: done.append(None)) as results:
+    with fetching(store, requests(5), meanwhile=lambda: done.append(None)) as results:
         assert len(list(results)) == 5
     assert done == []
 
@@ -96,7 +99,7 @@ def test_an_error_of_the_work_is_no_error_of_the_fetch() -> None:
         store.gate.set()
         raise ImportError("no decoder")
 
-    with fetch(store, requests(2), slow_start=True, meanwhile=work) as results:
+    with fetching(store, requests(2), slow_start=True, meanwhile=work) as results:
         assert next(results).data == DATA[:100]
 
 
@@ -118,9 +121,10 @@ class ThreadsNoted(RecordingStore):
         return super().get_range(key, start, stop, version=version)
 
 
-def near(store: ThreadsNoted, count: int) -> FetchedRanges[FetchRequest]:
+def near(store: ThreadsNoted, count: int) -> closing[Generator[Fetched[FetchRequest]]]:
     wanted = [FetchRequest("key", None, 10 * at, 10 * at + 10) for at in range(count)]
-    return fetch_ranges(reads(store), wanted, ReadAhead(4, 1000, slow_start=False), near=True)
+    ahead = ReadAhead(4, 1000, slow_start=False)
+    return closing(fetch_ranges(reads(store), wanted, ahead, near=True))
 
 
 def test_bytes_in_memory_are_read_by_who_wants_them_and_not_ahead() -> None:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from kts_source.predicate.evaluate import evaluate
 from kts_source.predicate.model import columns_of
 from kts_source.predicate.parse import parse_predicate
-from kts_source.read.read_settings import FOR_SPARK, BatchBounds
+from kts_source.read import row_filter
+from kts_source.read.read_settings import FOR_SPARK, BatchLimits
 from kts_source.read.row_filter import FilteringDecoder
 from segment_format.arrow import RECORD_COLUMNS, RecordDecoder, iter_arrow
 from segment_format.testing.batches import SimpleRecord, write_batch
@@ -66,14 +67,11 @@ def filtered(
     max_rows: int = 5,
 ) -> list[pa.RecordBatch]:
     make = partial(RecordDecoder, start_offset=start, stop_offset=stop)
-    decoder = FilteringDecoder(
-        predicate,
-        make,
-        columns=columns,
-        position=0,
-        batches=BatchBounds(max_rows, 1 << 20),
-        late=late,
-    )
+    batches = BatchLimits(max_rows, 1 << 20)
+    with pytest.MonkeyPatch.context() as patch:
+        if late is not None:
+            patch.setattr(row_filter, "_LARGE_COLUMNS", frozenset(columns if late else ()))
+        decoder = FilteringDecoder(predicate, make, columns=columns, position=0, batches=batches)
     found: list[pa.RecordBatch] = []
     borders = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
     for low, high in pairwise(borders):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,7 +14,7 @@ from kts_source.errors import ObjectNotFoundError
 from kts_source.layout.aiven import AivenLayout
 from kts_source.layout.local_tiered import LocalTieredLayout
 from kts_source.layout.remote_segment import IndexType, ObjectRef, SegmentObjects, StoredIndex
-from kts_source.read.side_file_reader import MAX_TOGETHER_BYTES, SideFileReader
+from kts_source.read.side_file_reader import MAX_TOGETHER_BYTES, read_side_file
 from kts_source.store.local_store import LocalStore
 from kts_source.tier import Tier
 from segment_format.manifest.chunk_index import FixedChunkIndex
@@ -45,16 +46,16 @@ def segments(
 
 def check_all_kinds(store: LocalStore, objects: SegmentObjects) -> int:
     """The number of requests that all side files took."""
-    reads = SideFileReader(Tier(store))
+    reads = partial(read_side_file, Tier(store), SideFilePack())
     kinds = [kind for kind, part in objects.indexes.items() if part.size]
     random.Random(objects.log.key).shuffle(kinds)
     before = store.counters.requests
-    found = {kind: reads.get(objects, kind) for kind in kinds}
+    found = {kind: reads(objects, kind) for kind in kinds}
     took = store.counters.requests - before
     for kind, data in found.items():
         part = objects.indexes[kind]
         assert data == store.get_range(part.source.key, part.start, part.stop)
-        assert reads.get(objects, kind) == data  # asked for again: read again
+        assert reads(objects, kind) == data
     return took
 
 
@@ -102,24 +103,23 @@ def made_up(name: str = "a", **parts: tuple[int, int]) -> SegmentObjects:
 
 def test_the_three_come_with_one_request() -> None:
     store = Ranges()
-    reads = SideFileReader(Tier(store))
+    reads = partial(read_side_file, Tier(store), SideFilePack())
     objects = made_up(
         offset=(0, 10), producer_snapshot=(10, 25), leader_epoch=(25, 40), transaction=(40, 60)
     )
-    assert [len(reads.get(objects, kind)) for kind in (EPOCH, SNAPSHOT, TRANSACTION)] == [
+    assert [len(reads(objects, kind)) for kind in (EPOCH, SNAPSHOT, TRANSACTION)] == [
         15,
         15,
         20,
     ]
+    assert len(reads(objects, SNAPSHOT)) == 15
     assert store.asked == [(10, 60)]
-    assert len(reads.get(objects, SNAPSHOT)) == 15
-    assert store.asked[1:] == [(10, 60)]
 
 
 def test_a_transaction_index_is_read_alone() -> None:
     store = Ranges()
     objects = made_up(leader_epoch=(25, 40), transaction=(40, 60))
-    assert len(SideFileReader(Tier(store)).get(objects, TRANSACTION)) == 20
+    assert len(read_side_file(Tier(store), SideFilePack(), objects, TRANSACTION)) == 20
     assert store.asked == [(40, 60)]
 
 
@@ -129,35 +129,31 @@ def test_large_ones_and_those_behind_a_gap_stay_behind() -> None:
         producer_snapshot=(0, MAX_TOGETHER_BYTES), leader_epoch=(1 << 16, (1 << 16) + 9)
     )
     apart = made_up("b", producer_snapshot=(0, 10), leader_epoch=(11, 20), transaction=(20, 30))
-    reads = SideFileReader(Tier(store))
-    assert len(reads.get(large, EPOCH)) == 9
-    assert len(reads.get(large, SNAPSHOT)) == MAX_TOGETHER_BYTES
-    assert len(reads.get(apart, SNAPSHOT)) == 10
-    assert len(reads.get(apart, TRANSACTION)) == 10
+    reads = partial(read_side_file, Tier(store), SideFilePack())
+    assert len(reads(large, EPOCH)) == 9
+    assert len(reads(large, SNAPSHOT)) == MAX_TOGETHER_BYTES
+    assert len(reads(apart, SNAPSHOT)) == 10
+    assert len(reads(apart, TRANSACTION)) == 10
     assert store.asked == [(1 << 16, (1 << 16) + 9), (0, MAX_TOGETHER_BYTES), (0, 10), (20, 30)]
 
 
-def test_what_waits_is_bounded_and_another_segment_is_another() -> None:
+def test_without_a_pack_each_is_read_alone() -> None:
     store = Ranges()
-    reads = SideFileReader(Tier(store))
-    many = [made_up(f"{n}", leader_epoch=(0, 9), transaction=(9, 9 + n + 1)) for n in range(300)]
-    for objects in many:
-        reads.get(objects, EPOCH)
-    assert len(store.asked) == 300
-    for number, objects in enumerate(many):
-        assert len(reads.get(objects, TRANSACTION)) == number + 1
-    assert len(store.asked) == 300 + (300 - 256)
+    objects = all_five()
+    for kind, part in objects.indexes.items():
+        assert len(read_side_file(Tier(store), None, objects, kind, is_cut=True)) == part.size
+    assert store.asked == [(part.start, part.stop) for part in objects.indexes.values()]
 
 
 def test_a_failure_leaves_nothing_behind() -> None:
     store = Ranges()
-    reads = SideFileReader(Tier(store))
+    reads = partial(read_side_file, Tier(store), SideFilePack())
     objects = made_up(leader_epoch=(0, 9), transaction=(9, 20))
     store.gone = True
     with pytest.raises(ObjectNotFoundError):
-        reads.get(objects, EPOCH)
+        reads(objects, EPOCH)
     store.gone = False
-    assert len(reads.get(objects, TRANSACTION)) == 11
+    assert len(reads(objects, TRANSACTION)) == 11
     assert store.asked == [(0, 20), (9, 20)]
 
 
@@ -174,26 +170,26 @@ def all_five() -> SegmentObjects:
 @pytest.mark.parametrize("first", list(IndexType))
 def test_of_a_segment_that_a_bound_cuts_all_come_with_one_request(first: IndexType) -> None:
     store = Ranges()
-    reads = SideFileReader(Tier(store), SideFilePack())
+    reads = partial(read_side_file, Tier(store), SideFilePack())
     objects = all_five()
-    assert len(reads.get(objects, first, is_cut=True)) == objects.indexes[first].size
+    assert len(reads(objects, first, is_cut=True)) == objects.indexes[first].size
     for kind, part in objects.indexes.items():
-        assert len(reads.get(objects, kind)) == part.size
+        assert len(reads(objects, kind)) == part.size
     assert store.asked == [(0, 80)]
 
 
 def test_a_position_comes_with_a_time() -> None:
     store = Ranges()
-    reads = SideFileReader(Tier(store))
+    reads = partial(read_side_file, Tier(store), SideFilePack())
     objects = all_five()
-    assert len(reads.get(objects, IndexType.TIMESTAMP)) == 20
-    assert len(reads.get(objects, IndexType.OFFSET)) == 10
+    assert len(reads(objects, IndexType.TIMESTAMP)) == 20
+    assert len(reads(objects, IndexType.OFFSET)) == 10
     assert store.asked == [(0, 80)]
 
 
 def test_an_offset_index_is_read_alone() -> None:
     store = Ranges()
-    assert len(SideFileReader(Tier(store), SideFilePack()).get(all_five(), OFFSET)) == 10
+    assert len(read_side_file(Tier(store), SideFilePack(), all_five(), OFFSET)) == 10
     assert store.asked == [(0, 10)]
 
 
@@ -201,10 +197,10 @@ def test_where_the_pack_has_no_room_each_is_read_alone() -> None:
     store = Ranges()
     pack = SideFilePack()
     pack.add(ObjectRef("full", 1, "1"), 0, bytes(MAX_PACK_BYTES - 20))
-    reads = SideFileReader(Tier(store), pack)
+    reads = partial(read_side_file, Tier(store), pack)
     objects = all_five()
-    assert len(reads.get(objects, SNAPSHOT)) == 15
-    assert len(reads.get(objects, EPOCH)) == 15
+    assert len(reads(objects, SNAPSHOT)) == 15
+    assert len(reads(objects, EPOCH)) == 15
     assert store.asked == [(30, 45), (45, 60)]
 
 
@@ -215,11 +211,11 @@ def test_every_golden_segment_with_a_pack(topic: str, tmp_path: Path) -> None:
     for objects in segments(AivenLayout(), store, KEY_PREFIX, topic):
         for reader in range(2):
             pack = SideFilePack(cache, objects.log.key)
-            reads = SideFileReader(Tier(store), pack)
+            reads = partial(read_side_file, Tier(store), pack)
             before = store.counters.requests
             kinds = [kind for kind, part in objects.indexes.items() if part.size]
             random.Random(objects.log.key).shuffle(kinds)
-            found = {kind: reads.get(objects, kind, is_cut=True) for kind in kinds}
+            found = {kind: reads(objects, kind, is_cut=True) for kind in kinds}
             assert store.counters.requests - before == (0 if reader else 1)
             pack.save()
             for kind, data in found.items():

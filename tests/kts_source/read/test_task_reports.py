@@ -10,7 +10,7 @@ import pytest
 from kts_source import metrics
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
-from kts_source.read.run_task import measured_task
+from kts_source.read.run_task import run_task
 from kts_source.read.task_metrics import TaskPlace
 from kts_source.store.local_store import LocalStore
 from tests.golden_data import expected_table, tier_options
@@ -43,7 +43,7 @@ def test_requests_and_bytes_are_those_that_the_store_saw(asked: list[int]) -> No
     for task in plan_scan(options).tasks:
         asked.clear()
         ended: list[TaskMetrics] = []
-        list(measured_task(task, options, on_end=ended.append))
+        list(run_task(task, options, on_end=ended.append))
         (found,) = ended
         assert (found.requests, found.bytes) == (len(asked), sum(asked))
 
@@ -54,9 +54,7 @@ def test_each_task_is_one_log_line(caplog: pytest.LogCaptureFixture) -> None:
     tasks = plan_scan(options).tasks
     ended: list[TaskMetrics] = []
     rows = sum(
-        batch.num_rows
-        for task in tasks
-        for batch in measured_task(task, options, on_end=ended.append)
+        batch.num_rows for task in tasks for batch in run_task(task, options, on_end=ended.append)
     )
     lines = [one.message for one in caplog.records if one.name == "kts_source.read.run_task"]
     assert lines == [str(one) for one in ended]
@@ -80,7 +78,7 @@ def test_what_came_from_the_cache_is_told(tmp_path: Path, asked: list[int]) -> N
     for scan in ("first", "second"):
         asked.clear()
         for number, task in enumerate(tasks):
-            list(measured_task(task, options, TaskPlace(scan, 0, number)))
+            list(run_task(task, options, TaskPlace(scan, 0, number)))
         assert bool(asked) == (scan == "first")
     found = metrics.summary(str(folder))
     first, second = (found.of_scan(scan).total for scan in ("first", "second"))

@@ -13,7 +13,7 @@ from kts_source import metrics
 from kts_source.errors import DataLossError, ObjectChangedError
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
-from kts_source.read.run_task import measured_task, write_metrics
+from kts_source.read.run_task import run_task, write_metrics
 from kts_source.read.task_metrics import TaskMetrics, TaskPlace
 from tests.golden_data import KEY_PREFIX, TIER, assert_same_rows, expected_table, tier_options
 from tests.kts_source.planning.scanning import run
@@ -87,7 +87,7 @@ def test_slices_whose_index_has_gone_are_lost_too(tier: Path) -> None:
     plan = plan_scan(parse_options(options))
     for path in (tier / KEY_PREFIX).glob("codecs-*/*/*.indexes"):
         path.unlink()
-    with pytest.raises(DataLossError):
+    with pytest.raises(DataLossError, match=r"no object \S+\.indexes;.* object \S+\.indexes\]"):
         run(plan, options)
     lenient = {**options, "failOnDataLoss": "false"}
     found = run(plan, lenient)
@@ -119,7 +119,7 @@ def test_every_task_leaves_a_line(tier: Path, tmp_path: Path) -> None:
     logs(tier, "codecs")[0].unlink()
     rows = 0
     for number, task in enumerate(plan.tasks):
-        for batch in measured_task(task, options, TaskPlace("scan-1", 7, number)):
+        for batch in run_task(task, options, TaskPlace("scan-1", 7, number)):
             rows += batch.num_rows
     found = metrics.summary(str(folder))
     assert len(found.tasks) == len(plan.tasks)
@@ -165,12 +165,12 @@ def test_a_task_that_fails_or_is_closed_says_so(tier: Path, tmp_path: Path) -> N
     folder = tmp_path / "metrics"
     options = parse_options(options_for(tier, "codecs", metricsPath=str(folder)))
     plan = plan_scan(options)
-    rows = measured_task(plan.tasks[0], options)
+    rows = run_task(plan.tasks[0], options)
     next(rows)
     rows.close()
     logs(tier, "codecs")[0].unlink()
     with pytest.raises(DataLossError):
-        list(measured_task(plan.tasks[0], options))
+        list(run_task(plan.tasks[0], options))
     assert metrics.summary(str(folder)).outcomes == {"closed": 1, "DataLossError": 1}
 
 
@@ -181,7 +181,7 @@ def test_metrics_that_cannot_be_written_end_nothing(
     blocked.write_text("not a folder")
     options = parse_options(tier_options("appendtime", metricsPath=str(blocked)))
     plan = plan_scan(options)
-    assert sum(batch.num_rows for batch in measured_task(plan.tasks[0], options)) > 0
+    assert sum(batch.num_rows for batch in run_task(plan.tasks[0], options)) > 0
     assert "metrics could not be written" in caplog.text
 
 
@@ -189,6 +189,20 @@ def test_metrics_that_cannot_be_written_show_no_secret(caplog: pytest.LogCapture
     write_metrics(TaskMetrics(), "nothing://user:s3cr3t@host/folder?signature=s3cr3t", {})
     assert "metrics could not be written" in caplog.text
     assert "s3cr3t" not in caplog.text
+
+
+def test_a_line_that_is_being_written_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def rename(source: Path, _target: Path) -> None:
+        source.write_bytes(source.read_bytes()[:20])
+        seen.append(metrics.summary(str(tmp_path)).tasks)
+
+    monkeypatch.setattr(type(tmp_path), "rename", rename)
+    write_metrics(TaskMetrics(), str(tmp_path), {})
+    assert seen == [()]
 
 
 def test_lines_of_other_versions_are_read() -> None:
