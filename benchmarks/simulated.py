@@ -178,10 +178,6 @@ class SimulatedTier:
         prefix = key[: key.rindex("/") + 1]
         return next(info for info in self.list_objects(prefix) if info.key == key)
 
-    def get_object(self, key: str, *, max_bytes: int, version: str | None = None) -> bytes:
-        """See `ObjectStore.get_object`."""
-        return self.get_range(key, 0, self.head(key).size, version=version)
-
     def get_range(self, key: str, start: int, stop: int, *, version: str | None = None) -> bytes:
         """See `ObjectStore.get_range`."""
         if start == stop:

@@ -18,7 +18,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from kts_source.errors import InvalidOptionError, ObjectChangedError, StoreError
+from kts_source.errors import (
+    InvalidOptionError,
+    ObjectChangedError,
+    ObjectTooLargeError,
+    StoreError,
+)
 from kts_source.options.selection import Assign, Subscribe
 from kts_source.planning.bounds import (
     Place,
@@ -35,7 +40,7 @@ from kts_source.planning.side_files import SideFiles
 from kts_source.planning.timestamps import first_offset_at_or_after
 from kts_source.read.segment_source import SegmentSource
 from kts_source.secret import Secret, scrub
-from kts_source.store.open_store import S3_SCHEMES, open_store, split_scheme
+from kts_source.store.open_store import open_store, scheme_of
 from kts_source.store.storage_options import STORAGE_OPTIONS
 
 if TYPE_CHECKING:
@@ -131,8 +136,9 @@ def replayed(options: ScanOptions, tier: Tier, behind: Behind | None = None) -> 
 def _read(options: ScanOptions) -> str:
     """The text of the plan file, read with what opens the tier's store."""
     assert options.plan_file is not None
-    scheme, path = split_scheme(options.plan_file)
-    if scheme in (None, "file"):
+    path = options.plan_file
+    scheme = scheme_of(path)
+    if scheme == "file":
         from kts_source.store.local_store import local_root
 
         file = local_root(path).resolve()
@@ -143,13 +149,19 @@ def _read(options: ScanOptions) -> str:
         root = f"{folder}/" if folder.endswith(("/", ":")) else folder
         key = f"{key}?{query}" if query else key
     storage = options.storage
-    if _kind(scheme) != _kind(split_scheme(options.path)[0]):
+    if scheme != scheme_of(options.path):
         # Arguments of the tier's file system; another kind would not take them.
         opening = storage.reveal().items()
         storage = Secret({given: text for given, text in opening if given != STORAGE_OPTIONS})
     store = open_store(root, storage, retry_policy=options.fetch.retry_policy)
     try:
-        return bytes(store.get_object(key, max_bytes=_MAX_BYTES)).decode()
+        found = store.head(key)
+        if found.size > _MAX_BYTES:
+            raise ObjectTooLargeError(
+                f"the object has {found.size} bytes, more than the {_MAX_BYTES} allowed here",
+                uri=store.uri(key),
+            )
+        return bytes(store.get_range(key, 0, found.size, version=found.version)).decode()
     except FileNotFoundError:
         raise InvalidOptionError(
             "there is no such file; `kts plan --json` and `ScanPlan.to_json` make one"
@@ -158,12 +170,6 @@ def _read(options: ScanOptions) -> str:
         raise InvalidOptionError("not a plan: not UTF-8; make it anew") from None
     finally:
         store.close()
-
-
-def _kind(scheme: str | None) -> str | None:
-    if scheme is None:
-        return "file"
-    return "s3" if scheme in S3_SCHEMES else scheme
 
 
 def _contradiction(option: str, given: object, plan: str) -> InvalidOptionError:

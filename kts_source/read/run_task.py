@@ -14,7 +14,7 @@ from kts_source.read.segment_source import SegmentSource
 from kts_source.read.task_metrics import CLOSED, DONE, TaskMeter, TaskMetrics, TaskPlace
 from kts_source.secret import scrub
 from kts_source.store.local_store import local_root
-from kts_source.store.open_store import S3_SCHEMES, split_scheme
+from kts_source.store.open_store import scheme_of
 from kts_source.store.storage_options import extra_arguments, s3_arguments, secret_values
 from kts_source.tier import open_tier
 
@@ -90,8 +90,7 @@ def write_metrics(metrics: TaskMetrics, path: str, storage: Mapping[str, Any]) -
     name = f"task-{numbers}-{uuid.uuid4().hex}.jsonl"
     line = f"{metrics.to_json()}\n".encode()
     try:
-        scheme, _ = split_scheme(path)
-        if scheme is None or scheme == "file":
+        if scheme_of(path) == "file":
             folder = local_root(path)
             folder.mkdir(parents=True, exist_ok=True)
             # Whoever reads the folder meanwhile must not see half a line, as `*.jsonl` would show.
@@ -107,8 +106,7 @@ def write_metrics(metrics: TaskMetrics, path: str, storage: Mapping[str, Any]) -
 
 def read_metrics(path: str, storage: Mapping[str, Any]) -> list[TaskMetrics]:
     """All lines below a folder or URL, in order of scan, stage, partition and attempt."""
-    scheme, _ = split_scheme(path)
-    if scheme is None or scheme == "file":
+    if scheme_of(path) == "file":
         texts = [file.read_text("utf-8") for file in Path(local_root(path)).glob("*.jsonl")]
     else:
         filesystem = _filesystem(path, storage)
@@ -123,7 +121,7 @@ def read_metrics(path: str, storage: Mapping[str, Any]) -> list[TaskMetrics]:
 def _filesystem(path: str, storage: Mapping[str, Any]) -> Any:  # noqa: ANN401  # fsspec ships no types
     import fsspec
 
-    scheme = str(split_scheme(path)[0])
-    if scheme in S3_SCHEMES:
+    scheme = scheme_of(path)
+    if scheme == "s3":
         return fsspec.filesystem("s3", **s3_arguments(storage))
     return fsspec.filesystem(scheme, **extra_arguments(storage))

@@ -20,7 +20,10 @@ from kts_source.store.hedge import hedged
 from kts_source.store.retry import TransientError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Callable, Coroutine
+
+    from kts_source.store.counters import Tally
+    from kts_source.store.retry import RetryPolicy
 
 T = TypeVar("T")
 
@@ -32,20 +35,14 @@ class AsyncClient:
 
     Args:
         connect: Makes the file system.
-        deadline_seconds: What one `run` may take.
-        prepare: Awaited on the loop before each call: what the first one needs.
+        policy: The deadline of one `run`, and when a read is late.
+        tally: Where second requests are counted.
     """
 
-    def __init__(
-        self,
-        connect: Callable[[], Any],
-        *,
-        deadline_seconds: float,
-        prepare: Callable[[Any], Awaitable[object]] | None = None,
-    ) -> None:
+    def __init__(self, connect: Callable[[], Any], policy: RetryPolicy, tally: Tally) -> None:
         self._connect = connect
-        self._prepare = prepare
-        self._deadline_seconds = deadline_seconds
+        self._policy = policy
+        self._tally = tally
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._filesystem: Any = None
@@ -66,19 +63,12 @@ class AsyncClient:
                 self._filesystem = self._connect()
             return self._filesystem
 
-    def run(
-        self,
-        call: Callable[[Any], Coroutine[Any, Any, T]],
-        *,
-        hedge_after_seconds: float | None = None,
-        on_hedge: Callable[[], object] = lambda: None,
-    ) -> T:
+    def run(self, call: Callable[[Any], Coroutine[Any, Any, T]], *, hedge: bool = False) -> T:
         """The result of `call(filesystem)`, awaited on the file system's loop.
 
         Args:
             call: Makes one attempt.
-            hedge_after_seconds: See `hedge.hedged`.
-            on_hedge: Called when a second attempt is made.
+            hedge: Whether a late answer is asked for a second time, if the policy says so.
 
         Raises:
             TransientError: The deadline passed.
@@ -87,13 +77,17 @@ class AsyncClient:
         filesystem = self.filesystem
 
         async def attempt() -> T:
-            if self._prepare is not None:
-                await self._prepare(filesystem)
+            if not hedge or self._policy.hedge_after_seconds is None:
+                return await call(filesystem)
+            await filesystem.set_session()  # two first requests at a time would make two
             return await hedged(
-                lambda: call(filesystem), after_seconds=hedge_after_seconds, on_second=on_hedge
+                lambda: call(filesystem),
+                after_seconds=self._policy.hedge_after_seconds,
+                on_second=lambda: self._tally.add(requests=1, hedges=1),
             )
 
-        coroutine = asyncio.wait_for(attempt(), self._deadline_seconds)
+        seconds = self._policy.request_deadline_seconds
+        coroutine = asyncio.wait_for(attempt(), seconds)
         future = asyncio.run_coroutine_threadsafe(coroutine, filesystem.loop)
         try:
             with cancelled_by(future.cancel):
@@ -102,21 +96,17 @@ class AsyncClient:
             raise CancelledFetchError from None
         except TimeoutError as error:
             # The time-outs of a client (a silent connection) have a text, the deadline has none.
-            text = str(error) or no_answer(self._deadline_seconds)
-            raise TransientError(f"time-out: {scrub(text)}") from None
+            raise TransientError(f"time-out: {scrub(str(error) or no_answer(seconds))}") from None
         finally:
             future.cancel()  # when this thread was interrupted; else without effect
 
-    def close(self, closing: Callable[[Any], Coroutine[Any, Any, object] | None]) -> None:
-        """Drops the file system; `closing` gives what to await for its connections to end."""
+    def close(self, disconnect: Callable[[Any], Coroutine[Any, Any, object]] | None = None) -> None:
+        """Drops the file system of this process; `disconnect` ends its connections."""
         if self._process != os.getpid():
             return
         with self._lock:
             filesystem, self._filesystem = self._filesystem, None
-        if filesystem is None:
-            return
-        coroutine = closing(filesystem)
-        if coroutine is not None:
-            future = asyncio.run_coroutine_threadsafe(coroutine, filesystem.loop)
+        if filesystem is not None and disconnect is not None:
+            future = asyncio.run_coroutine_threadsafe(disconnect(filesystem), filesystem.loop)
             with contextlib.suppress(Exception):
                 future.result(_CLOSE_SECONDS)

@@ -60,10 +60,8 @@ class Cancellation:
         """Calls back if the flag is, or gets, raised before the block ends."""
         mark = object()
         with self._lock:
-            if self._raised.is_set():
-                raised = True
-            else:
-                raised = False
+            raised = self._raised.is_set()
+            if not raised:
                 self._callbacks[mark] = callback
         if raised:
             callback()

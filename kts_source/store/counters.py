@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from dataclasses import dataclass
 
@@ -28,25 +29,14 @@ class StoreCounters:
 
     def __sub__(self, earlier: StoreCounters) -> StoreCounters:
         """The work between two snapshots."""
-        return StoreCounters(
-            self.requests - earlier.requests,
-            self.list_requests - earlier.list_requests,
-            self.bytes - earlier.bytes,
-            self.retries - earlier.retries,
-            self.hedges - earlier.hedges,
-            self.mirrored - earlier.mirrored,
-        )
+        return StoreCounters(*map(operator.sub, _values(self), _values(earlier)))
 
     def __add__(self, other: StoreCounters) -> StoreCounters:
         """The work of two stores."""
-        return StoreCounters(
-            self.requests + other.requests,
-            self.list_requests + other.list_requests,
-            self.bytes + other.bytes,
-            self.retries + other.retries,
-            self.hedges + other.hedges,
-            self.mirrored + other.mirrored,
-        )
+        return StoreCounters(*map(operator.add, _values(self), _values(other)))
+
+
+_values = operator.attrgetter(*StoreCounters.__slots__)
 
 
 class Tally:
@@ -54,37 +44,15 @@ class Tally:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._requests = self._list_requests = self._received = 0
-        self._retries = self._hedges = self._mirrored = 0
+        self._total = StoreCounters()
 
-    def add(
-        self,
-        *,
-        requests: int = 0,
-        list_requests: int = 0,
-        received: int = 0,
-        retries: int = 0,
-        hedges: int = 0,
-        mirrored: int = 0,
-    ) -> None:
-        """Counts some work."""
+    def add(self, **work: int) -> None:
+        """Counts some work, by the names of `StoreCounters`."""
+        more = StoreCounters(**work)
         with self._lock:
-            self._requests += requests
-            self._list_requests += list_requests
-            self._received += received
-            self._retries += retries
-            self._hedges += hedges
-            self._mirrored += mirrored
+            self._total += more
 
     @property
     def snapshot(self) -> StoreCounters:
         """What was counted so far."""
-        with self._lock:
-            return StoreCounters(
-                self._requests,
-                self._list_requests,
-                self._received,
-                self._retries,
-                self._hedges,
-                self._mirrored,
-            )
+        return self._total

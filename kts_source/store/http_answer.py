@@ -1,13 +1,52 @@
-"""What an HTTP answer to a ranged request must say before its bytes are believed."""
+"""What an HTTP answer must say before its bytes are believed, and what its status means."""
 
 from __future__ import annotations
 
 import re
 
-from kts_source.errors import TruncatedObjectError
+from kts_source.errors import (
+    AccessDeniedError,
+    ObjectChangedError,
+    ObjectNotFoundError,
+    StoreError,
+    TruncatedObjectError,
+)
+from kts_source.store.object_store import beyond_end
 from kts_source.store.retry import TransientError
 
 _CONTENT_RANGE = re.compile(r"bytes (?P<first>\d+)-(?P<last>\d+)/(?P<size>\d+|\*)")
+
+
+def error_of_status(
+    status: int,
+    text: str,
+    *,
+    uri: str,
+    version: str | None = None,
+    byte_range: tuple[int, int] | None = None,
+) -> StoreError | TransientError:
+    """The error that an HTTP status stands for.
+
+    Args:
+        status: 300 or more; 0 where there was no answer.
+        text: What is known of the failure, free of credentials.
+        uri: What the request was about.
+        version: The version asked for.
+        byte_range: First byte asked for, and one past the last.
+    """
+    match status:
+        case 404:
+            return ObjectNotFoundError("no such object", uri=uri)
+        case 401 | 403:
+            return AccessDeniedError(f"access denied: {text}", uri=uri)
+        case 412:
+            return ObjectChangedError(f"the object changed: version {version} was planned", uri=uri)
+        case 416:
+            start, stop = byte_range or (0, 1)
+            return TruncatedObjectError(f"the object ends before [{start}, {stop})", uri=uri)
+    if status == 429 or (status >= 500 and status != 501):
+        return TransientError(text)
+    return StoreError(f"the store failed: {text}", uri=uri)
 
 
 def require_range(
@@ -37,11 +76,7 @@ def require_range(
         raise TransientError(f"another range was answered: [{first}, {last + 1})")
     if last < stop - 1:
         if size == str(last + 1):
-            raise TruncatedObjectError(
-                f"the object has {last + 1} bytes, [{start}, {stop}) was asked for",
-                uri=uri,
-                position=last + 1,
-            )
+            raise beyond_end(last + 1, start, stop, uri=uri)
         raise TransientError(f"less was answered than asked for: [{first}, {last + 1})")
     if length != stop - start:
         raise TransientError(f"the answer has {length} bytes for [{start}, {stop})")
@@ -58,7 +93,13 @@ def require_length(content_length: object) -> int:
     return content_length
 
 
-def object_size(content_range: str | None) -> int | None:
-    """The size of the whole object, as a ranged answer tells it."""
+def object_size(content_range: str | None) -> int:
+    """The size of the whole object, as a ranged answer tells it.
+
+    Raises:
+        TransientError: It does not.
+    """
     match = _CONTENT_RANGE.fullmatch(content_range or "")
-    return int(match["size"]) if match and match["size"] != "*" else None
+    if match is None or match["size"] == "*":
+        raise TransientError("the answer does not say the size of the object")
+    return int(match["size"])

@@ -12,15 +12,21 @@ from kts_source.errors import (
     AccessDeniedError,
     InvalidKeyError,
     InvalidOptionError,
-    ObjectChangedError,
     ObjectNotFoundError,
-    ObjectTooLargeError,
     StoreError,
     StoreNotFoundError,
     TruncatedObjectError,
 )
 from kts_source.store.counters import StoreCounters, Tally
-from kts_source.store.object_store import ObjectInfo, check_key, check_range, is_behind
+from kts_source.store.object_store import (
+    ObjectInfo,
+    beyond_end,
+    check_key,
+    check_range,
+    check_version,
+    is_behind,
+    key_order,
+)
 from segment_format.reused_memory import writable_bytes
 
 if TYPE_CHECKING:
@@ -91,34 +97,15 @@ class LocalStore:
 
     def list_folders(self, prefix: str) -> list[str]:
         """See `ObjectStore.list_folders`."""
-        check_key(prefix, self.uri(""))
-        parent, name = _split(prefix)
-        return sorted(
-            f"{parent}{entry.name}/"
-            for entry in self._entries(parent)
-            if entry.name.startswith(name) and self._is_folder(entry, parent)
-        )
+        return sorted(key for key, _ in self._children(prefix) if key.endswith("/"))
 
     def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
         """See `ObjectStore.list_objects`."""
-        check_key(prefix, self.uri(""))
-        parent, name = _split(prefix)
-        yield from (info for info in self._walk(parent, name) if is_behind(info.key, after))
-
-    def _walk(self, folder: str, name: str) -> Iterator[ObjectInfo]:
-        entries = [
-            (entry, self._is_folder(entry, folder))
-            for entry in self._entries(folder)
-            if entry.name.startswith(name)
-        ]
-        # A folder sorts as its keys do: with the slash, by bytes.
-        entries.sort(key=lambda pair: os.fsencode(pair[0].name) + b"/" * pair[1])
-        for entry, is_folder in entries:
-            key = folder + entry.name
-            if is_folder:
+        for key, entry in sorted(self._children(prefix), key=lambda pair: key_order(pair[0])):
+            if key.endswith("/"):
                 if entry.is_symlink():
                     self._refuse_cycle(entry, key)
-                yield from self._walk(key + "/", "")
+                yield from self.list_objects(key, after=after)
                 continue
             try:
                 status = entry.stat()
@@ -126,10 +113,23 @@ class LocalStore:
                 continue  # deleted since the folder was read, or a link to nothing
             except OSError as error:
                 raise self._translated(error, key) from None
-            if stat.S_ISREG(status.st_mode):
+            if stat.S_ISREG(status.st_mode) and is_behind(key, after):
                 if entry.is_symlink():
                     self._resolve(key)
                 yield _info(key, status)
+
+    def _children(self, prefix: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
+        """What begins with a prefix in the folder that it ends in; folders' keys end in a slash."""
+        check_key(prefix, self.uri(""))
+        folder = prefix[: prefix.rfind("/") + 1]
+        for entry in self._entries(folder):
+            key = folder + entry.name
+            if not key.startswith(prefix):
+                continue
+            try:
+                yield (f"{key}/" if entry.is_dir() else key), entry
+            except OSError as error:  # a link whose end cannot be looked at: nobody knows
+                raise self._translated(error, key) from None
 
     def _entries(self, folder: str) -> list[os.DirEntry[str]]:
         self._tally.add(list_requests=1)
@@ -142,12 +142,6 @@ class LocalStore:
             return []
         except OSError as error:
             raise self._translated(error, folder) from None
-
-    def _is_folder(self, entry: os.DirEntry[str], folder: str) -> bool:
-        try:
-            return entry.is_dir()
-        except OSError as error:  # a link whose end cannot be looked at: nobody knows
-            raise self._translated(error, folder + entry.name) from None
 
     def _refuse_cycle(self, entry: os.DirEntry[str], key: str) -> None:
         target = self._resolve(key)
@@ -179,22 +173,6 @@ class LocalStore:
         finally:
             os.close(descriptor)
 
-    def get_object(self, key: str, *, max_bytes: int, version: str | None = None) -> bytes:
-        """See `ObjectStore.get_object`."""
-        descriptor = self._open(key)
-        try:
-            status = os.fstat(descriptor)
-            self._require_file(status, key)
-            size = status.st_size
-            if size > max_bytes:
-                raise ObjectTooLargeError(
-                    f"the object has {size} bytes, more than the {max_bytes} allowed here",
-                    uri=self.uri(key),
-                )
-            return bytes(self._read(descriptor, key, 0, size, version))
-        finally:
-            os.close(descriptor)
-
     def _open(self, key: str) -> int:
         self._tally.add(requests=1)
         check_key(key, self._base)
@@ -216,15 +194,13 @@ class LocalStore:
         return descriptor
 
     def _read(self, descriptor: int, key: str, start: int, stop: int, version: str | None) -> Data:
+        uri = self.uri(key)
         before = os.fstat(descriptor)
         self._require_file(before, key)
-        self._require_version(before, key, version)
+        found = _version(before)
+        check_version(found, version, uri=uri)
         if stop > before.st_size:
-            raise TruncatedObjectError(
-                f"the object has {before.st_size} bytes, [{start}, {stop}) was asked for",
-                uri=self.uri(key),
-                position=before.st_size,
-            )
+            raise beyond_end(before.st_size, start, stop, uri=uri)
         data = writable_bytes(stop - start)
         position = start
         while position < stop:
@@ -235,13 +211,13 @@ class LocalStore:
             if not size:
                 raise TruncatedObjectError(
                     f"the object shrank to {position} bytes while [{start}, {stop}) was read",
-                    uri=self.uri(key),
+                    uri=uri,
                     position=position,
                 )
             position += size
         # Files are replaced in place: what was read counts only if nothing happened meanwhile.
-        self._require_version(os.fstat(descriptor), key, version or _version(before))
-        self._tally.add(received=stop - start)
+        check_version(_version(os.fstat(descriptor)), found, uri=uri)
+        self._tally.add(bytes=stop - start)
         return data.toreadonly()
 
     # -- checks
@@ -268,13 +244,6 @@ class LocalStore:
         if not stat.S_ISREG(status.st_mode):
             raise StoreError("not a regular file", uri=self.uri(key))
 
-    def _require_version(self, status: os.stat_result, key: str, version: str | None) -> None:
-        if version is not None and _version(status) != version:
-            raise ObjectChangedError(
-                f"the object changed: version {version} was planned, now {_version(status)}",
-                uri=self.uri(key),
-            )
-
     def _translated(self, error: OSError, key: str) -> StoreError:
         if isinstance(error, FileNotFoundError | NotADirectoryError):
             self._require_root()
@@ -282,12 +251,6 @@ class LocalStore:
         if isinstance(error, PermissionError):
             return AccessDeniedError("permission denied", uri=self.uri(key))
         return StoreError(error.strerror or type(error).__name__, uri=self.uri(key))
-
-
-def _split(prefix: str) -> tuple[str, str]:
-    """The folder part of a prefix (empty, or ending in a slash) and the beginning of a name."""
-    cut = prefix.rfind("/") + 1
-    return prefix[:cut], prefix[cut:]
 
 
 def _info(key: str, status: os.stat_result) -> ObjectInfo:

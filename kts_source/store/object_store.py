@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
-from kts_source.errors import InvalidKeyError
+from kts_source.errors import InvalidKeyError, ObjectChangedError, TruncatedObjectError
 from kts_source.store.counters import StoreCounters
 
 if TYPE_CHECKING:
@@ -22,8 +22,10 @@ __all__ = [
     "ObjectInfo",
     "ObjectStore",
     "StoreCounters",
+    "beyond_end",
     "check_key",
     "check_range",
+    "check_version",
     "is_behind",
 ]
 
@@ -120,17 +122,6 @@ class ObjectStore(Protocol):
         """
         ...
 
-    def get_object(self, key: str, *, max_bytes: int, version: str | None = None) -> bytes:
-        """A whole object of at most `max_bytes`.
-
-        Raises:
-            ObjectTooLargeError: The object is larger; its bytes were not read.
-            ObjectNotFoundError: No such object.
-            ObjectChangedError: The object is not of the wanted version.
-            StoreUnavailableError: Retries did not help.
-        """
-        ...
-
     def head(self, key: str) -> ObjectInfo:
         """What the store knows about one object.
 
@@ -173,10 +164,35 @@ def check_range(start: int, stop: int) -> None:
         raise ValueError(f"not a byte range: [{start}, {stop})")
 
 
+def check_version(found: str | None, planned: str | None, *, uri: str) -> None:
+    """Refuses an object that is not of the planned version.
+
+    Args:
+        found: The version it is of now.
+        planned: The version it must be of; None for any.
+        uri: The object, for the error.
+
+    Raises:
+        ObjectChangedError: They differ.
+    """
+    if planned is not None and found != planned:
+        raise ObjectChangedError(
+            f"the object changed: version {planned} was planned, now {found}", uri=uri
+        )
+
+
+def beyond_end(size: int, start: int, stop: int, *, uri: str) -> TruncatedObjectError:
+    """The error for a range [start, stop) of an object that has only `size` bytes."""
+    return TruncatedObjectError(
+        f"the object has {size} bytes, [{start}, {stop}) was asked for", uri=uri, position=size
+    )
+
+
 def is_behind(key: str, after: str | None) -> bool:
     """Whether a key comes behind another in the order of listings."""
-    return after is None or _bytes(key) > _bytes(after)
+    return after is None or key_order(key) > key_order(after)
 
 
-def _bytes(key: str) -> bytes:
+def key_order(key: str) -> bytes:
+    """What listings are sorted by."""
     return key.encode("utf-8", "surrogateescape")  # a local file's name may be no valid UTF-8

@@ -15,15 +15,26 @@ if TYPE_CHECKING:
     from kts_source.secret import Secret
     from kts_source.store.object_store import ObjectStore
 
-S3_SCHEMES: Final = ("s3", "s3a", "s3n")
-
-_SCHEME = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.\-]*):(?P<rest>/.*)?", re.DOTALL)
+_SCHEME: Final = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.\-]*):/")
 
 
-def split_scheme(path: str) -> tuple[str | None, str]:
-    """Scheme in lower case (None for a plain path) and the whole path as given."""
+def scheme_of(path: str) -> str:
+    """The scheme of a path in lower case: `file` for a plain path, `s3` for Hadoop's names too."""
     match = _SCHEME.match(path)
-    return (match["scheme"].lower(), path) if match and match["rest"] else (None, path)
+    scheme = match["scheme"].lower() if match else "file"
+    return "s3" if scheme in ("s3a", "s3n") else scheme
+
+
+def refuse_credentials(path: str) -> None:
+    """Refuses a URL with a user or a password: paths are shown.
+
+    Raises:
+        InvalidOptionError: Its text does not show the path.
+    """
+    if "@" in path.split("://", 1)[-1].split("/", 1)[0]:
+        raise InvalidOptionError(
+            f"the path ({scheme_of(path)}://…) holds credentials: give them as options"
+        )
 
 
 def open_store(
@@ -45,24 +56,20 @@ def open_store(
     """
     if not path.strip():
         raise InvalidOptionError("the path is empty: give a folder, s3://bucket or another URL")
-    scheme, _ = split_scheme(path)
     if is_presigned(path):
-        from kts_source.store.presigned_store import open_presigned
+        from kts_source.store.presigned_store import PresignedStore
 
-        return open_presigned(path, storage, retry_policy=retry_policy)
-    if scheme is None or scheme == "file":
+        return PresignedStore(path, storage, retry_policy)
+    scheme = scheme_of(path)
+    if scheme == "file":
         from kts_source.store.local_store import LocalStore, local_root
 
         return LocalStore(local_root(path))
-    authority = path.split("://", 1)[-1].split("/", 1)[0]
-    if "@" in authority:
-        raise InvalidOptionError(
-            f"the path ({scheme}://…) holds credentials: give them as options, paths are shown"
-        )
-    if scheme in S3_SCHEMES:
+    refuse_credentials(path)
+    if scheme == "s3":
         from kts_source.store.s3_store import S3Store
 
-        return S3Store.from_url(path, storage, retry_policy=retry_policy)
+        return S3Store(path, storage, retry_policy)
     from kts_source.store.fsspec_store import FsspecStore
 
-    return FsspecStore(path, storage, retry_policy=retry_policy)
+    return FsspecStore(path, storage, retry_policy)

@@ -119,18 +119,8 @@ class FallbackStore:
         home, size, pin = _parsed(version)
 
         def read(number: int) -> Data:
-            own = pin if number == home and size is not None else self._version(number, key, size)
+            own = pin if number == home else self._version(number, key, size)
             return self._places[number].get_range(key, start, stop, version=own)
-
-        return self._tried(home, read)
-
-    def get_object(self, key: str, *, max_bytes: int, version: str | None = None) -> bytes:
-        """See `ObjectStore.get_object`."""
-        home, size, pin = _parsed(version)
-
-        def read(number: int) -> bytes:
-            own = pin if number == home and size is not None else self._version(number, key, size)
-            return self._places[number].get_object(key, max_bytes=max_bytes, version=own)
 
         return self._tried(home, read)
 

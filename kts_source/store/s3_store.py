@@ -13,25 +13,19 @@ from kts_source.errors import (
     AccessDeniedError,
     ArchivedObjectError,
     InvalidOptionError,
-    ObjectChangedError,
-    ObjectNotFoundError,
-    ObjectTooLargeError,
     StoreError,
     StoreNotFoundError,
-    TieredKafkaError,
-    TruncatedObjectError,
 )
-from kts_source.secret import Secret, scrub
-from kts_source.store.async_client import AsyncClient
-from kts_source.store.cancel import CancelledFetchError
-from kts_source.store.counters import StoreCounters, Tally
-from kts_source.store.http_answer import require_length, require_range
-from kts_source.store.object_store import ObjectInfo, check_key, check_range
+from kts_source.store.client_store import ClientStore
+from kts_source.store.http_answer import require_range
+from kts_source.store.object_store import ObjectInfo, check_version
 from kts_source.store.retry import DEFAULT_RETRY_POLICY, RetryPolicy, TransientError
-from kts_source.store.storage_options import s3_arguments, secret_values
+from kts_source.store.storage_options import s3_arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
+
+    from kts_source.secret import Secret
 
 # Error codes that may pass although their HTTP status does not say so.
 _TRANSIENT_CODES = frozenset(
@@ -63,73 +57,38 @@ _DENIED_CODES = frozenset(
 )
 
 
-class S3Store:
-    """Objects of a bucket below a prefix. The version of an object is its ETag as listed."""
+class S3Store(ClientStore):
+    """Objects of `s3://bucket[/prefix]`. The version of an object is its ETag as listed.
+
+    Raises:
+        InvalidOptionError: The URL names no bucket.
+    """
 
     pinning = "conditional reads (If-Match), and the ETag of every answer"
-    is_near = False
 
     def __init__(
         self,
-        bucket: str,
-        prefix: str,
-        storage: Secret[Mapping[str, str]],
-        *,
-        retry_policy: RetryPolicy = DEFAULT_RETRY_POLICY,
-    ) -> None:
-        self._bucket = bucket
-        self._prefix = prefix
-        self._storage = storage
-        self._retry_policy = retry_policy
-        self._tally = Tally()
-        self._hidden = Secret(secret_values(storage.reveal()))
-        self._client = AsyncClient(
-            self._connect,
-            deadline_seconds=retry_policy.request_deadline_seconds,
-            prepare=lambda filesystem: filesystem.set_session(),
-        )
-
-    @classmethod
-    def from_url(
-        cls,
         url: str,
         storage: Secret[Mapping[str, str]],
-        *,
         retry_policy: RetryPolicy = DEFAULT_RETRY_POLICY,
-    ) -> S3Store:
-        """The store of `s3://bucket[/prefix]` (also `s3a` and `s3n`).
-
-        Raises:
-            InvalidOptionError: The URL names no bucket.
-        """
-        bucket, _, prefix = url.partition("://")[2].partition("/")
-        if not bucket:
+    ) -> None:
+        self._bucket, _, prefix = url.partition("://")[2].partition("/")
+        if not self._bucket:
             raise InvalidOptionError(
                 f"{url} names no bucket; write s3://bucket or s3://bucket/prefix"
             )
         prefix = prefix.rstrip("/")
-        check_key(prefix, f"s3://{bucket}/", absolute=True)
-        prefix = f"{prefix}/" if prefix else ""
-        return cls(bucket, prefix, storage, retry_policy=retry_policy)
-
-    def __repr__(self) -> str:
-        return f"S3Store({self.uri('')!r})"
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _reopened, (self._bucket, self._prefix, self._storage, self._retry_policy)
-
-    @property
-    def counters(self) -> StoreCounters:
-        """Work done so far; each page of a listing is a request of its own."""
-        return self._tally.snapshot
+        self._prefix = f"{prefix}/" if prefix else ""
+        super().__init__(url, storage, retry_policy)
+        self._check_key(prefix)
 
     def uri(self, key: str) -> str:
-        """The object's `s3://` URL."""
+        """See `ObjectStore.uri`."""
         return f"s3://{self._bucket}/{self._prefix}{key}"
 
     def close(self) -> None:
-        """Closes the connections of this process."""
-        self._client.close(_close_session)
+        """See `ObjectStore.close`."""
+        self._client.close(_disconnect)
 
     # -- listing
 
@@ -151,88 +110,31 @@ class S3Store:
                 if not entry["Key"].endswith("/"):
                     yield _info(entry["Key"][cut:], entry, size=entry["Size"])
 
-    def _pages(self, prefix: str, **extra: str) -> Iterator[dict[str, Any]]:
-        check_key(prefix, self.uri(""), absolute=True)
-        arguments = {"Prefix": self._prefix + prefix, **extra}
-        token = None
+    def _pages(self, prefix: str, **arguments: str) -> Iterator[dict[str, Any]]:
+        self._check_key(prefix)
+        arguments["Prefix"] = self._prefix + prefix
+
+        def page() -> dict[str, Any]:
+            answer = self._answer("list_objects_v2", arguments)
+            # An error document with status 200 has no member of a listing, and would read as an
+            # empty one.
+            if "IsTruncated" not in answer:
+                raise TransientError("the answer is no listing")
+            return answer
+
         while True:
-            page = self._request(
-                "list_objects_v2", prefix, _require_listing, arguments, listing=True
-            )
-            yield page
-            if not page.get("IsTruncated"):
+            answer = self._request(page, prefix, listing=True)
+            yield answer
+            if not answer["IsTruncated"]:
                 return
-            following = page.get("NextContinuationToken")
-            if not following or following == token:
+            token = answer.get("NextContinuationToken")
+            if not token or token == arguments.get("ContinuationToken"):
                 raise StoreError(
                     "the listing does not go on where it says so", uri=self.uri(prefix)
                 )
-            token = following
-            arguments = {**arguments, "ContinuationToken": token}
+            arguments["ContinuationToken"] = token
 
-    # -- reading
-
-    def head(self, key: str) -> ObjectInfo:
-        """See `ObjectStore.head`."""
-        check_key(key, self.uri(""), absolute=True)
-        answer = self._request("head_object", key, lambda _response: _no_body(), self._named(key))
-        return _info(key, answer, size=answer["ContentLength"])
-
-    def get_range(self, key: str, start: int, stop: int, *, version: str | None = None) -> bytes:
-        """See `ObjectStore.get_range`."""
-        check_range(start, stop)
-        check_key(key, self.uri(""), absolute=True)
-        if start == stop:
-            return b""
-
-        def read(response: dict[str, Any]) -> Awaitable[bytes]:
-            self._require_version(response, key, version)
-            length = response.get("ContentLength")
-            require_range(response.get("ContentRange"), length, start, stop, uri=self.uri(key))
-            return _body(response, stop - start)
-
-        arguments = {"Range": f"bytes={start}-{stop - 1}", **self._named(key, version)}
-        return self._received(self._request("get_object", key, read, arguments))
-
-    def get_object(self, key: str, *, max_bytes: int, version: str | None = None) -> bytes:
-        """See `ObjectStore.get_object`."""
-        check_key(key, self.uri(""), absolute=True)
-
-        def read(response: dict[str, Any]) -> Awaitable[bytes]:
-            self._require_version(response, key, version)
-            size = require_length(response.get("ContentLength"))
-            if size > max_bytes:
-                raise ObjectTooLargeError(
-                    f"the object has {size} bytes, more than the {max_bytes} allowed here",
-                    uri=self.uri(key),
-                )
-            return _body(response, size)
-
-        return self._received(self._request("get_object", key, read, self._named(key, version)))
-
-    def _named(self, key: str, version: str | None = None) -> dict[str, str]:
-        arguments = {"Key": self._prefix + key}
-        if version is not None:
-            arguments["IfMatch"] = version
-        return arguments
-
-    def _received(self, data: bytes) -> bytes:
-        self._tally.add(received=len(data))
-        return data
-
-    def _require_version(self, response: dict[str, Any], key: str, version: str | None) -> None:
-        if version is not None and (etag := response.get("ETag")) != version:
-            if etag is None:
-                raise TransientError("the answer has no ETag")
-            raise self._changed(key, version, etag)
-
-    def _changed(self, key: str, version: str, now: str | None = None) -> ObjectChangedError:
-        found = f", now {now}" if now else ""
-        return ObjectChangedError(
-            f"the object changed: version {version} was planned{found}", uri=self.uri(key)
-        )
-
-    # -- requests
+    # -- attempts
 
     def _connect(self) -> Any:  # noqa: ANN401  # s3fs ships no types
         from kts_source.store.s3_client import connect
@@ -245,93 +147,63 @@ class S3Store:
             )
         )
 
-    def _request(
-        self,
-        method: str,
-        key: str,
-        read: Callable[[dict[str, Any]], Awaitable[Any]],
-        arguments: dict[str, str],
-        *,
-        listing: bool = False,
-    ) -> Any:  # noqa: ANN401
-        async def call(filesystem: Any) -> Any:  # noqa: ANN401
-            response = await filesystem._call_s3(method, Bucket=self._bucket, **arguments)  # noqa: SLF001  # the only way to a conditional read
+    def _look_up(self, key: str) -> ObjectInfo:
+        answer = self._answer("head_object", {"Key": self._prefix + key})
+        return _info(key, answer, size=answer["ContentLength"])
+
+    def _answer(self, method: str, arguments: Mapping[str, str]) -> dict[str, Any]:
+        return self._client.run(
+            lambda filesystem: filesystem._call_s3(method, Bucket=self._bucket, **arguments)  # noqa: SLF001  # its public methods retry on their own
+        )
+
+    def _read(self, key: str, start: int, stop: int, version: str | None) -> bytes:
+        uri = self.uri(key)
+        arguments = {"Key": self._prefix + key, "Range": f"bytes={start}-{stop - 1}"}
+        if version is not None:
+            arguments["IfMatch"] = version
+
+        async def read(filesystem: Any) -> bytes:  # noqa: ANN401
+            answer = await filesystem._call_s3("get_object", Bucket=self._bucket, **arguments)  # noqa: SLF001  # the only way to a conditional read
             try:
-                body = await read(response)
-            except BaseException:
-                if "Body" in response:
-                    response["Body"].close()
-                raise
-            return response if body is None else body
+                etag = answer.get("ETag")
+                if etag is None and version is not None:
+                    raise TransientError("the answer has no ETag")
+                check_version(etag, version, uri=uri)
+                length = answer.get("ContentLength")
+                require_range(answer.get("ContentRange"), length, start, stop, uri=uri)
+                return bytes(await answer["Body"].read())
+            finally:
+                answer["Body"].close()
 
-        hedge = self._retry_policy.hedge_after_seconds if "Range" in arguments else None
+        return self._client.run(read, hedge=True)
 
-        def attempt() -> Any:  # noqa: ANN401
-            self._tally.add(requests=not listing, list_requests=listing)
-            try:
-                return self._client.run(
-                    call,
-                    hedge_after_seconds=hedge,
-                    on_hedge=lambda: self._tally.add(requests=1, hedges=1),
-                )
-            except (TransientError, TieredKafkaError, CancelledFetchError):
-                raise
-            except Exception as error:  # noqa: BLE001  # every library error becomes one of ours
-                raise self._translated(error, key, arguments) from None
-
-        return self._retry_policy.run(attempt, uri=self.uri(key), tally=self._tally)
-
-    def _translated(
-        self, error: Exception, key: str, arguments: dict[str, str]
-    ) -> StoreError | TransientError:
+    def _failure(self, error: Exception, key: str, *, listing: bool) -> tuple[int, str]:
         from botocore import exceptions
 
         origin = error.__cause__ if isinstance(error.__cause__, exceptions.ClientError) else error
-        text = scrub(f"{type(origin).__name__}: {origin}", self._hidden.reveal())
-        if isinstance(origin, exceptions.ClientError):
-            return self._refused(origin.response, text, key, arguments)
+        text, uri = self._text(origin), self.uri(key)
         if isinstance(origin, exceptions.NoCredentialsError | exceptions.PartialCredentialsError):
-            return AccessDeniedError(
+            raise AccessDeniedError(
                 "no AWS credentials found: give s3.access-key-id and s3.secret-access-key, "
                 "or s3.anonymous=true",
-                uri=self.uri(key),
-            )
-        if _is_transient(origin):
-            return TransientError(text)
-        return StoreError(f"the S3 client failed: {text}", uri=self.uri(key))
-
-    def _refused(
-        self, response: dict[str, Any], text: str, key: str, arguments: dict[str, str]
-    ) -> StoreError | TransientError:
-        status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-        code = str(response.get("Error", {}).get("Code", ""))
-        uri = self.uri(key)
-        if code == "NoSuchBucket" or (status == 404 and "Key" not in arguments):
-            return StoreNotFoundError(f"the bucket {self._bucket} does not exist", uri=uri)
-        match status:
-            case 404:
-                return ObjectNotFoundError("no such object", uri=uri)
-            case 412:
-                return self._changed(key, arguments.get("IfMatch", "?"))
-            case 416:
-                wanted = arguments.get("Range", "")
-                return TruncatedObjectError(f"the object ends before {wanted}", uri=uri)
+                uri=uri,
+            ) from None
+        if not isinstance(origin, exceptions.ClientError):
+            return 503 if _is_transient(origin) else 0, text
+        status = int(origin.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+        code = str(origin.response.get("Error", {}).get("Code", ""))
+        if code == "NoSuchBucket" or (status == 404 and listing):
+            raise StoreNotFoundError(f"the bucket {self._bucket} does not exist", uri=uri) from None
         if code == "InvalidObjectState":
-            return ArchivedObjectError(
+            raise ArchivedObjectError(
                 f"the object is archived and must be restored first: {text}", uri=uri
-            )
-        if status in (401, 403) or code in _DENIED_CODES:
-            # A missing key looks the same where the caller may not list the bucket.
-            return AccessDeniedError(f"access denied: {text}", uri=uri)
-        if status == 429 or (status >= 500 and status != 501) or code in _TRANSIENT_CODES:
-            return TransientError(text)
-        return StoreError(f"the store refuses: {text}", uri=uri)
-
-
-def _reopened(
-    bucket: str, prefix: str, storage: Secret[Mapping[str, str]], retry_policy: RetryPolicy
-) -> S3Store:
-    return S3Store(bucket, prefix, storage, retry_policy=retry_policy)
+            ) from None
+        if status in (404, 412, 416):
+            return status, text
+        # A missing key is denied, too, where the caller may not list the bucket.
+        if code in _DENIED_CODES:
+            return 403, text
+        return 503 if code in _TRANSIENT_CODES else status, text
 
 
 def _is_transient(error: BaseException) -> bool:
@@ -356,25 +228,6 @@ def _is_transient(error: BaseException) -> bool:
     )
 
 
-async def _no_body() -> None:
-    return None
-
-
-async def _require_listing(response: dict[str, Any]) -> None:
-    # An error document with status 200 has no member of a listing, and would read as an empty one.
-    if "IsTruncated" not in response:
-        raise TransientError("the answer is no listing")
-
-
-async def _body(response: dict[str, Any], size: int) -> bytes:
-    body = response["Body"]
-    data = bytes(await body.read())
-    body.close()
-    if len(data) != size:
-        raise TransientError(f"the answer broke off after {len(data)} of {size} bytes")
-    return data
-
-
 def _info(key: str, entry: dict[str, Any], *, size: int) -> ObjectInfo:
     modified = entry.get("LastModified")
     return ObjectInfo(
@@ -386,6 +239,7 @@ def _info(key: str, entry: dict[str, Any], *, size: int) -> ObjectInfo:
     )
 
 
-def _close_session(filesystem: Any) -> Any:  # noqa: ANN401
+async def _disconnect(filesystem: Any) -> None:  # noqa: ANN401
     creator = getattr(filesystem, "_s3creator", None)
-    return None if creator is None else creator.__aexit__(None, None, None)
+    if creator is not None:
+        await creator.__aexit__(None, None, None)

@@ -84,7 +84,7 @@ def test_s3_server_that_fails_at_random(
             chooser.injector = injector
             return f"s3://{bucket}", store
 
-        store = _KeptOpen(bucket, "", storage, retry_policy=QUICK)
+        store = _KeptOpen(f"s3://{bucket}", storage, retry_policy=QUICK)
         first_seed = seed()
         tally = run_trials(
             SCANS // 4, SECONDS / 2, HTTP_KINDS, open_faulty, first_seed, least=LEAST_SCANS

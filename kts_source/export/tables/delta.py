@@ -41,7 +41,7 @@ from kts_source.export.tables.target_store import both_listed
 from kts_source.export.transforms.dead_letters import publish_dead_letters
 from kts_source.secret import scrub
 from kts_source.store.local_store import local_root
-from kts_source.store.open_store import S3_SCHEMES, split_scheme
+from kts_source.store.open_store import scheme_of
 from kts_source.store.storage_options import secret_values
 
 if TYPE_CHECKING:
@@ -95,8 +95,7 @@ class DeltaExportTable:
     def __init__(self, settings: ExportSettings) -> None:
         self._settings = settings
         self._target = open_target(settings.target, settings.storage)
-        scheme, _ = split_scheme(settings.target)
-        is_local = scheme is None or scheme == "file"
+        is_local = scheme_of(settings.target) == "file"
         self._uri = str(local_root(settings.target)) if is_local else settings.target
         self._prefix = f"kts/{settings.export_id}/"
 
@@ -342,8 +341,7 @@ class DeltaExportTable:
         return pa.schema([*schema, *dates])
 
     def _storage_options(self) -> dict[str, str] | None:
-        scheme, _ = split_scheme(self._settings.target)
-        if scheme not in S3_SCHEMES:
+        if scheme_of(self._settings.target) != "s3":
             return None
         return delta_storage_options(self._settings.storage.reveal())
 

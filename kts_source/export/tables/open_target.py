@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kts_source.errors import InvalidOptionError, UnsupportedTargetError
 from kts_source.export.tables.target_store import LocalTarget
 from kts_source.store.local_store import local_root
-from kts_source.store.open_store import S3_SCHEMES, split_scheme
+from kts_source.store.open_store import refuse_credentials, scheme_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,14 +29,11 @@ def open_target(path: str, storage: Secret[Mapping[str, str]]) -> TargetStore:
     """
     if not path.strip():
         raise InvalidOptionError("the target is empty: give a folder or s3://bucket/prefix")
-    scheme, _ = split_scheme(path)
-    if scheme is None or scheme == "file":
+    scheme = scheme_of(path)
+    if scheme == "file":
         return LocalTarget(local_root(path))
-    if "@" in path.split("://", 1)[-1].split("/", 1)[0]:
-        raise InvalidOptionError(
-            f"the target ({scheme}://…) holds credentials: give them as options"
-        )
-    if scheme in S3_SCHEMES:
+    refuse_credentials(path)
+    if scheme == "s3":
         from kts_source.export.tables.target_s3 import S3Target
 
         return S3Target.from_url(path, storage)

@@ -68,10 +68,6 @@ class SlowStore:
             raise ObjectNotFoundError("no such object", uri=self.uri(key))
         return self._data[start:stop]
 
-    def get_object(self, key: str, *, max_bytes: int, version: str | None = None) -> bytes:
-        self._note(key)
-        return self._data
-
     def head(self, key: str) -> ObjectInfo:
         self._note(f"head:{key}")
         return ObjectInfo(key, len(self._data), "1")

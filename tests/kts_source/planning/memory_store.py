@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kts_source.errors import ObjectNotFoundError, ObjectTooLargeError, TruncatedObjectError
+from kts_source.errors import ObjectNotFoundError, TruncatedObjectError
 from kts_source.store.object_store import ObjectInfo, StoreCounters, is_behind
 
 if TYPE_CHECKING:
@@ -55,12 +55,6 @@ class MemoryStore:
         if len(data) != stop - start:
             raise TruncatedObjectError(f"{len(data)} bytes of [{start}, {stop})", uri=self.uri(key))
         return data
-
-    def get_object(self, key: str, *, max_bytes: int, version: str | None = None) -> bytes:
-        size = self.head(key).size
-        if size > max_bytes:
-            raise ObjectTooLargeError(f"{size} bytes", uri=self.uri(key))
-        return self._objects[key]
 
     def head(self, key: str) -> ObjectInfo:
         if key not in self._objects:

@@ -76,9 +76,6 @@ class RecordingStore:
     def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
         raise NotImplementedError
 
-    def get_object(self, key: str, *, max_bytes: int, version: str | None = None) -> bytes:
-        raise NotImplementedError
-
     def head(self, key: str) -> ObjectInfo:
         raise NotImplementedError
 

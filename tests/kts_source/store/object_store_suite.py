@@ -13,7 +13,6 @@ from kts_source.errors import (
     InvalidKeyError,
     ObjectChangedError,
     ObjectNotFoundError,
-    ObjectTooLargeError,
     StoreError,
     StoreNotFoundError,
     TruncatedObjectError,
@@ -58,7 +57,6 @@ class ObjectStoreSuite:
 
     # What a read of a pinned version costs.
     requests_per_pinned_read = 1
-    requests_per_object = 1
     knows_missing_root = True
 
     @pytest.fixture(scope="class")
@@ -218,17 +216,10 @@ class ObjectStoreSuite:
         with pytest.raises(TruncatedObjectError):
             tree.get_range("tier/orders-1/1/b.log", 0, 1)
 
-    def test_reads_whole_objects_up_to_a_bound(self, tree: ObjectStore) -> None:
+    def test_reads_whole_objects(self, tree: ObjectStore) -> None:
         for key, data in TREE.items():
-            assert tree.get_object(key, max_bytes=len(data)) == data
-        version = tree.head("tiered").version
-        assert tree.get_object("tiered", max_bytes=100, version=version) == b"beside"
-
-    def test_refuses_objects_above_the_bound_unread(self, tree: ObjectStore) -> None:
-        before = tree.counters.bytes
-        with pytest.raises(ObjectTooLargeError, match=r"1280 bytes.*1279"):
-            tree.get_object("tier/orders-1/0/a.log", max_bytes=1279)
-        assert tree.counters.bytes == before
+            version = tree.head(key).version
+            assert tree.get_range(key, 0, len(data), version=version) == data
 
     @pytest.mark.parametrize("key", ["tier/orders-1/0/z.log", "tier/orders-1/0", "tier", "none/x"])
     def test_a_missing_object_is_not_found(self, tree: ObjectStore, key: str) -> None:
@@ -236,8 +227,6 @@ class ObjectStoreSuite:
             tree.get_range(key, 0, 1)
         with pytest.raises(ObjectNotFoundError):
             tree.get_range(key, 0, 1, version="some")
-        with pytest.raises(ObjectNotFoundError):
-            tree.get_object(key, max_bytes=10)
         with pytest.raises(ObjectNotFoundError):
             tree.head(key)
         assert isinstance(ranged.value, FileNotFoundError)
@@ -255,7 +244,7 @@ class ObjectStoreSuite:
         with pytest.raises(ObjectChangedError) as caught:
             store.get_range(key, 0, 4, version=version)
         with pytest.raises(ObjectChangedError):
-            store.get_object(key, max_bytes=10_000, version=version)
+            store.get_range(key, 0, len(later), version=version)
         assert caught.value.uri == store.uri(key)
         assert store.get_range(key, 0, 4) == later[:4]
         assert store.get_range(key, 0, 4, version=store.head(key).version) == later[:4]
@@ -267,7 +256,7 @@ class ObjectStoreSuite:
         listed = [info.key for info in store.list_objects("odd/")]
         assert listed == sorted((f"odd/{key}" for key in ODD_KEYS), key=str.encode)
         for key in ODD_KEYS:
-            assert store.get_object(f"odd/{key}", max_bytes=100) == key.encode()
+            assert store.get_range(f"odd/{key}", 0, len(key.encode())) == key.encode()
             assert store.get_range(f"odd/{key}", 0, 1) == key.encode()[:1]
             assert [info.key for info in store.list_objects(f"odd/{key}")] == [f"odd/{key}"]
 
@@ -279,7 +268,6 @@ class ObjectStoreSuite:
         for attempt in (
             lambda: tree.get_range(key, 0, 1),
             lambda: tree.get_range(key, 0, 0),
-            lambda: tree.get_object(key, max_bytes=10),
             lambda: tree.head(key),
             lambda: tree.list_folders(key),
             lambda: list(tree.list_objects(key)),
@@ -305,11 +293,6 @@ class ObjectStoreSuite:
         store.get_range("x", 0, 100, version=info.version)
         assert store.counters - before == StoreCounters(
             requests=self.requests_per_pinned_read, bytes=100
-        )
-        before = store.counters
-        store.get_object("x", max_bytes=2000)
-        assert store.counters - before == StoreCounters(
-            requests=self.requests_per_object, bytes=1280
         )
         before = store.counters
         store.list_folders("")

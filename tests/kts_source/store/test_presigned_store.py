@@ -13,12 +13,14 @@ from kts_source.errors import (
     ObjectChangedError,
     ObjectNotFoundError,
     StoreError,
+    StoreUnavailableError,
     TruncatedObjectError,
 )
 from kts_source.options import parse_options
 from kts_source.secret import Secret
 from kts_source.store.object_store import ObjectStore
 from kts_source.store.open_store import open_store
+from kts_source.store.retry import RetryPolicy
 from tests.faulty_proxy import change, cut, drop, faulty_proxy, status
 from tests.golden_data import KEY_PREFIX, TIER, assert_same_rows, expected_table, tier_options
 from tests.kts_source.planning.scanning import scan
@@ -62,7 +64,7 @@ def test_reads_ranges_and_looks_up(s3_server: S3Server, tmp_path: Path) -> None:
     version = store.head(key).version
     assert version is not None
     assert store.get_range(key, 7, 1000, version=version) == DATA[7:1000]
-    assert store.get_object(key, max_bytes=2000, version=version) == DATA
+    assert store.get_range(key, 0, len(DATA), version=version) == DATA
     for start, stop in ((0, 1281), (1280, 1281)):
         with pytest.raises(TruncatedObjectError):
             store.get_range(key, start, stop, version=version)
@@ -118,3 +120,25 @@ def test_what_is_no_list_is_refused(tmp_path: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(StoreError, match="list"):
         list(open_store(f"presigned+{path.as_uri()}", Secret({})).list_objects(""))
+
+
+@pytest.mark.parametrize("data", [b"\xff\xfe", b"[" * 100_000])
+def test_bytes_that_are_no_list_are_refused(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "list.json"
+    path.write_bytes(data)
+    with pytest.raises(StoreError, match="list"):
+        open_store(f"presigned+{path.as_uri()}", Secret({})).list_folders("")
+
+
+def test_an_object_of_unknown_size_is_not_listed(s3_server: S3Server, tmp_path: Path) -> None:
+    bucket = s3_server.make_bucket()
+    s3_server.put(bucket, "x", DATA)
+    policy = RetryPolicy(max_attempts=2, first_pause_seconds=0.001)
+    with faulty_proxy(s3_server.endpoint) as proxy:
+        url = presigned(s3_server, bucket, "x", proxy.endpoint)
+        store = open_store(listed(tmp_path, {"x": url}), Secret({}), retry_policy=policy)
+        proxy.faults += [change(Content_Range="bytes 0-0/*")] * 2
+        with pytest.raises(StoreUnavailableError, match="size of the object"):
+            list(store.list_objects(""))
+        assert [info.size for info in store.list_objects("")] == [len(DATA)]
+        store.close()

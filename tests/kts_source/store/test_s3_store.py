@@ -176,15 +176,6 @@ def test_what_may_pass_is_tried_again(
     assert bucket.name in proxy.seen[0][1]
 
 
-@pytest.mark.parametrize("name", [n for n in PASSING if "range" not in n and n != "no ETag"])
-def test_whole_objects_are_tried_again(proxy: FaultyProxy, store: ObjectStore, name: str) -> None:
-    before = store.counters
-    fault = PASSING[name]
-    proxy.faults += fault if isinstance(fault, tuple) else [fault]
-    assert store.get_object("x", max_bytes=2000) == DATA
-    assert (store.counters - before).retries == 1
-
-
 @pytest.mark.parametrize(
     "faults", [DROPS, [status(503, "SlowDown")], [status(500, "InternalError")]]
 )
@@ -259,8 +250,6 @@ def test_a_late_answer_is_asked_for_a_second_time(bucket: Bucket, proxy: FaultyP
     assert time.monotonic() - began < 20
     work = store.counters
     assert (work.hedges, work.requests, work.retries) == (1, 2, 0)
-    assert store.get_object("x", max_bytes=len(DATA)) == DATA  # whole objects are not hedged
-    assert store.counters.hedges == 1
     store.close()
 
 
@@ -497,7 +486,7 @@ def test_a_slash_in_front_is_part_of_an_s3_key(fresh: Bucket) -> None:
     fresh.put("/rooted/y", b"y")
     store = open_store(fresh.path, fresh.storage)
     assert store.list_folders("/") == ["/rooted/"]
-    assert store.get_object("/rooted/y", max_bytes=9) == b"y"
+    assert store.get_range("/rooted/y", 0, 1) == b"y"
     store.close()
 
 
