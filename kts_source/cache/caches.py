@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kts_source.cache.disk_cache import CacheCounters, CacheLimits, DiskCache, make_private_folder
-from kts_source.store.storage_options import READ_TIMEOUT_SECONDS
+from kts_source.store.retry import DEFAULT_RETRY_POLICY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -53,7 +53,7 @@ class CacheSettings:
     index: CacheLimits | None = None
     chunks: CacheLimits | None = None
     folder: str | None = None
-    patience_seconds: float = READ_TIMEOUT_SECONDS
+    patience_seconds: float = DEFAULT_RETRY_POLICY.read_timeout_seconds
     plaintext: bool = False
 
 

@@ -32,11 +32,6 @@ class Cancellation:
         self._lock = threading.Lock()
         self._callbacks: dict[object, Callable[[], object]] = {}
 
-    @property
-    def cancelled(self) -> bool:
-        """Whether `cancel` was called."""
-        return self._raised.is_set()
-
     def cancel(self) -> None:
         """Wakes every pause and aborts every wait of the scopes."""
         with self._lock:
@@ -81,11 +76,8 @@ class Cancellation:
 def cancelled_by(abort: Callable[[], object]) -> Iterator[None]:
     """Calls `abort` if the current scope is, or gets, cancelled before the block ends."""
     current = _current.get()
-    if current is None:
+    with contextlib.nullcontext() if current is None else current.calling(abort):
         yield
-    else:
-        with current.calling(abort):
-            yield
 
 
 def pause(seconds: float) -> None:

@@ -24,13 +24,7 @@ T = TypeVar("T")
 
 
 class ClientStore(ABC):
-    """An `ObjectStore` without its listings; a subclass adds them and makes the requests.
-
-    Args:
-        url: The root.
-        storage: The storage options.
-        retry_policy: How failures that may pass are retried.
-    """
+    """An `ObjectStore` without its listings; a subclass adds them and makes the requests."""
 
     is_near = False
     # Whether a leading slash is an ordinary character of a key.
@@ -82,7 +76,8 @@ class ClientStore(ABC):
                 raise TransientError(f"{len(data)} bytes were answered for [{start}, {stop})")
             return data
 
-        data = self._request(read, key, version=version, byte_range=(start, stop))
+        pinned = "" if version is None else f" of version {version}"
+        data = self._request(read, key, wanted=f"[{start}, {stop}){pinned}")
         self._tally.add(bytes=len(data))
         return data
 
@@ -117,8 +112,7 @@ class ClientStore(ABC):
         key: str,
         *,
         listing: bool = False,
-        version: str | None = None,
-        byte_range: tuple[int, int] | None = None,
+        wanted: str = "the object",
     ) -> T:
         """What an attempt gives. Each is counted; those that fail in passing are made again."""
         uri = self.uri(key)
@@ -131,9 +125,7 @@ class ClientStore(ABC):
                 raise
             except Exception as error:  # noqa: BLE001  # every library error becomes one of ours
                 status, text = self._failure(error, key, listing=listing)
-                raise error_of_status(
-                    status, text, uri=uri, version=version, byte_range=byte_range
-                ) from None
+                raise error_of_status(status, text, uri=uri, wanted=wanted) from None
 
         return self._retry_policy.run(attempted, uri=uri, tally=self._tally)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, TypeVar
 
 from kts_source.store.cancel import CancelledFetchError, cancelled_by
@@ -23,23 +24,20 @@ def within_deadline(seconds: float, call: Callable[[], T]) -> T:
         CancelledFetchError: The caller's scope was cancelled.
     """
     ended = threading.Event()
-    results: list[T] = []
-    errors: list[BaseException] = []
+    answer: Future[T] = Future()
 
     def run() -> None:
         try:
-            results.append(call())
+            answer.set_result(call())
         except BaseException as error:  # noqa: BLE001  # the caller's to raise
-            errors.append(error)
+            answer.set_exception(error)
         ended.set()
 
     threading.Thread(target=run, name="kts-store-call", daemon=True).start()
     with cancelled_by(ended.set):
         in_time = ended.wait(seconds)
-    if errors:
-        raise errors[0]
-    if results:
-        return results[0]
+    if answer.done():
+        return answer.result()
     if in_time:
         raise CancelledFetchError
     raise TransientError(no_answer(seconds))

@@ -19,22 +19,20 @@ T = TypeVar("T")
 async def hedged(
     call: Callable[[], Coroutine[Any, Any, T]],
     *,
-    after_seconds: float | None,
+    after_seconds: float,
     on_second: Callable[[], object],
 ) -> T:
     """The answer of `call()`, or of a second `call()` made when the first is late.
 
     Args:
         call: Makes one attempt; what loses is cancelled and waited for.
-        after_seconds: When the first counts as late; None never asks twice.
+        after_seconds: When the first counts as late.
         on_second: Called when the second attempt is made.
 
     Raises:
         Exception: What the first attempt raised before it was late; else what the last of both
             raised, when neither answered.
     """
-    if after_seconds is None:
-        return await call()
     attempts = [asyncio.ensure_future(call())]
     try:
         done, _ = await asyncio.wait(attempts, timeout=after_seconds)

@@ -18,21 +18,11 @@ _CONTENT_RANGE = re.compile(r"bytes (?P<first>\d+)-(?P<last>\d+)/(?P<size>\d+|\*
 
 
 def error_of_status(
-    status: int,
-    text: str,
-    *,
-    uri: str,
-    version: str | None = None,
-    byte_range: tuple[int, int] | None = None,
+    status: int, text: str, *, uri: str, wanted: str
 ) -> StoreError | TransientError:
-    """The error that an HTTP status stands for.
+    """The error that an HTTP status stands for; 0 where there was no answer.
 
-    Args:
-        status: 300 or more; 0 where there was no answer.
-        text: What is known of the failure, free of credentials.
-        uri: What the request was about.
-        version: The version asked for.
-        byte_range: First byte asked for, and one past the last.
+    `text` tells of the failure, free of credentials; `wanted` of the range and version asked for.
     """
     match status:
         case 404:
@@ -40,10 +30,9 @@ def error_of_status(
         case 401 | 403:
             return AccessDeniedError(f"access denied: {text}", uri=uri)
         case 412:
-            return ObjectChangedError(f"the object changed: version {version} was planned", uri=uri)
+            return ObjectChangedError(f"the object changed: {wanted} was planned", uri=uri)
         case 416:
-            start, stop = byte_range or (0, 1)
-            return TruncatedObjectError(f"the object ends before [{start}, {stop})", uri=uri)
+            return TruncatedObjectError(f"the object ends before {wanted}", uri=uri)
     if status == 429 or (status >= 500 and status != 501):
         return TransientError(text)
     return StoreError(f"the store failed: {text}", uri=uri)
@@ -54,12 +43,7 @@ def require_range(
 ) -> None:
     """Refuses an answer that is not about bytes [start, stop).
 
-    Args:
-        content_range: The header; None where the answer has none.
-        content_length: The header's number; anything else where the answer has none.
-        start: First byte asked for.
-        stop: One past the last byte asked for.
-        uri: For the error.
+    `content_range` and `content_length` are values of its headers, None where it lacks them.
 
     Raises:
         TruncatedObjectError: The object ends before `stop`.

@@ -103,8 +103,12 @@ class LocalStore:
         """See `ObjectStore.list_objects`."""
         for key, entry in sorted(self._children(prefix), key=lambda pair: key_order(pair[0])):
             if key.endswith("/"):
-                if entry.is_symlink():
-                    self._refuse_cycle(entry, key)
+                if entry.is_symlink() and Path(entry.path).parent.resolve().is_relative_to(
+                    self._resolve(key)
+                ):
+                    raise StoreError(
+                        "a symbolic link leads to a folder that holds it", uri=self.uri(key)
+                    )
                 yield from self.list_objects(key, after=after)
                 continue
             try:
@@ -142,11 +146,6 @@ class LocalStore:
             return []
         except OSError as error:
             raise self._translated(error, folder) from None
-
-    def _refuse_cycle(self, entry: os.DirEntry[str], key: str) -> None:
-        target = self._resolve(key)
-        if Path(entry.path).parent.resolve().is_relative_to(target):
-            raise StoreError("a symbolic link leads to a folder that holds it", uri=self.uri(key))
 
     # -- reading
 

@@ -12,22 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 from kts_source.errors import InvalidKeyError, ObjectChangedError, TruncatedObjectError
-from kts_source.store.counters import StoreCounters
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = [
-    "Data",
-    "ObjectInfo",
-    "ObjectStore",
-    "StoreCounters",
-    "beyond_end",
-    "check_key",
-    "check_range",
-    "check_version",
-    "is_behind",
-]
+    from kts_source.store.counters import StoreCounters
 
 Data: TypeAlias = bytes | memoryview
 """What was read; a view may be of memory that is used again once the view is gone."""
@@ -94,8 +83,7 @@ class ObjectStore(Protocol):
 
         Args:
             prefix: Taken literally.
-            after: Only keys behind this one, in the order of their UTF-8 bytes; S3 lists no others
-                then, elsewhere they are left out here.
+            after: Only keys behind this one, in the order of their UTF-8 bytes.
 
         Never answered from a cache. An object that vanishes during the listing may be missing from
         it.
@@ -138,10 +126,7 @@ class ObjectStore(Protocol):
 def check_key(key: str, uri: str, *, absolute: bool = False) -> None:
     """Refuses keys and prefixes that a client could resolve to outside the root.
 
-    Args:
-        key: Key or prefix.
-        uri: How the error shows it.
-        absolute: Whether a leading slash is an ordinary character, as in S3 keys.
+    With `absolute`, a leading slash is an ordinary character, as in S3 keys.
 
     Raises:
         InvalidKeyError: The key is absolute, has a `.` or `..` segment or a zero byte.
@@ -165,12 +150,7 @@ def check_range(start: int, stop: int) -> None:
 
 
 def check_version(found: str | None, planned: str | None, *, uri: str) -> None:
-    """Refuses an object that is not of the planned version.
-
-    Args:
-        found: The version it is of now.
-        planned: The version it must be of; None for any.
-        uri: The object, for the error.
+    """Refuses an object that is not of the planned version; none planned is any.
 
     Raises:
         ObjectChangedError: They differ.

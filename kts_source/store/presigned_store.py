@@ -25,12 +25,7 @@ from urllib.parse import unquote, urlsplit
 from kts_source.errors import ObjectNotFoundError, ObjectTooLargeError, StoreError
 from kts_source.secret import Secret, scrub
 from kts_source.store.client_store import ClientStore
-from kts_source.store.http_answer import (
-    error_of_status,
-    object_size,
-    require_length,
-    require_range,
-)
+from kts_source.store.http_answer import object_size, require_length, require_range
 from kts_source.store.local_store import local_root
 from kts_source.store.object_store import ObjectInfo, check_version, is_behind, key_order
 from kts_source.store.presigned_path import PATH_SECRET, hide_query, shown, without_prefix
@@ -53,10 +48,7 @@ _LOOK_UPS: Final = 16
 class PresignedStore(ClientStore):
     """The objects of a list of URLs.
 
-    Args:
-        path: Where the list is. A query string that it lacks is among the storage options.
-        storage: See `presigned_path.hide_query`.
-        retry_policy: How failures that may pass are retried.
+    The path of the list has its query string, or the storage options carry it: see `hide_query`.
     """
 
     pinning = "conditional reads (If-Match), and the ETag of every answer"
@@ -134,7 +126,7 @@ class PresignedStore(ClientStore):
             raise StoreError(f"no list of URLs: {error.strerror}", uri=self._shown) from None
 
     async def _list_in(self, answer: ClientResponse) -> bytes:
-        _require_success(answer, self._shown)
+        _require_success(answer)
         size = require_length(answer.content_length)
         if size > MAX_LIST_BYTES:
             raise ObjectTooLargeError(f"the list has {size} bytes", uri=self._shown)
@@ -203,7 +195,7 @@ class PresignedStore(ClientStore):
         async def read(answer: ClientResponse) -> ObjectInfo:
             size = 0
             if answer.status != 416:  # an empty object has no first byte
-                _require_success(answer, self.uri(key))
+                _require_success(answer)
                 size = length = require_length(answer.content_length)
                 if answer.status == 206:
                     size = object_size(answer.headers.get("Content-Range"))
@@ -226,7 +218,7 @@ class PresignedStore(ClientStore):
             headers["If-Match"] = version
 
         async def read(answer: ClientResponse) -> bytes:
-            _require_success(answer, uri, version, (start, stop))
+            _require_success(answer)
             check_version(answer.headers.get("ETag"), version, uri=uri)
             content_range = answer.headers.get("Content-Range")
             require_range(content_range, answer.content_length, start, stop, uri=uri)
@@ -235,20 +227,21 @@ class PresignedStore(ClientStore):
         return self._get(self._url_of(key), headers, read, hedge=True)
 
     def _failure(self, error: Exception, key: str, *, listing: bool) -> tuple[int, str]:
+        if isinstance(error, _RefusedError):
+            (status,) = error.args
+            expired = ": has the URL expired?" if status in (401, 403) else ""
+            return status, f"status {status}{expired}"
         url = self._secret_path if listing else (self._urls or {}).get(key, "")
         return 503, scrub(f"{type(error).__name__}: {error}", (url, urlsplit(url).query))
 
 
-def _require_success(
-    answer: ClientResponse,
-    uri: str,
-    version: str | None = None,
-    byte_range: tuple[int, int] | None = None,
-) -> None:
+class _RefusedError(Exception):
+    """An answer without success; its argument is the status."""
+
+
+def _require_success(answer: ClientResponse) -> None:
     if answer.status >= 300:
-        expired = ": has the URL expired?" if answer.status in (401, 403) else ""
-        text = f"status {answer.status}{expired}"
-        raise error_of_status(answer.status, text, uri=uri, version=version, byte_range=byte_range)
+        raise _RefusedError(answer.status)
 
 
 async def _disconnect(filesystem: Any) -> None:  # noqa: ANN401

@@ -42,24 +42,14 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-FAILURES: Final = (
-    StoreUnavailableError,
-    AccessDeniedError,
-    StoreNotFoundError,
-    ObjectNotFoundError,
-)
 # A store that is down costs every request all of its retries; it is left alone for so long.
 REST_SECONDS: Final = 30.0
 _DOWN: Final = (StoreUnavailableError, AccessDeniedError, StoreNotFoundError)
+_FAILURES: Final = (*_DOWN, ObjectNotFoundError)
 
 
 class FallbackStore:
-    """A `ObjectStore` over two places with the same keys.
-
-    Args:
-        first: Asked first.
-        mirror: Asked when the first fails.
-    """
+    """An `ObjectStore` over two places with the same keys; the mirror answers for the first."""
 
     is_near = False  # the mirror may be anywhere
 
@@ -146,17 +136,17 @@ class FallbackStore:
             home, other = other, home
         try:
             return self._asked(home, read)
-        except FAILURES as error:
+        except _FAILURES as error:
             failure = error
         try:
             return self._asked(other, read)
-        except FAILURES as error:
+        except _FAILURES as error:
             # The first place is the one the user knows; what it said is what counts, unless it is
             # the mirror alone that has trouble.
             told, also = (failure, error) if home == 0 else (error, failure)
-            if isinstance(told, ObjectNotFoundError) and isinstance(also, ObjectNotFoundError):
-                raise told from None
             if isinstance(told, ObjectNotFoundError):
+                if isinstance(also, ObjectNotFoundError):
+                    raise told from None
                 told, also = also, told  # nobody knows whether the object is gone
             told.attempts = (*told.attempts, f"the other place failed too: {_in_a_line(also)}")
             raise told from None

@@ -54,11 +54,7 @@ class RetryPolicy:
     def run(self, operation: Callable[[], T], *, uri: str, tally: Tally) -> T:
         """The operation's result, after as many attempts as it takes and the policy allows.
 
-        Args:
-            operation: Raises `TransientError` for what may be tried again; anything else ends the
-                loop at once.
-            uri: What the operation concerns, for the error.
-            tally: Where retries are counted.
+        `TransientError` is tried again; anything else that the operation raises ends it at once.
 
         Raises:
             StoreUnavailableError: Every attempt failed; carries the history.
@@ -74,7 +70,8 @@ class RetryPolicy:
             # Outside the handler, so that what the next attempt raises does not carry this error.
             seconds = time.monotonic() - began
             history.append(f"attempt {len(history) + 1}, failed after {seconds:.2f} s: {last}")
-            wait = random.uniform(0, min(bound, self.max_pause_seconds))
+            bound = min(bound, self.max_pause_seconds)
+            wait = random.uniform(0, bound)
             late = seconds + wait >= self.give_up_after_seconds
             if late or len(history) >= self.max_attempts:
                 raise StoreUnavailableError(
@@ -84,7 +81,7 @@ class RetryPolicy:
                 ) from None
             tally.add(retries=1)
             pause(wait)
-            bound = min(2 * bound, self.max_pause_seconds)
+            bound *= 2
 
 
 DEFAULT_RETRY_POLICY = RetryPolicy()

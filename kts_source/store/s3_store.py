@@ -139,13 +139,7 @@ class S3Store(ClientStore):
     def _connect(self) -> Any:  # noqa: ANN401  # s3fs ships no types
         from kts_source.store.s3_client import connect
 
-        return connect(
-            s3_arguments(
-                self._storage.reveal(),
-                connect_timeout_seconds=self._retry_policy.connect_timeout_seconds,
-                read_timeout_seconds=self._retry_policy.read_timeout_seconds,
-            )
-        )
+        return connect(s3_arguments(self._storage.reveal(), self._retry_policy))
 
     def _look_up(self, key: str) -> ObjectInfo:
         answer = self._answer("head_object", {"Key": self._prefix + key})
@@ -218,11 +212,8 @@ def _is_transient(error: BaseException) -> bool:
         exceptions.HTTPClientError
         | exceptions.ConnectionError
         | exceptions.IncompleteReadError
-        | exceptions.ResponseStreamingError
         | ResponseParserError
         | aiohttp.ClientError
-        | TimeoutError
-        | ConnectionError
         | EOFError
         | OSError,
     )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kts_source.errors import InvalidOptionError
 from kts_source.secret import Secret
+from kts_source.store.retry import DEFAULT_RETRY_POLICY, RetryPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -44,15 +45,17 @@ S3_OPTIONS: tuple[tuple[str, str], ...] = (
     ("s3.profile-name", "profile of the AWS configuration files"),
 )
 
-STORAGE_OPTIONS_HELP = (
-    "JSON object handed to the fsspec file system of the path; wins over the s3.* options"
-)
-
 _S3_NAMES = tuple(name for name, _ in S3_OPTIONS)
 
+_S3FS_NAMES = {
+    "key": "s3.access-key-id",
+    "secret": "s3.secret-access-key",
+    "token": "s3.session-token",
+    "endpoint_url": "s3.endpoint",
+    "profile": "s3.profile-name",
+}
+
 _MAX_SECONDS = 2_147_483  # what clients can wait for, in ms
-CONNECT_TIMEOUT_SECONDS = 1.0
-READ_TIMEOUT_SECONDS = 5.0
 # What a plan has under way at a time, and above any concurrency a task is allowed; botocore's own
 # limit of 10 would queue requests silently.
 MAX_POOL_CONNECTIONS = 96
@@ -102,16 +105,12 @@ def storage_options_from(options: Mapping[str, str]) -> Secret[Mapping[str, str]
             chosen[STORAGE_OPTIONS] = text
         elif name.startswith("s3."):
             if name not in _S3_NAMES:
-                raise _unknown(given)
+                near = difflib.get_close_matches(name, _S3_NAMES, n=1, cutoff=0.6)
+                hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(_S3_NAMES)}"
+                raise InvalidOptionError(f"unknown option {given}: {hint}")
             chosen[name] = text
     s3_arguments(chosen)
     return Secret(chosen)
-
-
-def _unknown(name: str) -> InvalidOptionError:
-    near = difflib.get_close_matches(name.lower(), _S3_NAMES, n=1, cutoff=0.6)
-    hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(_S3_NAMES)}"
-    return InvalidOptionError(f"unknown option {name}: {hint}")
 
 
 def extra_arguments(storage: Mapping[str, str]) -> dict[str, Any]:
@@ -138,33 +137,26 @@ def extra_arguments(storage: Mapping[str, str]) -> dict[str, Any]:
 
 
 def s3_arguments(
-    storage: Mapping[str, str],
-    *,
-    connect_timeout_seconds: float = CONNECT_TIMEOUT_SECONDS,
-    read_timeout_seconds: float = READ_TIMEOUT_SECONDS,
+    storage: Mapping[str, str], policy: RetryPolicy = DEFAULT_RETRY_POLICY
 ) -> dict[str, Any]:
     """Arguments of `s3fs.S3FileSystem`: defaults, the `s3.*` options, `storageOptions` over both.
 
-    Args:
-        storage: The storage options.
-        connect_timeout_seconds: Where no option says otherwise.
-        read_timeout_seconds: Idle time of a connection, where no option says otherwise.
+    The policy's time-outs count where no option says otherwise.
 
     Raises:
         InvalidOptionError: A value that does not parse, or two that contradict each other.
     """
-    key, secret = storage.get("s3.access-key-id"), storage.get("s3.secret-access-key")
-    token = storage.get("s3.session-token")
+    has_key = "s3.access-key-id" in storage
     anonymous = _boolean(storage, "s3.anonymous")
-    if (key is None) != (secret is None):
+    if has_key != ("s3.secret-access-key" in storage):
         raise InvalidOptionError("s3.access-key-id and s3.secret-access-key go together")
-    if token is not None and key is None:
+    if "s3.session-token" in storage and not has_key:
         raise InvalidOptionError("s3.session-token needs s3.access-key-id and s3.secret-access-key")
-    if anonymous and key is not None:
+    if anonymous and has_key:
         raise InvalidOptionError("s3.anonymous=true contradicts s3.access-key-id")
     config: dict[str, Any] = {
-        "connect_timeout": _seconds(storage, "s3.connect-timeout", connect_timeout_seconds),
-        "read_timeout": _seconds(storage, "s3.request-timeout", read_timeout_seconds),
+        "connect_timeout": _seconds(storage, "s3.connect-timeout", policy.connect_timeout_seconds),
+        "read_timeout": _seconds(storage, "s3.request-timeout", policy.read_timeout_seconds),
         "max_pool_connections": MAX_POOL_CONNECTIONS,
         # Otherwise every answer costs a checksum; the records carry their own.
         "response_checksum_validation": "when_required",
@@ -174,19 +166,12 @@ def s3_arguments(
         config["s3"] = {"addressing_style": style}
     if proxy := storage.get("s3.proxy-uri"):
         config["proxies"] = {"http": proxy, "https": proxy}
-    optional = {
-        "key": key,
-        "secret": secret,
-        "token": token,
-        "endpoint_url": storage.get("s3.endpoint"),
-        "profile": storage.get("s3.profile-name"),
-    }
     arguments: dict[str, Any] = {
         "anon": bool(anonymous),
         "config_kwargs": config,
         "client_kwargs": {},
         "use_listings_cache": False,
-        **{name: value for name, value in optional.items() if value is not None},
+        **{name: storage[option] for name, option in _S3FS_NAMES.items() if option in storage},
     }
     if region := storage.get("s3.region"):
         arguments["client_kwargs"]["region_name"] = region
@@ -198,8 +183,7 @@ def s3_arguments(
 
 def secret_values(storage: Mapping[str, str]) -> frozenset[str]:
     """Every text of the options that must not be shown."""
-    given = {name: value for name, value in storage.items() if name != STORAGE_OPTIONS}
-    return frozenset(_hidden(given)) | frozenset(_hidden(extra_arguments(storage)))
+    return frozenset(_hidden({**storage, STORAGE_OPTIONS: extra_arguments(storage)}))
 
 
 def _hidden(value: object, name: str = "") -> Iterator[str]:
