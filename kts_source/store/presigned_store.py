@@ -134,19 +134,27 @@ class PresignedStore(ClientStore):
 
     def _parsed(self, data: bytes) -> Mapping[str, str]:
         try:
-            text = data.decode()
-            document = json.loads(text) if text.lstrip()[:1] in ("[", "{") else None
+            return self._urls_by_key(data.decode())
         except (ValueError, RecursionError):
             # Not chained: the cause quotes the list.
             raise StoreError(
-                "the list of URLs is not valid JSON, or not UTF-8", uri=self._shown
+                "the list of URLs is not UTF-8, not valid JSON, or has a malformed URL",
+                uri=self._shown,
             ) from None
+
+    def _urls_by_key(self, text: str) -> Mapping[str, str]:
+        document = json.loads(text) if text.lstrip()[:1] in ("[", "{") else text.splitlines()
         if isinstance(document, dict):
-            urls = {str(key): url for key, url in document.items()}
+            urls = document
         else:
-            lines = text.splitlines() if document is None else document
-            found = [str(line).strip() for line in lines]
-            urls = {_key(url): url for url in found if url and not url.startswith("#")}
+            found = [url for line in document if (url := str(line).strip()) and url[0] != "#"]
+            urls = {_key(url): url for url in found}
+            if len({(_key(url), urlsplit(url).netloc) for url in found}) > len(urls):
+                raise StoreError(
+                    "the list has URLs of one path on several hosts: write it as a JSON object"
+                    " that gives each its key",
+                    uri=self._shown,
+                )
         for url in urls.values():
             if not isinstance(url, str) or not url.lower().startswith(("http://", "https://")):
                 raise StoreError("the list holds what is no http(s) URL", uri=self._shown)
@@ -201,12 +209,13 @@ class PresignedStore(ClientStore):
                     size = object_size(answer.headers.get("Content-Range"))
                 if length <= 1:
                     await answer.read()  # so that the connection serves again
-            modified = answer.headers.get("Last-Modified")
+            date = answer.headers.get("Last-Modified")
+            modified = parsedate_to_datetime(date).timestamp() * 1000 if date else None
             return ObjectInfo(
                 key=key,
                 size=size,
                 version=answer.headers.get("ETag"),
-                last_modified_ms=_milliseconds(modified) if modified else None,
+                last_modified_ms=None if modified is None else round(modified),
             )
 
         return self._get(self._url_of(key), {"Range": "bytes=0-0"}, read)
@@ -250,7 +259,3 @@ async def _disconnect(filesystem: Any) -> None:  # noqa: ANN401
 
 def _key(url: str) -> str:
     return unquote(urlsplit(url).path).lstrip("/")
-
-
-def _milliseconds(date: str) -> int:
-    return round(parsedate_to_datetime(date).timestamp() * 1000)

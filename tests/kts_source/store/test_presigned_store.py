@@ -122,12 +122,22 @@ def test_what_is_no_list_is_refused(tmp_path: Path, text: str) -> None:
         list(open_store(f"presigned+{path.as_uri()}", Secret({})).list_objects(""))
 
 
-@pytest.mark.parametrize("data", [b"\xff\xfe", b"[" * 100_000])
+@pytest.mark.parametrize("data", [b"\xff\xfe", b"[" * 100_000, b"http://[x/y"])
 def test_bytes_that_are_no_list_are_refused(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "list.json"
     path.write_bytes(data)
     with pytest.raises(StoreError, match="list"):
         open_store(f"presigned+{path.as_uri()}", Secret({})).list_folders("")
+
+
+@pytest.mark.parametrize("again", ["http://two/x?sig=2", "http://one/x?sig=2"])
+def test_two_hosts_do_not_share_a_key(tmp_path: Path, again: str) -> None:
+    store = open_store(listed(tmp_path, f"http://one/x?sig=1\n{again}", "list.txt"), Secret({}))
+    if "two" in again:
+        with pytest.raises(StoreError, match="several hosts"):
+            store.list_folders("")
+    else:  # the same object, signed anew
+        assert store.list_folders("") == []
 
 
 def test_an_object_of_unknown_size_is_not_listed(s3_server: S3Server, tmp_path: Path) -> None:
