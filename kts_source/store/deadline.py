@@ -1,4 +1,4 @@
-"""A deadline for calls that know none: the file systems of fsspec that are not asynchronous."""
+"""A deadline for calls that have none: those of fsspec's synchronous file systems."""
 
 from __future__ import annotations
 
@@ -44,5 +44,5 @@ def within_deadline(seconds: float, call: Callable[[], T]) -> T:
 
 
 def no_answer(seconds: float) -> str:
-    """What is said of an attempt that ran into its deadline."""
+    """The text of the error for an attempt that ran into its deadline."""
     return f"no complete answer by the deadline {seconds:g} s (option fetchDeadlineMs)"

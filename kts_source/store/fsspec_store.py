@@ -2,7 +2,7 @@
 
 fsspec has no conditional read. With a version, the object is looked up *after* the bytes were read:
 if it is still the planned version then, the bytes were of that version. That costs one small
-request a read, which a store with a class of its own would save.
+request per read.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class FsspecStore(ClientStore):
         return sorted(f"{key}/" for key, info in self._entries(prefix) if info is None)
 
     def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
-        """See `ObjectStore.list_objects`. A request a folder: `find` and `walk` of the file systems
-        leave out what they fail to list.
+        """See `ObjectStore.list_objects`. One request per folder: `find` and `walk` of the file
+        systems leave out what they fail to list.
         """
         waiting = self._entries(prefix)
         while waiting:

@@ -1,9 +1,9 @@
-"""Objects behind presigned URLs: readable by whoever holds the URL, listable by nobody.
+"""Objects behind presigned URLs: whoever has the URL can read the object, nobody can list them.
 
 The path names a list of URLs, itself a file, an `http(s)://` URL or one of these with `presigned+`
 before it:
 
-    text    a URL a line; `#` begins a comment
+    text    one URL per line; `#` begins a comment
     JSON    a list of URLs, or an object of key to URL
 
 The key of a URL is its path without the leading slash, percent escapes resolved, unless the list
@@ -85,7 +85,7 @@ class PresignedStore(ClientStore):
         )
 
     def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
-        """See `ObjectStore.list_objects`. Costs a request an object: lists give no sizes."""
+        """See `ObjectStore.list_objects`. One request for each object: lists give no sizes."""
         self._check_key(prefix)
         wanted = (
             k for k in self._listed(fresh=True) if k.startswith(prefix) and is_behind(k, after)
@@ -95,7 +95,7 @@ class PresignedStore(ClientStore):
             found = list(pool.map(self._if_there, keys))
         gone = [key for key, info in zip(keys, found, strict=True) if info is None]
         if gone:
-            log.warning("%d URLs in %s lead to no object: %s", len(gone), self._shown, some(gone))
+            log.warning("%d URLs in %s have no object: %s", len(gone), self._shown, some(gone))
         yield from (info for info in found if info is not None)
 
     def _if_there(self, key: str) -> ObjectInfo | None:
@@ -123,7 +123,9 @@ class PresignedStore(ClientStore):
         try:
             return Path(local_root(path)).read_bytes()
         except OSError as error:
-            raise StoreError(f"no list of URLs: {error.strerror}", uri=self._shown) from None
+            raise StoreError(
+                f"the list is not readable: {error.strerror}", uri=self._shown
+            ) from None
 
     async def _list_in(self, answer: ClientResponse) -> bytes:
         _require_success(answer)
@@ -157,7 +159,7 @@ class PresignedStore(ClientStore):
                 )
         for url in urls.values():
             if not isinstance(url, str) or not url.lower().startswith(("http://", "https://")):
-                raise StoreError("the list holds what is no http(s) URL", uri=self._shown)
+                raise StoreError("an entry of the list is not an http(s) URL", uri=self._shown)
         return urls
 
     def _url_of(self, key: str) -> str:

@@ -1,17 +1,16 @@
-"""A store and its mirror: the same keys in two places, the second asked when the first fails.
+"""A store and its mirror: the same keys in two places. The mirror is asked when the first fails.
 
-The versions of one store mean nothing in the other. So a version here is a text of three parts,
+The versions of one store mean nothing in the other. So a version here has three parts,
 
-    <place>:<size>:<version as that place knows it>
+    <place>:<size>:<version in that place>
 
-and a read goes first to the place that the version names, with its pin. The other place is asked
-only after that one failed: its object must have the same size, and the version found at the first
-such read pins all later ones of the same store object. Segment objects are written once, under keys
-with a random id, so equal key and size mean equal bytes; what they hold is checked again by
-checksums.
+and a read goes first to the place that the version names. The other place is asked only after that
+one failed. Its object must have the same size, and the version found by the first such read pins
+all later reads. Segment objects are written once, under keys with a random id, so equal key and
+size mean equal bytes; checksums check them again.
 
-What counts as failing: no answer after all retries, no access, no bucket, no such object. An object
-that has changed is an error at once: a mirror must not hide that.
+A place fails when it gives no answer after all retries, no access, no bucket or no such object. An
+object that has changed is an error at once: a mirror must not hide that.
 """
 
 from __future__ import annotations
@@ -148,7 +147,7 @@ class FallbackStore:
                 if isinstance(also, ObjectNotFoundError):
                     raise told from None
                 told, also = also, told  # nobody knows whether the object is gone
-            told.attempts = (*told.attempts, f"the other place failed too: {_in_a_line(also)}")
+            told.attempts = (*told.attempts, f"the other store failed too: {_in_a_line(also)}")
             raise told from None
 
     def _asked(self, number: int, read: Callable[[int], T]) -> T:
@@ -160,7 +159,7 @@ class FallbackStore:
                 self._down_until[number] = time.monotonic() + REST_SECONDS
             if fresh:
                 log.warning(
-                    "%s fails, the other place is asked for the next %d s: %s",
+                    "%s fails, the other store is asked for the next %d s: %s",
                     ("the first store", "the mirror")[number],
                     REST_SECONDS,
                     _in_a_line(error),

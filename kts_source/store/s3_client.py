@@ -1,8 +1,8 @@
-"""The S3 client of a process: s3fs over a session of its own, which is made soon.
+"""The S3 client of a process: s3fs over a session that is fast to make.
 
-A worker that Spark forked for one short query waits for it before its first byte. The session leans
-on the inside of s3fs and botocore: where they are not what it takes them for, or with
-`KTS_TUNING=off` (`docs/tuning.md`), s3fs makes its own.
+A worker that Spark forked for one short query waits for the session before its first byte. It uses
+internals of s3fs and botocore. Where these differ from what it expects, or with `KTS_TUNING=off`
+(`docs/tuning.md`), s3fs makes its own session.
 """
 
 from __future__ import annotations
@@ -50,20 +50,20 @@ def _session(arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401
 
 @functools.cache
 def _loader(data_path: str | None) -> Any:  # noqa: ANN401
-    """What reads the descriptions of services, for all sessions of this process: every task has one
-    of its own, and parsing them takes ten times as long as all else of making a client. It finds
-    them without looking at those of all services there are, in 900 folders.
+    """Reads the descriptions of services, once for all sessions of this process. Every task has a
+    session, and parsing takes ten times as long as all else of making a client. It does not look
+    into the 900 folders of other services.
     """
     import botocore.loaders
 
     loader = botocore.loaders.create_loader(data_path)
     if "s3" not in _services(loader.search_paths, "service-2"):
-        raise LookupError("botocore keeps its descriptions otherwise")
+        raise LookupError("botocore keeps its descriptions elsewhere")
     loader.list_available_services = functools.partial(_services, loader.search_paths)
     return loader
 
 
 def _services(search_paths: Iterable[str], type_name: str) -> list[str]:
-    """What may be a service; botocore looks for its description of this type afterwards."""
+    """Names that may be services; botocore looks for their descriptions of a type afterwards."""
     folders = (Path(path) for path in search_paths)
     return sorted({one.name for path in folders if path.is_dir() for one in path.iterdir()})

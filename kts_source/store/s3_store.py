@@ -116,10 +116,9 @@ class S3Store(ClientStore):
 
         def page() -> dict[str, Any]:
             answer = self._answer("list_objects_v2", arguments)
-            # An error document with status 200 has no member of a listing, and would read as an
-            # empty one.
+            # An error document with status 200 would read as an empty listing.
             if "IsTruncated" not in answer:
-                raise TransientError("the answer is no listing")
+                raise TransientError("the answer is not a listing")
             return answer
 
         while True:
@@ -129,9 +128,7 @@ class S3Store(ClientStore):
                 return
             token = answer.get("NextContinuationToken")
             if not token or token == arguments.get("ContinuationToken"):
-                raise StoreError(
-                    "the listing does not go on where it says so", uri=self.uri(prefix)
-                )
+                raise StoreError("the listing has no token for the next page", uri=self.uri(prefix))
             arguments["ContinuationToken"] = token
 
     # -- attempts

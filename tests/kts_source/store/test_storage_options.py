@@ -138,7 +138,7 @@ def test_mistakes_show_no_value() -> None:
         assert caught.value.__cause__ is None
 
 
-def test_what_opens_a_door_is_known_as_secret() -> None:
+def test_credentials_are_known_as_secret() -> None:
     extra = {"token": "t1", "nested": {"sas": ["s1"]}, "endpoint_url": "http://e", "number": 5}
     options = {**KEYS, "s3.region": "r", "storageOptions": json.dumps(extra)}
     assert secret_values(options) == {"the-key", "the-secret", "t1", "s1"}
