@@ -304,9 +304,7 @@ class RecordDecoder:
                 zstd_bound=slots[c.PAYLOAD_BOUND],
             )
         except SegmentFormatError as error:
-            raise type(error)(
-                error.message, position=self._origin + start, offset=slots[c.BASE_OFFSET]
-            ) from error
+            raise error.at(self._origin + start, slots[c.BASE_OFFSET]) from error
 
     def _grow_scratch(self) -> None:
         room = max(self._slots[c.SCRATCH_NEEDED], min(_FIRST_SCRATCH, self._max_batch_bytes))
@@ -336,9 +334,7 @@ class RecordDecoder:
                 )
             except SegmentFormatError as error:
                 where = position if error.position is None else error.position
-                raise type(error)(
-                    error.message, position=self._origin + where, offset=entry.offset
-                ) from error
+                raise error.at(self._origin + where, entry.offset) from error
             if batch.base_offset >= slots[c.STOP_OFFSET]:
                 slots[c.DONE] = 1
                 return

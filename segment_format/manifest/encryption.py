@@ -19,7 +19,6 @@ Source: `io.aiven.kafka.tieredstorage.security.RsaEncryptionProvider`, `AesEncry
 from __future__ import annotations
 
 import base64
-import binascii
 import functools
 import hashlib
 import hmac
@@ -93,7 +92,7 @@ class WrappedDataKey:
             raise InvalidManifestError(f"data key of {len(encoded)} characters")
         try:
             ciphertext = base64.b64decode(encoded, validate=True)
-        except (binascii.Error, ValueError) as error:
+        except ValueError as error:  # binascii.Error is one
             raise InvalidManifestError(
                 f"data key wrapped with {key_id[:80]!r} is not base64"
             ) from error
