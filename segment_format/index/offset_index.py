@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from segment_format._cursor import byte_view
+from segment_format._cursor import whole_entries
 from segment_format.errors import CorruptIndexError
 
 if TYPE_CHECKING:
@@ -68,16 +68,11 @@ class OffsetIndex:
                 increase (zero-filled tails of files still in use show up here), or the offsets pass
                 2^63 − 1.
         """
-        view = byte_view(data)
-        if len(view) % ENTRY_SIZE:
-            raise CorruptIndexError(
-                f"offset index of {len(view)} bytes is not a multiple of {ENTRY_SIZE}",
-                position=len(view) - len(view) % ENTRY_SIZE,
-            )
+        view = whole_entries(data, ENTRY_SIZE, "offset index")
         table = np.frombuffer(view, dtype=">i4").reshape(-1, 2).astype(np.int64)
         relative, positions = table.T.copy()
-        _check_increasing(relative, "offset", ENTRY_SIZE)
-        _check_increasing(positions, "position", ENTRY_SIZE)
+        _check_increasing(relative, "offset")
+        _check_increasing(positions, "position")
         if len(relative) and not 0 <= base_offset <= 2**63 - 1 - int(relative[-1]):
             raise CorruptIndexError(f"base offset {base_offset} is impossible", position=0)
         return cls(base_offset, base_offset + relative, positions)
@@ -121,7 +116,7 @@ class OffsetIndex:
         return OffsetPosition(int(self.offsets[index]), int(self.positions[index]))
 
 
-def _check_increasing(column: NDArray[np.int64], name: str, entry_size: int) -> None:
+def _check_increasing(column: NDArray[np.int64], name: str) -> None:
     if not len(column):
         return
     if column[0] < 0:
@@ -131,5 +126,5 @@ def _check_increasing(column: NDArray[np.int64], name: str, entry_size: int) -> 
         at = int(bad[0]) + 1
         raise CorruptIndexError(
             f"{name} {int(column[at])} follows {int(column[at - 1])} in an index",
-            position=at * entry_size,
+            position=at * ENTRY_SIZE,
         )

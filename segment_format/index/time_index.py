@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from segment_format._cursor import byte_view
+from segment_format._cursor import whole_entries
 from segment_format.errors import CorruptIndexError
 
 if TYPE_CHECKING:
@@ -67,12 +67,7 @@ class TimeIndex:
             CorruptIndexError: The size is not a multiple of 12, timestamps do not increase, or
                 offsets are negative, decrease, or pass 2^63 − 1.
         """
-        view = byte_view(data)
-        if len(view) % ENTRY_SIZE:
-            raise CorruptIndexError(
-                f"time index of {len(view)} bytes is not a multiple of {ENTRY_SIZE}",
-                position=len(view) - len(view) % ENTRY_SIZE,
-            )
+        view = whole_entries(data, ENTRY_SIZE, "time index")
         table = np.frombuffer(view, dtype=_ENTRY)
         timestamps = table["timestamp"].astype(np.int64)
         relative = table["offset"].astype(np.int64)
