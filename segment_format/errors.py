@@ -102,5 +102,5 @@ class DecryptionError(ChunkError):
 class UnknownKeyError(DecryptionError):
     """The key ring holds no private key under the id that the manifest names.
 
-    The id is the first word of the message's quotes; it is not secret.
+    The message quotes the id, which is not secret.
     """

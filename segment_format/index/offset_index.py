@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from segment_format._array_value import ArrayValue
 from segment_format._cursor import whole_entries
 from segment_format.errors import CorruptIndexError
 
@@ -42,7 +43,7 @@ class OffsetPosition(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class OffsetIndex:
+class OffsetIndex(ArrayValue):
     """A parsed offset index.
 
     Attributes:
@@ -69,8 +70,8 @@ class OffsetIndex:
                 2^63 − 1.
         """
         view = whole_entries(data, ENTRY_SIZE, "offset index")
-        table = np.frombuffer(view, dtype=">i4").reshape(-1, 2).astype(np.int64)
-        relative, positions = table.T.copy()
+        entries = np.frombuffer(view, dtype=">i4").reshape(-1, 2).astype(np.int64)
+        relative, positions = entries.T.copy()
         _check_increasing(relative, "offset")
         _check_increasing(positions, "position")
         if len(relative) and not 0 <= base_offset <= 2**63 - 1 - int(relative[-1]):
@@ -79,24 +80,13 @@ class OffsetIndex:
 
     def to_bytes(self) -> bytes:
         """The file that `from_bytes` reads back as this index."""
-        table = np.empty((len(self.offsets), 2), dtype=">i4")
-        table[:, 0] = self.offsets - self.base_offset
-        table[:, 1] = self.positions
-        return table.tobytes()
+        entries = np.empty((len(self.offsets), 2), dtype=">i4")
+        entries[:, 0] = self.offsets - self.base_offset
+        entries[:, 1] = self.positions
+        return entries.tobytes()
 
     def __len__(self) -> int:
         return len(self.offsets)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, OffsetIndex):
-            return NotImplemented
-        return (
-            self.base_offset == other.base_offset
-            and np.array_equal(self.offsets, other.offsets)
-            and np.array_equal(self.positions, other.positions)
-        )
-
-    __hash__ = None  # type: ignore[assignment]  # arrays inside
 
     def lookup(self, offset: int) -> OffsetPosition:
         """The last entry at or below `offset`, else `(base_offset, 0)`.

@@ -1,4 +1,4 @@
-"""The chunk table of a segment: where in the stored object the bytes of the segment file are.
+"""The chunk index of a segment: where in the stored object the bytes of the segment file are.
 
 The segment file is cut into chunks of `originalChunkSize` bytes, the last one shorter or equal;
 each is transformed on its own and the results are concatenated. In the manifest's `chunkIndex`:
@@ -64,7 +64,7 @@ class Chunk:
 
 
 class ChunkIndex(ABC):
-    """What both tables share: chunk `i` begins at original byte `i * original_chunk_size`."""
+    """What both kinds share: chunk `i` begins at original byte `i * original_chunk_size`."""
 
     __slots__ = ()
     original_chunk_size: int
@@ -78,7 +78,7 @@ class ChunkIndex(ABC):
     @property
     @abstractmethod
     def transformed_size(self) -> int:
-        """Bytes of the stored `.log` object that the table describes: the sum of all chunks."""
+        """Bytes of the stored `.log` object that the index describes: the sum of all chunks."""
 
     @abstractmethod
     def _transformed_range(self, index: int) -> tuple[int, int]:
@@ -162,7 +162,7 @@ def _check_size(member: str, size: int, *, least: int = 0) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FixedChunkIndex(ChunkIndex):
-    """The table of an uncompressed segment: all chunks but the last have one size.
+    """The index of an uncompressed segment: all chunks but the last have one size.
 
     Attributes:
         transformed_chunk_size: Stored size of every chunk but the last; the full-chunk figure,
@@ -202,7 +202,7 @@ class FixedChunkIndex(ChunkIndex):
 
 
 class VariableChunkIndex(ChunkIndex):
-    """The table of a compressed segment: every chunk has a stored size of its own.
+    """The index of a compressed segment: every chunk has a stored size of its own.
 
     It holds 12 bytes a chunk, at most 126 MB for the longest list that the codec admits.
 
