@@ -141,7 +141,7 @@ def test_counts_that_do_not_tell_are_noticed(
     monkeypatch: pytest.MonkeyPatch, counting: Callable[[list[object], int], int]
 ) -> None:
     assert reused_memory._REFCOUNTS_TELL
-    monkeypatch.setattr(reused_memory, "_count", counting)
+    monkeypatch.setattr(reused_memory, "_refcount", counting)
     monkeypatch.setattr(reused_memory, "_IDLE_REFCOUNT", 2)
     assert not reused_memory._refcounts_tell()
 
