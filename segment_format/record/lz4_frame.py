@@ -100,7 +100,11 @@ def _with_plain_header(view: memoryview, *, check: bool) -> memoryview:
     if len(view) < header_size:
         raise DecompressionError("lz4: the frame header is cut", position=len(view))
     if check:
-        lz4.frame.get_frame_info(view[:header_size])  # compares the header checksum
+        try:
+            lz4.frame.get_frame_info(view[:header_size])
+        except RuntimeError as error:
+            message = f"lz4: a wrong frame header, or a wrong header checksum: {error}"
+            raise DecompressionError(message, position=4) from error
         if header_size == 7:
             return view
     plain = _plain_header(flags & ~_CONTENT_SIZE_FLAG, view[5])
