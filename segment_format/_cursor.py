@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from segment_format.errors import CorruptRecordError, SegmentFormatError
+from segment_format.errors import CorruptIndexError, CorruptRecordError, SegmentFormatError
 
 BytesLike: TypeAlias = bytes | bytearray | memoryview | NDArray[np.uint8]
 """What parsers take."""
@@ -34,6 +34,17 @@ def byte_view(buffer: BytesLike) -> memoryview:
     """
     view = memoryview(buffer)  # type: ignore[arg-type]  # numpy arrays have the buffer interface
     return view if view.format == "B" and view.ndim == 1 and view.contiguous else view.cast("B")
+
+
+def whole_entries(data: BytesLike, entry_size: int, what: str) -> memoryview:
+    """The bytes of an index, refused if they end inside an entry."""
+    view = byte_view(data)
+    if rest := len(view) % entry_size:
+        raise CorruptIndexError(
+            f"{what} of {len(view)} bytes is not a multiple of {entry_size}",
+            position=len(view) - rest,
+        )
+    return view
 
 
 def wrap_i64(value: int) -> int:

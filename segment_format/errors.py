@@ -1,11 +1,15 @@
 """What can be wrong with bytes: one root, `SegmentFormatError`, and a class per kind.
 
 Ring 0 knows positions, not places: every error carries the byte position in the buffer it was
-given, and the rings
-above add topic, partition, offset and object.
+given, and the rings above add topic, partition, offset and object.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Self
 
 
 class SegmentFormatError(Exception):
@@ -24,15 +28,16 @@ class SegmentFormatError(Exception):
         self.offset = offset
         super().__init__(message, position, offset)
 
+    def at(self, position: int | None, offset: int) -> Self:
+        """The same error at another place, for a caller that knows more than who raised it."""
+        return type(self)(self.message, position=position, offset=offset)
+
     def __str__(self) -> str:
-        where = [
-            text
-            for text in (
-                None if self.position is None else f"at byte {self.position}",
-                None if self.offset is None else f"offset {self.offset}",
-            )
-            if text
-        ]
+        where = []
+        if self.position is not None:
+            where.append(f"at byte {self.position}")
+        if self.offset is not None:
+            where.append(f"offset {self.offset}")
         return f"{self.message} ({', '.join(where)})" if where else self.message
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -97,5 +102,5 @@ class DecryptionError(ChunkError):
 class UnknownKeyError(DecryptionError):
     """The key ring holds no private key under the id that the manifest names.
 
-    The id is the first word of the message's quotes; it is not secret.
+    The message quotes the id, which is not secret.
     """

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from segment_format._array_value import ArrayValue
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class AbortedIntervals:
+class AbortedIntervals(ArrayValue):
     """Aborted transactions: three int64 arrays, sorted by (producer id, first offset).
 
     Intervals of one producer do not overlap: transactions of a producer never do, and what an index
@@ -69,22 +71,11 @@ class AbortedIntervals:
                 merged[-1][2] = max(merged[-1][2], last)
             else:
                 merged.append([producer_id, first, last])
-        table = np.array(merged, dtype=np.int64).reshape(-1, 3)
-        return cls(*(np.ascontiguousarray(column) for column in table.T))
+        rows = np.array(merged, dtype=np.int64).reshape(-1, 3)
+        return cls(*(np.ascontiguousarray(column) for column in rows.T))
 
     def __len__(self) -> int:
         return len(self.producer_ids)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, AbortedIntervals):
-            return NotImplemented
-        return (
-            np.array_equal(self.producer_ids, other.producer_ids)
-            and np.array_equal(self.first_offsets, other.first_offsets)
-            and np.array_equal(self.last_offsets, other.last_offsets)
-        )
-
-    __hash__ = None  # type: ignore[assignment]  # arrays inside
 
     def __reduce__(self) -> tuple[object, ...]:
         if not len(self):  # most slices of a plan

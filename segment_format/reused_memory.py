@@ -1,12 +1,12 @@
-"""Memory for large pieces of a log, used again once nobody looks at it.
+"""Memory for large pieces of a log, used again once no view of it is left.
 
-Fresh memory costs a page fault per 4 KiB, which takes longer than to copy as much into it; memory
-used a moment ago is in the processor's cache besides. A view keeps the array under it alive by a
-reference, so an array that only its list refers to is free.
+Fresh memory costs a page fault per 4 KiB, which takes longer than to copy as much into it. Memory
+used a moment ago is also in the processor's cache. A view keeps its array alive by a reference, so
+an array that only its list refers to is free.
 
-That is so where Python counts references as CPython does today. At import a few views are made and
-dropped to see it; where the counts are others, or with `KTS_TUNING=off` (`docs/tuning.md`), all
-memory is fresh.
+That holds where Python counts references as CPython does today. A few views are made and dropped at
+import to check it. Where it does not hold, or with `KTS_TUNING=off` (`docs/tuning.md`), all memory
+is fresh.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def writable_bytes(size: int) -> memoryview:
         size: How many bytes; the caller has bounded it.
     """
     global _kept
-    if size < LEAST_BYTES or not _COUNTS_TELL or not is_on():
+    if size < LEAST_BYTES or not _REFCOUNTS_TELL or not is_on():
         return memoryview(bytearray(size))
     if _kept.process != os.getpid():
         _kept = _Kept()  # after a fork a thread that is not here may hold the lock
@@ -64,7 +64,7 @@ def writable_bytes(size: int) -> memoryview:
             number
             for number in range(len(arrays))
             if size <= arrays[number].size <= 4 * size + _ROUNDED_TO
-            and _count(arrays, number) == _ONLY_KEPT
+            and _refcount(arrays, number) == _IDLE_REFCOUNT
         ]
         if free:
             array = arrays.pop(min(free, key=lambda number: arrays[number].size))
@@ -90,35 +90,35 @@ def _mapped(size: int) -> NDArray[np.uint8]:
     return np.frombuffer(mapping, np.uint8)
 
 
-def _count(arrays: list[NDArray[np.uint8]], number: int) -> int:
+def _refcount(arrays: list[NDArray[np.uint8]], number: int) -> int:
     """References to an array of a list."""
     return sys.getrefcount(arrays[number])
 
 
-def _only_kept() -> int:
-    return _count([np.empty(1, np.uint8)], 0)
+def _idle_refcount() -> int:
+    return _refcount([np.empty(1, np.uint8)], 0)
 
 
-def _counts_tell() -> bool:
+def _refcounts_tell() -> bool:
     """Whether counts are higher exactly as long as there is a view, of whatever kind."""
     arrays = [np.empty(2, np.uint8)]
-    looks: tuple[Callable[[memoryview], object], ...] = (
+    ways_to_view: tuple[Callable[[memoryview], object], ...] = (
         lambda view: view,
         lambda view: view[1:],
         memoryview.toreadonly,
         lambda view: np.frombuffer(view, np.uint8)[1:],
         lambda view: memoryview(view).cast("b"),
     )
-    for look in looks:
-        held = look(arrays[0][:2].data)
-        if _count(arrays, 0) <= _ONLY_KEPT:
+    for view_of in ways_to_view:
+        held = view_of(arrays[0][:2].data)
+        if _refcount(arrays, 0) <= _IDLE_REFCOUNT:
             return False
         del held
-        if _count(arrays, 0) != _ONLY_KEPT:
+        if _refcount(arrays, 0) != _IDLE_REFCOUNT:
             return False
     return True
 
 
-_ONLY_KEPT: Final = _only_kept() if hasattr(sys, "getrefcount") else 0
+_IDLE_REFCOUNT: Final = _idle_refcount() if hasattr(sys, "getrefcount") else 0
 """References to an array that only its list has."""
-_COUNTS_TELL: Final = _ONLY_KEPT > 0 and _counts_tell()
+_REFCOUNTS_TELL: Final = _IDLE_REFCOUNT > 0 and _refcounts_tell()

@@ -112,9 +112,7 @@ def segment_from_facts(
         tuple([EpochEntry(epoch, first) for epoch, first in epochs]),
         SegmentObjects(
             ref(log),
-            VariableChunkIndex.deferred(*chunks)
-            if isinstance(chunks[2], str)
-            else FixedChunkIndex(*chunks),
+            VariableChunkIndex(*chunks) if isinstance(chunks[2], str) else FixedChunkIndex(*chunks),
             compression,
             None
             if envelope is None

@@ -256,7 +256,7 @@ def _from_version_1(entry: dict[str, Any]) -> dict[str, Any]:
     chunk, file = chunks["chunk"], chunks["file"]
     stored = chunks.get("fixed")
     if stored is None:
-        index = VariableChunkIndex.from_text(chunk, file, chunks["variable"])
+        index = VariableChunkIndex(chunk, file, str(chunks["variable"]))
         stored = [index.transformed_chunks, index.transformed_size]
     facts = [
         entry["startOffset"],

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from segment_format._cursor import byte_view
+from segment_format._array_value import ArrayValue
+from segment_format._cursor import whole_entries
 from segment_format.errors import CorruptIndexError
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class OffsetPosition(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class OffsetIndex:
+class OffsetIndex(ArrayValue):
     """A parsed offset index.
 
     Attributes:
@@ -68,40 +69,24 @@ class OffsetIndex:
                 increase (zero-filled tails of files still in use show up here), or the offsets pass
                 2^63 − 1.
         """
-        view = byte_view(data)
-        if len(view) % ENTRY_SIZE:
-            raise CorruptIndexError(
-                f"offset index of {len(view)} bytes is not a multiple of {ENTRY_SIZE}",
-                position=len(view) - len(view) % ENTRY_SIZE,
-            )
-        table = np.frombuffer(view, dtype=">i4").reshape(-1, 2).astype(np.int64)
-        relative, positions = table.T.copy()
-        _check_increasing(relative, "offset", ENTRY_SIZE)
-        _check_increasing(positions, "position", ENTRY_SIZE)
+        view = whole_entries(data, ENTRY_SIZE, "offset index")
+        entries = np.frombuffer(view, dtype=">i4").reshape(-1, 2).astype(np.int64)
+        relative, positions = entries.T.copy()
+        _check_increasing(relative, "offset")
+        _check_increasing(positions, "position")
         if len(relative) and not 0 <= base_offset <= 2**63 - 1 - int(relative[-1]):
             raise CorruptIndexError(f"base offset {base_offset} is impossible", position=0)
         return cls(base_offset, base_offset + relative, positions)
 
     def to_bytes(self) -> bytes:
         """The file that `from_bytes` reads back as this index."""
-        table = np.empty((len(self.offsets), 2), dtype=">i4")
-        table[:, 0] = self.offsets - self.base_offset
-        table[:, 1] = self.positions
-        return table.tobytes()
+        entries = np.empty((len(self.offsets), 2), dtype=">i4")
+        entries[:, 0] = self.offsets - self.base_offset
+        entries[:, 1] = self.positions
+        return entries.tobytes()
 
     def __len__(self) -> int:
         return len(self.offsets)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, OffsetIndex):
-            return NotImplemented
-        return (
-            self.base_offset == other.base_offset
-            and np.array_equal(self.offsets, other.offsets)
-            and np.array_equal(self.positions, other.positions)
-        )
-
-    __hash__ = None  # type: ignore[assignment]  # arrays inside
 
     def lookup(self, offset: int) -> OffsetPosition:
         """The last entry at or below `offset`, else `(base_offset, 0)`.
@@ -121,7 +106,7 @@ class OffsetIndex:
         return OffsetPosition(int(self.offsets[index]), int(self.positions[index]))
 
 
-def _check_increasing(column: NDArray[np.int64], name: str, entry_size: int) -> None:
+def _check_increasing(column: NDArray[np.int64], name: str) -> None:
     if not len(column):
         return
     if column[0] < 0:
@@ -131,5 +116,5 @@ def _check_increasing(column: NDArray[np.int64], name: str, entry_size: int) -> 
         at = int(bad[0]) + 1
         raise CorruptIndexError(
             f"{name} {int(column[at])} follows {int(column[at - 1])} in an index",
-            position=at * entry_size,
+            position=at * ENTRY_SIZE,
         )

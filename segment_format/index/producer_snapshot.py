@@ -10,8 +10,7 @@ Big-endian:
 | 10 | 46 n | entries, any order |
 
 Entry: producerId i64, producerEpoch i16, lastSequence i32, lastOffset i64, offsetDelta i32,
-timestamp i64,
-coordinatorEpoch i32, currentTxnFirstOffset i64 (−1: no open transaction).
+timestamp i64, coordinatorEpoch i32, currentTxnFirstOffset i64 (−1: no open transaction).
 
 Producers with an open transaction are always in it; idle ones leave after a day.
 

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from segment_format._cursor import byte_view
+from segment_format._array_value import ArrayValue
+from segment_format._cursor import whole_entries
 from segment_format.errors import CorruptIndexError
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class TimestampOffset(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TimeIndex:
+class TimeIndex(ArrayValue):
     """A parsed time index.
 
     Attributes:
@@ -67,15 +68,10 @@ class TimeIndex:
             CorruptIndexError: The size is not a multiple of 12, timestamps do not increase, or
                 offsets are negative, decrease, or pass 2^63 − 1.
         """
-        view = byte_view(data)
-        if len(view) % ENTRY_SIZE:
-            raise CorruptIndexError(
-                f"time index of {len(view)} bytes is not a multiple of {ENTRY_SIZE}",
-                position=len(view) - len(view) % ENTRY_SIZE,
-            )
-        table = np.frombuffer(view, dtype=_ENTRY)
-        timestamps = table["timestamp"].astype(np.int64)
-        relative = table["offset"].astype(np.int64)
+        view = whole_entries(data, ENTRY_SIZE, "time index")
+        entries = np.frombuffer(view, dtype=_ENTRY)
+        timestamps = entries["timestamp"].astype(np.int64)
+        relative = entries["offset"].astype(np.int64)
         # Compared, not subtracted: differences of 64-bit timestamps can overflow.
         bad = np.flatnonzero((timestamps[1:] <= timestamps[:-1]) | (relative[1:] < relative[:-1]))
         if len(bad):
@@ -96,24 +92,13 @@ class TimeIndex:
 
     def to_bytes(self) -> bytes:
         """The file that `from_bytes` reads back as this index."""
-        table = np.empty(len(self.offsets), dtype=_ENTRY)
-        table["timestamp"] = self.timestamps
-        table["offset"] = self.offsets - self.base_offset
-        return table.tobytes()
+        entries = np.empty(len(self.offsets), dtype=_ENTRY)
+        entries["timestamp"] = self.timestamps
+        entries["offset"] = self.offsets - self.base_offset
+        return entries.tobytes()
 
     def __len__(self) -> int:
         return len(self.offsets)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, TimeIndex):
-            return NotImplemented
-        return (
-            self.base_offset == other.base_offset
-            and np.array_equal(self.timestamps, other.timestamps)
-            and np.array_equal(self.offsets, other.offsets)
-        )
-
-    __hash__ = None  # type: ignore[assignment]  # arrays inside
 
     def lookup(self, timestamp: int) -> TimestampOffset:
         """The last entry at or below `timestamp`, else `(-1, base_offset)`.

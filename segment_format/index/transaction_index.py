@@ -19,10 +19,10 @@ Source: `org.apache.kafka.storage.internals.log.TransactionIndex`, `AbortedTxn`.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Final
 
-from segment_format._cursor import byte_view
+from segment_format._cursor import whole_entries
 from segment_format.errors import CorruptIndexError
 
 if TYPE_CHECKING:
@@ -63,13 +63,7 @@ def parse_transaction_index(data: BytesLike) -> tuple[AbortedTxn, ...]:
         CorruptIndexError: A partial entry, a version other than 0, negative fields, a marker before
             its transaction, or markers that do not increase.
     """
-    view = byte_view(data)
-    whole = len(view) - len(view) % ENTRY_SIZE
-    if whole != len(view):
-        raise CorruptIndexError(
-            f"transaction index of {len(view)} bytes is not a multiple of {ENTRY_SIZE}",
-            position=whole,
-        )
+    view = whole_entries(data, ENTRY_SIZE, "transaction index")
     txns: list[AbortedTxn] = []
     previous = -1
     for index, (version, *fields) in enumerate(_ENTRY.iter_unpack(view)):
@@ -96,7 +90,4 @@ def parse_transaction_index(data: BytesLike) -> tuple[AbortedTxn, ...]:
 
 def write_transaction_index(txns: Iterable[AbortedTxn]) -> bytes:
     """The file that `parse_transaction_index` reads back as `txns`."""
-    return b"".join(
-        _ENTRY.pack(0, txn.producer_id, txn.first_offset, txn.last_offset, txn.last_stable_offset)
-        for txn in txns
-    )
+    return b"".join(_ENTRY.pack(0, *astuple(txn)) for txn in txns)

@@ -1,7 +1,7 @@
 """Column buffers: memory that kernels fill and Arrow arrays show.
 
-Each batch has fresh memory, so it stays as it is for as long as somebody holds it. The memory is
-Arrow's own (`pool_memory`): whoever lets go of a batch, in whatever thread, needs no GIL for it.
+Each batch has fresh memory, so it does not change while somebody holds it. The memory is Arrow's
+own (`pool_memory`): any thread can release a batch without the GIL.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from segment_format.kernels import contract as c
-from segment_format.kernels.columns import COLUMNS, Column, Filled, Part
+from segment_format.kernels.columns import COLUMNS, BufferLayout, Column, Filled
 from segment_format.kernels.pool_memory import allocate
 
 if TYPE_CHECKING:
@@ -23,12 +23,12 @@ _FIRST_FILL: Final = c.ROWS
 _STOP_FILL: Final = c.NEW_HEADER_VALUE_SIZE + 1
 _NOTHING_FILLED: Final = np.zeros(_STOP_FILL - _FIRST_FILL, np.int64).data
 _ALIGNMENT: Final = 64
-_MUCH_MORE: Final = 4
-"""Times what a batch has filled: less of it is not worth copying."""
+_WORTH_COPYING: Final = 4
+"""Memory of more than so many times what a batch has filled is worth giving back by a copy."""
 
 
 class _Growing(NamedTuple):
-    """Parts without a fixed size per row, which grow together.
+    """Buffers without a fixed size per row, which grow together.
 
     Attributes:
         column: Whose they are.
@@ -36,7 +36,7 @@ class _Growing(NamedTuple):
         room: Slot of the entries that there is room for.
         filled: Slot of the entries that are filled.
         wanted: Slot of the entries that the next record takes in all.
-        parts: The parts; their rows are entries.
+        buffers: What they are; their rows are entries.
     """
 
     column: str
@@ -44,13 +44,15 @@ class _Growing(NamedTuple):
     room: int
     filled: int
     wanted: int
-    parts: tuple[Part, ...]
+    buffers: tuple[BufferLayout, ...]
 
 
 def _bytes(
     column: str, first_room: int, data: int, room: int, filled: int, wanted: int
 ) -> _Growing:
-    return _Growing(column, first_room, room, filled, wanted, (Part(data, 8, c.COPY_SLACK),))
+    return _Growing(
+        column, first_room, room, filled, wanted, (BufferLayout(data, 8, c.COPY_SLACK),)
+    )
 
 
 _GROWING: Final = (
@@ -67,16 +69,16 @@ _GROWING: Final = (
     _Growing(
         *("headers", 4 << 10, c.HEADER_ROOM, c.HEADERS, c.NEW_HEADERS),
         (
-            Part(c.HEADER_KEY_ENDS, 32, 1),
-            Part(c.HEADER_VALUE_ENDS, 32, 1),
-            Part(c.HEADER_VALUE_VALID, 1),
+            BufferLayout(c.HEADER_KEY_ENDS, 32, 1),
+            BufferLayout(c.HEADER_VALUE_ENDS, 32, 1),
+            BufferLayout(c.HEADER_VALUE_VALID, 1),
         ),
     ),
 )
 
 
 class _Layout(NamedTuple):
-    """Where the parts of a batch stand in its memory.
+    """Where the buffers of a batch stand in its memory.
 
     Attributes:
         size: Bytes in all.
@@ -114,15 +116,15 @@ def _aligned(size: int) -> int:
 
 @functools.lru_cache(64)
 def _layout(shape: _Shape, rooms: tuple[int, ...]) -> _Layout:
-    sized = [(part, shape.max_rows) for column in shape.columns for part in column.parts]
+    sized = [(buffer, shape.max_rows) for column in shape.columns for buffer in column.buffers]
     for growing, room in zip(shape.growing, rooms, strict=True):
-        sized += [(part, room) for part in growing.parts]
+        sized += [(buffer, room) for buffer in growing.buffers]
     starts: dict[int, int] = {}
     size = 0
-    for part, entries in sized:
-        starts[part.slot] = size
-        size += _aligned(part.size(entries))
-    zeros = [starts[part.slot] // 4 for part, _ in sized if part.has_leading_zero]
+    for buffer, entries in sized:
+        starts[buffer.slot] = size
+        size += _aligned(buffer.size(entries))
+    zeros = [starts[buffer.slot] // 4 for buffer, _ in sized if buffer.has_leading_zero]
     return _Layout(size, starts, zeros)
 
 
@@ -131,8 +133,7 @@ _last_rooms: tuple[_Shape | None, tuple[int, ...]] = (None, ())
 
 
 class ColumnBuffers:
-    """The memory of the batch that a kernel is filling: all its columns' buffers, one behind the
-    other.
+    """The memory of the batch that a kernel is filling: all its columns' buffers, side by side.
 
     Args:
         slots: The frame, which tells the kernel where they are.
@@ -147,10 +148,10 @@ class ColumnBuffers:
         self._slots = slots
         self._shape = _shape(columns, max_rows, max_bytes)
         shape, rooms = _last_rooms
-        self._give(rooms if shape is self._shape else self._shape.first_rooms)
+        self._set_rooms(rooms if shape is self._shape else self._shape.first_rooms)
         self.begin()
 
-    def _give(self, rooms: tuple[int, ...]) -> None:
+    def _set_rooms(self, rooms: tuple[int, ...]) -> None:
         """Set the rooms of memory yet to be taken."""
         self._rooms = rooms
         self._layout = _layout(self._shape, rooms)
@@ -175,34 +176,34 @@ class ColumnBuffers:
     def grow(self) -> None:
         """Make room for the record that the frame names, keeping what is filled."""
         old, starts = np.frombuffer(self._memory, np.uint8), self._layout.starts
-        self._give(tuple(map(self._grown, self._shape.growing)))
+        self._set_rooms(tuple(map(self._grown, self._shape.growing)))
         self._allocate()
         new, to_starts = np.frombuffer(self._memory, np.uint8), self._layout.starts
         for growing, room in zip(self._shape.growing, self._rooms, strict=True):
-            for part in growing.parts:
-                if part.slot == c.HEADER_VALUE_VALID:  # kernels clear bits
-                    start = to_starts[part.slot]
-                    new[start : start + part.size(room)] = 0xFF
+            for buffer in growing.buffers:
+                if buffer.slot == c.HEADER_VALUE_VALID:  # kernels clear bits
+                    start = to_starts[buffer.slot]
+                    new[start : start + buffer.size(room)] = 0xFF
         for slot, size in self._used():
             start, to = starts[slot], to_starts[slot]
             new[to : to + size] = old[start : start + size]
 
     def _used(self) -> list[tuple[int, int]]:
-        """Slot and bytes of the parts, as far as they are filled."""
+        """Slot and bytes of the buffers, as far as they are filled."""
         slots = self._slots
         rows = slots[c.ROWS]
-        used = [(p.slot, p.size(rows)) for column in self._shape.columns for p in column.parts]
+        used = [(b.slot, b.size(rows)) for column in self._shape.columns for b in column.buffers]
         for growing in self._shape.growing:
-            used += [(part.slot, part.size(slots[growing.filled])) for part in growing.parts]
+            used += [(b.slot, b.size(slots[growing.filled])) for b in growing.buffers]
         return used
 
     def _filled(self) -> Filled:
-        """What is filled; in memory of its own where it is little. Whoever keeps the last batches
-        of many segments, of a few rows each, would keep a MiB for each of them.
+        """What is filled, copied where it is little: the last batches of many segments, of a few
+        rows each, would otherwise keep a MiB each.
         """
         layout, used = self._layout, self._used()
         size = sum(_aligned(one) for _, one in used)
-        if _MUCH_MORE * size >= layout.size:
+        if _WORTH_COPYING * size >= layout.size:
             return Filled(self._slots, self._memory, layout.starts)
         old, memory = np.frombuffer(self._memory, np.uint8), allocate(size)
         new = np.frombuffer(memory, np.uint8)
@@ -236,7 +237,7 @@ class ColumnBuffers:
         if self._rooms is not shape.first_rooms:
             rooms = tuple(map(self._next_room, shape.growing, shape.first_rooms))
             if rooms != self._rooms:
-                self._give(rooms)
+                self._set_rooms(rooms)
             _last_rooms = shape, self._rooms
         return arrays
 

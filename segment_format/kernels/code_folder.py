@@ -1,10 +1,9 @@
 """Where machine code is kept: one folder per user, mode 0700.
 
-Loading code hands this process to whoever wrote it. So a folder is used only if nobody but this
-user and root can write it, or replace it: the same holds for every folder above it and for what
-links on the way lead to. One folder per CPU type below it keeps mixed clusters with a shared home
-from mistaking each other's code, and one per version of the sources keeps an upgrade from running
-what was there before.
+Whoever writes the code controls the process that loads it. So a folder is used only if nobody but
+this user and root can write or replace it. The same holds for every folder above it, and for the
+targets of links on the way. Each CPU type has a folder of its own, for clusters that share a home,
+and so has each version of the sources, so that an upgrade does not run older code.
 """
 
 from __future__ import annotations
@@ -89,7 +88,7 @@ def _check_private(folder: Path) -> None:
     """Raises `PermissionError` unless it is a folder of this user's that no other can write."""
     facts = folder.lstat()
     if not stat.S_ISDIR(facts.st_mode):
-        raise PermissionError(f"{folder} is no folder")
+        raise PermissionError(f"{folder} is not a folder")
     if hasattr(os, "getuid") and facts.st_uid != os.getuid():
         raise PermissionError(f"{folder} belongs to user {facts.st_uid}")
     if hasattr(os, "getuid") and facts.st_mode & _WRITABLE_BY_OTHERS:

@@ -34,7 +34,7 @@ _CODEC_NAMES: Final = pa.Array.from_buffers(
 _NO_HEADERS: Final = pa.nulls(0, _HEADER)
 
 
-class Part(NamedTuple):
+class BufferLayout(NamedTuple):
     """A buffer with a fixed size per row.
 
     Attributes:
@@ -62,24 +62,24 @@ class Filled(NamedTuple):
 
     Attributes:
         slots: The frame.
-        memory: All parts.
-        starts: Slot -> first byte of its part in the memory.
+        memory: All buffers.
+        starts: Slot -> first byte of its buffer in the memory.
     """
 
     slots: memoryview
     memory: pa.Buffer
     starts: Mapping[int, int]
 
-    def part(self, part: Part, rows: int) -> pa.Buffer:
-        """The buffer of a part."""
-        return self.memory.slice(self.starts[part.slot], part.size(rows))
+    def buffer(self, layout: BufferLayout, rows: int) -> pa.Buffer:
+        """The first `rows` rows of a buffer."""
+        return self.memory.slice(self.starts[layout.slot], layout.size(rows))
 
-    def values(self, part: Part, rows: int, dtype: type[np.generic]) -> NDArray[Any]:
-        """A part's values, one per row."""
-        return np.frombuffer(self.part(part, rows), dtype)
+    def values(self, layout: BufferLayout, rows: int, dtype: type[np.generic]) -> NDArray[Any]:
+        """Their values, one per row."""
+        return np.frombuffer(self.buffer(layout, rows), dtype)
 
     def first(self, slot: int, size: int) -> pa.Buffer:
-        """The first `size` bytes of the part of a slot."""
+        """The first `size` bytes of the buffer of a slot."""
         return self.memory.slice(self.starts[slot], size)
 
 
@@ -90,37 +90,37 @@ class Column:
     Attributes:
         type: Its Arrow type.
         wanted: Its bit in the frame.
-        parts: Its buffers of fixed size per row.
+        buffers: Those of a fixed size per row.
         build: Filled buffers and the number of rows -> the column.
     """
 
     type: pa.DataType
     wanted: int
-    parts: tuple[Part, ...]
+    buffers: tuple[BufferLayout, ...]
     build: Callable[[Filled, int], pa.Array]
 
 
 def _fixed(kind: pa.DataType, wanted: int, slot: int) -> Column:
-    part = Part(slot, kind.bit_width)
+    layout = BufferLayout(slot, kind.bit_width)
 
     def build(filled: Filled, rows: int) -> pa.Array:
-        return pa.Array.from_buffers(kind, rows, [None, filled.part(part, rows)], 0)
+        return pa.Array.from_buffers(kind, rows, [None, filled.buffer(layout, rows)], 0)
 
-    return Column(kind, wanted, (part,), build)
+    return Column(kind, wanted, (layout,), build)
 
 
 def _binary(
     wanted: int, ends_slot: int, data: int, valid_slot: int, size: int, nulls: int
 ) -> Column:
-    ends = Part(ends_slot, 32, 1)
-    valid = Part(valid_slot, 1, 63)  # kernels write whole words of 64 rows
+    ends = BufferLayout(ends_slot, 32, 1)
+    valid = BufferLayout(valid_slot, 1, 63)  # kernels write whole words of 64 rows
 
     def build(filled: Filled, rows: int) -> pa.Array:
         null_count = filled.slots[nulls]
         if null_count == rows:
             return pa.nulls(rows, _BINARY)
-        validity = filled.part(valid, rows) if null_count else None
-        buffers = [validity, filled.part(ends, rows), filled.first(data, filled.slots[size])]
+        validity = filled.buffer(valid, rows) if null_count else None
+        buffers = [validity, filled.buffer(ends, rows), filled.first(data, filled.slots[size])]
         return pa.Array.from_buffers(_BINARY, rows, buffers, null_count)
 
     return Column(_BINARY, wanted, (ends, valid), build)
@@ -128,23 +128,23 @@ def _binary(
 
 def _optional(kind: pa.DataType, wanted: int, slot: int, dtype: type[np.generic]) -> Column:
     """Numbers of which −1 means none."""
-    part = Part(slot, kind.bit_width)
+    layout = BufferLayout(slot, kind.bit_width)
 
     def build(filled: Filled, rows: int) -> pa.Array:
-        values = filled.values(part, rows, dtype)
+        values = filled.values(layout, rows, dtype)
         present = values >= 0
         nulls = rows - int(np.count_nonzero(present))
         validity = copied(np.packbits(present, bitorder="little")) if nulls else None
-        return pa.Array.from_buffers(kind, rows, [validity, filled.part(part, rows)], nulls)
+        return pa.Array.from_buffers(kind, rows, [validity, filled.buffer(layout, rows)], nulls)
 
-    return Column(kind, wanted, (part,), build)
+    return Column(kind, wanted, (layout,), build)
 
 
 def _headers() -> Column:
-    ends = Part(c.HEADER_ENDS, 32, 1)
+    ends = BufferLayout(c.HEADER_ENDS, 32, 1)
 
     def build(filled: Filled, rows: int) -> pa.Array:
-        buffers = [None, filled.part(ends, rows)]
+        buffers = [None, filled.buffer(ends, rows)]
         pairs = _header_pairs(filled) if filled.slots[c.HEADERS] else _NO_HEADERS
         return pa.Array.from_buffers(_HEADERS, rows, buffers, 0, children=[pairs])
 
@@ -170,23 +170,23 @@ def _header_pairs(filled: Filled) -> pa.Array:
 
 
 def _is_transactional() -> Column:
-    part = Part(c.TRANSACTIONALS, 8)
+    layout = BufferLayout(c.TRANSACTIONALS, 8)
 
     def build(filled: Filled, rows: int) -> pa.Array:
-        bits = np.packbits(filled.values(part, rows, np.bool_), bitorder="little")
+        bits = np.packbits(filled.values(layout, rows, np.bool_), bitorder="little")
         return pa.Array.from_buffers(pa.bool_(), rows, [None, copied(bits)], 0)
 
-    return Column(pa.bool_(), c.WANT_TRANSACTIONAL, (part,), build)
+    return Column(pa.bool_(), c.WANT_TRANSACTIONAL, (layout,), build)
 
 
 def _codec() -> Column:
-    part = Part(c.CODECS, 32)
+    layout = BufferLayout(c.CODECS, 32)
 
     def build(filled: Filled, rows: int) -> pa.Array:
-        numbers = pa.Array.from_buffers(pa.int32(), rows, [None, filled.part(part, rows)], 0)
+        numbers = pa.Array.from_buffers(pa.int32(), rows, [None, filled.buffer(layout, rows)], 0)
         return _CODEC_NAMES.take(numbers)
 
-    return Column(_STRING, c.WANT_CODEC, (part,), build)
+    return Column(_STRING, c.WANT_CODEC, (layout,), build)
 
 
 COLUMNS: Final[dict[str, Column]] = {

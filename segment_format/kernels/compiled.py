@@ -52,7 +52,7 @@ def kernel(signature: object) -> Callable[[F], F]:
 
     def compile_now(function: F) -> F:
         folder = code_folder()
-        with _LOCK, _first_come(folder):
+        with _LOCK, _one_process_at_a_time(folder):
             before = numba_config.CACHE_DIR
             if folder is not None:
                 numba_config.CACHE_DIR = str(folder)
@@ -82,8 +82,8 @@ def instruction(function: Callable[..., Codegen]) -> Callable[..., Value]:
 
 
 @contextlib.contextmanager
-def _first_come(folder: Path | None) -> Iterator[None]:
-    """Let one process at a time compile: those that start with it then load what it has made."""
+def _one_process_at_a_time(folder: Path | None) -> Iterator[None]:
+    """Let one process compile; those that start at the same time then load what it has made."""
     if folder is None or fcntl is None:
         yield
         return

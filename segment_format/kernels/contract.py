@@ -176,6 +176,7 @@ LEGACY: Final = 4  # an entry of magic 0 or 1, BATCH_SIZE bytes at POSITION
 FINISHED: Final = 5  # an entry at or beyond STOP_OFFSET was met
 GROW_SCRATCH: Final = 6  # decompression takes SCRATCH_NEEDED bytes of room
 CONTINUE: Final = 7  # between the kernels themselves: go on
+CHECKED: Final = 8  # between the kernels themselves: the batch is what its checksum says
 
 ERROR_LENGTH: Final = -1
 ERROR_MAGIC: Final = -2

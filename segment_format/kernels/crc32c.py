@@ -141,6 +141,24 @@ def _shift(tables: Value, crc: Value) -> Value:
     )
 
 
+@inlined
+def _three_chains(crc: Value, address: Address, size: Value, ahead: Value, zeros: Value) -> Value:
+    """The CRC register after three neighbouring stretches of `size` bytes."""
+    at = address
+    one = two = np.uint64(0)
+    while at < address + size:
+        # The processor does not foresee three streams that jump.
+        prefetch(at + ahead)
+        prefetch(at + ahead + size)
+        prefetch(at + ahead + size + size)
+        for _ in range(8):
+            crc = _step_word(crc, load_word(at))
+            one = _step_word(one, load_word(at + size))
+            two = _step_word(two, load_word(at + size + size))
+            at += np.uint64(8)
+    return _shift(zeros, _shift(zeros, crc) ^ one) ^ two
+
+
 @helper
 def by_instruction(address: Address, size: Value) -> Value:
     """CRC-32C by the CPU's instruction, eight bytes a step in three chains."""
@@ -148,37 +166,12 @@ def by_instruction(address: Address, size: Value) -> Value:
     at = address
     left = size
     while left >= np.uint64(3 * LONG):
-        one = two = np.uint64(0)
-        stop = at + np.uint64(LONG)
-        while at < stop:
-            # The processor does not foresee three streams that jump every 6 KiB.
-            prefetch(at + np.uint64(3 * LONG))
-            prefetch(at + np.uint64(4 * LONG))
-            prefetch(at + np.uint64(5 * LONG))
-            for _ in range(8):
-                crc = _step_word(crc, load_word(at))
-                one = _step_word(one, load_word(at + np.uint64(LONG)))
-                two = _step_word(two, load_word(at + np.uint64(2 * LONG)))
-                at += np.uint64(8)
-        crc = _shift(_LONG_ZEROS, crc) ^ one
-        crc = _shift(_LONG_ZEROS, crc) ^ two
-        at += np.uint64(2 * LONG)
+        crc = _three_chains(crc, at, np.uint64(LONG), np.uint64(3 * LONG), _LONG_ZEROS)
+        at += np.uint64(3 * LONG)
         left -= np.uint64(3 * LONG)
     while left >= np.uint64(3 * SHORT):
-        one = two = np.uint64(0)
-        stop = at + np.uint64(SHORT)
-        while at < stop:
-            prefetch(at + np.uint64(6 * SHORT))
-            prefetch(at + np.uint64(7 * SHORT))
-            prefetch(at + np.uint64(8 * SHORT))
-            for _ in range(8):
-                crc = _step_word(crc, load_word(at))
-                one = _step_word(one, load_word(at + np.uint64(SHORT)))
-                two = _step_word(two, load_word(at + np.uint64(2 * SHORT)))
-                at += np.uint64(8)
-        crc = _shift(_SHORT_ZEROS, crc) ^ one
-        crc = _shift(_SHORT_ZEROS, crc) ^ two
-        at += np.uint64(2 * SHORT)
+        crc = _three_chains(crc, at, np.uint64(SHORT), np.uint64(6 * SHORT), _SHORT_ZEROS)
+        at += np.uint64(3 * SHORT)
         left -= np.uint64(3 * SHORT)
     return _last_bytes(crc, at, left) ^ np.uint64(0xFFFFFFFF)
 

@@ -4,8 +4,8 @@ the frame.
 Entries and batch headers: `segment_format.record.framing` and `.batch_header` have the layouts.
 Order of decisions per entry: framing, offsets beyond the range, completeness, header, CRC, then
 control batches, aborted transactions and timestamps. The CRC comes before the last three because a
-flipped bit would otherwise hide a batch; it comes after the offsets because what lies outside the
-range is none of the reader's business, as on a broker that looks up a fetch position.
+flipped bit would otherwise hide a batch. It comes after the offsets because a reader, like a broker
+that looks up a fetch position, does not check what lies outside its range.
 """
 
 from __future__ import annotations
@@ -150,6 +150,20 @@ def _next_batch(source: Address, window_size: Value, frame: Frame) -> Value:
         frame[c.NEEDED] = _PREFIX_SIZE if left > 0 else 0
         return np.int64(c.NEED_MORE)
     at = source + np.uint64(position)
+    status = _frame_entry(at, position, left, frame)
+    if status != c.CONTINUE:
+        return status
+    status = _check_batch(at, position, frame)
+    if status == c.CHECKED:
+        if _is_selected(at, frame):
+            _open_batch(at, position, frame)
+        return np.int64(c.CONTINUE)
+    return status
+
+
+@inlined
+def _frame_entry(at: Address, position: Value, left: Value, frame: Frame) -> Value:
+    """By its first bytes: CONTINUE for a whole batch of magic 2, which has BATCH_SIZE bytes."""
     base_offset = load_i64(at)
     length = load_i32(at + np.uint64(8))
     magic = np.int64(load_u8(at + np.uint64(16)))
@@ -183,9 +197,14 @@ def _next_batch(source: Address, window_size: Value, frame: Frame) -> Value:
         return np.int64(c.NEED_MORE)
     frame[c.BATCH_POSITION] = position
     frame[c.BATCH_SIZE] = size
-    if magic < 2:
-        return np.int64(c.LEGACY)
+    return np.int64(c.LEGACY if magic < 2 else c.CONTINUE)
 
+
+@inlined
+def _check_batch(at: Address, position: Value, frame: Frame) -> Value:
+    """Step over a batch: CHECKED, or CONTINUE for one that ends before the offsets wanted."""
+    base_offset = load_i64(at)
+    size = frame[c.BATCH_SIZE]
     last_delta = load_i32(at + np.uint64(23))
     count = load_i32(at + np.uint64(57))
     if base_offset < 0 or last_delta < 0 or count < 0 or base_offset >= _MAX_I64 - last_delta:
@@ -206,52 +225,62 @@ def _next_batch(source: Address, window_size: Value, frame: Frame) -> Value:
         computed = np.int64(crc32c(at + np.uint64(_CRC_START), np.uint64(size - _CRC_START)))
         if stored != computed:
             return _fail(frame, c.ERROR_CRC, position, base_offset, stored, computed)
-    attributes = load_i16(at + np.uint64(21))
-    codec = attributes & 7
     epoch = load_i32(at + np.uint64(12))
     if frame[c.LINEAGE_COUNT] > 0 and _wrong_epoch(epoch, base_offset, last_offset, frame):
         frame[c.ERROR_POSITION] = position
         frame[c.ERROR_OFFSET] = base_offset
         return np.int64(c.ERROR_EPOCH)
+    codec = load_i16(at + np.uint64(21)) & 7
     if codec > 4:
         return _fail(frame, c.ERROR_CODEC, position, base_offset, codec, 4)
+    return np.int64(c.CHECKED)
+
+
+@inlined
+def _is_selected(at: Address, frame: Frame) -> Value:
+    """Whether a checked batch holds records that may be wanted; counts those left out."""
+    attributes = load_i16(at + np.uint64(21))
     if attributes & 0x20:
         frame[c.BATCHES_SKIPPED_CONTROL] += 1
-        return np.int64(c.CONTINUE)
-    producer_id = load_i64(at + np.uint64(43))
+        return False
     if (
         attributes & 0x10
         and frame[c.ABORTED_COUNT] > 0
-        and _is_aborted(producer_id, base_offset, frame)
+        and _is_aborted(load_i64(at + np.uint64(43)), load_i64(at), frame)
     ):
         frame[c.BATCHES_SKIPPED_ABORTED] += 1
-        return np.int64(c.CONTINUE)
-    if count == 0:
-        return np.int64(c.CONTINUE)
+        return False
+    if load_i32(at + np.uint64(57)) == 0:
+        return False
     if _dated_outside(load_i64(at + np.uint64(35)), attributes & 8, frame):
         frame[c.BATCHES_SKIPPED_TIMESTAMP] += 1
-        return np.int64(c.CONTINUE)
+        return False
+    return True
 
-    frame[c.RECORDS_LEFT] = count
-    frame[c.BASE_OFFSET] = base_offset
-    frame[c.BATCH_BASE_OFFSET] = base_offset
+
+@inlined
+def _open_batch(at: Address, position: Value, frame: Frame) -> None:
+    """Make the batch at `at` the one under way."""
+    attributes = load_i16(at + np.uint64(21))
+    frame[c.RECORDS_LEFT] = load_i32(at + np.uint64(57))
+    frame[c.BASE_OFFSET] = load_i64(at)
+    frame[c.BATCH_BASE_OFFSET] = frame[c.BASE_OFFSET]
     frame[c.BASE_TIMESTAMP] = load_i64(at + np.uint64(27))
     frame[c.MAX_TIMESTAMP] = load_i64(at + np.uint64(35))
     frame[c.TIMESTAMP_TYPE] = (attributes >> 3) & 1
-    frame[c.LEADER_EPOCH] = epoch
-    frame[c.PRODUCER_ID] = producer_id
+    frame[c.LEADER_EPOCH] = load_i32(at + np.uint64(12))
+    frame[c.PRODUCER_ID] = load_i64(at + np.uint64(43))
     frame[c.PRODUCER_EPOCH] = load_i16(at + np.uint64(51))
     frame[c.BASE_SEQUENCE] = load_i32(at + np.uint64(53))
     frame[c.TRANSACTIONAL] = (attributes >> 4) & 1
-    frame[c.CODEC] = codec
+    frame[c.CODEC] = attributes & 7
     frame[c.IN_BATCH] = 1
     frame[c.RECORD_POSITION] = 0
     frame[c.PLACE] = c.PLACE_COMPRESSED
-    if codec == 0:
+    if attributes & 7 == 0:
         frame[c.PLACE] = c.PLACE_WINDOW
         frame[c.RECORD_POSITION] = position + _HEADER_SIZE
-        frame[c.RECORDS_STOP] = position + size
-    return np.int64(c.CONTINUE)
+        frame[c.RECORDS_STOP] = position + frame[c.BATCH_SIZE]
 
 
 @inlined

@@ -59,8 +59,8 @@ class RecordDecoder:
     The offset range is checked per record, and per batch before anything else; CRCs before control
     batches and aborted transactions are skipped. The first batch at or beyond `stop_offset` ends
     the decoding (`done`). Timestamps only leave out whole batches, by what their headers promise:
-    every row of the timestamps wanted comes, and others may.
-    Not thread-safe; the kernels release the GIL.
+    every row of the timestamps wanted comes, and others may. Not thread-safe; the kernels release
+    the GIL.
 
     Args:
         columns: Names of `RECORD_COLUMNS`, `LINEAGE_COLUMNS` and `constants`, in the order of the
@@ -124,7 +124,7 @@ class RecordDecoder:
         self._max_batch_bytes = max_batch_bytes
         epochs = lineage or ()
         # The frame holds addresses of these.
-        self._tables = (
+        self._arrays = (
             *(
                 np.ascontiguousarray(column, np.int64)
                 for column in (aborted.producer_ids, aborted.first_offsets, aborted.last_offsets)
@@ -155,8 +155,8 @@ class RecordDecoder:
             c.LINEAGE_EPOCHS,
             c.LINEAGE_START_OFFSETS,
         )
-        for slot, table in zip(addresses, self._tables, strict=True):
-            frame[slot] = table.ctypes.data
+        for slot, array in zip(addresses, self._arrays, strict=True):
+            frame[slot] = array.ctypes.data
         self._buffers = ColumnBuffers(self._slots, names, max_rows=max_rows, max_bytes=max_bytes)
         self._scratch = _NO_BYTES
         self._tail = bytearray()
@@ -304,9 +304,7 @@ class RecordDecoder:
                 zstd_bound=slots[c.PAYLOAD_BOUND],
             )
         except SegmentFormatError as error:
-            raise type(error)(
-                error.message, position=self._origin + start, offset=slots[c.BASE_OFFSET]
-            ) from error
+            raise error.at(self._origin + start, slots[c.BASE_OFFSET]) from error
 
     def _grow_scratch(self) -> None:
         room = max(self._slots[c.SCRATCH_NEEDED], min(_FIRST_SCRATCH, self._max_batch_bytes))
@@ -336,9 +334,7 @@ class RecordDecoder:
                 )
             except SegmentFormatError as error:
                 where = position if error.position is None else error.position
-                raise type(error)(
-                    error.message, position=self._origin + where, offset=entry.offset
-                ) from error
+                raise error.at(self._origin + where, entry.offset) from error
             if batch.base_offset >= slots[c.STOP_OFFSET]:
                 slots[c.DONE] = 1
                 return

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from segment_format.kernels import contract as c
+from segment_format.metadata.protocol import write_varlong
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,18 +31,8 @@ def open_legacy_record(frame: NDArray[np.int64], entry: DecodedBatch, record: Re
     frame[[c.LEADER_EPOCH, c.PRODUCER_ID, c.PRODUCER_EPOCH, c.BASE_SEQUENCE]] = -1
     frame[c.TRANSACTIONAL] = 0
     frame[c.CODEC] = entry.compression_type
-    return _varint(len(body)) + body
+    return write_varlong(len(body)) + body
 
 
 def _sized(value: bytes | None) -> bytes:
-    return _varint(-1) if value is None else _varint(len(value)) + value
-
-
-def _varint(value: int) -> bytes:
-    raw = value << 1 if value >= 0 else 1
-    parts = bytearray()
-    while raw >= 0x80:
-        parts.append(raw & 0x7F | 0x80)
-        raw >>= 7
-    parts.append(raw)
-    return bytes(parts)
+    return write_varlong(-1) if value is None else write_varlong(len(value)) + value

@@ -41,12 +41,7 @@ _LAST_LITERALS = np.uint64(5)
 
 @helper
 def lz4_bound(source: Address, size: Value) -> Value:
-    """Most bytes that a whole frame can expand to; −1 for frames of another shape.
-
-    Args:
-        source: Address of the frame.
-        size: Its bytes, uint64.
-    """
+    """Most bytes that the frame at `source` can expand to; −1 for frames of another shape."""
     stop = source + size
     if size < np.uint64(11) or load_word(source) & _HEADER_MASK != _HEADER:
         return _FAILED
@@ -74,9 +69,7 @@ def lz4_bound(source: Address, size: Value) -> Value:
 def decompress_lz4(source: Address, target: Address) -> Value:
     """Decompress a frame that `lz4_bound` has walked; the size, or −1 for what it leaves to others.
 
-    Args:
-        source: Address of the frame.
-        target: Address of at least the bound and 32 more bytes.
+    There is room for the bound and 32 more bytes at `target`.
     """
     at = source + _HEADER_SIZE
     to = target

@@ -3,13 +3,13 @@
 Importing numba and unpickling what it keeps takes a third of a second; linking an object file takes
 milliseconds. Every new worker of Spark pays it before its first row. So the process that compiles
 `decode_window` also leaves its object file beside numba's own, and later ones link that with LLVM
-alone. It is the same machine code: numba's optimised module, without what Python calls it by.
+alone. It is the same machine code: numba's optimised module, without the wrapper for Python.
 
 Numba promises nobody how it passes arrays: what it has emitted is compared with what is called
 here before an object file is made of it. Where they differ, numba itself runs the kernel.
 
-File: SHA-256 of the rest (32 bytes), object file in the host's format. LLVM ends the process over a
-broken one, so what does not have its digest is not looked at.
+File: SHA-256 of the rest (32 bytes), object file in the host's format. A broken one would make LLVM
+end the process, so a file whose digest is wrong is not loaded.
 """
 
 from __future__ import annotations

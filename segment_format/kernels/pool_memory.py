@@ -1,5 +1,4 @@
-"""Memory of column buffers: Arrow's own, so that whoever drops the last batch over it, in whatever
-thread, needs nothing of Python.
+"""Memory of column buffers: Arrow's own, so that any thread can drop a batch without Python.
 
 A buffer over a numpy array or `bytes` asks for the GIL to be released. An engine that holds the GIL
 while it waits for the thread that releases would wait for ever.
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def allocate(size: int) -> pa.Buffer:
-    """A buffer of `size` bytes of any content."""
+    """A buffer of `size` bytes, not initialised."""
     return pa.allocate_buffer(size)
 
 

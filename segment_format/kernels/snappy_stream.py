@@ -40,12 +40,7 @@ _FAILED = np.int64(-1)
 
 @helper
 def snappy_bound(source: Address, size: Value) -> Value:
-    """The bytes that a stream says it expands to; −1 for streams of another shape.
-
-    Args:
-        source: Address of the stream.
-        size: Its bytes, uint64.
-    """
+    """The bytes that a stream says it expands to; −1 for streams of another shape."""
     stop = source + size
     if size < _HEADER_SIZE or load_word(source) != _MAGIC:
         return _FAILED
@@ -83,10 +78,7 @@ def _block_size(at: Address, stop: Address) -> Value:
 def decompress_snappy(source: Address, size: Value, target: Address) -> Value:
     """Decompress a stream that `snappy_bound` has walked; the size, or −1 as there.
 
-    Args:
-        source: Address of the stream.
-        size: Its bytes, uint64.
-        target: Address of at least the bound and 32 more bytes.
+    There is room for the bound and 32 more bytes at `target`.
     """
     stop = source + size
     at = source + _HEADER_SIZE

@@ -46,10 +46,6 @@ def zstd_bound(source: Address, size: Value) -> Value:
     """Most bytes that one whole frame without content size and dictionary can expand to.
 
     −1 for anything else, malformed or not.
-
-    Args:
-        source: Address of the frame.
-        size: Its bytes, uint64.
     """
     if size < _LEAST_SIZE or load_u32_native(source) != _MAGIC:
         return _FAILED

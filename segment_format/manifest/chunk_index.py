@@ -1,4 +1,4 @@
-"""The chunk table of a segment: where in the stored object the bytes of the segment file are.
+"""The chunk index of a segment: where in the stored object the bytes of the segment file are.
 
 The segment file is cut into chunks of `originalChunkSize` bytes, the last one shorter or equal;
 each is transformed on its own and the results are concatenated. In the manifest's `chunkIndex`:
@@ -21,7 +21,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from segment_format.errors import InvalidManifestError
-from segment_format.manifest.chunk_sizes import MAX_INT32, decode_chunk_sizes, encode_chunk_sizes
+from segment_format.manifest.chunk_sizes import (
+    MAX_INT32,
+    checked_sizes,
+    decode_chunk_sizes,
+    encode_chunk_sizes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,23 +64,21 @@ class Chunk:
 
 
 class ChunkIndex(ABC):
-    """What both tables share: chunk `i` begins at original byte `i * original_chunk_size`."""
+    """What both kinds share: chunk `i` begins at original byte `i * original_chunk_size`."""
 
-    __slots__ = ("chunk_count", "original_chunk_size", "original_file_size")
+    __slots__ = ()
+    original_chunk_size: int
+    original_file_size: int
 
-    def __init__(self, original_chunk_size: int, original_file_size: int) -> None:
-        if not 0 < original_chunk_size <= MAX_INT32:
-            raise InvalidManifestError(f"originalChunkSize {original_chunk_size}")
-        if not 0 <= original_file_size <= MAX_INT32:
-            raise InvalidManifestError(f"originalFileSize {original_file_size}")
-        self.original_chunk_size = original_chunk_size
-        self.original_file_size = original_file_size
-        self.chunk_count = -(-original_file_size // original_chunk_size)
+    @property
+    def chunk_count(self) -> int:
+        """Number of chunks."""
+        return -(-self.original_file_size // self.original_chunk_size)
 
     @property
     @abstractmethod
     def transformed_size(self) -> int:
-        """Bytes of the stored `.log` object that the table describes: the sum of all chunks."""
+        """Bytes of the stored `.log` object that the index describes: the sum of all chunks."""
 
     @abstractmethod
     def _transformed_range(self, index: int) -> tuple[int, int]:
@@ -152,8 +155,14 @@ class ChunkIndex(ABC):
             )
 
 
+def _check_size(member: str, size: int, *, least: int = 0) -> None:
+    if not least <= size <= MAX_INT32:
+        raise InvalidManifestError(f"{member} {size}")
+
+
+@dataclass(frozen=True, slots=True)
 class FixedChunkIndex(ChunkIndex):
-    """The table of an uncompressed segment: all chunks but the last have one size.
+    """The index of an uncompressed segment: all chunks but the last have one size.
 
     Attributes:
         transformed_chunk_size: Stored size of every chunk but the last; the full-chunk figure,
@@ -161,22 +170,16 @@ class FixedChunkIndex(ChunkIndex):
         final_transformed_chunk_size: Stored size of the last chunk.
     """
 
-    __slots__ = ("final_transformed_chunk_size", "transformed_chunk_size")
+    original_chunk_size: int
+    original_file_size: int
+    transformed_chunk_size: int
+    final_transformed_chunk_size: int
 
-    def __init__(
-        self,
-        original_chunk_size: int,
-        original_file_size: int,
-        transformed_chunk_size: int,
-        final_transformed_chunk_size: int,
-    ) -> None:
-        super().__init__(original_chunk_size, original_file_size)
-        if not 0 <= transformed_chunk_size <= MAX_INT32:
-            raise InvalidManifestError(f"transformedChunkSize {transformed_chunk_size}")
-        if not 0 <= final_transformed_chunk_size <= MAX_INT32:
-            raise InvalidManifestError(f"finalTransformedChunkSize {final_transformed_chunk_size}")
-        self.transformed_chunk_size = transformed_chunk_size
-        self.final_transformed_chunk_size = final_transformed_chunk_size
+    def __post_init__(self) -> None:
+        _check_size("originalChunkSize", self.original_chunk_size, least=1)
+        _check_size("originalFileSize", self.original_file_size)
+        _check_size("transformedChunkSize", self.transformed_chunk_size)
+        _check_size("finalTransformedChunkSize", self.final_transformed_chunk_size)
 
     @property
     def transformed_size(self) -> int:
@@ -197,58 +200,52 @@ class FixedChunkIndex(ChunkIndex):
             return self.chunk_count - 1
         return min(position // self.transformed_chunk_size, self.chunk_count - 1)
 
-    def _key(self) -> tuple[int, ...]:
-        return (
-            self.original_chunk_size,
-            self.original_file_size,
-            self.transformed_chunk_size,
-            self.final_transformed_chunk_size,
-        )
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, FixedChunkIndex) and self._key() == other._key()
-
-    def __hash__(self) -> int:
-        return hash(self._key())
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return FixedChunkIndex, self._key()
-
-    def __repr__(self) -> str:
-        return f"FixedChunkIndex{self._key()}"
-
 
 class VariableChunkIndex(ChunkIndex):
-    """The table of a compressed segment: every chunk has a stored size of its own.
+    """The index of a compressed segment: every chunk has a stored size of its own.
 
     It holds 12 bytes a chunk, at most 126 MB for the longest list that the codec admits.
+
+    Args:
+        original_chunk_size: Bytes of the segment file in every chunk but the last.
+        original_file_size: Bytes of the segment file.
+        transformed_sizes: Stored size of each chunk, or the manifest's text of the list.
+        transformed_size: Sum of all stored sizes, for a text that was decoded before: it is decoded
+            again when a chunk is asked for. A plan of many segments looks at few of their chunks.
+
+    Raises:
+        InvalidManifestError: The text is not a list, or the list not one of this many chunks; with
+            `transformed_size` at first use.
     """
 
-    __slots__ = ("_sizes", "_stops", "_text", "_total")
+    __slots__ = (
+        "_sizes",
+        "_stops",
+        "_text",
+        "_total",
+        "original_chunk_size",
+        "original_file_size",
+    )
 
     def __init__(
         self,
         original_chunk_size: int,
         original_file_size: int,
-        transformed_sizes: Sequence[int] | npt.NDArray[np.integer] | None,
-        *,
-        transformed_chunks: str | None = None,
-        transformed_size: int = 0,
+        transformed_sizes: Sequence[int] | npt.NDArray[np.integer] | str,
+        transformed_size: int | None = None,
     ) -> None:
-        super().__init__(original_chunk_size, original_file_size)
-        self._text = transformed_chunks
-        self._total = transformed_size
+        _check_size("originalChunkSize", original_chunk_size, least=1)
+        _check_size("originalFileSize", original_file_size)
+        self.original_chunk_size = original_chunk_size
+        self.original_file_size = original_file_size
+        self._text = transformed_sizes if isinstance(transformed_sizes, str) else None
         self._sizes: npt.NDArray[np.int32] | None = None
-        if transformed_sizes is not None:
-            self._take(transformed_sizes)
-
-    def _take(self, transformed_sizes: Sequence[int] | npt.NDArray[np.integer]) -> None:
-        sizes = np.array(transformed_sizes, ndmin=1)
-        if not len(sizes):
-            sizes = sizes.astype(np.int32)
-        if len(sizes) and (int(sizes.min()) < 0 or int(sizes.max()) > MAX_INT32):
-            raise InvalidManifestError("transformed chunk size outside 0 … 2^31−1")
-        self._hold(sizes.astype(np.int32, copy=False))
+        if transformed_size is not None:
+            self._total = transformed_size
+        elif isinstance(transformed_sizes, str):
+            self._hold(decode_chunk_sizes(transformed_sizes))
+        else:
+            self._hold(checked_sizes(np.array(transformed_sizes, ndmin=1)))
 
     def _hold(self, sizes: npt.NDArray[np.int32]) -> None:
         """Keeps sizes of 0 … 2^31−1 in an array that nobody else has."""
@@ -262,48 +259,6 @@ class VariableChunkIndex(ChunkIndex):
         self._stops = np.cumsum(sizes, dtype=np.int64)
         self._total = int(self._stops[-1]) if len(sizes) else 0
         self._sizes = sizes
-
-    @classmethod
-    def from_text(
-        cls, original_chunk_size: int, original_file_size: int, transformed_chunks: str
-    ) -> VariableChunkIndex:
-        """The table whose list of sizes is the manifest text `transformed_chunks`.
-
-        Raises:
-            InvalidManifestError: The text is not a list, or not one of this many chunks.
-        """
-        index = cls(
-            original_chunk_size, original_file_size, None, transformed_chunks=transformed_chunks
-        )
-        index._hold(decode_chunk_sizes(transformed_chunks))
-        return index
-
-    @classmethod
-    def deferred(
-        cls,
-        original_chunk_size: int,
-        original_file_size: int,
-        transformed_chunks: str,
-        transformed_size: int,
-    ) -> VariableChunkIndex:
-        """The table of a text that was decoded before, decoded again when a chunk is asked for.
-
-        A plan of many segments looks at few of their chunks.
-
-        Args:
-            original_chunk_size: As decoded before, like the others.
-            original_file_size: Bytes of the segment file.
-            transformed_chunks: The text; an `InvalidManifestError` at first use if it is not what
-                it was.
-            transformed_size: Sum of all stored chunk sizes.
-        """
-        return cls(
-            original_chunk_size,
-            original_file_size,
-            None,
-            transformed_chunks=transformed_chunks,
-            transformed_size=transformed_size,
-        )
 
     @property
     def transformed_sizes(self) -> npt.NDArray[np.int32]:
@@ -355,7 +310,7 @@ class VariableChunkIndex(ChunkIndex):
     def __reduce__(self) -> tuple[object, ...]:
         shape = (self.original_chunk_size, self.original_file_size)
         if self._text is not None:
-            return VariableChunkIndex.deferred, (*shape, self._text, self._total)
+            return VariableChunkIndex, (*shape, self._text, self._total)
         return VariableChunkIndex, (*shape, self.transformed_sizes)
 
     def __repr__(self) -> str:

@@ -18,7 +18,6 @@ classes beside it.
 from __future__ import annotations
 
 import base64
-import binascii
 import struct
 from typing import TYPE_CHECKING
 
@@ -63,7 +62,7 @@ def decode_chunk_sizes(text: str) -> ChunkSizes:
         raise InvalidManifestError(f"transformedChunks of {len(text)} characters")
     try:
         frame = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as error:
+    except ValueError as error:  # binascii.Error is one
         raise InvalidManifestError("transformedChunks is not base64") from error
     try:
         size = zstandard.get_frame_parameters(frame).content_size
@@ -114,7 +113,7 @@ def unpack_chunk_sizes(payload: bytes) -> ChunkSizes:
         raise InvalidManifestError(f"chunk size list of {count} entries", position=0)
     if count < 2:
         _expect_length(payload, _COUNT.size + count * _SIZE.size)
-        return _checked(np.frombuffer(payload, dtype=">i4", offset=_COUNT.size))
+        return checked_sizes(np.frombuffer(payload, dtype=">i4", offset=_COUNT.size))
     if len(payload) < _MANY.size:
         raise InvalidManifestError(f"chunk size list of {len(payload)} bytes")
     _, base, width = _MANY.unpack_from(payload)
@@ -151,7 +150,7 @@ def pack_chunk_sizes(sizes: Sequence[int] | npt.NDArray[np.integer]) -> bytes:
         array = np.asarray(sizes, dtype=np.int64)
     except OverflowError as error:
         raise InvalidManifestError("chunk size larger than 2^31−1") from error
-    _checked(array)
+    checked_sizes(array)
     count = len(array)
     if count < 2:
         return _COUNT.pack(count) + array.astype(">i4").tobytes()
@@ -170,7 +169,12 @@ def _expect_length(payload: bytes, expected: int) -> None:
         )
 
 
-def _checked(sizes: npt.NDArray[np.integer]) -> ChunkSizes:
+def checked_sizes(sizes: npt.NDArray[np.integer]) -> ChunkSizes:
+    """The sizes as int32.
+
+    Raises:
+        InvalidManifestError: A size is negative or larger than 2^31−1.
+    """
     if len(sizes) and (int(sizes.min()) < 0 or int(sizes.max()) > MAX_INT32):
         raise InvalidManifestError("chunk size outside 0 … 2^31−1")
     return sizes.astype(np.int32, copy=False)

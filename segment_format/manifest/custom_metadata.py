@@ -64,9 +64,9 @@ def parse_custom_metadata(data: bytes | None) -> CustomMetadata:
     for position, field in reader.located_tagged_fields():
         value = MessageReader(field.data, InvalidManifestError, origin=position)
         if field.tag == _REMOTE_SIZE_TAG:
-            remote_size = value.varlong()
+            remote_size = value.varlong("remote size")
         elif field.tag in (_OBJECT_PREFIX_TAG, _OBJECT_KEY_TAG):
-            texts[field.tag] = value.compact_string()
+            texts[field.tag] = value.compact_string("object name")
         else:
             unknown.append(field)
             continue

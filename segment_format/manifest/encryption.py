@@ -19,7 +19,6 @@ Source: `io.aiven.kafka.tieredstorage.security.RsaEncryptionProvider`, `AesEncry
 from __future__ import annotations
 
 import base64
-import binascii
 import functools
 import hashlib
 import hmac
@@ -93,7 +92,7 @@ class WrappedDataKey:
             raise InvalidManifestError(f"data key of {len(encoded)} characters")
         try:
             ciphertext = base64.b64decode(encoded, validate=True)
-        except (binascii.Error, ValueError) as error:
+        except ValueError as error:  # binascii.Error is one
             raise InvalidManifestError(
                 f"data key wrapped with {key_id[:80]!r} is not base64"
             ) from error
@@ -133,7 +132,7 @@ def unwrap_data_key(wrapped: WrappedDataKey, private_key: PrivateKey) -> bytes:
             changed.
     """
     failure = f"data key does not open with the private key given for {wrapped.key_id[:80]!r}"
-    size = private_key.size
+    size = private_key.public_key.size
     if size < 2 * _HASH_SIZE + 2:
         raise DecryptionError(f"{failure}: the key is too short")
     if len(wrapped.ciphertext) != size:

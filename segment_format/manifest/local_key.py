@@ -1,7 +1,7 @@
 """Names of files that `LocalTieredStorage`, the storage manager of Kafka's own tests, writes.
 
-    kafka-tiered-storage/<topic>-<partition>-<topic id>/<start offset, 20 digits>-<segment
-    id>.<suffix>
+    kafka-tiered-storage/<topic>-<partition>-<topic id>/
+        <start offset, 20 digits>-<segment id>.<suffix>
 
     suffix   log, index, timeindex, txnindex (only if the broker had one), leader_epoch_checkpoint,
              snapshot
@@ -20,8 +20,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from segment_format.errors import InvalidManifestError
-from segment_format.kafka_uuid import UUID_TEXT_LENGTH, uuid_to_text
-from segment_format.manifest.object_key import is_topic_name, parse_uuid, split_segment_file_name
+from segment_format.kafka_uuid import uuid_to_text
+from segment_format.manifest.object_key import (
+    is_topic_name,
+    parse_partition,
+    parse_segment_file_name,
+    split_topic_id,
+)
 from segment_format.metadata.model import TopicIdPartition
 
 if TYPE_CHECKING:
@@ -50,22 +55,14 @@ class LocalFileName:
 
 def parse_local_partition_directory(name: str) -> TopicIdPartition | None:
     """The partition from `<topic>-<partition>-<topic id>`, or None for another kind of name."""
-    head, id_text = name[: -UUID_TEXT_LENGTH - 1], name[-UUID_TEXT_LENGTH:]
-    topic, dash, digits = head.rpartition("-")
-    topic_id = parse_uuid(id_text)
-    if (
-        name[len(head) : len(head) + 1] != "-"
-        or not dash
-        or topic_id is None
-        or not is_topic_name(topic)
-        or not digits.isascii()
-        or not digits.isdecimal()
-        or len(digits) > 10
-        or str(int(digits)) != digits
-        or int(digits) > _MAX_PARTITION
-    ):
+    parts = split_topic_id(name)
+    if parts is None:
         return None
-    return TopicIdPartition(topic, topic_id, int(digits))
+    topic, _, digits = parts[0].rpartition("-")
+    partition = parse_partition(digits)
+    if partition is None or not is_topic_name(topic):
+        return None
+    return TopicIdPartition(topic, parts[1], partition)
 
 
 def format_local_partition_directory(partition: TopicIdPartition) -> str:
@@ -85,8 +82,8 @@ def parse_local_file_name(name: str) -> LocalFileName | None:
     Non-ASCII digits are accepted as in `object_key`: such a file's siblings differ from it in the
     suffix alone.
     """
-    parts = split_segment_file_name(name)
-    return LocalFileName(*parts) if parts is not None and parts[2] in LOCAL_SUFFIXES else None
+    parts = parse_segment_file_name(name, LOCAL_SUFFIXES)
+    return None if parts is None else LocalFileName(*parts)
 
 
 def format_local_file_name(name: LocalFileName) -> str:

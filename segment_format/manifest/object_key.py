@@ -26,15 +26,11 @@ from segment_format.kafka_uuid import UUID_TEXT_LENGTH, uuid_from_text, uuid_to_
 if TYPE_CHECKING:
     import uuid
 
-LOG_SUFFIX = "log"
-INDEXES_SUFFIX = "indexes"
-MANIFEST_SUFFIX = "rsm-manifest"
-SUFFIXES = (LOG_SUFFIX, INDEXES_SUFFIX, MANIFEST_SUFFIX)
+SUFFIXES = ("log", "indexes", "rsm-manifest")
 
 _OFFSET_DIGITS = 20
 _MAX_OFFSET = 2**63 - 1
 _MAX_PARTITION = 2**31 - 1
-_MAX_TOPIC_LENGTH = 249
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _PARTITION = re.compile(r"0|[1-9][0-9]{0,9}")
 
@@ -106,40 +102,39 @@ def parse_object_key(key: str, *, prefix: str) -> ObjectKey | None:
     if not key.startswith(prefix):
         return None
     parts = key[len(prefix) :].split("/", 3)
-    if len(parts) != 3 or not _PARTITION.fullmatch(parts[1]) or int(parts[1]) > _MAX_PARTITION:
+    if len(parts) != 3:
         return None
     directory = parse_topic_directory(parts[0])
+    partition = parse_partition(parts[1])
     file = parse_segment_file_name(parts[2])
-    if directory is None or file is None:
+    if directory is None or partition is None or file is None:
         return None
     digits = parts[2][:_OFFSET_DIGITS]
-    topic, topic_id = directory
+    offset_text = None if digits.isascii() else digits
     base_offset, segment_id, suffix = file
-    return ObjectKey(
-        prefix,
-        topic,
-        topic_id,
-        int(parts[1]),
-        base_offset,
-        segment_id,
-        suffix,
-        offset_text=None if digits.isascii() else digits,
-    )
+    return ObjectKey(prefix, *directory, partition, base_offset, segment_id, suffix, offset_text)
 
 
 def parse_topic_directory(name: str) -> tuple[str, uuid.UUID] | None:
     """Topic name and id from `<topic>-<topic id>`, or None for another kind of name."""
-    if len(name) > _MAX_TOPIC_LENGTH + 1 + UUID_TEXT_LENGTH or len(name) < UUID_TEXT_LENGTH + 2:
-        return None
-    topic, dash, id_text = (
+    parts = split_topic_id(name)
+    return parts if parts is not None and is_topic_name(parts[0]) else None
+
+
+def split_topic_id(name: str) -> tuple[str, uuid.UUID] | None:
+    """What stands before `-<topic id>` at the end of a name, and the id; None if there is none."""
+    before, dash, id_text = (
         name[: -UUID_TEXT_LENGTH - 1],
-        name[-UUID_TEXT_LENGTH - 1],
+        name[-UUID_TEXT_LENGTH - 1 : -UUID_TEXT_LENGTH],
         name[-UUID_TEXT_LENGTH:],
     )
     topic_id = parse_uuid(id_text)
-    if dash != "-" or topic_id is None or not is_topic_name(topic):
-        return None
-    return topic, topic_id
+    return None if dash != "-" or topic_id is None else (before, topic_id)
+
+
+def parse_partition(text: str) -> int | None:
+    """The number of a partition, or None where `text` is not one."""
+    return int(text) if _PARTITION.fullmatch(text) and int(text) <= _MAX_PARTITION else None
 
 
 def format_topic_directory(topic: str, topic_id: uuid.UUID) -> str:
@@ -147,21 +142,20 @@ def format_topic_directory(topic: str, topic_id: uuid.UUID) -> str:
     return f"{topic}-{uuid_to_text(topic_id)}"
 
 
-def parse_segment_file_name(name: str) -> tuple[int, uuid.UUID, str] | None:
-    """Base offset, segment id and suffix of a plugin's object, or None for another kind of name."""
-    parts = split_segment_file_name(name)
-    return parts if parts is not None and parts[2] in SUFFIXES else None
+def parse_segment_file_name(
+    name: str, suffixes: tuple[str, ...] = SUFFIXES
+) -> tuple[int, uuid.UUID, str] | None:
+    """Base offset, segment id and suffix from `<20 digits>-<22 characters>.<suffix>`.
 
-
-def split_segment_file_name(name: str) -> tuple[int, uuid.UUID, str] | None:
-    """Base offset, segment id and suffix from `<20 digits>-<22 characters>.<suffix>`, or None."""
+    None for another kind of name, or a suffix that is not among `suffixes`.
+    """
     digits, rest = name[:_OFFSET_DIGITS], name[_OFFSET_DIGITS:]
     if len(digits) != _OFFSET_DIGITS or not digits.isdecimal() or rest[:1] != "-":
         return None
     segment_id = parse_uuid(rest[1 : 1 + UUID_TEXT_LENGTH])
     dot, suffix = rest[1 + UUID_TEXT_LENGTH : 2 + UUID_TEXT_LENGTH], rest[2 + UUID_TEXT_LENGTH :]
     base_offset = int(digits)
-    if segment_id is None or dot != "." or base_offset > _MAX_OFFSET:
+    if segment_id is None or dot != "." or suffix not in suffixes or base_offset > _MAX_OFFSET:
         return None
     return base_offset, segment_id, suffix
 

@@ -226,7 +226,7 @@ def _parse_chunk_index(members: Members) -> FixedChunkIndex | VariableChunkIndex
             members.integer("transformedChunkSize"),
             members.integer("finalTransformedChunkSize"),
         )
-    return VariableChunkIndex.from_text(chunk_size, file_size, members.text("transformedChunks"))
+    return VariableChunkIndex(chunk_size, file_size, members.text("transformedChunks"))
 
 
 def _chunk_index_members(chunk_index: FixedChunkIndex | VariableChunkIndex) -> dict[str, object]:

@@ -51,7 +51,7 @@ def restore_chunk(
 
     Args:
         stored: Exactly the bytes [transformed_position, transformed_stop) of the `.log` object.
-        chunk: Its entry in the chunk table.
+        chunk: Its entry in the chunk index.
         compression: The manifest's `compression`.
         data_key: The unwrapped data key, or None for a segment that is not encrypted.
         aad: The manifest's AAD; required with `data_key`.
@@ -63,7 +63,7 @@ def restore_chunk(
         claims.
 
     Raises:
-        ChunkError: A length is not the table's, or the zstd frame is not valid.
+        ChunkError: A length is not the chunk index's, or the zstd frame is not valid.
         DecryptionError: The message does not authenticate.
     """
     if len(stored) != chunk.transformed_size:

@@ -16,9 +16,6 @@ from segment_format.metadata.protocol import (
     TaggedField,
     write_compact_bytes,
     write_compact_string,
-    write_int8,
-    write_int32,
-    write_int64,
     write_tagged_fields,
     write_uvarint,
 )
@@ -67,7 +64,7 @@ def _write_partition(partition: TopicIdPartition, tags: tuple[TaggedField, ...])
     return (
         write_compact_string(partition.topic)
         + partition.topic_id.bytes
-        + write_int32(partition.partition)
+        + struct.pack(">i", partition.partition)
         + write_tagged_fields(tags)
     )
 
@@ -91,19 +88,16 @@ def _write_body(record: RemoteLogSegmentMetadata | RemoteLogSegmentMetadataSnaps
         tags = (TaggedField(TXN_INDEX_EMPTY_TAG, value), *tags)
     return b"".join(
         (
-            write_int64(record.start_offset),
-            write_int64(record.end_offset),
-            write_int32(record.broker_id),
-            write_int64(record.max_timestamp_ms),
-            write_int64(record.event_timestamp_ms),
+            struct.pack(">qqi", record.start_offset, record.end_offset, record.broker_id),
+            struct.pack(">qq", record.max_timestamp_ms, record.event_timestamp_ms),
             write_uvarint(len(order) + 1),
             *(
-                write_int32(epoch) + write_int64(starts[epoch]) + write_tagged_fields(epoch_tags)
+                struct.pack(">iq", epoch, starts[epoch]) + write_tagged_fields(epoch_tags)
                 for epoch, epoch_tags in order
             ),
-            write_int32(record.segment_size_in_bytes),
+            struct.pack(">i", record.segment_size_in_bytes),
             write_compact_bytes(record.custom_metadata),
-            write_int8(record.state),
+            struct.pack(">b", record.state),
             write_tagged_fields(tags),
         )
     )
@@ -112,10 +106,9 @@ def _write_body(record: RemoteLogSegmentMetadata | RemoteLogSegmentMetadataSnaps
 def _write_update(record: RemoteLogSegmentMetadataUpdate) -> bytes:
     return (
         _write_segment_id(record.segment_id, record.wire)
-        + write_int32(record.broker_id)
-        + write_int64(record.event_timestamp_ms)
+        + struct.pack(">iq", record.broker_id, record.event_timestamp_ms)
         + write_compact_bytes(record.custom_metadata)
-        + write_int8(record.state)
+        + struct.pack(">b", record.state)
         + write_tagged_fields(record.wire.record_tags)
     )
 
@@ -123,8 +116,6 @@ def _write_update(record: RemoteLogSegmentMetadataUpdate) -> bytes:
 def _write_partition_delete(record: RemotePartitionDelete) -> bytes:
     return (
         _write_partition(record.topic_id_partition, record.wire.topic_id_partition_tags)
-        + write_int32(record.broker_id)
-        + write_int64(record.event_timestamp_ms)
-        + write_int8(record.state)
+        + struct.pack(">iqb", record.broker_id, record.event_timestamp_ms, record.state)
         + write_tagged_fields(record.wire.record_tags)
     )

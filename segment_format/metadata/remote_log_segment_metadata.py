@@ -25,7 +25,9 @@ message definitions under `storage/src/main/resources/message`.
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from segment_format.errors import InvalidMetadataError, SegmentFormatError
 from segment_format.index.leader_epoch_checkpoint import EpochEntry
@@ -70,6 +72,10 @@ __all__ = [
 RECORD_VERSIONS = (0, 1)
 _MIN_EPOCH_BYTES = 4 + 8 + 1
 
+_Tags: TypeAlias = tuple[TaggedField, ...]
+_State = TypeVar("_State", RemoteLogSegmentState, RemotePartitionDeleteState)
+_Segment = TypeVar("_Segment", RemoteLogSegmentMetadata, RemoteLogSegmentMetadataSnapshot)
+
 
 def parse_metadata_record(value: bytes) -> MetadataRecord:
     """The event that a record value of `__remote_log_metadata` stands for.
@@ -86,11 +92,11 @@ def parse_metadata_record(value: bytes) -> MetadataRecord:
             themselves.
     """
     reader = MessageReader(bytes(value), InvalidMetadataError)
-    frame = reader.uvarint()
+    frame = reader.uvarint("frame version")
     if frame != FRAME_VERSION:
         raise reader.fail(f"frame version {frame}; supported: {FRAME_VERSION}")
-    record_type = reader.uvarint()
-    version = reader.uvarint()
+    record_type = reader.uvarint("record type")
+    version = reader.uvarint("record version")
     parse = _PARSERS.get(record_type)
     if parse is None:
         raise reader.fail(f"record type {record_type}; supported: {', '.join(map(str, _PARSERS))}")
@@ -131,93 +137,70 @@ def check_offsets_and_epochs(
         raise error("negative leader epoch or start offset")
 
 
-def _topic_id_partition(reader: MessageReader) -> tuple[TopicIdPartition, tuple[TaggedField, ...]]:
-    topic = reader.compact_string()
-    topic_id = reader.uuid()
-    partition = reader.int32()
+def _topic_id_partition(reader: MessageReader) -> tuple[TopicIdPartition, _Tags]:
+    topic = reader.compact_string("topic")
+    topic_id = reader.uuid("topic id")
+    partition = reader.i32("partition")
     if partition < 0:
         raise reader.fail(f"partition {partition}")
     return TopicIdPartition(topic, topic_id, partition), reader.tagged_fields()
 
 
-class _SegmentIdParts(NamedTuple):
-    segment_id: RemoteLogSegmentId
-    partition_tags: tuple[TaggedField, ...]
-    tags: tuple[TaggedField, ...]
-
-
-def _segment_id(reader: MessageReader) -> _SegmentIdParts:
+def _segment_id(reader: MessageReader, version: int) -> tuple[RemoteLogSegmentId, WireDetails]:
     partition, partition_tags = _topic_id_partition(reader)
-    return _SegmentIdParts(
-        RemoteLogSegmentId(partition, reader.uuid()), partition_tags, reader.tagged_fields()
+    segment_id = RemoteLogSegmentId(partition, reader.uuid("segment id"))
+    wire = WireDetails(
+        version, segment_id_tags=reader.tagged_fields(), topic_id_partition_tags=partition_tags
     )
+    return segment_id, wire
 
 
-def _state(reader: MessageReader) -> RemoteLogSegmentState:
-    number = reader.int8()
+def _state(reader: MessageReader, states: type[_State], what: str = "segment state") -> _State:
+    number = reader.i8(what)
     try:
-        return RemoteLogSegmentState(number)
+        return states(number)
     except ValueError:
-        raise reader.fail(f"segment state {number}") from None
+        raise reader.fail(f"{what} {number}") from None
 
 
-class _Body(NamedTuple):
-    """The part that types 0 and 3 share."""
-
-    start_offset: int
-    end_offset: int
-    max_timestamp_ms: int
-    broker_id: int
-    event_timestamp_ms: int
-    segment_leader_epochs: tuple[EpochEntry, ...]
-    segment_size_in_bytes: int
-    custom_metadata: bytes | None
-    state: RemoteLogSegmentState
-    txn_index_empty: bool | None
-    wire_epochs: tuple[tuple[int, tuple[TaggedField, ...]], ...]
-    tags: tuple[TaggedField, ...]
-
-
-def _body(reader: MessageReader) -> _Body:
-    start_offset = reader.int64()
-    end_offset = reader.int64()
-    broker_id = reader.int32()
-    max_timestamp_ms = reader.int64()
-    event_timestamp_ms = reader.int64()
+def _body(reader: MessageReader, make: Callable[..., _Segment], wire: WireDetails) -> _Segment:
+    """What types 0 and 3 share, handed to `make`."""
+    start_offset = reader.i64("start offset")
+    end_offset = reader.i64("end offset")
+    broker_id = reader.i32("broker id")
+    max_timestamp_ms = reader.i64("largest timestamp")
+    event_timestamp_ms = reader.i64("event timestamp")
     written = [
-        (EpochEntry(reader.int32(), reader.int64()), reader.tagged_fields())
-        for _ in range(reader.compact_array_length(min_item_bytes=_MIN_EPOCH_BYTES))
+        (EpochEntry(reader.i32("leader epoch"), reader.i64("epoch start")), reader.tagged_fields())
+        for _ in range(reader.compact_array_length("epochs", min_item_bytes=_MIN_EPOCH_BYTES))
     ]
     epochs = tuple(sorted((entry for entry, _ in written), key=lambda entry: entry.epoch))
     check_offsets_and_epochs(start_offset, end_offset, epochs, reader.fail)
     wire_epochs = tuple((entry.epoch, tags) for entry, tags in written)
     if wire_epochs == tuple((entry.epoch, ()) for entry in epochs):
         wire_epochs = ()
-    size = reader.int32()
+    size = reader.i32("segment size")
     if size < 0:
         raise reader.fail(f"segment of {size} bytes")
-    custom_metadata = reader.compact_bytes()
-    state = _state(reader)
+    custom_metadata = reader.compact_bytes("custom metadata")
+    state = _state(reader, RemoteLogSegmentState)
     txn_index_empty, tags = _split_txn_index_empty(reader)
-    return _Body(
-        start_offset,
-        end_offset,
-        max_timestamp_ms,
-        broker_id,
-        event_timestamp_ms,
-        epochs,
-        size,
-        custom_metadata,
-        state,
-        txn_index_empty,
-        wire_epochs,
-        tags,
+    return make(
+        start_offset=start_offset,
+        end_offset=end_offset,
+        max_timestamp_ms=max_timestamp_ms,
+        broker_id=broker_id,
+        event_timestamp_ms=event_timestamp_ms,
+        segment_leader_epochs=epochs,
+        segment_size_in_bytes=size,
+        custom_metadata=custom_metadata,
+        state=state,
+        txn_index_empty=txn_index_empty,
+        wire=_shared(replace(wire, record_tags=tags, epochs=wire_epochs)),
     )
 
 
-def _split_txn_index_empty(
-    reader: MessageReader,
-) -> tuple[bool | None, tuple[TaggedField, ...]]:
+def _split_txn_index_empty(reader: MessageReader) -> tuple[bool | None, _Tags]:
     tags = reader.tagged_fields()
     if not tags or tags[0].tag != TXN_INDEX_EMPTY_TAG:
         return None, tags
@@ -227,66 +210,44 @@ def _split_txn_index_empty(
     return data == b"\1", tags[1:]
 
 
-def _wire(
-    version: int,
-    *,
-    record: tuple[TaggedField, ...],
-    segment_id: tuple[TaggedField, ...] = (),
-    partition: tuple[TaggedField, ...] = (),
-    epochs: tuple[tuple[int, tuple[TaggedField, ...]], ...] = (),
-) -> WireDetails:
-    details = WireDetails(version, record, segment_id, partition, epochs)
-    return NO_WIRE_DETAILS if details == NO_WIRE_DETAILS else details
+def _shared(wire: WireDetails) -> WireDetails:
+    return NO_WIRE_DETAILS if wire == NO_WIRE_DETAILS else wire
 
 
 def _parse_segment(reader: MessageReader, version: int) -> RemoteLogSegmentMetadata:
-    segment = _segment_id(reader)
-    body = _body(reader)
-    wire = _wire(
-        version,
-        record=body.tags,
-        segment_id=segment.tags,
-        partition=segment.partition_tags,
-        epochs=body.wire_epochs,
-    )
-    return RemoteLogSegmentMetadata(segment.segment_id, *body[:-2], wire=wire)
+    segment_id, wire = _segment_id(reader, version)
+    return _body(reader, partial(RemoteLogSegmentMetadata, segment_id), wire)
 
 
 def _parse_update(reader: MessageReader, version: int) -> RemoteLogSegmentMetadataUpdate:
-    segment = _segment_id(reader)
-    broker_id = reader.int32()
-    event_timestamp_ms = reader.int64()
-    custom_metadata = reader.compact_bytes()
-    state = _state(reader)
-    wire = _wire(
-        version,
-        record=reader.tagged_fields(),
-        segment_id=segment.tags,
-        partition=segment.partition_tags,
-    )
+    segment_id, wire = _segment_id(reader, version)
     return RemoteLogSegmentMetadataUpdate(
-        segment.segment_id, broker_id, event_timestamp_ms, custom_metadata, state, wire
+        segment_id,
+        broker_id=reader.i32("broker id"),
+        event_timestamp_ms=reader.i64("event timestamp"),
+        custom_metadata=reader.compact_bytes("custom metadata"),
+        state=_state(reader, RemoteLogSegmentState),
+        wire=_shared(replace(wire, record_tags=reader.tagged_fields())),
     )
 
 
 def _parse_partition_delete(reader: MessageReader, version: int) -> RemotePartitionDelete:
     partition, partition_tags = _topic_id_partition(reader)
-    broker_id = reader.int32()
-    event_timestamp_ms = reader.int64()
-    number = reader.int8()
-    try:
-        state = RemotePartitionDeleteState(number)
-    except ValueError:
-        raise reader.fail(f"partition delete state {number}") from None
-    wire = _wire(version, record=reader.tagged_fields(), partition=partition_tags)
-    return RemotePartitionDelete(partition, broker_id, event_timestamp_ms, state, wire)
+    wire = WireDetails(version, topic_id_partition_tags=partition_tags)
+    return RemotePartitionDelete(
+        partition,
+        broker_id=reader.i32("broker id"),
+        event_timestamp_ms=reader.i64("event timestamp"),
+        state=_state(reader, RemotePartitionDeleteState, "partition delete state"),
+        wire=_shared(replace(wire, record_tags=reader.tagged_fields())),
+    )
 
 
 def _parse_snapshot(reader: MessageReader, version: int) -> RemoteLogSegmentMetadataSnapshot:
-    segment_id = reader.uuid()
-    body = _body(reader)
-    wire = _wire(version, record=body.tags, epochs=body.wire_epochs)
-    return RemoteLogSegmentMetadataSnapshot(segment_id, *body[:-2], wire=wire)
+    segment_id = reader.uuid("segment id")
+    return _body(
+        reader, partial(RemoteLogSegmentMetadataSnapshot, segment_id), WireDetails(version)
+    )
 
 
 _PARSERS: dict[int, Callable[[MessageReader, int], MetadataRecord]] = {

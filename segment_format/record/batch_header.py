@@ -27,11 +27,11 @@ horizon).
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
-from segment_format._cursor import byte_view
+from segment_format._cursor import byte_view, wrap_i64
 from segment_format.errors import (
     CorruptRecordError,
     TruncatedBatchError,
@@ -181,21 +181,7 @@ class RecordBatchHeader:
 
     def to_bytes(self) -> bytes:
         """The 61 bytes of the header, with `crc` as it stands in the field."""
-        return _HEADER.pack(
-            self.base_offset,
-            self.batch_length,
-            self.partition_leader_epoch,
-            self.magic,
-            self.crc,
-            self.attributes,
-            self.last_offset_delta,
-            self.base_timestamp,
-            self.max_timestamp,
-            self.producer_id,
-            self.producer_epoch,
-            self.base_sequence,
-            self.record_count,
-        )
+        return _HEADER.pack(*astuple(self))
 
     @property
     def last_offset(self) -> int:
@@ -225,6 +211,12 @@ class RecordBatchHeader:
     def timestamp_type(self) -> TimestampType:
         """CREATE_TIME or LOG_APPEND_TIME."""
         return TimestampType((self.attributes & TIMESTAMP_TYPE_BIT) >> 3)
+
+    def timestamp_of(self, timestamp_delta: int) -> int:
+        """The timestamp of a record of this batch, in milliseconds."""
+        if self.attributes & TIMESTAMP_TYPE_BIT:
+            return self.max_timestamp
+        return wrap_i64(self.base_timestamp + timestamp_delta)
 
     @property
     def is_transactional(self) -> bool:

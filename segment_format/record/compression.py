@@ -11,7 +11,8 @@ write; "what Kafka accepts" is the specification:
 | 3 lz4 | one LZ4 frame: see `segment_format.record.lz4_frame` |
 | 4 zstd | any number of zstd and skippable frames, and nothing else |
 
-Too few or too many records in an otherwise valid stream are the record decoder's to notice.
+Three cases differ from Kafka: see "Codecs" in the package's README. Too few or too many records in
+an otherwise valid stream are the record decoder's to notice.
 
 Source: `org.apache.kafka.common.compress.*`, `Lz4BlockInputStream`, snappy-java's
 `SnappyInputStream`.
@@ -21,8 +22,6 @@ from __future__ import annotations
 
 import threading
 import zlib
-from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import zstandard
@@ -35,8 +34,6 @@ from segment_format.record.snappy import decompress_snappy
 from segment_format.record.zstd_frames import scan_frames
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from segment_format._cursor import BytesLike
 
 DEFAULT_MAX_BATCH_BYTES: Final = 256 << 20
@@ -46,53 +43,6 @@ Brokers take batches of 1 MiB unless told otherwise, so this leaves room for a c
 256, or for topics whose `max.message.bytes` was raised; a task's memory stays within what Spark
 gives a Python worker.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class CodecException:
-    """A case in which this reader deliberately differs from Kafka's decoder.
-
-    Attributes:
-        codec: Which codec.
-        case: What the payload looks like.
-        kafka_accepts: Whether Kafka's consumer reads it.
-        accepted: Whether this reader does.
-        reason: Why.
-    """
-
-    codec: CompressionType
-    case: str
-    kafka_accepts: bool
-    accepted: bool
-    reason: str
-
-
-CODEC_EXCEPTIONS: Final[Mapping[str, CodecException]] = MappingProxyType(
-    {
-        "lz4 linked blocks": CodecException(
-            CompressionType.LZ4,
-            "blocks that refer to earlier blocks",
-            kafka_accepts=False,
-            accepted=True,
-            reason="the bytes are unambiguous and any LZ4 library reads them; no broker keeps one",
-        ),
-        "lz4 wrong content checksum": CodecException(
-            CompressionType.LZ4,
-            "a content checksum that is not that of the content",
-            kafka_accepts=True,
-            accepted=False,
-            reason="Kafka reads the checksum and forgets it; a wrong one means changed bytes",
-        ),
-        "gzip batch without records": CodecException(
-            CompressionType.GZIP,
-            "a record count of 0 in front of something that is not gzip",
-            kafka_accepts=False,
-            accepted=True,
-            reason="no record depends on the payload, which is not looked at for any codec",
-        ),
-    }
-)
-"""All differences from Kafka's decoders; everything else is accepted or refused as Kafka does."""
 
 # Plain integers: comparing with members of the enumeration costs as much as small batches do.
 _NONE, _GZIP, _SNAPPY, _LZ4, _ZSTD = (int(codec) for codec in CompressionType)
@@ -127,9 +77,8 @@ def decompress(
     """The uncompressed bytes of one batch's records.
 
     Memory: at most twice `max_output_bytes` (the pieces and their join), plus up to 128 MiB that
-    the zstd library takes for
-    a frame that declares a window of that size. A size that the payload merely claims is never
-    allocated unless the payload is long enough to be able to expand to it.
+    the zstd library takes for a frame that declares a window of that size. A size that the payload
+    merely claims is never allocated unless the payload is long enough to be able to expand to it.
 
     Args:
         codec: Number from the batch's attributes; 0 returns `payload` itself.

@@ -1,8 +1,7 @@
 """The records of control batches: transaction markers and Kafka's own bookkeeping.
 
-Key: version i16, type i16. Longer keys and higher versions are read as version 0. Value of ABORT
-and
-COMMIT: version i16, coordinatorEpoch i32; more bytes and higher versions are read as version 0.
+Key: version i16, type i16. Value of ABORT and COMMIT: version i16, coordinatorEpoch i32. More bytes
+and higher versions are read as version 0.
 
 Types other than those named are to be ignored: they take an offset and change no transaction.
 

@@ -86,9 +86,7 @@ def decode_legacy_entry(
         try:
             records = _unwrap(message, check_crcs=check_crcs, max_batch_bytes=max_batch_bytes)
         except SegmentFormatError as error:
-            raise type(error)(
-                error.message, position=entry.position, offset=entry.offset
-            ) from error
+            raise error.at(entry.position, entry.offset) from error
     return DecodedBatch(
         position=entry.position,
         size=entry.size,

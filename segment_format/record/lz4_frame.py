@@ -2,11 +2,14 @@
 
 ```
 04 22 4d 18   magic
-FLG           bits 7–6 version 01, 5 independent blocks, 4 block checksums, 3 content size, 2
-content checksum, 1–0 zero BD            bits 6–4 block size id 4–7 (64 KiB to 4 MiB), others zero
-[8]           content size, skipped HC            second byte of xxh32 (seed 0) over FLG … content
-size blocks        u32 size (top bit: stored), bytes, [xxh32] 00 00 00 00   end mark [4]
-xxh32 of the content
+FLG           bits 7–6 version 01, 5 independent blocks, 4 block checksums, 3 content size,
+              2 content checksum, 1–0 zero
+BD            bits 6–4 block size id 4–7 (64 KiB to 4 MiB), others zero
+[8]           content size, skipped
+HC            second byte of xxh32 (seed 0) over FLG … content size
+blocks        u32 size (top bit: stored), bytes, [xxh32]
+00 00 00 00   end mark
+[4]           xxh32 of the content
 ```
 
 Everything after the end mark is ignored. Messages of magic 0 carry a wrong HC (it was computed over
@@ -17,6 +20,7 @@ Source: `Lz4BlockInputStream`, `Lz4BlockOutputStream` (KAFKA-3160 for the old he
 
 from __future__ import annotations
 
+import functools
 import struct
 from typing import TYPE_CHECKING, Final
 
@@ -31,19 +35,15 @@ if TYPE_CHECKING:
 _MAGIC: Final = b"\x04\x22\x4d\x18"
 _COMMON_HEADER: Final = int.from_bytes(_MAGIC + b"\x60\x40\x82", "little")
 """What Java producers write, as the low seven bytes of a little-endian word."""
+_INDEPENDENT_FLAG: Final = 0x20
+_BLOCK_CHECKSUM_FLAG: Final = 0x10
 _CONTENT_SIZE_FLAG: Final = 0x08
+_CONTENT_CHECKSUM_FLAG: Final = 0x04
 _RESERVED_FLAGS: Final = 0x03
 _MAX_RATIO: Final = 255
 _PIECE: Final = 1 << 20
 
 _u64 = struct.Struct("<Q").unpack_from
-
-_PRIME_1 = 2654435761
-_PRIME_2 = 2246822519
-_PRIME_3 = 3266489917
-_PRIME_4 = 668265263
-_PRIME_5 = 374761393
-_MASK = 0xFFFF_FFFF
 
 
 def decompress_lz4(payload: BytesLike, *, magic: int, max_output_bytes: int) -> bytes:
@@ -56,9 +56,9 @@ def decompress_lz4(payload: BytesLike, *, magic: int, max_output_bytes: int) -> 
             block or content checksum, no end mark, or more than `max_output_bytes`.
     """
     view = byte_view(payload)
-    if len(view) < 8 or _u64(view)[0] & 0xFF_FFFF_FFFF_FFFF != _COMMON_HEADER:
-        view = _with_plain_header(view, check=magic > 0)
     try:
+        if len(view) < 8 or _u64(view)[0] & 0xFF_FFFF_FFFF_FFFF != _COMMON_HEADER:
+            view = _with_plain_header(view, check=magic > 0)
         if _MAX_RATIO * len(view) <= max_output_bytes:
             content: bytes = lz4.frame.decompress(view)
             return content
@@ -96,35 +96,31 @@ def _with_plain_header(view: memoryview, *, check: bool) -> memoryview:
     flags = view[4]
     if flags >> 6 != 1 or flags & _RESERVED_FLAGS:
         raise DecompressionError(f"lz4: frame flags {flags:#04x}", position=4)
-    checksum_at = 14 if flags & _CONTENT_SIZE_FLAG else 6
-    if len(view) <= checksum_at:
+    header_size = 15 if flags & _CONTENT_SIZE_FLAG else 7
+    if len(view) < header_size:
         raise DecompressionError("lz4: the frame header is cut", position=len(view))
-    if check and view[checksum_at] != _header_checksum(bytes(view[4:checksum_at])):
-        raise DecompressionError("lz4: wrong header checksum", position=checksum_at)
-    plain = bytes((flags & ~_CONTENT_SIZE_FLAG, view[5]))
-    if checksum_at == 6 and view[6] == _header_checksum(plain):
-        return view
-    return memoryview(
-        b"".join((_MAGIC, plain, bytes((_header_checksum(plain),)), view[checksum_at + 1 :]))
+    if check:
+        try:
+            lz4.frame.get_frame_info(view[:header_size])
+        except RuntimeError as error:
+            message = f"lz4: a wrong frame header, or a wrong header checksum: {error}"
+            raise DecompressionError(message, position=4) from error
+        if header_size == 7:
+            return view
+    plain = _plain_header(flags & ~_CONTENT_SIZE_FLAG, view[5])
+    return memoryview(plain + view[header_size:])
+
+
+@functools.cache
+def _plain_header(flags: int, block_descriptor: int) -> bytes:
+    """The seven bytes that the library begins a frame with that has no content size."""
+    header: bytes = lz4.frame.compress_begin(
+        lz4.frame.create_compression_context(),
+        block_size=block_descriptor >> 4 & 7,
+        block_linked=not flags & _INDEPENDENT_FLAG,
+        block_checksum=bool(flags & _BLOCK_CHECKSUM_FLAG),
+        content_checksum=bool(flags & _CONTENT_CHECKSUM_FLAG),
     )
-
-
-def _rotate(value: int, bits: int) -> int:
-    value &= _MASK
-    return (value << bits | value >> (32 - bits)) & _MASK
-
-
-def _header_checksum(descriptor: bytes) -> int:
-    """Second byte of xxh32 with seed 0, for inputs below 16 bytes."""
-    value = _PRIME_5 + len(descriptor)
-    whole = len(descriptor) & ~3
-    for index in range(0, whole, 4):
-        word = int.from_bytes(descriptor[index : index + 4], "little")
-        value = _rotate(value + word * _PRIME_3, 17) * _PRIME_4
-    for byte in descriptor[whole:]:
-        value = _rotate(value + byte * _PRIME_5, 11) * _PRIME_1
-    value &= _MASK
-    value = (value ^ value >> 15) * _PRIME_2 & _MASK
-    value = (value ^ value >> 13) * _PRIME_3 & _MASK
-    value ^= value >> 16
-    return value >> 8 & 0xFF
+    if header[4:6] != bytes((flags, block_descriptor)):
+        raise DecompressionError(f"lz4: block descriptor {block_descriptor:#04x}", position=5)
+    return header

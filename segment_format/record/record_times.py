@@ -14,7 +14,6 @@ from segment_format.record.batch_header import (
     HEADER_SIZE,
     MAGIC_2,
     RecordBatchHeader,
-    TimestampType,
     compression_type,
 )
 from segment_format.record.compression import DEFAULT_MAX_BATCH_BYTES, decompress
@@ -71,23 +70,16 @@ def _of_batch(
     try:
         payload = view[entry.position + HEADER_SIZE : entry.stop]
         cursor = Cursor(byte_view(decompress(codec, payload, max_output_bytes=max_batch_bytes)))
-        by_append = header.timestamp_type is TimestampType.LOG_APPEND_TIME
         for _ in range(header.record_count):
             offset_delta, timestamp_delta = _deltas(cursor)
-            yield (
-                wrap_i64(header.base_offset + offset_delta),
-                header.max_timestamp
-                if by_append
-                else wrap_i64(header.base_timestamp + timestamp_delta),
-            )
+            offset = wrap_i64(header.base_offset + offset_delta)
+            yield offset, header.timestamp_of(timestamp_delta)
         if cursor.remaining:
             raise cursor.fail(
                 f"{cursor.remaining} bytes left after the {header.record_count} records"
             )
     except SegmentFormatError as error:
-        raise type(error)(
-            error.message, position=entry.position, offset=header.base_offset
-        ) from error
+        raise error.at(entry.position, header.base_offset) from error
 
 
 def _deltas(cursor: Cursor) -> tuple[int, int]:

@@ -17,9 +17,8 @@ record inside a magic-2 batch, after decompression:
 | 9 | headers | each: key length varint (not negative), key UTF-8, value length varint, value |
 
 Timestamps: the batch's maxTimestamp for every record under LogAppendTime, else baseTimestamp +
-delta,
-also when baseTimestamp holds a delete horizon. Offsets: baseOffset + offsetDelta; compaction leaves
-holes, so offsets are never counted. Both sums wrap at 64 bits as in Java.
+delta, also when baseTimestamp holds a delete horizon. Offsets: baseOffset + offsetDelta; compaction
+leaves holes, so offsets are never counted. Both sums wrap at 64 bits as in Java.
 
 Refused, as Kafka's consumer refuses it: a record whose body is not consumed exactly, a header count
 above the bytes left, fewer or more records than the batch states. A count of 0 means an empty
@@ -39,7 +38,6 @@ from segment_format.record.batch_header import (
     HEADER_SIZE,
     MAGIC_2,
     RecordBatchHeader,
-    TimestampType,
     compression_type,
     increment_sequence,
 )
@@ -130,9 +128,7 @@ def _decode_batch(
         try:
             content = decompress(codec, payload, max_output_bytes=max_batch_bytes)
         except SegmentFormatError as error:
-            raise type(error)(
-                error.message, position=entry.position, offset=header.base_offset
-            ) from error
+            raise error.at(entry.position, header.base_offset) from error
         origin = None if codec else entry.position + HEADER_SIZE
         records = _decode_records(byte_view(content), header, entry.position, origin)
     return DecodedBatch(
@@ -173,9 +169,7 @@ def _decode_records(
             )
     except CorruptRecordError as error:
         where = position if origin is None else error.position
-        raise CorruptRecordError(
-            error.message, position=where, offset=header.base_offset
-        ) from error
+        raise error.at(where, header.base_offset) from error
     return records
 
 
@@ -193,13 +187,10 @@ def _decode_record(cursor: Cursor, header: RecordBatchHeader) -> Record:
     headers = _decode_headers(body)
     if body.remaining:
         raise body.fail(f"{body.remaining} bytes of the record are not used")
-    timestamp_type = header.timestamp_type
     return Record(
         offset=wrap_i64(header.base_offset + offset_delta),
-        timestamp=header.max_timestamp
-        if timestamp_type is TimestampType.LOG_APPEND_TIME
-        else wrap_i64(header.base_timestamp + timestamp_delta),
-        timestamp_type=timestamp_type,
+        timestamp=header.timestamp_of(timestamp_delta),
+        timestamp_type=header.timestamp_type,
         key=key,
         value=value,
         headers=headers,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import segment_format
-from segment_format.record.compression import CODEC_EXCEPTIONS
+from tests.segment_format.codec_exceptions import CODEC_EXCEPTIONS
 
 README = (Path(segment_format.__file__).parent / "README.md").read_text(encoding="utf-8")
 

@@ -140,14 +140,14 @@ def test_memory_is_fresh_where_tuning_is_off(monkeypatch: pytest.MonkeyPatch) ->
 def test_counts_that_do_not_tell_are_noticed(
     monkeypatch: pytest.MonkeyPatch, counting: Callable[[list[object], int], int]
 ) -> None:
-    assert reused_memory._COUNTS_TELL
-    monkeypatch.setattr(reused_memory, "_count", counting)
-    monkeypatch.setattr(reused_memory, "_ONLY_KEPT", 2)
-    assert not reused_memory._counts_tell()
+    assert reused_memory._REFCOUNTS_TELL
+    monkeypatch.setattr(reused_memory, "_refcount", counting)
+    monkeypatch.setattr(reused_memory, "_IDLE_REFCOUNT", 2)
+    assert not reused_memory._refcounts_tell()
 
 
 def test_memory_is_fresh_where_counts_do_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reused_memory, "_COUNTS_TELL", False)
+    monkeypatch.setattr(reused_memory, "_REFCOUNTS_TELL", False)
     assert not _is_used_again()
 
 

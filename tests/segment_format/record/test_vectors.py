@@ -7,8 +7,8 @@ import pytest
 
 from segment_format.errors import CorruptRecordError
 from segment_format.record.batch_header import CompressionType, TimestampType
-from segment_format.record.compression import CODEC_EXCEPTIONS
 from segment_format.record.records import DecodedBatch, iter_batches
+from tests.segment_format.codec_exceptions import CODEC_EXCEPTIONS
 from tests.segment_format.record.vectors import (
     CODEC_NUMBERS,
     batch_with_payload,

@@ -1,0 +1,59 @@
+"""The cases in which this reader deliberately differs from Kafka's decoders: README's table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from segment_format.record.batch_header import CompressionType
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class CodecException:
+    """A case in which this reader deliberately differs from Kafka's decoder.
+
+    Attributes:
+        codec: Which codec.
+        case: What the payload looks like.
+        kafka_accepts: Whether Kafka's consumer reads it.
+        accepted: Whether this reader does.
+        reason: Why.
+    """
+
+    codec: CompressionType
+    case: str
+    kafka_accepts: bool
+    accepted: bool
+    reason: str
+
+
+CODEC_EXCEPTIONS: Final[Mapping[str, CodecException]] = MappingProxyType(
+    {
+        "lz4 linked blocks": CodecException(
+            CompressionType.LZ4,
+            "blocks that refer to earlier blocks",
+            kafka_accepts=False,
+            accepted=True,
+            reason="the bytes are unambiguous and any LZ4 library reads them; no broker keeps one",
+        ),
+        "lz4 wrong content checksum": CodecException(
+            CompressionType.LZ4,
+            "a content checksum that is not that of the content",
+            kafka_accepts=True,
+            accepted=False,
+            reason="Kafka reads the checksum and forgets it; a wrong one means changed bytes",
+        ),
+        "gzip batch without records": CodecException(
+            CompressionType.GZIP,
+            "a record count of 0 in front of something that is not gzip",
+            kafka_accepts=False,
+            accepted=True,
+            reason="no record depends on the payload, which is not looked at for any codec",
+        ),
+    }
+)
+"""All differences from Kafka's decoders; everything else is accepted or refused as Kafka does."""
