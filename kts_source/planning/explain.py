@@ -96,7 +96,7 @@ def _partition(
                 what += f", where leaves [{left[0]}, {left[1]})"
         yield f"  segment {segment.segment_id}: {what}, {segment.objects.size_in_bytes:,} bytes"
     for hole in log.holes:
-        yield f"  hole: {hole}"
+        yield f"  hole: offsets [{hole.start}, {hole.stop}) {hole.between}"
     for gap in log.unverifiable:
         yield f"  gap that cannot be proven: offsets [{gap.start}, {gap.stop})"
     for skipped in log.skipped:

@@ -15,22 +15,20 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def report_left_out(partitions: Sequence[PartitionPlan], aborted: Sequence[int]) -> None:
+def report_isolation(partitions: Sequence[tuple[PartitionPlan, int]]) -> None:
     """Logs what is left out, if anything is: a warning where rows may still be committed.
 
     Args:
-        partitions: As planned.
-        aborted: Aborted transactions with data in the range of each.
+        partitions: The plan of each, and how many aborted transactions have data in its range.
     """
     parts = []
-    with_aborted = [
-        f"{_name(part)}: {count}" for part, count in zip(partitions, aborted, strict=True) if count
-    ]
-    if with_aborted:
-        parts.append(f"{sum(aborted)} aborted transactions are left out ({some(with_aborted)})")
+    aborted = [f"{_name(part)}: {count}" for part, count in partitions if count]
+    if aborted:
+        total = sum(count for _, count in partitions)
+        parts.append(f"{total} aborted transactions are left out ({some(aborted)})")
     undecided = [
         f"{_name(part)} ends at offset {part.stop}: {part.end_reason}"
-        for part in partitions
+        for part, _ in partitions
         if part.stop < part.wanted_stop
     ]
     if undecided:

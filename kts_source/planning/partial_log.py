@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from kts_source.layout.layout import SegmentEntry
     from kts_source.layout.remote_segment import RemoteSegment
     from kts_source.options import ScanOptions
-    from kts_source.planning.segment_catalog import ListedSegments
+    from kts_source.planning.segment_catalog import ListedPartition
     from kts_source.planning.side_files import SideFiles
     from segment_format.index.leader_epoch_checkpoint import EpochEntry
 
@@ -107,7 +107,7 @@ class PartitionView:
 
     def __init__(
         self,
-        listed: ListedSegments,
+        listed: ListedPartition,
         side_files: SideFiles,
         *,
         in_part: bool,
