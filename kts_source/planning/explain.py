@@ -81,7 +81,7 @@ def _partition(
 ) -> Iterator[str]:
     log = part.surviving
     yield (
-        f"{part.topic}-{part.partition} (topic id {part.topic_id}): offsets [{part.start},"
+        f"{part.topic_partition} (topic id {part.topic_id}): offsets [{part.start},"
         f" {part.stop}) of [{log.log_start}, {log.stop}); ends: {part.end_reason}"
     )
     for span in log.ranges:

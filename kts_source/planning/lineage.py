@@ -135,27 +135,23 @@ def partition_log(
     candidates = [span for span in usable.values() if span is not None]
     spans = (usable_range(segment, lineage) for segment in damaged)
     lost = [span for span in spans if span is not None and span.stop > checkpoint_start]
-    if not candidates:
-        begin = min((span.start for span in lost), default=checkpoint_start)
-        log_start = max(begin, checkpoint_start)
-        return PartitionLog(
-            tuple(lineage),
-            log_start,
-            max((span.stop for span in lost), default=log_start),
-            (),
-            _lost_tail(log_start, lost, None),
-            tuple(
-                SkippedSegment(segment, _reason(segment, None, log_start)) for segment in segments
-            ),
-        )
-    stop = max(span.stop for span in candidates)
-    # Stragglers below the log start count: the tier did reach back that far, so what is missing
-    # between the log start and the first segment above it is a hole.
-    stragglers = (s.start_offset for s in segments if s.stop_offset <= checkpoint_start)
-    first_tiered = min([*(span.start for span in candidates), *stragglers])
-    log_start = min(max(first_tiered, checkpoint_start), stop)
+    if candidates:
+        stop = max(span.stop for span in candidates)
+        # Stragglers below the log start count: the tier did reach back that far, so what is missing
+        # between the log start and the first segment above it is a hole.
+        stragglers = (s.start_offset for s in segments if s.stop_offset <= checkpoint_start)
+        first_tiered = min([*(span.start for span in candidates), *stragglers])
+        log_start = min(max(first_tiered, checkpoint_start), stop)
+    else:
+        first_lost = min((span.start for span in lost), default=checkpoint_start)
+        log_start = stop = max(first_lost, checkpoint_start)
     ranges, missing = cover(candidates, log_start, stop)
-    loose = {span.stop for span in ranges if _may_end_later(span)}
+    # Behind these there may be more offsets of the same segment, without a record in them.
+    loose = {
+        span.stop
+        for span in ranges
+        if span.stop == span.segment.stop_offset and not span.segment.end_is_exact
+    }
     for hole in missing:  # a lost segment proves that there were offsets
         if any(span.start < hole.stop and span.stop > hole.start for span in lost):
             loose.discard(hole.start)
@@ -204,11 +200,6 @@ def _lost_tail(
         return ()
     first = min(above, key=_precedence)
     return (Hole(start, max(span.stop for span in above), before, first.segment),)
-
-
-def _may_end_later(span: SegmentRange) -> bool:
-    """Whether the offsets behind a range may be the segment's own, without a record in them."""
-    return span.stop == span.segment.stop_offset and not span.segment.end_is_exact
 
 
 def usable_range(segment: RemoteSegment, lineage: Sequence[EpochEntry]) -> SegmentRange | None:

@@ -99,10 +99,9 @@ def plan_from_json(text: str) -> ScanPlan:
     except InvalidOptionError:
         raise
     except (
-        KeyError,
         TypeError,
         ValueError,
-        IndexError,
+        LookupError,
         AttributeError,
         OverflowError,
         RecursionError,
@@ -116,14 +115,9 @@ def plan_from_json(text: str) -> ScanPlan:
 def _partition_to(part: PartitionPlan, number: Any) -> dict[str, Any]:  # noqa: ANN401
     log = part.surviving
 
-    def holes(gaps: Iterable[Hole]) -> list[list[int | None]]:
+    def holes(gaps: Iterable[Hole]) -> list[list[object]]:
         return [
-            [
-                gap.start,
-                gap.stop,
-                None if gap.before is None else number(gap.before),
-                number(gap.after),
-            ]
+            [gap.start, gap.stop, gap.before and number(gap.before), number(gap.after)]
             for gap in gaps
         ]
 
@@ -271,11 +265,8 @@ def _from_version_1(entry: dict[str, Any]) -> dict[str, Any]:
         envelope and [envelope["dataKey"], envelope["aad"]],
         [[kind, name(ref), low, high] for kind, (ref, low, high) in entry["indexes"].items()],
     ]
-    return {
-        **entry,
-        "objects": {number: list(ref) for ref, number in names.items()},
-        "facts": facts,
-    }
+    objects = {number: list(ref) for ref, number in names.items()}
+    return {**entry, "objects": objects, "facts": facts}
 
 
 def _epochs_to(entries: Iterable[EpochEntry]) -> list[list[int]]:

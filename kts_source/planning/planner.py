@@ -27,8 +27,7 @@ from kts_source.planning.bounds import (
 )
 from kts_source.planning.discover import discover
 from kts_source.planning.gc_pause import paused_collector
-from kts_source.planning.isolation import Decisions
-from kts_source.planning.isolation_report import report_isolation
+from kts_source.planning.isolation import Decisions, report_isolation
 from kts_source.planning.partial_log import PartitionView, needs_a_part
 from kts_source.planning.plan_checks import check_plan
 from kts_source.planning.pruning import fingerprint

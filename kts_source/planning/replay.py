@@ -63,11 +63,8 @@ _IF_GIVEN: Final = (
 def made_with(
     options: ScanOptions, partitions: Mapping[str, Sequence[int]] | None = None
 ) -> Mapping[str, Any]:
-    """What a plan made with these options follows from and does not tell otherwise.
-
-    Args:
-        options: By which it is made.
-        partitions: Topic to partitions that were asked for, also those that hold nothing.
+    """What a plan made with these options follows from and does not tell otherwise; `partitions`
+    by topic are those that were asked for, also those that hold nothing.
     """
     return {
         "partitions": {topic: list(numbers) for topic, numbers in (partitions or {}).items()},
@@ -154,10 +151,8 @@ def _read(options: ScanOptions) -> str:
         store.close()
 
 
-def _kind(scheme: str | None) -> str | None:
-    if scheme is None:
-        return "file"
-    return "s3" if scheme in S3_SCHEMES else scheme
+def _kind(scheme: str | None) -> str:
+    return "s3" if scheme in S3_SCHEMES else scheme or "file"
 
 
 def _contradiction(option: str, given: object, plan: str) -> InvalidOptionError:
@@ -172,9 +167,8 @@ def _contradiction(option: str, given: object, plan: str) -> InvalidOptionError:
 def _check_options(plan: ScanPlan, options: ScanOptions) -> None:
     """Compares what the plan was made with, and tells from the plan what an old file does not."""
     wanted = made_with(options)
-    pieces = (piece for task in plan.tasks for piece in task.slices)
     settled = any(part.undecided for part in plan.partitions) or any(
-        len(piece.aborted) for piece in pieces
+        len(piece.aborted) for task in plan.tasks for piece in task.slices
     )
     level = plan.made_with.get("isolationLevel", "read_committed" if settled else None)
     if level is None and "isolationLevel" in options.given and options.read_committed:
@@ -190,11 +184,9 @@ def _check_options(plan: ScanPlan, options: ScanOptions) -> None:
         if name in options.given and before != wanted[name]:
             raise _contradiction(name, wanted[name], f"was made with {before}")
     if plan.where not in (None, fingerprint(options.where)):
-        raise _contradiction(
-            "where",
-            "none" if options.where is None else fingerprint(options.where),
-            f"leaves out what its own cannot match: {plan.where}",
-        )
+        where = fingerprint(options.where) or "none"
+        leaves_out = f"leaves out what its own cannot match: {plan.where}"
+        raise _contradiction("where", where, leaves_out)
 
 
 def _check_selection(plan: ScanPlan, options: ScanOptions) -> None:

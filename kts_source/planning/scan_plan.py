@@ -39,6 +39,11 @@ class PartitionPlan:
     undecided: tuple[OpenTransaction, ...]
 
     @property
+    def topic_partition(self) -> str:
+        """Topic and partition number, as Kafka writes them."""
+        return f"{self.topic}-{self.partition}"
+
+    @property
     def end_reason(self) -> str:
         """Why the range ends at `stop`, in words."""
         if self.stop < self.wanted_stop:

@@ -192,22 +192,14 @@ def cut(part: SegmentSlice, target: int) -> Iterator[SegmentSlice]:
     if count == 1:
         yield part
         return
-    cuts = _cut_positions(part, count)
-    for cut_start, cut_stop in pairwise(cuts):
-        yield replace(part, cut_start=cut_start, cut_stop=cut_stop)
-
-
-def _cut_positions(part: SegmentSlice, count: int) -> list[int]:
-    """`count` + 1 ascending positions; inner ones fall on chunk borders where slices are larger
-    than chunks.
-    """
     chunk = part.objects.chunk_index.original_chunk_size
     step = part.nominal_bytes / count
     inner = (part.cut_start + round(step * number) for number in range(1, count))
-    if step >= chunk:
+    if step >= chunk:  # cuts on chunk borders
         inner = (round(position / chunk) * chunk for position in inner)
     between = {position for position in inner if part.cut_start < position < part.cut_stop}
-    return [part.cut_start, *sorted(between), part.cut_stop]
+    for cut_start, cut_stop in pairwise([part.cut_start, *sorted(between), part.cut_stop]):
+        yield replace(part, cut_start=cut_start, cut_stop=cut_stop)
 
 
 def target_bytes(spans: Sequence[SegmentSlice], options: ScanOptions) -> int:
