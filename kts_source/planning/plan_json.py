@@ -11,18 +11,18 @@ other (`plan_fits`), or an error.
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
 from kts_source.errors import InvalidOptionError
 from kts_source.layout.layout import Orphan
-from kts_source.layout.remote_segment import IndexType, ObjectRef, RemoteSegment
+from kts_source.layout.remote_segment import ObjectRef, RemoteSegment
 from kts_source.layout.segment_facts import segment_facts, segment_from_facts
 from kts_source.planning.lineage import Hole, PartitionLog, SegmentRange, SkippedSegment
 from kts_source.planning.plan_fits import check_fits
 from kts_source.planning.scan_plan import PartitionPlan, ScanPlan
+from kts_source.planning.slicing import segment_slice
 from kts_source.read.task import ScanTask, SegmentSlice
 from segment_format.errors import SegmentFormatError
 from segment_format.index.leader_epoch_checkpoint import EpochEntry
@@ -182,24 +182,12 @@ def _slice_to(part: SegmentSlice, numbers: dict[SegmentName, int]) -> dict[str, 
 
 
 def _slice_from(entry: dict[str, Any], segments: Sequence[RemoteSegment]) -> SegmentSlice:
-    segment = segments[entry["segment"]]
-    kept = {IndexType.OFFSET: segment.objects.indexes[IndexType.OFFSET]}
-    producers, firsts, lasts = map(_int64, entry["aborted"])
-    cut_start, cut_stop = entry["cuts"]
-    start, stop = entry["offsets"]
-    return SegmentSlice(
-        topic=segment.topic,
-        partition=segment.partition,
-        segment_id=segment.segment_id,
-        segment_start=segment.start_offset,
-        segment_stop=segment.stop_offset,
-        objects=replace(segment.objects, indexes=kept),
-        cut_start=cut_start,
-        cut_stop=cut_stop,
-        start_offset=start,
-        stop_offset=stop,
-        aborted=AbortedIntervals(producers, firsts, lasts),
-        lineage=_epochs_from(entry["lineage"]),
+    return segment_slice(
+        segments[entry["segment"]],
+        entry["cuts"],
+        entry["offsets"],
+        AbortedIntervals(*map(_int64, entry["aborted"])),
+        _epochs_from(entry["lineage"]),
     )
 
 
