@@ -62,7 +62,7 @@ _MANY_UPLOADS: Final = 16
 """At the same time; more of them say that the times are not of uploads."""
 
 
-def needs_a_part(
+def can_plan_in_part(
     options: ScanOptions, topic: str, partition: int, *, from_the_start: bool = True
 ) -> bool:
     """Whether a partition can be planned without looking at all of its segments.

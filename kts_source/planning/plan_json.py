@@ -11,7 +11,7 @@ other (`plan_fits`), or an error.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from kts_source.layout.remote_segment import ObjectRef, RemoteSegment
 from kts_source.layout.segment_facts import segment_facts, segment_from_facts
 from kts_source.planning.lineage import Hole, PartitionLog, SegmentRange, SkippedSegment
 from kts_source.planning.plan_fits import check_fits
-from kts_source.planning.scan_plan import PartitionPlan, ScanPlan
+from kts_source.planning.scan_plan import PartitionPlan, ScanPlan, segment_name
 from kts_source.planning.slicing import segment_slice
 from kts_source.read.task import ScanTask, SegmentSlice
 from segment_format.errors import SegmentFormatError
@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-SegmentName: TypeAlias = tuple[str, int, str]
-"""Topic, partition and segment id: a copy of a partition has the ids of the first."""
+    from kts_source.planning.scan_plan import SegmentName
 
 VERSION: Final = 2
 _READ: Final = (1, VERSION)
@@ -47,7 +46,7 @@ def plan_to_json(plan: ScanPlan) -> str:
     segments: list[RemoteSegment] = []
 
     def number(segment: RemoteSegment) -> int:
-        key = (segment.topic, segment.partition, segment.segment_id)
+        key = segment_name(segment)
         if key not in numbers:
             numbers[key] = len(segments)
             segments.append(segment)
@@ -173,7 +172,7 @@ def _slice_to(part: SegmentSlice, numbers: dict[SegmentName, int]) -> dict[str, 
     aborted = part.aborted
     columns = (aborted.producer_ids, aborted.first_offsets, aborted.last_offsets)
     return {
-        "segment": numbers[part.topic, part.partition, part.segment_id],
+        "segment": numbers[segment_name(part)],
         "cuts": [part.cut_start, part.cut_stop],
         "offsets": [part.start_offset, part.stop_offset],
         "aborted": [column.tolist() for column in columns],

@@ -28,7 +28,7 @@ from kts_source.planning.bounds import (
 from kts_source.planning.discover import discover
 from kts_source.planning.gc_pause import paused_collector
 from kts_source.planning.isolation import Decisions, report_isolation
-from kts_source.planning.partial_log import PartitionView, needs_a_part
+from kts_source.planning.partial_log import PartitionView, can_plan_in_part
 from kts_source.planning.plan_checks import check_plan
 from kts_source.planning.pruning import fingerprint
 from kts_source.planning.replay import made_with, replayed
@@ -156,7 +156,9 @@ def _plan_partition(
     view = PartitionView(
         part,
         side_files,
-        in_part=needs_a_part(options, part.topic, part.partition, from_the_start=goes_on is None),
+        in_part=can_plan_in_part(
+            options, part.topic, part.partition, from_the_start=goes_on is None
+        ),
         max_ahead_ms=options.max_timestamp_ahead_ms,
     )
     bounds_of = goes_on or partial(requested_bounds, options, place)
