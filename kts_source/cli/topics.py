@@ -14,9 +14,9 @@ from kts_source.layout.find_layout import find_layout
 from kts_source.options import parse_options
 from kts_source.options.selection import Assign
 from kts_source.planning.describe import describe
-from kts_source.planning.discover import DiscoveredPartition, discover
+from kts_source.planning.discover import discover
 from kts_source.planning.key_prefix import likely_prefixes
-from kts_source.planning.segment_catalog import Describer
+from kts_source.planning.segment_catalog import ListedPartition, SegmentCatalog
 from kts_source.quiet import errors_only
 from kts_source.tier import open_tier
 from segment_format.errors import UnknownKeyError
@@ -88,7 +88,7 @@ def _described(options: ScanOptions) -> list[dict[str, Any]]:
     return [{**row, "keys_needed": []} for row in describe(options).to_arrow().to_pylist()]
 
 
-def _partitions(options: ScanOptions) -> list[tuple[DiscoveredPartition, tuple[str, ...]]]:
+def _partitions(options: ScanOptions) -> list[tuple[ListedPartition, tuple[str, ...]]]:
     """Every partition, and the ids of keys that some of its segments want and the ring lacks."""
     layout = find_layout(options.layout)
     held = set(options.key_ring.key_ids)
@@ -97,19 +97,19 @@ def _partitions(options: ScanOptions) -> list[tuple[DiscoveredPartition, tuple[s
         ThreadPoolExecutor(_THREADS) as pool,
         ThreadPoolExecutor(_THREADS) as describing,
     ):
-        describer = Describer(tier, layout, describing, fail_on_data_loss=False)
-        topics = discover(options, tier.store, layout, pool, describer)
+        catalog = SegmentCatalog(tier, layout, describing, fail_on_data_loss=False)
+        topics = discover(options, catalog, pool)
         parts = [part for topic in topics for part in topic.partitions]
         return [(part, _keys_lacking(part, held)) for part in parts]
 
 
-def _keys_lacking(part: DiscoveredPartition, held: set[str]) -> tuple[str, ...]:
-    envelopes = (segment.objects.encryption for segment in part.listed.all())
+def _keys_lacking(part: ListedPartition, held: set[str]) -> tuple[str, ...]:
+    envelopes = (segment.objects.encryption for segment in part.all())
     wanted = {envelope.wrapped_key.key_id for envelope in envelopes if envelope is not None}
     return tuple(sorted(key_id for key_id in wanted if key_id.lower() not in held))
 
 
-def _only(options: ScanOptions, parts: list[DiscoveredPartition]) -> ScanOptions:
+def _only(options: ScanOptions, parts: list[ListedPartition]) -> ScanOptions:
     numbers: dict[str, tuple[int, ...]] = {}
     for part in parts:
         numbers[part.topic] = (*numbers.get(part.topic, ()), part.partition)
@@ -117,7 +117,7 @@ def _only(options: ScanOptions, parts: list[DiscoveredPartition]) -> ScanOptions
 
 
 def _of_locked(
-    options: ScanOptions, part: DiscoveredPartition, keys: tuple[str, ...]
+    options: ScanOptions, part: ListedPartition, keys: tuple[str, ...]
 ) -> list[dict[str, Any]]:
     try:
         # Old segments may be encrypted where nothing that describing needs is.
@@ -125,7 +125,7 @@ def _of_locked(
     except TieredKafkaError as error:
         if not _lacks_a_key(error):
             raise
-    segments = part.listed.all()
+    segments = part.all()
     empty = dict.fromkeys(
         (
             "log_start",

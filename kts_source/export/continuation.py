@@ -14,14 +14,12 @@ from kts_source.errors import ExportError, RangeGapError, RangeOverlapError
 from kts_source.export.ranges import PartitionKey
 from kts_source.export.report import Skipped
 from kts_source.options.requested_bounds import OffsetsBound
-from kts_source.planning.bounds import Place
-from kts_source.planning.planner import requested_bounds
+from kts_source.planning.bounds import Place, requested_bounds
 
 if TYPE_CHECKING:
     from kts_source.export.ranges import CommittedRanges, OffsetRange
     from kts_source.options import ScanOptions
-    from kts_source.planning.behind import BoundsOf
-    from kts_source.planning.bounds import TimestampLookup
+    from kts_source.planning.bounds import BoundsOf, TimestampLookup
     from kts_source.planning.lineage import PartitionLog
     from kts_source.planning.scan_plan import PartitionPlan
 
@@ -32,7 +30,7 @@ GONE = "no longer in the tier"
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """What a table holds, as the planner asks for it (`planning.behind.Behind`).
+    """What a table holds, as the planner asks for it (`planning.bounds.Progress`).
 
     Attributes:
         options: What was asked for.
@@ -48,11 +46,11 @@ class Continuation:
     skipped: list[Skipped] = field(default_factory=list)
 
     def bounds_of(self, topic: str, topic_id: str, partition: int) -> BoundsOf | None:
-        """See `Behind.bounds_of`."""
+        """See `Progress.bounds_of`."""
         held = self.committed.get(PartitionKey(topic_id, partition))
         if held is None:
             return None
-        place = Place(topic, partition)
+        place = Place(topic, partition, fail_on_data_loss=self.options.fail_on_data_loss)
 
         def bounds(tier: PartitionLog, lookup: TimestampLookup) -> tuple[int, int]:
             def shorter(timestamp_ms: int) -> tuple[PartitionLog, int | None]:
@@ -68,7 +66,7 @@ class Continuation:
         return bounds
 
     def first_missing(self, part: PartitionPlan) -> int:
-        """See `Behind.first_missing`."""
+        """See `Progress.first_missing`."""
         held = self.committed.get(PartitionKey(part.topic_id, part.partition))
         if held is None:
             return part.start

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from kts_source.errors import DataLossError, InvalidOptionError, OffsetOutOfRangeError
 from kts_source.options.requested_bounds import (
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from kts_source.layout.remote_segment import RemoteSegment
     from kts_source.options import ScanOptions
     from kts_source.planning.isolation import Decisions
+    from kts_source.planning.scan_plan import PartitionPlan
 
 log = logging.getLogger(__name__)
 
@@ -38,19 +39,37 @@ TimestampLookup: TypeAlias = Callable[[int], tuple[PartitionLog, int | None]]
 """Timestamp in ms to the first offset dated at or after it, or `None`, and the log with all holes
 below that offset that may hold an earlier one.
 """
+BoundsOf: TypeAlias = Callable[[PartitionLog, TimestampLookup], tuple[int, int]]
+"""A partition's log and timestamp look-up to the offsets [start, stop) that are read of it."""
+
+
+class Progress(Protocol):
+    """What a reader has of the topics already; a plan goes on behind it."""
+
+    def bounds_of(self, topic: str, topic_id: str, partition: int) -> BoundsOf | None:
+        """What finds the offsets of a partition that are still to be read; `None` where the reader
+        has none of it, and the options alone decide.
+        """
+        ...
+
+    def first_missing(self, part: PartitionPlan) -> int:
+        """The first offset of a planned partition that is still to be read; its end for none."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The partition a bound is resolved for.
+    """The partition whose bounds are resolved and checked.
 
     Attributes:
         orphans: Objects that belong to no whole segment.
+        fail_on_data_loss: Whether what is missing is an error; a warning otherwise.
     """
 
     topic: str
     partition: int
     orphans: tuple[Orphan, ...] = ()
+    fail_on_data_loss: bool = True
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"
@@ -64,39 +83,52 @@ class Place:
         ]
         return f"; only parts of segments are there: {some(found)}" if found else ""
 
+    def raise_or_warn(self, text: str, error: type[DataLossError] = DataLossError) -> None:
+        """Raises an error about the partition, or warns where loss is allowed."""
+        if self.fail_on_data_loss:
+            raise error(f"{self}: {text}")
+        log.warning("%s: %s", self, text)
 
-def resolve_start(
-    bound: Bound,
-    place: Place,
-    partition: PartitionLog,
-    *,
-    lookup: TimestampLookup,
-    unmatched_is_latest: bool,
-    fail_on_data_loss: bool,
-) -> int:
-    """The first offset to read, inclusive.
+
+def requested_bounds(
+    options: ScanOptions, place: Place, partition: PartitionLog, lookup: TimestampLookup
+) -> tuple[int, int]:
+    """The offsets [start, stop) that the options ask for, before transactions are looked at.
 
     Raises:
-        OffsetOutOfRangeError: Outside what the tier holds, or no offset has the timestamp.
+        OffsetOutOfRangeError: A bound lies outside what the tier holds, or no offset has the
+            timestamp of the start.
         DataLossError: The first offset that has the timestamp may be one of those missing.
+        InvalidOptionError: The range ends before it begins, as in Spark's Kafka source.
     """
-    wanted = _wanted(bound, place)
+    start = _resolve_start(options, place, partition, lookup)
+    stop = _resolve_stop(options.ending, place, partition, lookup)
+    if start > stop:
+        raise InvalidOptionError(
+            f"{place}: the starting offset {start} lies above the ending offset {stop}"
+        )
+    return start, stop
+
+
+def _resolve_start(
+    options: ScanOptions, place: Place, partition: PartitionLog, lookup: TimestampLookup
+) -> int:
+    wanted = _wanted(options.starting, place)
     if wanted is None or wanted == EARLIEST_OFFSET:
         return partition.log_start
-    if isinstance(bound, OffsetsBound):
-        return _checked("startingOffsets", wanted, place, partition, fail_on_data_loss)
+    if isinstance(options.starting, OffsetsBound):
+        return _clamped("startingOffsets", wanted, place, partition)
     partition, offset = lookup(wanted)
     check_no_holes(
         place,
         partition,
         partition.log_start,
         partition.stop if offset is None else offset,
-        fail_on_data_loss=fail_on_data_loss,
         note=f", where records dated at or after {wanted} ms may have been",
     )
     if offset is not None:
         return offset
-    if unmatched_is_latest:
+    if options.timestamp_strategy == "latest":
         return partition.stop
     raise OffsetOutOfRangeError(
         f"{place}: no record in the tier is dated at or after {wanted} ms"
@@ -104,24 +136,14 @@ def resolve_start(
     )
 
 
-def resolve_stop(
-    bound: Bound,
-    place: Place,
-    partition: PartitionLog,
-    *,
-    lookup: TimestampLookup,
-    fail_on_data_loss: bool,
+def _resolve_stop(
+    bound: Bound, place: Place, partition: PartitionLog, lookup: TimestampLookup
 ) -> int:
-    """The offset to read up to, exclusive, before transactions are looked at.
-
-    Raises:
-        OffsetOutOfRangeError: Outside what the tier holds.
-    """
     wanted = _wanted(bound, place)
     if wanted is None or wanted == LATEST_OFFSET:
         return partition.stop
     if isinstance(bound, OffsetsBound):
-        return _checked("endingOffsets", wanted, place, partition, fail_on_data_loss)
+        return _clamped("endingOffsets", wanted, place, partition)
     partition, offset = lookup(wanted)
     return partition.stop if offset is None else offset
 
@@ -168,37 +190,21 @@ def _wanted(bound: Bound, place: Place) -> int | None:
     return None if named is None else named[place.topic][place.partition]
 
 
-def _checked(
-    option: str, offset: int, place: Place, partition: PartitionLog, fail_on_data_loss: bool
-) -> int:
+def _clamped(option: str, offset: int, place: Place, partition: PartitionLog) -> int:
+    """An offset that the user named, if the tier holds it or loss is allowed."""
     if partition.log_start <= offset <= partition.stop:
         return offset
     reason = "not tiered yet" if offset > partition.stop else "below the log start"
-    text = (
-        f"{place}: {option} asks for offset {offset}, which is {reason}: the tier holds"
+    place.raise_or_warn(
+        f"{option} asks for offset {offset}, which is {reason}: the tier holds"
         f" [{partition.log_start}, {partition.stop}){place.in_parts(offset, offset + 1)}"
+        "; failOnDataLoss=false reads what there is",
+        OffsetOutOfRangeError,
     )
-    if fail_on_data_loss:
-        raise OffsetOutOfRangeError(f"{text}; failOnDataLoss=false reads what there is")
-    log.warning("%s; reading what there is", text)
     return min(max(offset, partition.log_start), partition.stop)
 
 
-def check_order(place: Place, start: int, stop: int) -> None:
-    """Refuses a range that ends before it begins, as Spark's Kafka source does.
-
-    Raises:
-        InvalidOptionError: `start` is above `stop`.
-    """
-    if start > stop:
-        raise InvalidOptionError(
-            f"{place}: the starting offset {start} lies above the ending offset {stop}"
-        )
-
-
-def check_decided(
-    bound: Bound, place: Place, stop: int, decided: int, reason: str, *, fail_on_data_loss: bool
-) -> None:
+def check_decided(bound: Bound, place: Place, stop: int, decided: int, reason: str) -> None:
     """Refuses an ending offset above the first undecided transaction.
 
     Ends that name no offset (`latest`, −1, timestamps) are where they can be: never refused.
@@ -206,10 +212,8 @@ def check_decided(
     Raises:
         OffsetOutOfRangeError: The user named the offset and allowed no loss.
     """
-    if decided >= stop:
-        return
     wanted = _wanted(bound, place) if isinstance(bound, OffsetsBound) else None
-    if wanted is None or wanted == LATEST_OFFSET or not fail_on_data_loss:
+    if decided >= stop or wanted in (None, LATEST_OFFSET) or not place.fail_on_data_loss:
         return
     raise OffsetOutOfRangeError(
         f"{place}: endingOffsets asks for offset {wanted}, but read_committed ends at offset"
@@ -217,41 +221,30 @@ def check_decided(
     )
 
 
-def check_lineage_known(place: Place, damaged: RemoteSegment, *, fail_on_data_loss: bool) -> None:
+def check_lineage_known(place: Place, damaged: RemoteSegment) -> None:
     """Raises `DataLossError` for a damaged segment whose leader epoch may be newer than all that
     checkpoints tell of, or warns where loss is allowed.
     """
-    text = (
-        f"{place}: the newest leader epoch may be that of offsets [{damaged.start_offset},"
+    place.raise_or_warn(
+        f"the newest leader epoch may be that of offsets [{damaged.start_offset},"
         f" {damaged.stop_offset}), whose checkpoint is lost: nothing tells which segments belong to"
         f" the log{place.in_parts(damaged.start_offset, damaged.stop_offset)}"
+        "; failOnDataLoss=false reads them as if they did"
     )
-    if fail_on_data_loss:
-        raise DataLossError(f"{text}; failOnDataLoss=false reads them as if they did")
-    log.warning("%s; read as if they did", text)
 
 
-def check_outcomes(
-    place: Place,
-    partition: PartitionLog,
-    decisions: Decisions,
-    *,
-    fail_on_data_loss: bool,
-) -> None:
+def check_outcomes(place: Place, partition: PartitionLog, decisions: Decisions) -> None:
     """Raises `DataLossError` when transactions may have ended in a hole, or warns where loss is
     allowed: whether their records are visible is lost with it. The same where nothing tells what
     was open behind a hole.
     """
     gap = decisions.unknown_behind
     if gap is not None:
-        text = (
-            f"{place}: producer snapshots from offset {gap.stop} on are not usable, and no segment"
-            f" in the tier holds offsets [{gap.start}, {gap.stop}), so nothing tells which"
-            " transactions were open there"
+        place.raise_or_warn(
+            f"producer snapshots from offset {gap.stop} on are not usable, and no segment in the"
+            f" tier holds offsets [{gap.start}, {gap.stop}), so nothing tells which transactions"
+            " were open there; failOnDataLoss=false takes it that none was"
         )
-        if fail_on_data_loss:
-            raise DataLossError(f"{text}; failOnDataLoss=false takes it that none was")
-        log.warning("%s; read as if none was", text)
     lost = decisions.lost
     if not lost:
         return
@@ -260,35 +253,19 @@ def check_outcomes(
     holes = "; ".join(
         f"[{hole.start}, {hole.stop})" for hole in partition.missing if hole.start > oldest
     )
-    text = (
-        f"{place}: no segment in the tier holds offsets {holes}, where transactions of these"
-        f" producers may have ended: {producers}"
+    place.raise_or_warn(
+        f"no segment in the tier holds offsets {holes}, where transactions of these producers may"
+        f" have ended: {producers}; failOnDataLoss=false leaves their records out"
     )
-    if fail_on_data_loss:
-        raise DataLossError(f"{text}; failOnDataLoss=false leaves their records out")
-    log.warning("%s; their records are left out", text)
 
 
 def check_no_holes(
-    place: Place,
-    partition: PartitionLog,
-    start: int,
-    stop: int,
-    *,
-    fail_on_data_loss: bool,
-    note: str = "",
+    place: Place, partition: PartitionLog, start: int, stop: int, note: str = ""
 ) -> None:
     """Raises `DataLossError` when a hole lies in [start, stop), or warns where loss is allowed.
 
-    Gaps that need not be holes count: nothing in the tier shows that there was no record.
-
-    Args:
-        place: For the text, as is `note`, its end.
-        partition: Whose holes.
-        start: First offset that matters.
-        stop: One past the last.
-        fail_on_data_loss: Whether to raise.
-        note: Why the holes matter.
+    Gaps that need not be holes count: nothing in the tier shows that there was no record. `note`
+    says why the holes matter.
     """
     if start >= stop:
         return
@@ -297,14 +274,13 @@ def check_no_holes(
         return
     parts = []
     for hole in missing:
-        before = hole.before.objects.log.key if hole.before else "the log start"
         parts.append(
-            f"[{max(hole.start, start)}, {min(hole.stop, stop)}) between {before} and"
-            f" {hole.after.objects.log.key}{place.in_parts(hole.start, hole.stop)}"
+            f"[{max(hole.start, start)}, {min(hole.stop, stop)}) {hole.between}"
+            f"{place.in_parts(hole.start, hole.stop)}"
         )
         if hole in partition.unverifiable:
             parts[-1] += " (none are missing if compaction removed the last records before them)"
-    text = f"{place}: no segment in the tier holds offsets {'; '.join(parts)}{note}"
-    if fail_on_data_loss:
-        raise DataLossError(f"{text}; failOnDataLoss=false skips them")
-    log.warning("%s; skipped", text)
+    place.raise_or_warn(
+        f"no segment in the tier holds offsets {'; '.join(parts)}{note}"
+        "; failOnDataLoss=false skips them"
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -74,11 +74,8 @@ class TierDescription:
 
     def to_arrow(self) -> pa.Table:
         """One row a partition; holes and the like as lists."""
-        names = [field.name for field in fields(PartitionWatermark)]
-        columns: dict[str, list[Any]] = {
-            name: [_plain(getattr(part, name)) for part in self.partitions] for name in names
-        }
-        return pa.table({name: pa.array(columns[name], _TYPES[name]) for name in names})
+        rows = [asdict(part) for part in self.partitions]
+        return pa.Table.from_pylist(rows, _SCHEMA)
 
     def to_pandas(self) -> Any:  # noqa: ANN401 - pandas is optional
         """The same as a pandas DataFrame; needs pandas."""
@@ -86,28 +83,26 @@ class TierDescription:
 
 
 _PAIRS = pa.list_(pa.list_(pa.int64(), 2))
-_TYPES = {
-    "topic": pa.string(),
-    "topic_id": pa.string(),
-    "partition": pa.int32(),
-    "log_start": pa.int64(),
-    "tier_end": pa.int64(),
-    "tier_end_timestamp_ms": pa.int64(),
-    "last_stable_offset": pa.int64(),
-    "last_stable_timestamp_ms": pa.int64(),
-    "reason": pa.string(),
-    "segments": pa.int64(),
-    "stored_bytes": pa.int64(),
-    "original_bytes": pa.int64(),
-    "holes": _PAIRS,
-    "unverifiable": _PAIRS,
-    "skipped": pa.list_(pa.string()),
-    "orphans": pa.list_(pa.string()),
-}
-
-
-def _plain(value: object) -> object:
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+_SCHEMA = pa.schema(
+    {
+        "topic": pa.string(),
+        "topic_id": pa.string(),
+        "partition": pa.int32(),
+        "log_start": pa.int64(),
+        "tier_end": pa.int64(),
+        "tier_end_timestamp_ms": pa.int64(),
+        "last_stable_offset": pa.int64(),
+        "last_stable_timestamp_ms": pa.int64(),
+        "reason": pa.string(),
+        "segments": pa.int64(),
+        "stored_bytes": pa.int64(),
+        "original_bytes": pa.int64(),
+        "holes": _PAIRS,
+        "unverifiable": _PAIRS,
+        "skipped": pa.list_(pa.string()),
+        "orphans": pa.list_(pa.string()),
+    }
+)
 
 
 def describe(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from kts_source.errors import (
@@ -20,35 +21,17 @@ from kts_source.errors import (
 )
 from kts_source.options.selection import Assign, Subscribe, SubscribePattern
 from kts_source.planning.key_prefix import did_you_mean, likely_prefixes, prefixes_of_names
-from kts_source.planning.segment_catalog import ListedSegments
 from kts_source.texts import some
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from concurrent.futures import Executor
 
-    from kts_source.layout.layout import Layout, Orphan, PartitionListing, TopicFolder
+    from kts_source.layout.layout import Orphan, TopicFolder
     from kts_source.options import ScanOptions
-    from kts_source.planning.segment_catalog import Describer
-    from kts_source.store.object_store import ObjectStore
+    from kts_source.planning.segment_catalog import ListedPartition, SegmentCatalog
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class DiscoveredPartition:
-    """One partition of the chosen incarnation.
-
-    Attributes:
-        listed: Its segments, at least one, whole or damaged.
-        orphans: Objects that belong to no whole segment.
-    """
-
-    topic: str
-    topic_id: str
-    partition: int
-    listed: ListedSegments
-    orphans: tuple[Orphan, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +41,7 @@ class DiscoveredTopic:
     Attributes:
         topic_id: The incarnation that is read.
         other_ids: Incarnations that are not.
-        partitions: In order of partition number.
+        partitions: Those that have segments, whole or damaged, in order of partition number.
         empty_partitions: Named by the user, or known by a folder, without a segment in this
             incarnation.
         parts: What there is of segments in them.
@@ -67,7 +50,7 @@ class DiscoveredTopic:
     topic: str
     topic_id: str
     other_ids: tuple[str, ...]
-    partitions: tuple[DiscoveredPartition, ...]
+    partitions: tuple[ListedPartition, ...]
     empty_partitions: tuple[int, ...]
     parts: tuple[Orphan, ...]
 
@@ -98,20 +81,14 @@ class DiscoveredTopic:
 
 
 def discover(
-    options: ScanOptions,
-    store: ObjectStore,
-    layout: Layout,
-    pool: Executor,
-    describer: Describer,
+    options: ScanOptions, catalog: SegmentCatalog, pool: Executor
 ) -> tuple[DiscoveredTopic, ...]:
     """Lists every segment of the selected topics.
 
     Args:
         options: What to read.
-        store: Where to look.
-        layout: What to look for.
+        catalog: Lists and, where topic ids have to be compared, describes the segments.
         pool: Lists partitions side by side.
-        describer: Of their segments, where topic ids have to be compared.
 
     Raises:
         TierNotFoundError: Nothing of the layout's under the path.
@@ -122,70 +99,59 @@ def discover(
             can make.
         CorruptSegmentError: A manifest that cannot be read.
     """
-    incarnations = _incarnations(options, store, layout)
+    incarnations = _incarnations(options, catalog)
     return tuple(
-        _discover_topic(options, topic, folders, store, layout, pool, describer)
+        _discover_topic(options, topic, folders, catalog, pool)
         for topic, folders in sorted(incarnations.items())
     )
 
 
 def _incarnations(
-    options: ScanOptions, store: ObjectStore, layout: Layout
-) -> Mapping[str, tuple[TopicFolder, ...]]:
+    options: ScanOptions, catalog: SegmentCatalog
+) -> Mapping[str, Sequence[TopicFolder]]:
+    def folders(topic: str | None) -> tuple[TopicFolder, ...]:
+        return catalog.layout.topic_folders(catalog.store, options.key_prefix, topic)
+
     if isinstance(options.selection, SubscribePattern):
-        everything = _by_topic(layout.topic_folders(store, options.key_prefix, None))
-        wanted = options.selection.wanted(everything)
-        found = {topic: everything[topic] for topic in wanted}
+        everything = _by_topic(folders(None))
+        found = {topic: everything[topic] for topic in options.selection.wanted(everything)}
         if not found:
-            raise _not_found(
-                f"no topic matches {options.selection.pattern!r}",
-                tuple(everything),
-                options,
-                store,
-                layout,
-            )
+            what = f"no topic matches {options.selection.pattern!r}"
+            raise _not_found(what, everything, options, catalog)
         return found
-    wanted = options.selection.wanted(())
-    found = {
-        topic: folders
-        for topic in wanted
-        if (folders := layout.topic_folders(store, options.key_prefix, topic))
-    }
-    missing = [topic for topic in wanted if topic not in found]
+    found = {topic: folders(topic) for topic in options.selection.wanted(())}
+    missing = [topic for topic, there in found.items() if not there]
     if missing:
-        available = tuple(_by_topic(layout.topic_folders(store, options.key_prefix, None)))
         what = f"no topic {', '.join(map(repr, missing))}"
-        raise _not_found(what, available, options, store, layout)
+        raise _not_found(what, _by_topic(folders(None)), options, catalog)
     return found
 
 
-def _by_topic(folders: Sequence[TopicFolder]) -> dict[str, tuple[TopicFolder, ...]]:
+def _by_topic(folders: Sequence[TopicFolder]) -> Mapping[str, Sequence[TopicFolder]]:
     grouped: dict[str, list[TopicFolder]] = defaultdict(list)
     for folder in folders:
         grouped[folder.topic].append(folder)
-    return {topic: tuple(group) for topic, group in grouped.items()}
+    return grouped
 
 
 def _not_found(
-    what: str,
-    available: tuple[str, ...],
-    options: ScanOptions,
-    store: ObjectStore,
-    layout: Layout,
+    what: str, available: Iterable[str], options: ScanOptions, catalog: SegmentCatalog
 ) -> TopicNotFoundError | TierNotFoundError:
+    store, layout = catalog.store, catalog.layout
+    names = sorted(available)
     where = store.uri(options.key_prefix)
     wanted = options.selection.wanted(())
-    if available:
-        prefixes = prefixes_of_names(options.key_prefix, available, wanted)
+    if names:
+        prefixes = prefixes_of_names(options.key_prefix, names, wanted)
         return TopicNotFoundError(
-            f"{what} in the tier at {where}; it has {', '.join(sorted(available))}"
-            f"{did_you_mean(prefixes)}"
+            f"{what} in the tier at {where}; it has {', '.join(names)}{did_you_mean(prefixes)}"
         )
-    if _looks_like_iceberg(options, store):
+    listed = islice(store.list_objects(options.key_prefix), 10_000)
+    if any(info.key.endswith(".puffin") for info in listed):
         return TierNotFoundError(
             f"{what} at {where}: there are Puffin files of the plugin's Iceberg mode"
-            f" (segment.format=iceberg), which"
-            " holds no segments; read the table <iceberg.namespace>.<topic> instead"
+            " (segment.format=iceberg), which holds no segments; read the table"
+            " <iceberg.namespace>.<topic> instead"
         )
     return TierNotFoundError(
         f"no tier at {where}: looked for folders named {options.key_prefix}{layout.folder_pattern}"
@@ -195,58 +161,42 @@ def _not_found(
     )
 
 
-def _looks_like_iceberg(options: ScanOptions, store: ObjectStore) -> bool:
-    listed = store.list_objects(options.key_prefix)
-    return any(info.key.endswith(".puffin") for _, info in zip(range(10_000), listed, strict=False))
-
-
 def _discover_topic(
     options: ScanOptions,
     topic: str,
-    folders: tuple[TopicFolder, ...],
-    store: ObjectStore,
-    layout: Layout,
+    folders: Sequence[TopicFolder],
+    catalog: SegmentCatalog,
     pool: Executor,
-    describer: Describer,
 ) -> DiscoveredTopic:
-    pairs = [
-        (folder, partition) for folder in folders for partition in layout.partitions(store, folder)
+    places = [
+        (folder, partition)
+        for folder in folders
+        for partition in catalog.layout.partitions(catalog.store, folder)
     ]
-    listings = dict(
-        zip(pairs, pool.map(lambda pair: layout.list_partition(store, *pair), pairs), strict=True)
-    )
-    listed = {
-        (folder, partition): ListedSegments(
-            listing.segments, describer, describer.kept(folder, partition), listing.orphans
-        )
-        for (folder, partition), listing in listings.items()
-    }
+    listed = list(pool.map(lambda place: catalog.listed(*place), places))
     chosen = _choose(options, topic, folders, listed)
-    others = tuple(folder.topic_id for folder in folders if folder != chosen)
-    present = {
-        partition: listing
-        for (folder, partition), listing in listings.items()
-        if folder == chosen and _has_segments(listing)
-    }
     if topic not in options.topic_ids and "" not in options.topic_ids:
-        _check_newest(options, chosen, listings)
-    wanted = _wanted_partitions(options, topic, listings)
-    partitions = tuple(
-        _discovered(chosen, partition, listed[chosen, partition], present[partition].orphans)
-        for partition in wanted
-        if partition in present
+        _check_newest(options, chosen, listed)
+    here = {part.partition: part for part in listed if part.folder == chosen}
+    wanted: Sequence[int] = sorted({part.partition for part in listed})
+    if isinstance(options.selection, Assign):
+        wanted = options.selection.partitions[topic]
+    held = [here[number] for number in wanted if number in here and here[number].has_segments]
+    for part in held:
+        _log_orphans(part)
+    empty = [number for number in wanted if number not in {part.partition for part in held}]
+    parts = [o for number in empty if number in here for o in _only_parts(options, here[number])]
+    found = DiscoveredTopic(
+        topic,
+        chosen.topic_id,
+        tuple(folder.topic_id for folder in folders if folder != chosen),
+        tuple(held),
+        tuple(empty),
+        tuple(parts),
     )
-    empty = tuple(partition for partition in wanted if partition not in present)
-    parts = tuple(
-        orphan
-        for partition in empty
-        if (chosen, partition) in listings
-        for orphan in _parts(options, topic, partition, listings[chosen, partition])
-    )
-    found = DiscoveredTopic(topic, chosen.topic_id, others, partitions, empty, parts)
-    if not partitions and isinstance(options.selection, Subscribe) and options.fail_on_data_loss:
+    if not held and isinstance(options.selection, Subscribe) and options.fail_on_data_loss:
         raise TopicNotFoundError(
-            f"no segment of topic {topic!r} at {store.uri(chosen.folder)}; there are"
+            f"no segment of topic {topic!r} at {catalog.store.uri(chosen.folder)}; there are"
             f" {some(map(str, parts)) or 'no objects'}",
             topic=topic,
         )
@@ -255,60 +205,46 @@ def _discover_topic(
     return found
 
 
-def _has_segments(listing: PartitionListing) -> bool:
-    """Whether there is a segment that something describes, whole or damaged."""
-    return bool(listing.segments) or any(one.described is not None for one in listing.orphans)
-
-
-def _parts(
-    options: ScanOptions, topic: str, partition: int, listing: PartitionListing
-) -> tuple[Orphan, ...]:
+def _only_parts(options: ScanOptions, part: ListedPartition) -> list[Orphan]:
     """What there is of segments in a partition that has none.
 
     A broker copies a segment after the one before is there, so parts of one are a first copy under
-    way (or one that failed); parts of several tell that there was more.
-
-    Raises:
-        DataLossError: There was more, and no loss is allowed.
+    way (or one that failed); parts of several tell that there was more: `DataLossError`, unless
+    loss is allowed.
     """
-    parts = tuple(orphan for orphan in listing.orphans if orphan.base_offset is not None)
+    parts = [orphan for orphan in part.orphans if orphan.base_offset is not None]
     if len({orphan.base_offset for orphan in parts}) > 1 and options.fail_on_data_loss:
         raise DataLossError(
             f"only parts of segments are there, not one whole: {some(map(str, parts))};"
             " failOnDataLoss=false leaves the partition out",
-            topic=topic,
-            partition=partition,
+            topic=part.topic,
+            partition=part.partition,
         )
     return parts
 
 
 def _check_newest(
-    options: ScanOptions,
-    chosen: TopicFolder,
-    listings: Mapping[tuple[TopicFolder, int], PartitionListing],
+    options: ScanOptions, chosen: TopicFolder, listed: Sequence[ListedPartition]
 ) -> None:
-    """Refuses to read an incarnation while another one may be newer of which no segment is whole:
-    the topic is being created again, or what describes the newest segments is lost.
-
-    Raises:
-        DataLossError: No loss is allowed.
+    """Raises `DataLossError`, or warns, where another incarnation may be newer of which no segment
+    is whole: the topic is being created again, or what describes the newest segments is lost.
     """
-    known = {folder for (folder, _), listing in listings.items() if _has_segments(listing)}
+    known = {chosen, *(part.folder for part in listed if part.has_segments)}
     newest = max(
         (
             info.last_modified_ms or -1
-            for (folder, _), listing in listings.items()
-            if folder == chosen
-            for entry in listing.segments
+            for part in listed
+            if part.folder == chosen
+            for entry in part.entries
             for _, info in entry.objects
         ),
         default=-1,
     )
     newer = [
         orphan
-        for (folder, _), listing in listings.items()
-        if folder not in known and folder != chosen
-        for orphan in listing.orphans
+        for part in listed
+        if part.folder not in known
+        for orphan in part.orphans
         if orphan.base_offset is not None
         and (orphan.written_ms is None or orphan.written_ms > newest)
     ]
@@ -326,22 +262,13 @@ def _check_newest(
     log.warning("%s", text)
 
 
-def _wanted_partitions(
-    options: ScanOptions,
-    topic: str,
-    listings: Mapping[tuple[TopicFolder, int], PartitionListing],
-) -> tuple[int, ...]:
-    if isinstance(options.selection, Assign):
-        return options.selection.partitions[topic]
-    return tuple(sorted({partition for _, partition in listings}))
-
-
 def _choose(
     options: ScanOptions,
     topic: str,
-    folders: tuple[TopicFolder, ...],
-    listed: Mapping[tuple[TopicFolder, int], ListedSegments],
+    folders: Sequence[TopicFolder],
+    listed: Sequence[ListedPartition],
 ) -> TopicFolder:
+    """The incarnation that the user names, or the one with the newest event."""
     ids = ", ".join(folder.topic_id for folder in folders)
     wanted = options.topic_ids.get(topic, options.topic_ids.get(""))
     if wanted is not None:
@@ -353,48 +280,41 @@ def _choose(
         )
     if len(folders) == 1:
         return folders[0]
-    newest: dict[TopicFolder, int] = {}
-    for folder in folders:
-        stamps = [
-            segment.event_timestamp_ms
-            for (of, _), segments in listed.items()
-            if of == folder
-            for segment in (*segments.all(), *segments.damaged())
-        ]
-        if any(stamp is None for stamp in stamps):
-            raise InvalidOptionError(
-                f"topic {topic!r} has several topic ids ({ids}) and layout {options.layout!r}"
-                f" does not tell which is"
-                " newest: choose with option 'topicId'"
-            )
-        newest[folder] = max((stamp for stamp in stamps if stamp is not None), default=-1)
+    newest = dict.fromkeys(folders, -1)
+    for part in listed:
+        for segment in (*part.all(), *part.damaged()):
+            if segment.event_timestamp_ms is None:
+                raise InvalidOptionError(
+                    f"topic {topic!r} has several topic ids ({ids}) and layout {options.layout!r}"
+                    " does not tell which is newest: choose with option 'topicId'"
+                )
+            newest[part.folder] = max(newest[part.folder], segment.event_timestamp_ms)
     latest = max(newest.values())
     winners = [folder for folder, stamp in newest.items() if stamp == latest]
     if len(winners) > 1:
         raise InvalidOptionError(
-            f"topic {topic!r} has several topic ids ({ids}) with the same newest event"
-            f" timestamp: choose with"
-            " option 'topicId'"
+            f"topic {topic!r} has several topic ids ({ids}) with the same newest event timestamp:"
+            " choose with option 'topicId'"
         )
     return winners[0]
 
 
-def _discovered(
-    folder: TopicFolder, partition: int, listed: ListedSegments, orphans: tuple[Orphan, ...]
-) -> DiscoveredPartition:
-    last = listed.entries[-1].base_offset if listed.entries else -1
-    under_way = [
-        orphan
-        for orphan in orphans
-        if orphan.described is None
-        and orphan.base_offset is not None
-        and orphan.base_offset >= last
-    ]
-    for level, found in (
-        (logging.WARNING, [orphan for orphan in orphans if orphan not in under_way]),
-        (logging.INFO, under_way),
-    ):
-        if found:
-            text = some(map(str, found))
-            log.log(level, "%s-%s: no whole segment, not read: %s", folder.topic, partition, text)
-    return DiscoveredPartition(folder.topic, folder.topic_id, partition, listed, orphans)
+def _log_orphans(part: ListedPartition) -> None:
+    """Warns of objects that are not read. Those of a copy under way, behind all segments, are
+    usual.
+    """
+    last = part.entries[-1].base_offset if part.entries else -1
+    found: dict[int, list[Orphan]] = {logging.WARNING: [], logging.INFO: []}
+    for orphan in part.orphans:
+        under_way = (
+            orphan.described is None
+            and orphan.base_offset is not None
+            and orphan.base_offset >= last
+        )
+        found[logging.INFO if under_way else logging.WARNING].append(orphan)
+    for level, orphans in found.items():
+        if orphans:
+            text = some(map(str, orphans))
+            log.log(
+                level, "%s-%s: no whole segment, not read: %s", part.topic, part.partition, text
+            )

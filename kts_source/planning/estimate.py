@@ -86,21 +86,14 @@ def estimate(tasks: Iterable[ScanTask]) -> Estimate:
             name = part.objects.log.storage_class or DEFAULT_CLASS
             before = by_class.get(name, (0, 0))
             by_class[name] = (before[0] + requests, before[1] + size)
-    return Estimate(
-        sum(requests for requests, _ in by_class.values()),
-        sum(size for _, size in by_class.values()),
-        by_class,
-    )
+    requests = sum(requests for requests, _ in by_class.values())
+    return Estimate(requests, sum(size for _, size in by_class.values()), by_class)
 
 
 def _slice(part: SegmentSlice, *, first: bool) -> tuple[int, int]:
-    groups = list(
-        request_groups(part.objects.chunk_index.chunks(part.cut_start, part.cut_stop), first)
-    )
-    requests = len(groups)
+    chunks = part.objects.chunk_index.chunks(part.cut_start, part.cut_stop)
+    groups = list(request_groups(chunks, first))
     size = sum(group[-1].transformed_stop - group[0].transformed_position for group in groups)
-    if not part.is_whole:
-        index = part.offset_index
-        requests += 1
-        size += index.size
-    return requests, size
+    if part.is_whole:
+        return len(groups), size
+    return len(groups) + 1, size + part.offset_index.size

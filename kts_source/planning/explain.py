@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from kts_source.planning.estimate import S3_PRICES, Price, estimate
+from kts_source.planning.scan_plan import segment_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from kts_source.layout.remote_segment import RemoteSegment
-    from kts_source.planning.scan_plan import PartitionPlan, ScanPlan
-
-_Segment: TypeAlias = tuple[str, int, str]
-"""Topic, partition and segment id."""
+    from kts_source.planning.scan_plan import PartitionPlan, ScanPlan, SegmentName
 
 
 def explain(plan: ScanPlan, prices: Mapping[str, Price] = S3_PRICES) -> str:
@@ -41,18 +38,18 @@ def explain(plan: ScanPlan, prices: Mapping[str, Price] = S3_PRICES) -> str:
     return "\n".join(lines)
 
 
-def _kept(plan: ScanPlan) -> dict[_Segment, tuple[int, int]]:
+def _kept(plan: ScanPlan) -> dict[SegmentName, tuple[int, int]]:
     """What the tasks read of each segment, from the first slice's start to the last one's stop."""
-    kept: dict[_Segment, tuple[int, int]] = {}
+    kept: dict[SegmentName, tuple[int, int]] = {}
     for task in plan.tasks:
         for part in task.slices:
-            key = (part.topic, part.partition, part.segment_id)
+            key = segment_name(part)
             start, stop = kept.get(key, (part.start_offset, part.stop_offset))
             kept[key] = min(start, part.start_offset), max(stop, part.stop_offset)
     return kept
 
 
-def _where(plan: ScanPlan, kept: Mapping[_Segment, tuple[int, int]]) -> str:
+def _where(plan: ScanPlan, kept: Mapping[SegmentName, tuple[int, int]]) -> str:
     out = cut = 0
     size = 0
     for part in plan.partitions:
@@ -60,7 +57,7 @@ def _where(plan: ScanPlan, kept: Mapping[_Segment, tuple[int, int]]) -> str:
             low, high = max(span.start, part.start), min(span.stop, part.stop)
             if low >= high:
                 continue
-            left = kept.get(_key(span.segment))
+            left = kept.get(segment_name(span.segment))
             if left is None:
                 out += 1
                 size += span.segment.objects.size_in_bytes
@@ -72,16 +69,12 @@ def _where(plan: ScanPlan, kept: Mapping[_Segment, tuple[int, int]]) -> str:
     )
 
 
-def _key(segment: RemoteSegment) -> _Segment:
-    return segment.topic, segment.partition, segment.segment_id
-
-
 def _partition(
-    part: PartitionPlan, kept: Mapping[_Segment, tuple[int, int]] | None
+    part: PartitionPlan, kept: Mapping[SegmentName, tuple[int, int]] | None
 ) -> Iterator[str]:
     log = part.surviving
     yield (
-        f"{part.topic}-{part.partition} (topic id {part.topic_id}): offsets [{part.start},"
+        f"{part.topic_partition} (topic id {part.topic_id}): offsets [{part.start},"
         f" {part.stop}) of [{log.log_start}, {log.stop}); ends: {part.end_reason}"
     )
     for span in log.ranges:
@@ -89,14 +82,14 @@ def _partition(
         low, high = max(span.start, part.start), min(span.stop, part.stop)
         what = f"offsets [{low}, {high})" if low < high else "not in the range"
         if kept is not None and low < high:
-            left = kept.get(_key(segment))
+            left = kept.get(segment_name(segment))
             if left is None:
                 what += ", left out by where"
             elif left != (low, high):
                 what += f", where leaves [{left[0]}, {left[1]})"
         yield f"  segment {segment.segment_id}: {what}, {segment.objects.size_in_bytes:,} bytes"
     for hole in log.holes:
-        yield f"  hole: {hole}"
+        yield f"  hole: offsets [{hole.start}, {hole.stop}) {hole.between}"
     for gap in log.unverifiable:
         yield f"  gap that cannot be proven: offsets [{gap.start}, {gap.stop})"
     for skipped in log.skipped:

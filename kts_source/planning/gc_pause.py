@@ -20,17 +20,15 @@ def paused_collector() -> Iterator[None]:
 
     With `KTS_TUNING=off` (`docs/tuning.md`) the collector is left alone.
     """
-    if not is_on():
+    if not (is_on() and gc.isenabled()):
         yield
         return
-    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if was_enabled:
-            if not gc.get_freeze_count():
-                # All that was made counts as old: else the next step looks through it at once.
-                gc.freeze()
-                gc.unfreeze()
-            gc.enable()
+        if not gc.get_freeze_count():
+            # All that was made counts as old: else the next step looks through it at once.
+            gc.freeze()
+            gc.unfreeze()
+        gc.enable()

@@ -13,32 +13,20 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
+from kts_source.texts import some
 from segment_format.index.transaction_index import AbortedTxn
 from segment_format.isolation import NO_ABORTED, AbortedIntervals, OpenTransaction
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from kts_source.layout.remote_segment import RemoteSegment
     from kts_source.planning.lineage import Hole, PartitionLog, SegmentRange
-    from segment_format.index.producer_snapshot import ProducerStateEntry
+    from kts_source.planning.scan_plan import PartitionPlan
+    from kts_source.planning.side_files import SideFiles
 
 log = logging.getLogger(__name__)
-
-
-class TransactionState(Protocol):
-    """Where the transactional side files of a segment come from."""
-
-    def snapshot(self, segment: RemoteSegment) -> tuple[ProducerStateEntry, ...] | None:
-        """Producer state at the segment's end; `None` when the file is missing or not valid."""
-
-    def aborted(self, segment: RemoteSegment) -> tuple[AbortedTxn, ...] | None:
-        """Transactions whose abort marker is in the segment; `None` when the file is not valid."""
-
-    def replay(self, span: SegmentRange, open_before: Mapping[int, int]) -> Replay:
-        """The same from the batch headers of a range, given what was open where it begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +64,7 @@ class Decisions:
 
 
 def decide(
-    partition: PartitionLog, start: int, stop: int, state: TransactionState
+    partition: PartitionLog, start: int, stop: int, side_files: SideFiles
 ) -> Decisions | None:
     """Decides every transaction that has data in offsets [start, stop); `None` where that takes
     ranges below those at hand.
@@ -86,17 +74,17 @@ def decide(
     at most each log once.
     """
     try:
-        return _decided(partition, start, stop, state)
+        return _decided(partition, start, stop, side_files)
     except _UnknownStartError:
         return None
 
 
-def _decided(partition: PartitionLog, start: int, stop: int, state: TransactionState) -> Decisions:
+def _decided(partition: PartitionLog, start: int, stop: int, side_files: SideFiles) -> Decisions:
     read = [n for n, span in enumerate(partition.ranges) if span.start < stop and span.stop > start]
     if not read:  # all of it lies in a hole
         return Decisions(NO_ABORTED, stop, ())
     first, last = read[0], read[-1]
-    ends = _EndStates(partition, state)
+    ends = _EndStates(partition, side_files)
     horizon = last
     while True:
         if ends.goes_on_elsewhere(horizon):
@@ -135,11 +123,11 @@ class _EndStates:
         unknown_behind: A gap behind which headers were replayed without knowing what was open.
     """
 
-    def __init__(self, partition: PartitionLog, state: TransactionState) -> None:
+    def __init__(self, partition: PartitionLog, side_files: SideFiles) -> None:
         self._partition = partition
         self._ranges = partition.ranges
         self._gaps = {gap.stop: gap for gap in partition.missing}
-        self._state = state
+        self._side_files = side_files
         self._open: dict[int, Mapping[int, int]] = {}
         self._replays: dict[int, Replay] = {}
         self.unknown_behind: Hole | None = None
@@ -180,7 +168,7 @@ class _EndStates:
     def aborted(self, number: int) -> tuple[AbortedTxn, ...]:
         """Transactions whose abort marker lies in range `number`."""
         span = self._ranges[number]
-        entries = self._state.aborted(span.segment)
+        entries = self._side_files.aborted(span.segment)
         if entries is None:
             log.warning(
                 "transaction index of %s is not usable: replaying batch headers", _name(span)
@@ -196,7 +184,7 @@ class _EndStates:
         if span.stop < span.segment.stop_offset:
             # A dead branch begins inside the segment, and its snapshot is of that branch's end.
             return False
-        snapshot = self._state.snapshot(span.segment)
+        snapshot = self._side_files.snapshot(span.segment)
         if snapshot is None:
             log.warning(
                 "producer snapshot of %s is not usable: replaying batch headers", _name(span)
@@ -213,7 +201,7 @@ class _EndStates:
         """What the headers of range `number` tell; what was open before it must be known."""
         if number not in self._replays:
             before = self._open[number - 1] if self._follows(number) else self._open_at(number)
-            self._replays[number] = self._state.replay(self._ranges[number], before)
+            self._replays[number] = self._side_files.replay(self._ranges[number], before)
         return self._replays[number]
 
     def _follows(self, number: int) -> bool:
@@ -263,6 +251,27 @@ def _lost_in_gaps(
             if producer_id not in decided
         ]
     return lost
+
+
+def report_isolation(partitions: Sequence[tuple[PartitionPlan, int]]) -> None:
+    """Logs what is left out, if anything is: a warning where rows may still be committed. With each
+    plan comes how many aborted transactions have data in its range.
+    """
+    parts = []
+    aborted = [f"{part.topic_partition}: {count}" for part, count in partitions if count]
+    if aborted:
+        total = sum(count for _, count in partitions)
+        parts.append(f"{total} aborted transactions are left out ({some(aborted)})")
+    undecided = [
+        f"{part.topic_partition} ends at offset {part.stop}: {part.end_reason}"
+        for part, _ in partitions
+        if part.stop < part.wanted_stop
+    ]
+    if undecided:
+        parts.append(f"what is not decided in the tier is left out ({some(undecided)})")
+    if parts:
+        level = logging.WARNING if undecided else logging.INFO
+        log.log(level, "read_committed: %s", "; ".join(parts))
 
 
 def _name(span: SegmentRange) -> str:

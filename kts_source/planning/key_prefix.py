@@ -17,13 +17,8 @@ MAX_FOLDERS: Final = 8
 def likely_prefixes(
     store: ObjectStore, layout: Layout, given: str, wanted: Iterable[str]
 ) -> tuple[str, ...]:
-    """Prefixes under which there are topics: in the folder of the given one, else below the root.
-
-    Args:
-        store: Where to look.
-        layout: What to look for.
-        given: The prefix under which there is nothing.
-        wanted: Topics that are looked for; none = any.
+    """Prefixes under which there are topics: in the folder of the given one, under which there is
+    nothing, else below the root. No topic `wanted` means any.
     """
     topics = tuple(wanted)
     waiting = list(dict.fromkeys((given[: given.rfind("/") + 1], "")))

@@ -12,8 +12,6 @@ KIP-405, `RemoteLogMetadataCache`, `RemoteLogManager.isRemoteSegmentWithinLeader
 from __future__ import annotations
 
 from dataclasses import dataclass
-from heapq import heappop, heappush
-from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from segment_format.index.leader_epoch_checkpoint import EpochEntry
@@ -61,11 +59,11 @@ class Hole:
     before: RemoteSegment | None
     after: RemoteSegment
 
-    def __str__(self) -> str:
+    @property
+    def between(self) -> str:
+        """Its neighbours, for a text."""
         before = self.before.objects.log.key if self.before else "the log start"
-        return (
-            f"offsets [{self.start}, {self.stop}) between {before} and {self.after.objects.log.key}"
-        )
+        return f"between {before} and {self.after.objects.log.key}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,27 +135,23 @@ def partition_log(
     candidates = [span for span in usable.values() if span is not None]
     spans = (usable_range(segment, lineage) for segment in damaged)
     lost = [span for span in spans if span is not None and span.stop > checkpoint_start]
-    if not candidates:
-        begin = min((span.start for span in lost), default=checkpoint_start)
-        log_start = max(begin, checkpoint_start)
-        return PartitionLog(
-            tuple(lineage),
-            log_start,
-            max((span.stop for span in lost), default=log_start),
-            (),
-            _lost_tail(log_start, lost, None),
-            tuple(
-                SkippedSegment(segment, _reason(segment, None, log_start)) for segment in segments
-            ),
-        )
-    stop = max(span.stop for span in candidates)
-    # Stragglers below the log start count: the tier did reach back that far, so what is missing
-    # between the log start and the first segment above it is a hole.
-    stragglers = (s.start_offset for s in segments if s.stop_offset <= checkpoint_start)
-    first_tiered = min([*(span.start for span in candidates), *stragglers])
-    log_start = min(max(first_tiered, checkpoint_start), stop)
+    if candidates:
+        stop = max(span.stop for span in candidates)
+        # Stragglers below the log start count: the tier did reach back that far, so what is missing
+        # between the log start and the first segment above it is a hole.
+        stragglers = (s.start_offset for s in segments if s.stop_offset <= checkpoint_start)
+        first_tiered = min([*(span.start for span in candidates), *stragglers])
+        log_start = min(max(first_tiered, checkpoint_start), stop)
+    else:
+        first_lost = min((span.start for span in lost), default=checkpoint_start)
+        log_start = stop = max(first_lost, checkpoint_start)
     ranges, missing = cover(candidates, log_start, stop)
-    loose = {span.stop for span in ranges if _may_end_later(span)}
+    # Behind these there may be more offsets of the same segment, without a record in them.
+    loose = {
+        span.stop
+        for span in ranges
+        if span.stop == span.segment.stop_offset and not span.segment.end_is_exact
+    }
     for hole in missing:  # a lost segment proves that there were offsets
         if any(span.start < hole.stop and span.stop > hole.start for span in lost):
             loose.discard(hole.start)
@@ -206,11 +200,6 @@ def _lost_tail(
         return ()
     first = min(above, key=_precedence)
     return (Hole(start, max(span.stop for span in above), before, first.segment),)
-
-
-def _may_end_later(span: SegmentRange) -> bool:
-    """Whether the offsets behind a range may be the segment's own, without a record in them."""
-    return span.stop == span.segment.stop_offset and not span.segment.end_is_exact
 
 
 def usable_range(segment: RemoteSegment, lineage: Sequence[EpochEntry]) -> SegmentRange | None:
@@ -274,66 +263,38 @@ def cover(
     So which segment serves an offset depends only on segments that begin at or below it, down to
     the first that holds it: a plan of a few offsets needs to know no others.
     """
-    ordered = sorted(candidates, key=_precedence)
-    if all(one.stop <= other.start for one, other in pairwise(ordered)):
-        return _cover_apart(ordered, log_start, stop)
-    return cover_overlapping(ordered, log_start, stop)
-
-
-def _cover_apart(
-    ordered: Sequence[SegmentRange], log_start: int, stop: int
-) -> tuple[tuple[SegmentRange, ...], tuple[Hole, ...]]:
-    """`cover` of ranges that do not overlap, in order: nearly all there is."""
-    ranges: list[SegmentRange] = []
-    holes: list[Hole] = []
-    position = log_start
-    for span in ordered:
-        if position >= stop:
-            break
-        if span.stop <= position:
-            continue
-        if span.start > position:
-            before = ranges[-1].segment if ranges else None
-            holes.append(Hole(position, min(span.start, stop), before, span.segment))
-            if span.start >= stop:
-                break
-        first = max(span.start, position)
-        ranges.append(span if first == span.start else SegmentRange(span.segment, first, span.stop))
-        position = span.stop
-    return tuple(ranges), tuple(holes)
-
-
-def cover_overlapping(
-    ordered: Sequence[SegmentRange], log_start: int, stop: int
-) -> tuple[tuple[SegmentRange, ...], tuple[Hole, ...]]:
-    """`cover` of any ranges, in order of `_precedence`."""
-    rest = list(reversed(ordered))  # the next to begin is at the end
-    holding: list[tuple[tuple[int, ...], int, SegmentRange]] = []  # a heap, last to begin first
+    # Stacks: the next range to begin is at the end, and the last one that began. Of retried uploads
+    # the least segment id begins last.
+    waiting = sorted(candidates, key=lambda span: span.segment.segment_id)
+    waiting.sort(key=_precedence, reverse=True)
+    holding: list[SegmentRange] = []
     ranges: list[SegmentRange] = []
     holes: list[Hole] = []
     position = log_start
     while position < stop:
-        while rest and rest[-1].start <= position:
-            chosen = rest.pop()
-            order = tuple(-number for number in _precedence(chosen)[:3])
-            heappush(holding, (order, -len(rest), chosen))
-        while holding and holding[0][2].stop <= position:
-            heappop(holding)
-        following = min(rest[-1].start, stop) if rest else stop
+        while waiting and waiting[-1].start <= position:
+            holding.append(waiting.pop())
+        while holding and holding[-1].stop <= position:
+            holding.pop()
+        following = min(waiting[-1].start, stop) if waiting else stop
         if not holding:
             before = ranges[-1].segment if ranges else None
-            holes.append(Hole(position, following, before, rest[-1].segment))
+            holes.append(Hole(position, following, before, waiting[-1].segment))
             position = following
             continue
-        best = holding[0][2]
+        best = holding[-1]
         end = min(best.stop, following) if following < stop else best.stop
-        ranges.append(SegmentRange(best.segment, position, end))
+        ranges.append(
+            best
+            if (best.start, best.stop) == (position, end)
+            else SegmentRange(best.segment, position, end)
+        )
         position = end
     return tuple(ranges), tuple(holes)
 
 
-def _precedence(span: SegmentRange) -> tuple[int, int, int, str]:
-    return span.start, span.segment.start_offset, span.stop, span.segment.segment_id
+def _precedence(span: SegmentRange) -> tuple[int, int, int]:
+    return span.start, span.segment.start_offset, span.stop
 
 
 def _below_log_start(ranges: Sequence[SegmentRange], log_start: int) -> Iterator[SkippedSegment]:

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from kts_source.layout.layout import SegmentEntry
     from kts_source.layout.remote_segment import RemoteSegment
     from kts_source.options import ScanOptions
-    from kts_source.planning.segment_catalog import ListedSegments
+    from kts_source.planning.segment_catalog import ListedPartition
     from kts_source.planning.side_files import SideFiles
     from segment_format.index.leader_epoch_checkpoint import EpochEntry
 
@@ -62,18 +62,13 @@ _MANY_UPLOADS: Final = 16
 """At the same time; more of them say that the times are not of uploads."""
 
 
-def needs_a_part(
+def can_plan_in_part(
     options: ScanOptions, topic: str, partition: int, *, from_the_start: bool = True
 ) -> bool:
     """Whether a partition can be planned without looking at all of its segments.
 
     Timestamps need all, as records are dated in any order, unless something bounds how far ahead.
-
-    Args:
-        options: What to read.
-        topic: Of which topic.
-        partition: Of which partition.
-        from_the_start: Whether a start that names no offset is the log start.
+    `from_the_start` says whether a start that names no offset is the log start.
     """
     bounds = (options.starting, options.ending)
     if any(isinstance(bound, TimestampBound | TimestampsBound) for bound in bounds):
@@ -98,6 +93,7 @@ class PartitionView:
 
     Attributes:
         log: Log start and end; ranges only when all segments are known.
+        is_complete: Whether every segment was looked at.
         is_empty: Whether none of the listed segments can be read any more.
         unknown_lineage: A damaged segment of a newer epoch than all that tell of the lineage, or
             that does not tell its own: who knows which segments live.
@@ -107,7 +103,7 @@ class PartitionView:
 
     def __init__(
         self,
-        listed: ListedSegments,
+        listed: ListedPartition,
         side_files: SideFiles,
         *,
         in_part: bool,
@@ -119,7 +115,7 @@ class PartitionView:
         self._bases = [entry.base_offset for entry in listed.entries]
         self._uploads = [_uploaded_ms(entry) for entry in listed.entries] if in_part else []
         self._lineage: tuple[EpochEntry, ...] = ()
-        self._complete = False
+        self.is_complete = False
         self.is_empty = False
         # What is damaged below the first whole segment is being deleted; what is not, may tell of
         # an end or an epoch that no whole one knows of.
@@ -129,14 +125,9 @@ class PartitionView:
         if not in_part or above or not self._bases or not self._frame():
             self._read_all()
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether every segment was looked at."""
-        return self._complete
-
     def covering(self, start: int, stop: int) -> PartitionLog:
         """The log with all ranges of offsets [start, stop), and perhaps all others."""
-        if self._complete or start >= stop:
+        if self.is_complete or start >= stop:
             return self.log
         first = self._group_start(bisect_right(self._bases, start) - 1)
         last = bisect_left(self._bases, stop)
@@ -167,7 +158,7 @@ class PartitionView:
             if decisions is None:  # bad snapshots: what was open is told further down
                 self._read_all()
                 continue
-            if self._complete or not decisions.undecided or known.ranges[-1].stop >= known.stop:
+            if self.is_complete or not decisions.undecided or known.ranges[-1].stop >= known.stop:
                 return known, decisions
             following = bisect_left(self._bases, known.ranges[-1].stop) + ahead
             more = self._bases[following] if following < len(self._bases) else known.stop
@@ -178,15 +169,17 @@ class PartitionView:
         """The first tiered offset whose record is dated at or after `timestamp_ms`; `None` when
         there is none. What is missing below it, and may be dated so, is among the log's holes then.
         """
-        if not self._complete:
-            recent = self._uploaded_since(timestamp_ms)
+        if not self.is_complete:
+            assert self._max_ahead_ms is not None
+            since = timestamp_ms - self._max_ahead_ms
+            recent = [number for number, upload in enumerate(self._uploads) if upload >= since]
             found = self._first_in(recent, timestamp_ms)
             # A hole shows between the last segment that is surely too old and the one found.
             last_old = self._bases[max(recent[0] - 1, 0)] if recent else self.log.stop
             self.covering(
                 max(last_old, self.log.log_start), self.log.stop if found is None else found
             )
-            if not self._complete:
+            if not self.is_complete:
                 return found
         return first_offset_at_or_after(self.log, timestamp_ms, self._side_files)
 
@@ -216,7 +209,7 @@ class PartitionView:
     # -- inside
 
     def _read_all(self) -> None:
-        self._complete = True
+        self.is_complete = True
         segments = self._listed.all()
         self.is_empty = not segments and not self._damaged
         lineage: Sequence[EpochEntry] = ()
@@ -292,12 +285,6 @@ class PartitionView:
         """The first entry with the base offset of this one."""
         return bisect_left(self._bases, self._bases[max(number, 0)])
 
-    def _uploaded_since(self, timestamp_ms: int) -> list[int]:
-        """Entries that may hold records dated at or after the timestamp, by their upload."""
-        assert self._max_ahead_ms is not None
-        bound = timestamp_ms - self._max_ahead_ms
-        return [number for number, upload in enumerate(self._uploads) if upload >= bound]
-
 
 def _overtaken(bases: Sequence[int], uploads: Sequence[int]) -> set[int]:
     """Entries that share their base, or after which something was uploaded that begins lower: by a
@@ -316,11 +303,6 @@ def _overtaken(bases: Sequence[int], uploads: Sequence[int]) -> set[int]:
 
 def _uploaded_ms(entry: SegmentEntry) -> int:
     """When the last object of a segment was written; −1 when the store does not tell."""
-    latest = -1
-    for _, info in entry.objects:
-        written = info.last_modified_ms
-        if written is None:
-            return -1
-        if written > latest:
-            latest = written
-    return latest
+    written = [info.last_modified_ms for _, info in entry.objects]
+    known = [time_ms for time_ms in written if time_ms is not None]
+    return max(known, default=-1) if len(known) == len(written) else -1

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from kts_source.errors import (
-    ArchivedObjectError,
-    PlanTooLargeError,
-)
+from kts_source.errors import ArchivedObjectError, PlanTooLargeError
 from kts_source.planning.estimate import ARCHIVE_CLASSES, estimate
 
 if TYPE_CHECKING:

@@ -29,11 +29,7 @@ _MAX_CHUNKS: Final = 1 << 20
 
 
 def check_fits(plan: ScanPlan, segments: Iterable[RemoteSegment]) -> None:
-    """Refuses a plan whose parts do not fit each other.
-
-    Args:
-        plan: As a file tells it.
-        segments: All that the file names.
+    """Refuses a plan whose parts do not fit each other; `segments` are all that its file names.
 
     Raises:
         ValueError: Says what does not fit.
@@ -79,7 +75,8 @@ def _check_segment(segment: RemoteSegment) -> None:
     _within(-_MAX_INT64 - 1, segment.max_timestamp_ms, _MAX_INT64)
     if segment.event_timestamp_ms is not None:
         _within(-_MAX_INT64 - 1, segment.event_timestamp_ms, _MAX_INT64)
-    _flags(segment.end_is_exact, objects.compression)
+    if any(type(flag) is not bool for flag in (segment.end_is_exact, objects.compression)):
+        raise TypeError("not true or false where one belongs")
     _check_epochs(segment.leader_epochs)
     indexes = list(objects.indexes.values())
     for ref in (objects.log, *(index.source for index in indexes)):
@@ -198,8 +195,3 @@ def _texts(*values: str, errors: str = "strict") -> None:
 def _names(*keys: str) -> None:
     """Keys may be names of files that are not UTF-8."""
     _texts(*keys, errors="surrogateescape")
-
-
-def _flags(*values: bool) -> None:
-    if any(type(value) is not bool for value in values):
-        raise TypeError("not true or false where one belongs")

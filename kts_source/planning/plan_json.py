@@ -11,18 +11,18 @@ other (`plan_fits`), or an error.
 from __future__ import annotations
 
 import json
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from kts_source.errors import InvalidOptionError
 from kts_source.layout.layout import Orphan
-from kts_source.layout.remote_segment import IndexType, ObjectRef, RemoteSegment
+from kts_source.layout.remote_segment import ObjectRef, RemoteSegment
 from kts_source.layout.segment_facts import segment_facts, segment_from_facts
 from kts_source.planning.lineage import Hole, PartitionLog, SegmentRange, SkippedSegment
 from kts_source.planning.plan_fits import check_fits
-from kts_source.planning.scan_plan import PartitionPlan, ScanPlan
+from kts_source.planning.scan_plan import PartitionPlan, ScanPlan, segment_name
+from kts_source.planning.slicing import segment_slice
 from kts_source.read.task import ScanTask, SegmentSlice
 from segment_format.errors import SegmentFormatError
 from segment_format.index.leader_epoch_checkpoint import EpochEntry
@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-SegmentName: TypeAlias = tuple[str, int, str]
-"""Topic, partition and segment id: a copy of a partition has the ids of the first."""
+    from kts_source.planning.scan_plan import SegmentName
 
 VERSION: Final = 2
 _READ: Final = (1, VERSION)
@@ -47,7 +46,7 @@ def plan_to_json(plan: ScanPlan) -> str:
     segments: list[RemoteSegment] = []
 
     def number(segment: RemoteSegment) -> int:
-        key = (segment.topic, segment.partition, segment.segment_id)
+        key = segment_name(segment)
         if key not in numbers:
             numbers[key] = len(segments)
             segments.append(segment)
@@ -99,10 +98,9 @@ def plan_from_json(text: str) -> ScanPlan:
     except InvalidOptionError:
         raise
     except (
-        KeyError,
         TypeError,
         ValueError,
-        IndexError,
+        LookupError,
         AttributeError,
         OverflowError,
         RecursionError,
@@ -116,14 +114,9 @@ def plan_from_json(text: str) -> ScanPlan:
 def _partition_to(part: PartitionPlan, number: Any) -> dict[str, Any]:  # noqa: ANN401
     log = part.surviving
 
-    def holes(gaps: Iterable[Hole]) -> list[list[int | None]]:
+    def holes(gaps: Iterable[Hole]) -> list[list[object]]:
         return [
-            [
-                gap.start,
-                gap.stop,
-                None if gap.before is None else number(gap.before),
-                number(gap.after),
-            ]
+            [gap.start, gap.stop, gap.before and number(gap.before), number(gap.after)]
             for gap in gaps
         ]
 
@@ -179,7 +172,7 @@ def _slice_to(part: SegmentSlice, numbers: dict[SegmentName, int]) -> dict[str, 
     aborted = part.aborted
     columns = (aborted.producer_ids, aborted.first_offsets, aborted.last_offsets)
     return {
-        "segment": numbers[part.topic, part.partition, part.segment_id],
+        "segment": numbers[segment_name(part)],
         "cuts": [part.cut_start, part.cut_stop],
         "offsets": [part.start_offset, part.stop_offset],
         "aborted": [column.tolist() for column in columns],
@@ -188,24 +181,12 @@ def _slice_to(part: SegmentSlice, numbers: dict[SegmentName, int]) -> dict[str, 
 
 
 def _slice_from(entry: dict[str, Any], segments: Sequence[RemoteSegment]) -> SegmentSlice:
-    segment = segments[entry["segment"]]
-    kept = {IndexType.OFFSET: segment.objects.indexes[IndexType.OFFSET]}
-    producers, firsts, lasts = map(_int64, entry["aborted"])
-    cut_start, cut_stop = entry["cuts"]
-    start, stop = entry["offsets"]
-    return SegmentSlice(
-        topic=segment.topic,
-        partition=segment.partition,
-        segment_id=segment.segment_id,
-        segment_start=segment.start_offset,
-        segment_stop=segment.stop_offset,
-        objects=replace(segment.objects, indexes=kept),
-        cut_start=cut_start,
-        cut_stop=cut_stop,
-        start_offset=start,
-        stop_offset=stop,
-        aborted=AbortedIntervals(producers, firsts, lasts),
-        lineage=_epochs_from(entry["lineage"]),
+    return segment_slice(
+        segments[entry["segment"]],
+        entry["cuts"],
+        entry["offsets"],
+        AbortedIntervals(*map(_int64, entry["aborted"])),
+        _epochs_from(entry["lineage"]),
     )
 
 
@@ -271,11 +252,8 @@ def _from_version_1(entry: dict[str, Any]) -> dict[str, Any]:
         envelope and [envelope["dataKey"], envelope["aad"]],
         [[kind, name(ref), low, high] for kind, (ref, low, high) in entry["indexes"].items()],
     ]
-    return {
-        **entry,
-        "objects": {number: list(ref) for ref, number in names.items()},
-        "facts": facts,
-    }
+    objects = {number: list(ref) for ref, number in names.items()}
+    return {**entry, "objects": objects, "facts": facts}
 
 
 def _epochs_to(entries: Iterable[EpochEntry]) -> list[list[int]]:

@@ -8,6 +8,7 @@ with it, so tasks need nothing from each other.
 from __future__ import annotations
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -17,27 +18,22 @@ from kts_source.layout.find_layout import find_layout
 from kts_source.options import parse_options
 from kts_source.planning.bounds import (
     Place,
-    TimestampLookup,
     check_decided,
     check_lineage_known,
     check_named,
     check_no_holes,
-    check_order,
     check_outcomes,
-    resolve_start,
-    resolve_stop,
+    requested_bounds,
 )
-from kts_source.planning.discover import DiscoveredPartition, DiscoveredTopic, discover
+from kts_source.planning.discover import discover
 from kts_source.planning.gc_pause import paused_collector
-from kts_source.planning.isolation import Decisions
-from kts_source.planning.isolation_report import report_left_out
-from kts_source.planning.partial_log import PartitionView, needs_a_part
+from kts_source.planning.isolation import Decisions, report_isolation
+from kts_source.planning.partial_log import PartitionView, can_plan_in_part
 from kts_source.planning.plan_checks import check_plan
-from kts_source.planning.planning_threads import planning_pools
 from kts_source.planning.pruning import fingerprint
 from kts_source.planning.replay import made_with, replayed
 from kts_source.planning.scan_plan import PartitionPlan, ScanPlan
-from kts_source.planning.segment_catalog import Describer
+from kts_source.planning.segment_catalog import PLANNING_THREADS, SegmentCatalog
 from kts_source.planning.side_files import SideFiles
 from kts_source.planning.slicing import bounded, cut, pack, spans, target_bytes
 from kts_source.read.segment_source import SegmentSource
@@ -45,12 +41,12 @@ from kts_source.tier import Tier, open_tier
 from segment_format.isolation import NO_ABORTED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-    from concurrent.futures import Executor
+    from collections.abc import Mapping
 
     from kts_source.options import ScanOptions
-    from kts_source.planning.behind import Behind, BoundsOf
+    from kts_source.planning.bounds import BoundsOf, Progress
     from kts_source.planning.lineage import PartitionLog
+    from kts_source.planning.segment_catalog import ListedPartition
     from kts_source.read.task import SegmentSlice
     from kts_source.store.object_store import ObjectStore
 
@@ -82,7 +78,7 @@ def plan(options: Mapping[str, str], store: ObjectStore | None = None) -> ScanPl
 
 
 def plan_scan(
-    options: ScanOptions, tier: Tier | None = None, behind: Behind | None = None
+    options: ScanOptions, tier: Tier | None = None, progress: Progress | None = None
 ) -> ScanPlan:
     """Plans one scan. Lists and reads manifests, checkpoints and transactional side files; no log
     bytes.
@@ -90,20 +86,18 @@ def plan_scan(
     Args:
         options: What to read.
         tier: Where; opened from the options when not given.
-        behind: What the reader has already. It is neither planned nor checked.
+        progress: What the reader has already. It is neither planned nor checked.
 
     Raises:
-        TieredKafkaError: See `discover`, `resolve_start`, `resolve_stop` and `check_no_holes`.
+        TieredKafkaError: See `discover`, `requested_bounds` and `check_no_holes`.
     """
     if options.ignored:
         log.info("options without effect on this source: %s", ", ".join(options.ignored))
     opened = tier or open_tier(options)
     try:
         with paused_collector():
-            if options.plan_file:
-                plan = replayed(options, opened, behind)
-            else:
-                plan = _planned(options, opened, behind)
+            make = replayed if options.plan_file else _planned
+            plan = make(options, opened, progress)
             check_plan(plan, options, opened.store)
     finally:
         if tier is None:
@@ -111,22 +105,34 @@ def plan_scan(
     return plan
 
 
-def _planned(options: ScanOptions, tier: Tier, behind: Behind | None) -> ScanPlan:
+def _planned(options: ScanOptions, tier: Tier, progress: Progress | None) -> ScanPlan:
     key_ring = options.key_ring.loaded()
     layout = find_layout(options.layout)
-    with planning_pools("kts-plan", "kts-describe") as (pool, describing):
-        describer = Describer(tier, layout, describing, fail_on_data_loss=options.fail_on_data_loss)
-        topics = discover(options, tier.store, layout, pool, describer)
-        held = {(part.topic, part.partition) for topic in topics for part in topic.partitions}
+    with (
+        ThreadPoolExecutor(PLANNING_THREADS, "kts-describe") as describing,
+        ThreadPoolExecutor(PLANNING_THREADS, "kts-plan") as pool,
+    ):
+        catalog = SegmentCatalog(
+            tier, layout, describing, fail_on_data_loss=options.fail_on_data_loss
+        )
+        topics = discover(options, catalog, pool)
+        parts = [part for topic in topics for part in topic.partitions]
+        held = {(part.topic, part.partition) for part in parts}
         check_named(options, held, {topic.topic for topic in topics})
-        describer.expect(sum(len(topic.partitions) for topic in topics))
+        catalog.expect(len(parts))
 
-        def side_files(part: DiscoveredPartition) -> SideFiles:
-            reader = SegmentSource(tier, key_ring, pack=part.listed.side_files)
-            return SideFiles(reader, max_batch_bytes=options.max_batch_bytes)
+        def plan(part: ListedPartition) -> _Planned | None:
+            source = SegmentSource(tier, key_ring, pack=part.side_files)
+            side_files = SideFiles(source, max_batch_bytes=options.max_batch_bytes)
+            try:
+                return _plan_partition(options, part, side_files, progress)
+            except TieredKafkaError as error:
+                raise error.located(topic=part.topic, partition=part.partition) from error.__cause__
+            finally:
+                part.save()
 
-        planned = tuple(_plan_partitions(options, topics, side_files, pool, behind))
-    report_left_out([one.plan for one in planned], [one.aborted for one in planned])
+        planned = [one for one in pool.map(plan, parts) if one is not None]
+    report_isolation([(one.plan, one.aborted) for one in planned])
     wanted = [span for one in planned for span in one.spans]
     target = target_bytes(wanted, options)
     slices = bounded(part for span in wanted for part in cut(span, target))
@@ -140,46 +146,25 @@ def _planned(options: ScanOptions, tier: Tier, behind: Behind | None) -> ScanPla
     )
 
 
-def _plan_partitions(
-    options: ScanOptions,
-    topics: Iterable[DiscoveredTopic],
-    side_files: Callable[[DiscoveredPartition], SideFiles],
-    pool: Executor,
-    behind: Behind | None,
-) -> Iterator[_Planned]:
-    found = [part for topic in topics for part in topic.partitions]
-
-    def plan(part: DiscoveredPartition) -> _Planned | None:
-        try:
-            return _plan_partition(options, part, side_files(part), behind)
-        except TieredKafkaError as error:
-            raise error.located(topic=part.topic, partition=part.partition) from error.__cause__
-        finally:
-            part.listed.save()
-
-    yield from (planned for planned in pool.map(plan, found) if planned is not None)
-
-
 def _plan_partition(
-    options: ScanOptions,
-    part: DiscoveredPartition,
-    side_files: SideFiles,
-    behind: Behind | None,
+    options: ScanOptions, part: ListedPartition, side_files: SideFiles, progress: Progress | None
 ) -> _Planned | None:
-    place = Place(part.topic, part.partition, part.orphans)
+    place = Place(part.topic, part.partition, part.orphans, options.fail_on_data_loss)
     goes_on = None
-    if behind is not None:
-        goes_on = behind.bounds_of(part.topic, part.topic_id, part.partition)
+    if progress is not None:
+        goes_on = progress.bounds_of(part.topic, part.topic_id, part.partition)
     view = PartitionView(
-        part.listed,
+        part,
         side_files,
-        in_part=needs_a_part(options, part.topic, part.partition, from_the_start=goes_on is None),
+        in_part=can_plan_in_part(
+            options, part.topic, part.partition, from_the_start=goes_on is None
+        ),
         max_ahead_ms=options.max_timestamp_ahead_ms,
     )
-    bounds_of = partial(requested_bounds, options, place) if goes_on is None else goes_on
+    bounds_of = goes_on or partial(requested_bounds, options, place)
     while not view.is_empty:
         in_part = not view.is_complete
-        planned = _plan_view(options, part, side_files, view, bounds_of)
+        planned = _plan_view(options, part, place, side_files, view, bounds_of)
         # What a part of the log said of its start and end may be wrong where it did not do.
         if not (in_part and view.is_complete):
             return planned
@@ -188,15 +173,14 @@ def _plan_partition(
 
 def _plan_view(
     options: ScanOptions,
-    part: DiscoveredPartition,
+    part: ListedPartition,
+    place: Place,
     side_files: SideFiles,
     view: PartitionView,
     bounds_of: BoundsOf,
 ) -> _Planned:
-    place = Place(part.topic, part.partition, part.orphans)
-    loss = options.fail_on_data_loss
     if view.unknown_lineage is not None:
-        check_lineage_known(place, view.unknown_lineage, fail_on_data_loss=loss)
+        check_lineage_known(place, view.unknown_lineage)
 
     def lookup(timestamp_ms: int) -> tuple[PartitionLog, int | None]:
         found = view.first_offset_at_or_after(timestamp_ms)
@@ -205,11 +189,13 @@ def _plan_view(
     start, stop = bounds_of(view.log, lookup)
     side_files.bounds = start, stop
     surviving = view.covering(start, stop)
-    check_no_holes(place, surviving, start, stop, fail_on_data_loss=loss)
-    surviving, decisions = _decisions(options, view, start, stop)
+    check_no_holes(place, surviving, start, stop)
+    decisions = Decisions(NO_ABORTED, max(start, stop), ())
+    if start < stop and options.read_committed:
+        surviving, decisions = view.decided(start, stop)
     for skipped in surviving.skipped:
         log.info("%s: segment %s not read: %s", place, skipped.segment.segment_id, skipped.reason)
-    check_outcomes(place, surviving, decisions, fail_on_data_loss=loss)
+    check_outcomes(place, surviving, decisions)
     plan = PartitionPlan(
         part.topic,
         part.topic_id,
@@ -221,36 +207,6 @@ def _plan_view(
         stop,
         decisions.undecided,
     )
-    check_decided(options.ending, place, stop, plan.stop, plan.end_reason, fail_on_data_loss=loss)
+    check_decided(options.ending, place, stop, plan.stop, plan.end_reason)
     slices = list(bounded(spans(plan, decisions, options, side_files)))
     return _Planned(plan, slices, len(decisions.aborted))
-
-
-def requested_bounds(
-    options: ScanOptions, place: Place, partition: PartitionLog, lookup: TimestampLookup
-) -> tuple[int, int]:
-    """The offsets [start, stop) that the options ask for.
-
-    Raises:
-        TieredKafkaError: See `resolve_start`, `resolve_stop` and `check_order`.
-    """
-    loss = options.fail_on_data_loss
-    start = resolve_start(
-        options.starting,
-        place,
-        partition,
-        lookup=lookup,
-        unmatched_is_latest=options.timestamp_strategy == "latest",
-        fail_on_data_loss=loss,
-    )
-    stop = resolve_stop(options.ending, place, partition, lookup=lookup, fail_on_data_loss=loss)
-    check_order(place, start, stop)
-    return start, stop
-
-
-def _decisions(
-    options: ScanOptions, view: PartitionView, start: int, stop: int
-) -> tuple[PartitionLog, Decisions]:
-    if start >= stop or not options.read_committed:
-        return view.covering(start, stop), Decisions(NO_ABORTED, max(start, stop), ())
-    return view.decided(start, stop)

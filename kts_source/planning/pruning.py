@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from kts_source.predicate.implied_ranges import (
     EVERYWHERE,
-    Region,
     first_millisecond,
     region,
     specialised,
@@ -34,7 +33,8 @@ class Pruner:
     def __init__(
         self, where: Predicate | None, topic: str, partition: int, side_files: SideFiles
     ) -> None:
-        self._box = region_of(where, topic, partition)
+        # Offsets and timestamps that rows must have to match.
+        self._box = EVERYWHERE if where is None else region(specialised(where, topic, partition))
         self._side_files = side_files
         # A time index is worth a request only where the times wanted begin.
         self._all_earlier = True
@@ -65,11 +65,6 @@ class Pruner:
         if earlier is None or not len(earlier):
             return segment.start_offset
         return int(earlier[-1]) + 1
-
-
-def region_of(where: Predicate | None, topic: str, partition: int) -> Region:
-    """Offsets and timestamps that rows of a partition must have to match."""
-    return EVERYWHERE if where is None else region(specialised(where, topic, partition))
 
 
 def fingerprint(where: Predicate | None) -> str | None:

@@ -30,8 +30,7 @@ from kts_source.planning.bounds import (
     check_decided,
     check_named,
     check_no_holes,
-    resolve_start,
-    resolve_stop,
+    requested_bounds,
 )
 from kts_source.planning.plan_checks import objects_read
 from kts_source.planning.plan_json import plan_from_json
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
 
     from kts_source.layout.remote_segment import ObjectRef
     from kts_source.options import ScanOptions
-    from kts_source.planning.behind import Behind
+    from kts_source.planning.bounds import Progress
     from kts_source.planning.lineage import PartitionLog
     from kts_source.planning.scan_plan import PartitionPlan, ScanPlan
     from kts_source.store.object_store import ObjectStore
@@ -69,11 +68,8 @@ _IF_GIVEN: Final = (
 def made_with(
     options: ScanOptions, partitions: Mapping[str, Sequence[int]] | None = None
 ) -> Mapping[str, Any]:
-    """What a plan made with these options follows from and does not tell otherwise.
-
-    Args:
-        options: By which it is made.
-        partitions: Topic to partitions that were asked for, also those that hold nothing.
+    """What a plan made with these options follows from and does not tell otherwise; `partitions`
+    by topic are those that were asked for, also those that hold nothing.
     """
     return {
         "partitions": {topic: list(numbers) for topic, numbers in (partitions or {}).items()},
@@ -87,13 +83,13 @@ def made_with(
     }
 
 
-def replayed(options: ScanOptions, tier: Tier, behind: Behind | None = None) -> ScanPlan:
+def replayed(options: ScanOptions, tier: Tier, progress: Progress | None = None) -> ScanPlan:
     """The plan in `planFile`, once its objects are known to be what they were.
 
     Args:
         options: What else was asked for.
         tier: Where the objects are.
-        behind: What the reader has already. The plan is clipped to what is behind it.
+        progress: What the reader has already. The plan is clipped to what is behind it.
 
     Raises:
         InvalidOptionError: The file is not there or holds no plan, or an option says something else
@@ -116,20 +112,15 @@ def replayed(options: ScanOptions, tier: Tier, behind: Behind | None = None) -> 
     _check_options(plan, options)
     _check_selection(plan, options)
     clipped = plan
-    if behind is not None:
-        clipped = plan.from_offsets([behind.first_missing(part) for part in plan.partitions])
+    if progress is not None:
+        clipped = plan.from_offsets([progress.first_missing(part) for part in plan.partitions])
     _check_objects(clipped, tier.store)
     source = SegmentSource(tier, options.key_ring.loaded())
     side_files = SideFiles(source, max_batch_bytes=options.max_batch_bytes)
     for part, left in zip(plan.partitions, clipped.partitions, strict=True):
-        _check_range(part, options, side_files)
-        check_no_holes(
-            Place(left.topic, left.partition),
-            left.surviving,
-            left.start,
-            left.stop,
-            fail_on_data_loss=options.fail_on_data_loss,
-        )
+        place = Place(part.topic, part.partition, fail_on_data_loss=options.fail_on_data_loss)
+        _check_bounds(part, place, options, side_files)
+        check_no_holes(place, left.surviving, left.start, left.stop)
     return replace(clipped, columns=options.columns)
 
 
@@ -184,9 +175,8 @@ def _contradiction(option: str, given: object, plan: str) -> InvalidOptionError:
 def _check_options(plan: ScanPlan, options: ScanOptions) -> None:
     """Compares what the plan was made with, and tells from the plan what an old file does not."""
     wanted = made_with(options)
-    pieces = (piece for task in plan.tasks for piece in task.slices)
     settled = any(part.undecided for part in plan.partitions) or any(
-        len(piece.aborted) for piece in pieces
+        len(piece.aborted) for task in plan.tasks for piece in task.slices
     )
     level = plan.made_with.get("isolationLevel", "read_committed" if settled else None)
     if level is None and "isolationLevel" in options.given and options.read_committed:
@@ -202,11 +192,9 @@ def _check_options(plan: ScanPlan, options: ScanOptions) -> None:
         if name in options.given and before != wanted[name]:
             raise _contradiction(name, wanted[name], f"was made with {before}")
     if plan.where not in (None, fingerprint(options.where)):
-        raise _contradiction(
-            "where",
-            "none" if options.where is None else fingerprint(options.where),
-            f"leaves out what its own cannot match: {plan.where}",
-        )
+        where = fingerprint(options.where) or "none"
+        leaves_out = f"leaves out what its own cannot match: {plan.where}"
+        raise _contradiction("where", where, leaves_out)
 
 
 def _check_selection(plan: ScanPlan, options: ScanOptions) -> None:
@@ -252,10 +240,11 @@ def _check_objects(plan: ScanPlan, store: ObjectStore) -> None:
             pass
 
 
-def _check_range(part: PartitionPlan, options: ScanOptions, side_files: SideFiles) -> None:
+def _check_bounds(
+    part: PartitionPlan, place: Place, options: ScanOptions, side_files: SideFiles
+) -> None:
     """Resolves the bounds that were given as planning does, in the log that the plan knows."""
-    place, log = Place(part.topic, part.partition), part.surviving
-    loss = options.fail_on_data_loss
+    log = part.surviving
 
     def lookup(timestamp_ms: int) -> tuple[PartitionLog, int | None]:
         offset = first_offset_at_or_after(log, timestamp_ms, side_files)
@@ -268,26 +257,13 @@ def _check_range(part: PartitionPlan, options: ScanOptions, side_files: SideFile
             )
         return log, offset
 
-    if _given(options, "starting"):
-        start = resolve_start(
-            options.starting,
-            place,
-            log,
-            lookup=lookup,
-            unmatched_is_latest=options.timestamp_strategy == "latest",
-            fail_on_data_loss=loss,
-        )
-        if start != part.start:
-            option = _given(options, "starting")
-            raise _contradiction(option, f"offset {start} of {place}", f"begins at {part.start}")
-    if _given(options, "ending"):
-        stop = resolve_stop(options.ending, place, log, lookup=lookup, fail_on_data_loss=loss)
-        if stop != part.wanted_stop:
-            option = _given(options, "ending")
-            raise _contradiction(option, f"offset {stop} of {place}", f"ends at {part.wanted_stop}")
-        check_decided(
-            options.ending, place, stop, part.stop, part.end_reason, fail_on_data_loss=loss
-        )
+    start, stop = requested_bounds(options, place, log, lookup)
+    starting, ending = _given(options, "starting"), _given(options, "ending")
+    if starting and start != part.start:
+        raise _contradiction(starting, f"offset {start} of {place}", f"begins at {part.start}")
+    if ending and stop != part.wanted_stop:
+        raise _contradiction(ending, f"offset {stop} of {place}", f"ends at {part.wanted_stop}")
+    check_decided(options.ending, place, stop, part.stop, part.end_reason)
 
 
 def _given(options: ScanOptions, side: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kts_source.read.task import ScanTask
 
@@ -11,9 +11,19 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from kts_source.layout.layout import Orphan
+    from kts_source.layout.remote_segment import RemoteSegment
     from kts_source.planning.estimate import Price
     from kts_source.planning.lineage import PartitionLog
+    from kts_source.read.task import SegmentSlice
     from segment_format.isolation import OpenTransaction
+
+SegmentName: TypeAlias = tuple[str, int, str]
+"""Topic, partition and segment id: a copy of a partition has the ids of the first."""
+
+
+def segment_name(part: RemoteSegment | SegmentSlice) -> SegmentName:
+    """What tells a segment from all others of a plan."""
+    return part.topic, part.partition, part.segment_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +47,11 @@ class PartitionPlan:
     stop: int
     wanted_stop: int
     undecided: tuple[OpenTransaction, ...]
+
+    @property
+    def topic_partition(self) -> str:
+        """Topic and partition number, as Kafka writes them."""
+        return f"{self.topic}-{self.partition}"
 
     @property
     def end_reason(self) -> str:

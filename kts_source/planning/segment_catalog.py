@@ -11,40 +11,42 @@ from kts_source.cache.bundle import Bundle
 from kts_source.cache.segment_pack import SegmentPack
 from kts_source.cache.side_file_pack import SideFilePack
 from kts_source.errors import CorruptSegmentError, ObjectNotFoundError
-from kts_source.planning.planning_threads import PLANNING_THREADS
+from kts_source.store.storage_options import MAX_POOL_CONNECTIONS
 from segment_format.errors import SegmentFormatError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from concurrent.futures import Executor
 
-    from kts_source.layout.layout import Layout, Orphan, SegmentEntry, TopicFolder
+    from kts_source.layout.layout import Layout, PartitionListing, SegmentEntry, TopicFolder
     from kts_source.layout.remote_segment import RemoteSegment
     from kts_source.tier import Tier
 
 log = logging.getLogger(__name__)
 
+PLANNING_THREADS: Final = MAX_POOL_CONNECTIONS
+"""Requests of a plan under way at a time."""
 _GROUPS: Final = 64
 _GROUP_SEGMENTS: Final = 16
 _FEW: Final = 8
 
 
-class Describer:
-    """What turns listed segments into described ones.
+class SegmentCatalog:
+    """Lists and describes the segments of a tier.
 
     Args:
         tier: Where the segments are. Manifests are not in its caches: packs keep what they said.
-        layout: How they are described.
-        pool: Where they are read, side by side. It must not be the caller's own.
+        layout: How they are listed and described.
+        pool: Where they are described, side by side. It must not be the caller's own.
         fail_on_data_loss: Whether a manifest that cannot be read is an error.
     """
 
     def __init__(
         self, tier: Tier, layout: Layout, pool: Executor, *, fail_on_data_loss: bool
     ) -> None:
+        self.store = tier.store
+        self.layout = layout
         self._caches = tier.caches
-        self._store = tier.store
-        self._layout = layout
         self._pool = pool
         self._fail_on_data_loss = fail_on_data_loss
         self._alone = 1
@@ -56,13 +58,15 @@ class Describer:
         """
         self._alone = _FEW if partitions >= PLANNING_THREADS else 1
 
-    def kept(self, folder: TopicFolder, partition: int) -> Bundle | None:
-        """What earlier plans kept of a partition; `None` where nothing is kept."""
-        if self._caches.index is None:
-            return None
-        uri = self._store.uri(f"{folder.folder}{folder.topic}-{folder.topic_id}")
-        name = self._caches.entry_name("partition", self._layout.name, uri, f"{partition}")
-        return Bundle(self._caches.index, name)
+    def listed(self, folder: TopicFolder, partition: int) -> ListedPartition:
+        """Lists a partition. What earlier plans kept of its segments is not described again."""
+        kept = None
+        if self._caches.index is not None:
+            uri = self.store.uri(f"{folder.folder}{folder.topic}-{folder.topic_id}")
+            name = self._caches.entry_name("partition", self.layout.name, uri, f"{partition}")
+            kept = Bundle(self._caches.index, name)
+        listing = self.layout.list_partition(self.store, folder, partition)
+        return ListedPartition(self, folder, partition, listing, kept)
 
     def described(self, entries: Sequence[SegmentEntry]) -> list[RemoteSegment | None]:
         """Each as the layout describes it; `None` for one that has gone, or cannot be read where
@@ -82,9 +86,9 @@ class Describer:
 
     def _described(self, entry: SegmentEntry) -> RemoteSegment | None:
         try:
-            return self._layout.describe(self._store, entry)
+            return self.layout.describe(self.store, entry)
         except ObjectNotFoundError:
-            uri = self._store.uri(entry.described_by)
+            uri = self.store.uri(entry.described_by)
             log.warning("%s has gone since it was listed: a delete under way; not read", uri)
             return None
         except SegmentFormatError as error:
@@ -93,7 +97,7 @@ class Describer:
                 topic=entry.topic,
                 partition=entry.partition,
                 offset=entry.base_offset,
-                uri=self._store.uri(entry.described_by),
+                uri=self.store.uri(entry.described_by),
             )
             if self._fail_on_data_loss:
                 raise failure from error
@@ -101,35 +105,43 @@ class Describer:
             return None
 
 
-class ListedSegments:
-    """The segments of one partition and topic id, each described at most once. Used by one thread
-    at a time.
-
-    Args:
-        entries: In order of base offset, then segment id.
-        describer: What describes them.
-        kept: What is known of them already.
-        orphans: What is listed beside them; those that are described, are damaged segments.
+class ListedPartition:
+    """The listed segments of one partition and topic id, each described at most once. Used by one
+    thread at a time.
 
     Attributes:
+        folder: The incarnation of its topic.
+        entries: Whole segments, in order of base offset, then segment id.
+        orphans: Objects that belong to no whole segment; those that are described, are damaged
+            segments.
         side_files: What was read of their side files.
     """
 
     def __init__(
         self,
-        entries: Sequence[SegmentEntry],
-        describer: Describer,
-        kept: Bundle | None = None,
-        orphans: Sequence[Orphan] = (),
+        catalog: SegmentCatalog,
+        folder: TopicFolder,
+        partition: int,
+        listing: PartitionListing,
+        kept: Bundle | None,
     ) -> None:
-        self.entries = entries
-        self._orphans = orphans
+        self.folder = folder
+        self.topic = folder.topic
+        self.topic_id = folder.topic_id
+        self.partition = partition
+        self.entries = listing.segments
+        self.orphans = listing.orphans
         self._damaged: list[RemoteSegment] | None = None
-        self._describer = describer
+        self._catalog = catalog
         self._kept = kept
         self._pack = SegmentPack(kept, "segments")
         self.side_files = SideFilePack(kept, "side files")
         self._described: dict[int, RemoteSegment | None] = {}
+
+    @property
+    def has_segments(self) -> bool:
+        """Whether there is a segment that something describes, whole or damaged."""
+        return bool(self.entries) or any(one.described is not None for one in self.orphans)
 
     def described(self, numbers: Iterable[int]) -> list[RemoteSegment]:
         """These of the entries, in their order; those that have gone or cannot be read are left
@@ -148,7 +160,7 @@ class ListedSegments:
                 else:
                     self._described[number] = known
         if missing:
-            fresh = self._describer.described([self.entries[number] for number in missing])
+            fresh = self._catalog.described([self.entries[number] for number in missing])
             for number, segment in zip(missing, fresh, strict=True):
                 self._described[number] = segment
                 if segment is not None:
@@ -163,8 +175,8 @@ class ListedSegments:
     def damaged(self) -> list[RemoteSegment]:
         """The segments that lack some of their objects, as far as something describes them."""
         if self._damaged is None:
-            entries = [one.described for one in self._orphans if one.described is not None]
-            found = self._describer.described(entries)
+            entries = [one.described for one in self.orphans if one.described is not None]
+            found = self._catalog.described(entries)
             self._damaged = [segment for segment in found if segment is not None]
         return self._damaged
 

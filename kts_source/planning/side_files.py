@@ -14,12 +14,13 @@ from kts_source.layout.remote_segment import IndexType, RemoteSegment
 from kts_source.planning.isolation import Replay
 from kts_source.read.segment_source import SegmentSpan
 from kts_source.read.slice_boundaries import usable_offset_index
-from segment_format.errors import SegmentFormatError
+from segment_format.errors import SegmentFormatError, TruncatedBatchError
 from segment_format.index.leader_epoch_checkpoint import LeaderEpochCheckpoint
 from segment_format.index.producer_snapshot import ProducerStateEntry, parse_producer_snapshot
 from segment_format.index.time_index import TimeIndex
 from segment_format.index.transaction_index import AbortedTxn, parse_transaction_index
 from segment_format.record.control_record import ControlRecordType, parse_control_record_type
+from segment_format.record.framing import iter_entries
 from segment_format.record.record_times import iter_record_times
 from segment_format.record.records import DecodedBatch, iter_batches
 
@@ -40,18 +41,18 @@ _REMEMBERED: Final = 4  # of them, parsed
 
 
 class SideFiles:
-    """Reads the side files of segments through one reader. Used by one thread at a time.
+    """Reads the side files of segments. Used by one thread at a time.
 
     Args:
-        reader: What fetches and decrypts them.
+        source: What fetches and decrypts them.
         max_batch_bytes: Bound on one record batch when headers are replayed.
 
     Attributes:
         bounds: Offsets known to cut segments: of those, all side files will be wanted.
     """
 
-    def __init__(self, reader: SegmentSource, *, max_batch_bytes: int) -> None:
-        self._reader = reader
+    def __init__(self, source: SegmentSource, *, max_batch_bytes: int) -> None:
+        self._source = source
         self._max_batch_bytes = max_batch_bytes
         self._offset_indexes: dict[tuple[str, str | None], OffsetIndex | None] = {}
         self._time_indexes: dict[tuple[str, str | None], TimeIndex | None] = {}
@@ -145,25 +146,22 @@ class SideFiles:
         # One chunk first: what is looked for is nearly always there.
         chunk = segment.objects.chunk_index.original_chunk_size
         borders = (position, position // chunk * chunk + chunk, segment.objects.size_in_bytes)
-        spans = (
-            SegmentSpan(
-                segment.topic, segment.partition, segment.start_offset, segment.objects, low, high
-            )
-            for low, high in pairwise(borders)
-        )
+        place = segment.topic, segment.partition, segment.start_offset, segment.objects
+        spans = (SegmentSpan(*place, low, high) for low, high in pairwise(borders))
         try:
-            for _, window in self._reader.windows(spans):
+            for _, window in self._source.windows(spans):
                 pending += window
-                whole = whole_batches(pending)
+                whole = _whole_entries(pending)
                 yield from read(pending[:whole])
                 pending = pending[whole:]
                 at += whole
+            yield from read(pending)  # what is left is not whole, and this raises
         except SegmentFormatError as error:
             raise self._located(error, segment, "record batch", at) from error
 
     def _read(self, segment: RemoteSegment, kind: IndexType) -> bytes | None:
         is_cut = any(segment.start_offset < at < segment.stop_offset for at in self.bounds)
-        return self._reader.index(segment.objects, kind, is_cut=is_cut)
+        return self._source.index(segment.objects, kind, is_cut=is_cut)
 
     def _located(
         self, error: SegmentFormatError, segment: RemoteSegment, what: str, base: int = 0
@@ -173,7 +171,7 @@ class SideFiles:
             topic=segment.topic,
             partition=segment.partition,
             offset=segment.start_offset if error.offset is None else error.offset,
-            uri=self._reader.store.uri(segment.objects.log.key),
+            uri=self._source.store.uri(segment.objects.log.key),
             position=None if error.position is None else base + error.position,
         )
 
@@ -222,12 +220,16 @@ def _marker(batch: DecodedBatch) -> ControlRecordType | None:
     return kind if kind in (ControlRecordType.ABORT, ControlRecordType.COMMIT) else None
 
 
-def whole_batches(data: bytes) -> int:
-    """Bytes at the front of `data` that are whole batches."""
-    position = 0
-    while position + 12 <= len(data):
-        size = int.from_bytes(data[position + 8 : position + 12], "big", signed=True)
-        if size < 0 or position + 12 + size > len(data):
-            break
-        position += 12 + size
-    return position
+def _whole_entries(data: bytes) -> int:
+    """Bytes at the front of `data` to read now: its whole entries, or all of it where one is not
+    valid, as reading it says why.
+    """
+    stop = 0
+    try:
+        for entry in iter_entries(data):
+            stop = entry.stop
+    except TruncatedBatchError:
+        return stop
+    except SegmentFormatError:
+        return len(data)
+    return stop

@@ -16,7 +16,6 @@ from kts_source.layout.remote_segment import IndexType, SegmentObjects
 from kts_source.planning.pruning import Pruner
 from kts_source.read.task import ScanTask, SegmentSlice
 from segment_format.index.leader_epoch_checkpoint import EpochEntry
-from segment_format.isolation import NO_ABORTED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from kts_source.planning.scan_plan import PartitionPlan
     from kts_source.planning.side_files import SideFiles
     from segment_format.index.offset_index import OffsetIndex
+    from segment_format.isolation import AbortedIntervals
 
 _INDEX_ENTRY_BYTES = 8
 MAX_SLICES: Final = 1 << 22
@@ -55,7 +55,14 @@ def spans(
         limit = options.max_records_per_partition or stop - start
         index = side_files.offset_index(segment) if is_cut or limit < stop - start else None
         for low, high in pairwise(_offset_cuts(segment, start, stop, index, limit)):
-            yield _slice(segment, low, high, index, decisions, plan.surviving.lineage)
+            cuts = 0, segment.objects.size_in_bytes
+            if index is not None:  # without the bytes that it rules out
+                behind = index.positions[index.offsets >= high - 1]
+                cut_stop = int(behind[1]) if len(behind) > 1 else cuts[1]
+                cuts = index.lookup(low).position, cut_stop
+            aborted = decisions.aborted.clip(low, high)
+            lineage = _owners(plan.surviving.lineage, segment.start_offset, low, high)
+            yield segment_slice(segment, cuts, (low, high), aborted, lineage)
 
 
 def _offset_cuts(
@@ -127,21 +134,17 @@ def too_many_slices() -> PlanTooLargeError:
     )
 
 
-def _slice(
+def segment_slice(
     segment: RemoteSegment,
-    start: int,
-    stop: int,
-    index: OffsetIndex | None,
-    decisions: Decisions,
-    lineage: Sequence[EpochEntry],
+    cuts: Sequence[int],
+    offsets: Sequence[int],
+    aborted: AbortedIntervals,
+    lineage: tuple[EpochEntry, ...],
 ) -> SegmentSlice:
-    """Offsets [start, stop) of a segment without the bytes that its offset index rules out."""
+    """A slice of a segment, with no more of its objects than a task needs."""
     objects = segment.objects
-    cut_start, cut_stop = 0, objects.size_in_bytes
-    if index is not None:
-        cut_start = index.lookup(start).position
-        behind = index.positions[index.offsets >= stop - 1]
-        cut_stop = int(behind[1]) if len(behind) > 1 else cut_stop
+    cut_start, cut_stop = cuts
+    start, stop = offsets
     return SegmentSlice(
         topic=segment.topic,
         partition=segment.partition,
@@ -159,8 +162,8 @@ def _slice(
         cut_stop=cut_stop,
         start_offset=start,
         stop_offset=stop,
-        aborted=decisions.aborted.clip(start, stop) if len(decisions.aborted) else NO_ABORTED,
-        lineage=_owners(lineage, segment.start_offset, start, stop),
+        aborted=aborted,
+        lineage=lineage,
     )
 
 
@@ -192,22 +195,14 @@ def cut(part: SegmentSlice, target: int) -> Iterator[SegmentSlice]:
     if count == 1:
         yield part
         return
-    cuts = _cut_positions(part, count)
-    for cut_start, cut_stop in pairwise(cuts):
-        yield replace(part, cut_start=cut_start, cut_stop=cut_stop)
-
-
-def _cut_positions(part: SegmentSlice, count: int) -> list[int]:
-    """`count` + 1 ascending positions; inner ones fall on chunk borders where slices are larger
-    than chunks.
-    """
     chunk = part.objects.chunk_index.original_chunk_size
     step = part.nominal_bytes / count
     inner = (part.cut_start + round(step * number) for number in range(1, count))
-    if step >= chunk:
+    if step >= chunk:  # cuts on chunk borders
         inner = (round(position / chunk) * chunk for position in inner)
     between = {position for position in inner if part.cut_start < position < part.cut_stop}
-    return [part.cut_start, *sorted(between), part.cut_stop]
+    for cut_start, cut_stop in pairwise([part.cut_start, *sorted(between), part.cut_stop]):
+        yield replace(part, cut_start=cut_start, cut_stop=cut_stop)
 
 
 def target_bytes(spans: Sequence[SegmentSlice], options: ScanOptions) -> int:

@@ -193,13 +193,13 @@ def test_only_few_manifests_are_read_behind_a_table(
     folder_lake.export(tier.options())
     tier.grow(1)
     described = []
-    original = segment_catalog.Describer.described
+    original = segment_catalog.SegmentCatalog.described
 
-    def counted(self: segment_catalog.Describer, entries: list[object]) -> object:
+    def counted(self: segment_catalog.SegmentCatalog, entries: list[object]) -> object:
         described.extend(entries)
         return original(self, entries)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(segment_catalog.Describer, "described", counted)
+    monkeypatch.setattr(segment_catalog.SegmentCatalog, "described", counted)
     assert ranges(folder_lake.export(tier.options())) == [(330, 340)]
     assert 0 < len(described) < 10
 

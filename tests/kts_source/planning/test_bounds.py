@@ -211,7 +211,7 @@ def test_bounds_outside_are_refused_or_clamped_and_reported(
     assert (part.start, part.stop) == expected
     (line,) = caplog.messages
     assert f"offset {asked}, which is {reason}" in line
-    assert "reading what there is" in line
+    assert "failOnDataLoss=false reads what there is" in line
 
 
 def test_a_range_of_no_offset_is_empty() -> None:

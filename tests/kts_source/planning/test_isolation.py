@@ -12,13 +12,13 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from kts_source.planning.isolation import Replay, decide
 from kts_source.planning.lineage import PartitionLog, SegmentRange, partition_log
-from kts_source.planning.side_files import replay_batches
+from kts_source.planning.side_files import SideFiles, replay_batches
 from segment_format.index.producer_snapshot import ProducerStateEntry, parse_producer_snapshot
 from segment_format.index.transaction_index import AbortedTxn, parse_transaction_index
 from segment_format.record.records import iter_batches
@@ -95,13 +95,17 @@ class FromFiles:
         return replay_batches(self.log.batches(span.segment.start_offset), span, open_before)
 
 
+def side_files(of: FromFiles) -> SideFiles:
+    return cast("SideFiles", of)
+
+
 def _is_lost(lost: bool | frozenset[int], of: RemoteSegment) -> bool:
     return of.start_offset in lost if isinstance(lost, frozenset) else lost
 
 
 def read(log: GoldenLog, tier: PartitionLog, state: FromFiles, start: int, stop: int) -> list[int]:
     """Offsets of [start, stop) that a read_committed reader returns."""
-    decisions = decide(tier, start, stop, state)
+    decisions = decide(tier, start, stop, side_files(state))
     assert decisions is not None
     return [
         record.offset
@@ -169,8 +173,8 @@ def test_whichever_side_files_are_lost_the_rest_and_the_logs_tell_the_same(numbe
             frozenset(base for base in log.bases if source.random() < share),
             frozenset(base for base in log.bases if source.random() < share),
         )
-        found = decide(tier, start, stop, state)
-        sound = decide(tier, start, stop, FromFiles(log))
+        found = decide(tier, start, stop, side_files(state))
+        sound = decide(tier, start, stop, side_files(FromFiles(log)))
         assert found == sound
         assert not state.replayed or max(state.replayed.values()) == 1
 
@@ -193,7 +197,7 @@ def open_since_0(count: int) -> tuple[PartitionLog, FromFiles]:
 def test_a_row_of_bad_snapshots_is_walked_once() -> None:
     tier, state = open_since_0(3000)
     state.lose_snapshots = True
-    decisions = decide(tier, 2000, 2001, state)
+    decisions = decide(tier, 2000, 2001, side_files(state))
     assert decisions is not None
     assert decisions.stop == 2000
     assert [txn.first_offset for txn in decisions.undecided] == [0]
@@ -205,10 +209,10 @@ def test_what_is_open_below_the_ranges_at_hand_is_not_taken_for_nothing(first: i
     tier, state = open_since_0(10)
     window = replace(tier, ranges=tier.ranges[first:])
     state.lose_snapshots = frozenset(range(first, 10))
-    assert decide(window, 8, 9, state) is None
+    assert decide(window, 8, 9, side_files(state)) is None
     # A sound snapshot at hand is as good as all that lies below it.
     state.lose_snapshots = frozenset(range(first + 1, 10))
-    decisions = decide(window, 8, 9, state)
+    decisions = decide(window, 8, 9, side_files(state))
     assert decisions is not None
     assert decisions.stop == 8
 
@@ -222,12 +226,12 @@ def test_behind_a_gap_bad_snapshots_leave_it_unknown_what_was_open(is_exact: boo
     )
     assert len(tier.missing) == 1
     state.lose_snapshots = frozenset(range(5, 10))
-    decisions = decide(tier, 7, 9, state)
+    decisions = decide(tier, 7, 9, side_files(state))
     assert decisions is not None
     assert decisions.unknown_behind is not None
     assert (decisions.unknown_behind.start, decisions.unknown_behind.stop) == (3, 5)
     state.lose_snapshots = frozenset(range(6, 10))
-    decisions = decide(tier, 7, 9, state)
+    decisions = decide(tier, 7, 9, side_files(state))
     assert decisions is not None
     assert (decisions.unknown_behind, decisions.stop) == (None, 7)
 
@@ -247,7 +251,7 @@ def test_a_marker_lost_in_a_hole_is_never_taken_for_a_commit() -> None:
             tier = partition_log(described, lineage(e0=0))
             given = read(log, tier, FromFiles(log), 0, tier.stop)
             assert set(given) <= set(log.read_committed)
-            decisions = decide(tier, 0, tier.stop, FromFiles(log))
+            decisions = decide(tier, 0, tier.stop, side_files(FromFiles(log)))
             assert decisions is not None
             straddled += bool(decisions.lost)
     assert straddled > 0

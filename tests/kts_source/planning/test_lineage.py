@@ -13,9 +13,6 @@ from kts_source.planning.lineage import (
     BELOW_LOG_START,
     COVERED,
     DEAD_BRANCH,
-    SegmentRange,
-    cover,
-    cover_overlapping,
     newest_segment,
     partition_log,
     usable_range,
@@ -263,19 +260,3 @@ def test_every_covered_offset_once_and_every_hole_named(
     for span in log.ranges:
         assert span.segment.start_offset <= span.start
         assert span.stop <= span.segment.stop_offset
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 40), st.integers(1, 12)), min_size=1, max_size=6),
-    st.integers(0, 20),
-)
-def test_ranges_apart_are_covered_as_any_are(spans: list[tuple[int, int]], log_start: int) -> None:
-    ranges, at = [], 0
-    for number, (gap, size) in enumerate(spans):
-        start = at + gap % 4 * (gap > 20)
-        at = start + size
-        ranges.append(SegmentRange(segment(start, at - 1, name=f"s{number}"), start, at))
-    stop = max(log_start, at)
-    if stop > at:
-        log_start = stop = at
-    assert cover(ranges, log_start, stop) == cover_overlapping(ranges, log_start, stop)

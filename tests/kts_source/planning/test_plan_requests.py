@@ -109,7 +109,7 @@ def from_all(monkeypatch: pytest.MonkeyPatch) -> Callable[..., object]:
 
     def plan(given: Mapping[str, str], store: ObjectStore) -> object:
         with monkeypatch.context() as patched:
-            patched.setattr(planner, "needs_a_part", lambda *_, **__: False)
+            patched.setattr(planner, "can_plan_in_part", lambda *_, **__: False)
             return outcome(given, store)
 
     return plan

@@ -4,21 +4,54 @@ from __future__ import annotations
 
 import os
 import threading
+from typing import TYPE_CHECKING
 
 import pytest
 
-from kts_source.planning.planning_threads import PLANNING_THREADS, planning_pools
+from benchmarks.simulated import TOPIC, SimulatedTier
+from kts_source.layout.aiven import AivenLayout
+from kts_source.options import parse_options
+from kts_source.planning.planner import plan_scan
+from kts_source.planning.segment_catalog import PLANNING_THREADS
+from kts_source.tier import Tier
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_list_partition = AivenLayout.list_partition
+_describe = AivenLayout.describe
+
+
+def plan_with(partitions: int, monkeypatch: pytest.MonkeyPatch, note: Callable[[], object]) -> None:
+    """Plans a tier; `note` is called in every thread that lists or describes."""
+
+    def listing(self: AivenLayout, *given: object) -> object:
+        note()
+        return _list_partition(self, *given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(AivenLayout, "list_partition", listing)
+    tier = SimulatedTier(partitions, 2, latency_seconds=0)
+    plan = plan_scan(parse_options({"path": "/", "subscribe": TOPIC}), Tier(tier))
+    assert len(plan.partitions) == partitions
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system binds no threads")
-def test_threads_may_run_wherever_the_process_may() -> None:
+def test_threads_may_run_wherever_the_process_may(monkeypatch: pytest.MonkeyPatch) -> None:
     before = os.sched_getaffinity(0)
-    with planning_pools("a", "b") as pools:
-        seen = [pool.submit(os.sched_getaffinity, 0).result() for pool in pools]
-    assert seen == [before, before]
+    seen: list[set[int]] = []
+
+    def describing(self: AivenLayout, *given: object) -> object:
+        seen.append(os.sched_getaffinity(0))
+        return _describe(self, *given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(AivenLayout, "describe", describing)
+    plan_with(2, monkeypatch, lambda: seen.append(os.sched_getaffinity(0)))
+    assert len(seen) >= 4
+    assert all(affinity == before for affinity in seen)
 
 
-def test_as_many_requests_are_under_way_as_there_are_threads() -> None:
-    meeting = threading.Barrier(PLANNING_THREADS, timeout=60)
-    with planning_pools("a") as (pool,):
-        assert len(list(pool.map(lambda _: meeting.wait(), range(PLANNING_THREADS)))) == 96
+def test_as_many_requests_are_under_way_as_there_are_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert PLANNING_THREADS == 96
+    plan_with(96, monkeypatch, threading.Barrier(96, timeout=60).wait)
