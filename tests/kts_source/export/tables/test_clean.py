@@ -72,8 +72,9 @@ def test_clean_takes_no_file_that_is_committed_while_it_looks(
             monkeypatch.setattr(LocalTarget, "list_objects", original)
             raise Killed
 
+    table: Any = Committing(lake.table(), 0, after=True)
     with pytest.raises(Killed):
-        lake.export(source(), table=Committing(lake.table(), 0, after=True))
+        lake.export(source(), table=table)
     assert not waiting
     assert len(places(lake.read())) > 0
     lake.export(source())
