@@ -157,7 +157,7 @@ def _spread(task: SpreadTask, job: ExportJob) -> TaskReport:
         lost=work.lost_ranges,
         seconds=time.monotonic() - started,
         spills=tuple(buckets.spills),
-        newest_ms=tuple((*owner, newest) for owner, newest in sorted(buckets.newest.items())),
+        newest_ms=buckets.newest_ms,
     )
 
 
