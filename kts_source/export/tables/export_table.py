@@ -113,14 +113,14 @@ class Commit:
 
 
 class ExportTable(ABC):
-    """A target of any format: what all formats do in the same order, by steps of their own.
+    """A target of any format: the order of steps that all formats share.
 
     Args:
         settings: What to write and where.
     """
 
     _folders: tuple[str, ...]
-    """Prefixes of all that exports write, but for files with their final names in a folder."""
+    """Prefixes that are searched for orphans."""
 
     def __init__(self, settings: ExportSettings) -> None:
         self._settings = settings
@@ -200,7 +200,7 @@ class ExportTable(ABC):
             self._target.delete(orphan.key)
 
     def close(self) -> None:
-        """Lets connections go."""
+        """Closes connections."""
         if "_target" in vars(self):
             self._target.close()
 
@@ -208,7 +208,7 @@ class ExportTable(ABC):
     def _target(self) -> TargetStore:
         return open_target(self._root(), self._settings.storage)
 
-    # -- steps of a format
+    # -- the steps of a format
 
     def _root(self) -> str:
         """Path of the folder that the table's files are in."""
@@ -245,7 +245,7 @@ class ExportTable(ABC):
         the table is another by now.
         """
 
-    # -- what they share
+    # -- what formats share
 
     def _checked(self, snapshot: Snapshot, rules: Fingerprint) -> TableState:
         state = self._state(snapshot)

@@ -104,7 +104,7 @@ class IcebergExportTable(ExportTable):
             " or give catalog a warehouse"
         )
 
-    # -- steps of a format
+    # -- the steps of ExportTable
 
     def _open(self) -> Table | None:
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
@@ -176,7 +176,9 @@ class IcebergExportTable(ExportTable):
         if commit.schema is not None:
             known = snapshot.schema().column_names
             if missing := [name for name in commit.schema.names if name not in known]:
-                raise ExportError(f"the table lacks the columns {', '.join(missing)}")
+                raise ExportError(
+                    f"the table lacks the columns {', '.join(missing)}", uri=self._uri
+                )
         try:
             self._commit_once(snapshot, commit, moved)
         except CommitFailedException:
@@ -187,24 +189,18 @@ class IcebergExportTable(ExportTable):
         from pyiceberg.exceptions import CommitFailedException, TableAlreadyExistsError
         from pyiceberg.transforms import DayTransform, IdentityTransform
 
-        namespace = self._settings.target.rpartition(".")[0]
-
-        def create() -> None:
-            self._catalog.create_namespace_if_not_exists(namespace)
+        target = self._settings.target
+        try:
+            self._catalog.create_namespace_if_not_exists(target.rpartition(".")[0])
             with (
                 self._catalog.create_table_transaction(
-                    self._settings.target, schema, location=self._root()
+                    target, schema, location=self._root()
                 ) as transaction,
                 transaction.update_spec() as spec,
             ):
                 for field in self._settings.partition_by:
-                    if field.is_date:
-                        spec.add_field(field.source, DayTransform(), field.name)
-                    else:
-                        spec.add_field(field.source, IdentityTransform(), field.name)
-
-        try:
-            create()
+                    transform: Any = DayTransform() if field.is_date else IdentityTransform()
+                    spec.add_field(field.source, transform, field.name)
         except (TableAlreadyExistsError, CommitFailedException):
             pass  # another export was first; its table is as good
         except Exception as error:  # noqa: BLE001  # every library error becomes one of ours
@@ -251,9 +247,8 @@ class IcebergExportTable(ExportTable):
                 error,
             ) from None
         except OverflowError as error:
-            # PyIceberg has no bounds outside the years 1 to 9999. Without them, in this process
-            # only, the files are added all the same.
-            # Days that rows are partitioned by are within, and are told by bounds.
+            # PyIceberg has no bounds outside the years 1 to 9999, so the files are added without,
+            # in this process only. Days that rows are partitioned by need bounds, and are within.
             days = {field.source for field in self._settings.partition_by}
             unbounded = {f"{_METRICS}{name}": "none" for name in _times(table) if name not in days}
             if unbounded.items() <= table.metadata.properties.items():

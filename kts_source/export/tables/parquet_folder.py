@@ -112,7 +112,7 @@ class ParquetFolder(ExportTable):
     def _check(self, snapshot: _Log) -> None:
         self._check_exports(snapshot)
         if not snapshot.last:
-            self._check_strangers()
+            self._check_other_writers()
 
     def _files(self, snapshot: _Log) -> tuple[BaseFile, ...]:
         if self._export(snapshot):
@@ -124,9 +124,7 @@ class ParquetFolder(ExportTable):
         return ()
 
     def _known(self, snapshot: _Log) -> set[str]:
-        """The log. What is committed has another name after it was published, and its first name
-        is gone.
-        """
+        """The log itself: once published, committed files are not under `_kts/` any more."""
         numbers = range(1, snapshot.last + 1)
         return {_key(number, kind) for number in numbers for kind in ("json", "published")}
 
@@ -156,7 +154,7 @@ class ParquetFolder(ExportTable):
             if name != self._settings.export_id and there != asked:
                 raise self._partitioned(f"the export {name!r} in the folder", there, asked)
 
-    def _check_strangers(self) -> None:
+    def _check_other_writers(self) -> None:
         """The same for the files of other writers, before a folder's first commit."""
         asked = ",".join(field.name for field in self._settings.partition_by)
         for found in self._target.list_objects(""):
