@@ -7,7 +7,6 @@ two exports commit the same thing, so it is tried out before anything is written
 from __future__ import annotations
 
 import contextlib
-import sys
 from typing import Any, Final
 
 from kts_source.errors import ExportError, ObjectChangedError, ObjectNotFoundError
@@ -24,7 +23,8 @@ class S3Target(S3Store):
 
     def read(self, key: str) -> bytes:
         """See `TargetStore.read`."""
-        return self.get_object(key, max_bytes=sys.maxsize)
+        info = self.head(key)
+        return bytes(self.get_range(key, 0, info.size, version=info.version))
 
     def create(self, key: str, data: bytes) -> bool:
         """See `TargetStore.create`."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import sys
 import uuid
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -109,7 +108,8 @@ class LocalTarget(LocalStore):
 
     def read(self, key: str) -> bytes:
         """See `TargetStore.read`."""
-        return self.get_object(key, max_bytes=sys.maxsize)
+        info = self.head(key)
+        return bytes(self.get_range(key, 0, info.size, version=info.version))
 
     def create(self, key: str, data: bytes) -> bool:
         """See `TargetStore.create`: a hard link either appears with all bytes or not at all."""
