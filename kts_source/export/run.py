@@ -19,7 +19,7 @@ from kts_source.errors import (
 )
 from kts_source.export.compaction.merge import can_merge, check_lost, check_rebuild
 from kts_source.export.export_plan import plan_export, plan_rebuild
-from kts_source.export.fingerprint import check_fingerprint, fingerprint
+from kts_source.export.fingerprint import fingerprint
 from kts_source.export.job import ExportJob
 from kts_source.export.progress import NO_PROGRESS
 from kts_source.export.ranges import PartitionKey, joined
@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     from kts_source.export.report import Skipped
     from kts_source.export.settings import Compaction, ExportSettings
     from kts_source.export.tables.export_table import BaseFile, ExportTable, TableState
-    from kts_source.export.tables.target_store import TargetObject
     from kts_source.options import ScanOptions
+    from kts_source.store.object_store import ObjectInfo
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ def clean(
     older_than_hours: float = DEFAULT_CLEAN_HOURS,
     remove: bool = False,
     table: ExportTable | None = None,
-) -> tuple[TargetObject, ...]:
+) -> tuple[ObjectInfo, ...]:
     """Lists what attempts that died left in a target and among its dead letters, and removes it
     where asked to.
 
@@ -124,7 +124,9 @@ def clean(
         found = [entry for entry in opened.orphans() if not is_unnamed(entry.key)]
         letters = unnamed_dead_letters(settings)
         active = {
-            _run_of(entry.key) for entry in (*found, *letters) if entry.modified_ms >= before_ms
+            _run_of(entry.key)
+            for entry in (*found, *letters)
+            if (entry.last_modified_ms or 0) >= before_ms
         }
         found = [entry for entry in found if _run_of(entry.key) not in active]
         letters = [entry for entry in letters if _run_of(entry.key) not in active]
@@ -170,8 +172,7 @@ class _Run:
 
     def export(self) -> BackfillReport:
         started = time.monotonic()
-        state = self._table.load()
-        check_fingerprint(state.fingerprint, self._fingerprint)
+        state = self._table.load(self._fingerprint)
         publish_dead_letters(self._settings, state.letters)
         plan = self._plan(state)
         self._seconds["planning"] = time.monotonic() - started

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 # Error codes that may pass although their HTTP status does not say so.
 _TRANSIENT_CODES = frozenset(
     {
+        "ConditionalRequestConflict",
         "InternalError",
         "OperationAborted",
         "PriorRequestNotComplete",

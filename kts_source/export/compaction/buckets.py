@@ -73,7 +73,7 @@ class Buckets:
         self._bytes = 0
         self._count = 0
         self.spills: list[SpillFile] = []
-        self.newest: dict[tuple[str, int], int] = {}
+        self._newest: dict[tuple[str, int], int] = {}
 
     def hold(self, batch: pa.RecordBatch) -> None:
         """Takes rows that know their topic ids."""
@@ -99,7 +99,12 @@ class Buckets:
         for row in newest.to_pylist():
             owner, found = (row[TOPIC_ID], row[PARTITION]), row["time_max"]
             if found is not None:
-                self.newest[owner] = max(found // 1000, self.newest.get(owner, found // 1000))
+                self._newest[owner] = max(found // 1000, self._newest.get(owner, found // 1000))
+
+    @property
+    def newest_ms(self) -> tuple[tuple[str, int, int], ...]:
+        """See `TaskReport`."""
+        return tuple((*owner, newest) for owner, newest in sorted(self._newest.items()))
 
     def spill(self) -> None:
         """Writes the latest of what is held, a file per bucket."""

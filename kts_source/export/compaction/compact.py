@@ -34,11 +34,10 @@ from kts_source.export.task_writer import TaskWriter
 from kts_source.export.transforms.dead_letters import DeadLetters
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from kts_source.export.job import ExportJob
     from kts_source.export.settings import Compaction
-    from kts_source.export.tables.export_table import NewestTimes
     from kts_source.export.tables.target_store import TargetStore
     from kts_source.read.task import ScanTask
 
@@ -104,13 +103,15 @@ def bucket_tasks(
     ]
 
 
-def newest_of(reports: Sequence[TaskReport], known: NewestTimes) -> dict[PartitionKey, int]:
+def newest_of(
+    reports: Sequence[TaskReport], known: Callable[[PartitionKey], int | None]
+) -> dict[PartitionKey, int]:
     """The timestamp of every partition's newest record, in ms: of those just read and of before."""
     newest: dict[PartitionKey, int] = {}
     for report in reports:
         for topic_id, partition, time_ms in report.newest_ms:
             key = PartitionKey(topic_id, partition)
-            before = known.get(key)
+            before = known(key)
             newest[key] = max(
                 time_ms, newest.get(key, time_ms), time_ms if before is None else before
             )
@@ -156,7 +157,7 @@ def _spread(task: SpreadTask, job: ExportJob) -> TaskReport:
         lost=work.lost_ranges,
         seconds=time.monotonic() - started,
         spills=tuple(buckets.spills),
-        newest_ms=tuple((*owner, newest) for owner, newest in sorted(buckets.newest.items())),
+        newest_ms=buckets.newest_ms,
     )
 
 

@@ -27,10 +27,9 @@ from kts_source.export.ranges import PartitionKey
 from kts_source.export.row_schema import compacted_schema
 from kts_source.export.settings import PARQUET, REMOVE_OLD
 from kts_source.export.tables.open_target import open_target
-from kts_source.store.open_store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Generator, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from kts_source.export.job import ExportJob
@@ -84,11 +83,11 @@ def check_rebuild(
         RangeGapError: It has rows of topics or partitions that have left the tier.
         ExportError: A file does not have the table's columns.
     """
-    names = [TOPIC_ID, *(name for name in (PARTITION,) if name in options.columns)]
+    schema = _columns_of(options, TOPIC_ID, PARTITION)
     owners: set[tuple[Any, ...]] = set()
-    for rows in _rows_of(options, place, files, names):
-        found = pa.table(rows).group_by(names).aggregate([]).to_pylist()
-        owners.update(tuple(row[name] for name in names) for row in found)
+    for rows in _rows_of(place, files, schema):
+        found = pa.table(rows).group_by(schema.names).aggregate([]).to_pylist()
+        owners.update(tuple(row[name] for name in schema.names) for row in found)
     keys: set[PartitionKey] = set()
     for topic_id, *partition in owners:
         # Tables without the column tell which partitions they were built from, if they are asked.
@@ -139,13 +138,13 @@ def check_lost(
     ]
     if not gaps:
         return
-    names = [TOPIC_ID, *(name for name in (PARTITION, OFFSET) if name in options.columns)]
-    for rows in _rows_of(options, place, files, names):
+    schema = _columns_of(options, TOPIC_ID, PARTITION, OFFSET)
+    for rows in _rows_of(place, files, schema):
         for key, start, stop in gaps:
             there = pc.equal(rows[TOPIC_ID], key.topic_id)
-            if PARTITION in names:
+            if PARTITION in schema.names:
                 there = pc.and_(there, pc.equal(rows[PARTITION], key.partition))
-            if OFFSET in names:
+            if OFFSET in schema.names:
                 inside = pc.and_(pc.greater_equal(rows[OFFSET], start), pc.less(rows[OFFSET], stop))
                 there = pc.and_(there, inside)
             if pc.any(there).as_py():
@@ -159,18 +158,23 @@ def check_lost(
                 )
 
 
-def _rows_of(
-    options: ScanOptions, place: WritePlace, files: Sequence[BaseFile], names: Sequence[str]
-) -> Iterator[pa.RecordBatch]:
-    """Some columns of all rows that a table holds."""
+def _columns_of(options: ScanOptions, *names: str) -> pa.Schema:
+    """Those of the columns that the table has."""
     schema = compacted_schema(options.columns)
-    chosen = pa.schema([schema.field(name) for name in names])
-    with closing(open_store(place.path, place.storage)) as store:
+    return pa.schema([schema.field(name) for name in names if name in schema.names])
+
+
+def _rows_of(
+    place: WritePlace, files: Sequence[BaseFile], schema: pa.Schema
+) -> Generator[pa.RecordBatch, None, None]:
+    """Some columns of all rows that files of a table hold."""
+    with closing(open_target(place.path, place.storage)) as store:
         for base in files:
-            with pq.ParquetFile(pa.PythonFile(_ObjectFile(store, base), mode="r")) as file:
-                there = [name for name in names if name in file.schema_arrow.names]
+            source = io.BufferedReader(_ObjectFile(store, base), _READ_AHEAD)
+            with pq.ParquetFile(source) as file:
+                there = [name for name in schema.names if name in file.schema_arrow.names]
                 for batch in file.iter_batches(_ROWS, columns=there, use_threads=False):
-                    yield _whole(batch, base.values, chosen, store.uri(base.key))
+                    yield _whole(batch, base.values, schema, store.uri(base.key))
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,44 +196,35 @@ class BaseTask:
         Raises:
             ExportError: A file does not have the table's columns.
         """
-        return _spread(self, job)
+        started = time.monotonic()
+        rows = _rows_of(job.place, self.files, compacted_schema(job.options.columns))
+        with (
+            closing(rows) as batches,
+            closing(open_target(job.place.path, job.place.storage)) as target,
+        ):
+            buckets = Buckets(self.number, self.buckets, job, target)
+            for batch in batches:
+                buckets.hold(batch)
+            buckets.spill()
+        return TaskReport(
+            number=self.number,
+            seconds=time.monotonic() - started,
+            spills=tuple(buckets.spills),
+            newest_ms=buckets.newest_ms,
+        )
 
 
 def base_tasks(files: Sequence[BaseFile], first: int, buckets: int) -> list[BaseTask]:
     """The files in tasks of about `TASK_BYTES`."""
-    tasks: list[BaseTask] = []
-    group: list[BaseFile] = []
+    groups: list[list[BaseFile]] = []
+    held = TASK_BYTES
     for file in files:
-        group.append(file)
-        if sum(one.size for one in group) >= TASK_BYTES:
-            tasks.append(BaseTask(first + len(tasks), tuple(group), buckets))
-            group = []
-    if group:
-        tasks.append(BaseTask(first + len(tasks), tuple(group), buckets))
-    return tasks
-
-
-def _spread(task: BaseTask, job: ExportJob) -> TaskReport:
-    started = time.monotonic()
-    schema = compacted_schema(job.options.columns)
-    rows = 0
-    with (
-        closing(open_target(job.place.path, job.place.storage)) as target,
-        closing(open_store(job.place.path, job.place.storage)) as store,
-    ):
-        buckets = Buckets(task.number, task.buckets, job, target)
-        for base in task.files:
-            with pq.ParquetFile(pa.PythonFile(_ObjectFile(store, base), mode="r")) as file:
-                for batch in file.iter_batches(_ROWS, use_threads=False):
-                    buckets.hold(_whole(batch, base.values, schema, store.uri(base.key)))
-                    rows += batch.num_rows
-        buckets.spill()
-    return TaskReport(
-        number=task.number,
-        seconds=time.monotonic() - started,
-        spills=tuple(buckets.spills),
-        newest_ms=tuple((*owner, newest) for owner, newest in sorted(buckets.newest.items())),
-    )
+        if held >= TASK_BYTES:
+            groups.append([])
+            held = 0
+        groups[-1].append(file)
+        held += file.size
+    return [BaseTask(first + number, tuple(group), buckets) for number, group in enumerate(groups)]
 
 
 def _whole(
@@ -249,15 +244,12 @@ def _whole(
 
 
 class _ObjectFile(io.RawIOBase):
-    """An object as a file that can be read anywhere, by ranges."""
+    """An object as a file that can be read anywhere."""
 
     def __init__(self, store: ObjectStore, base: BaseFile) -> None:
-        super().__init__()
         self._store = store
         self._base = base
         self._position = 0
-        self._held = b""
-        self._held_start = 0
 
     def readable(self) -> bool:
         return True
@@ -265,28 +257,14 @@ class _ObjectFile(io.RawIOBase):
     def seekable(self) -> bool:
         return True
 
-    def tell(self) -> int:
-        return self._position
-
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._base.size}
         self._position = origin[whence] + offset
         return self._position
 
-    def read(self, size: int | None = -1) -> bytes:
-        start = self._position
-        stop = self._base.size
-        if size is not None and size >= 0:
-            stop = min(start + size, stop)
-        if stop <= start:
-            return b""
-        low = start - self._held_start
-        if not (low >= 0 and stop <= self._held_start + len(self._held)):
-            ahead = min(max(stop, start + _READ_AHEAD), self._base.size)
-            self._held, self._held_start = (
-                bytes(self._store.get_range(self._base.key, start, ahead)),
-                start,
-            )
-            low = 0
+    def readinto(self, buffer: Any) -> int:  # noqa: ANN401  # anything that can be written to
+        stop = max(self._position, min(self._position + len(buffer), self._base.size))
+        data = self._store.get_range(self._base.key, self._position, stop)
+        buffer[: len(data)] = data
         self._position = stop
-        return self._held[low : low + stop - start]
+        return len(data)

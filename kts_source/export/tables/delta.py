@@ -19,98 +19,72 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from kts_source.errors import CommitConflictError, ExportError, InvalidOptionError
-from kts_source.export.fingerprint import check_fingerprint, number
-from kts_source.export.partitioning import partition_rule, value_text
-from kts_source.export.ranges import OffsetRange, PartitionKey, advanced
-from kts_source.export.tables.delta_checks import (
-    check_demands,
-    check_partitioning,
-    check_schema,
-)
+from kts_source.errors import ExportError, InvalidOptionError
+from kts_source.export.fingerprint import number
+from kts_source.export.partitioning import value_text
+from kts_source.export.ranges import OffsetRange, PartitionKey
+from kts_source.export.tables.delta_checks import check_demands, check_schema
 from kts_source.export.tables.export_table import (
     BaseFile,
     Commit,
+    ExportTable,
     TableState,
     WritePlace,
-    check_base,
     check_signs,
+    partitioned_otherwise,
 )
 from kts_source.export.tables.open_target import open_target
-from kts_source.export.tables.target_store import both_listed
-from kts_source.export.transforms.dead_letters import publish_dead_letters
-from kts_source.secret import scrub
 from kts_source.store.local_store import local_root
 from kts_source.store.open_store import scheme_of
-from kts_source.store.storage_options import secret_values
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping
 
     from deltalake import CommitProperties, DeltaTable
-    from deltalake.transaction import AddAction, RemoveAction
+    from deltalake.transaction import AddAction
 
     from kts_source.export.files import WrittenFile
     from kts_source.export.settings import ExportSettings
-    from kts_source.export.tables.target_store import TargetObject
 
 RULES: Final = ("isolationLevel", "columns", "transform", "partitionBy", "where", "compact")
-_COMMIT_ATTEMPTS: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
-class _TxnRanges:
-    """The ranges of one snapshot, looked up in its `txn` actions."""
+class _Transactions:
+    """The `txn` actions of an export in one snapshot."""
 
     table: DeltaTable
     export_id: str
+
+    def version(self, name: str) -> int | None:
+        return self.table.transaction_version(f"kts/{self.export_id}/{name}")
 
     def get(self, key: PartitionKey, /) -> OffsetRange | None:
-        stop = self.table.transaction_version(app_id(self.export_id, key))
+        stop = self.version(_name(key))
         if stop is None:
             return None
-        start = self.table.transaction_version(f"{app_id(self.export_id, key)}/start")
+        start = self.version(f"{_name(key)}/start")
         return OffsetRange(stop if start is None else start, stop)
 
-
-@dataclass(frozen=True, slots=True)
-class _TxnTimes:
-    """The newest timestamps of one snapshot, likewise."""
-
-    table: DeltaTable
-    export_id: str
-
-    def get(self, key: PartitionKey, /) -> int | None:
-        return self.table.transaction_version(f"{app_id(self.export_id, key)}/newest")
+    def newest_ms(self, key: PartitionKey) -> int | None:
+        return self.version(f"{_name(key)}/newest")
 
 
-def app_id(export_id: str, key: PartitionKey) -> str:
-    """The `txn` action whose version is the exclusive end offset of a partition."""
-    return f"kts/{export_id}/{key.topic_id}/{key.partition}"
+def _name(key: PartitionKey) -> str:
+    return f"{key.topic_id}/{key.partition}"
 
 
-class DeltaExportTable:
+class DeltaExportTable(ExportTable):
     """See the module's text."""
 
     def __init__(self, settings: ExportSettings) -> None:
-        self._settings = settings
-        self._target = open_target(settings.target, settings.storage)
-        is_local = scheme_of(settings.target) == "file"
-        self._uri = str(local_root(settings.target)) if is_local else settings.target
+        super().__init__(settings)
+        self._target = open_target(self._root(), settings.storage)
+        if scheme_of(settings.target) == "file":
+            self._uri = str(local_root(settings.target))
         self._prefix = f"kts/{settings.export_id}/"
-
-    def load(self) -> TableState:
-        """See `ExportTable.load`. Nothing is ever half-done here."""
-        table = self._open()
-        if table is None:
-            return TableState({}, {})
-        check_demands(table, self._settings, self._uri)
-        state = self._state(table)
-        # Before the table's own partitioning: of an export that has begun, this says more.
-        rule = {"partitionBy": partition_rule(self._settings.partition_by)}
-        check_fingerprint(state.fingerprint, rule)
-        check_partitioning(table, self._settings, self._uri)
-        return state
+        self._folders = (self._prefix, "_kts/")
+        self._columns = [field.name for field in settings.partition_by]
 
     def place(self, run_id: str) -> WritePlace:
         """See `ExportTable.place`."""
@@ -121,75 +95,6 @@ class DeltaExportTable:
             ".parquet",
             "log",
         )
-
-    def base_files(self) -> tuple[BaseFile, ...]:
-        """See `ExportTable.base_files`."""
-        table = self._open()
-        if table is None:
-            return ()
-        try:
-            table.to_pyarrow_dataset()  # refuses what plain files do not show: deletion vectors
-        except Exception as error:  # noqa: BLE001  # every library error becomes one of ours
-            raise self._failed("the Delta table cannot be merged into", error) from None
-        columns = [field.name for field in self._settings.partition_by]
-        files = []
-        actions: Any = table.get_add_actions(flatten=True)
-        for row in pa.table(actions).to_pylist():
-            if "://" in row["path"] or row["path"].startswith("/"):
-                raise ExportError(f"the table has a file elsewhere: {row['path']}", uri=self._uri)
-            values = {name: value_text(row[f"partition.{name}"]) for name in columns}
-            files.append(BaseFile(row["path"], row["size_bytes"], values))
-        return tuple(files)
-
-    def commit(self, commit: Commit) -> bool:
-        """See `ExportTable.commit`."""
-        for _ in range(_COMMIT_ATTEMPTS):
-            table = self._open()
-            if table is None and commit.schema is None:
-                return False  # no table and no columns to make one with: the offsets hold no row
-            if table is not None:
-                check_demands(table, self._settings, self._uri)
-            state = TableState({}, {}) if table is None else self._state(table)
-            check_fingerprint(state.fingerprint, commit.fingerprint)
-            if table is not None:
-                check_partitioning(table, self._settings, self._uri)
-            if commit.replace and not state.fingerprint and table is not None:
-                _refuse_strangers(table, self._uri)
-            check_base(commit, () if table is None else _paths(table), self._uri)
-            moved = advanced(state.committed, commit.advances)
-            if commit.letters is not None:
-                publish_dead_letters(self._settings, state.letters)
-            if self._try_commit(table, commit, moved):
-                return True
-        raise CommitConflictError(
-            f"other writers came before {_COMMIT_ATTEMPTS} times; nothing was committed",
-            uri=self._uri,
-        )
-
-    def orphans(self) -> list[TargetObject]:
-        """See `ExportTable.orphans`.
-
-        A file that was compacted away counts too: once it is removed, time travel behind that ends
-        as it does after Delta's own vacuum.
-        """
-        return self._unknown(list(both_listed(self._target, self._prefix)))
-
-    def remove(self, orphans: Sequence[TargetObject]) -> None:
-        """See `ExportTable.remove`."""
-        for orphan in self._unknown(orphans):
-            self._target.delete(orphan.key)
-
-    def _unknown(self, listed: Sequence[TargetObject]) -> list[TargetObject]:
-        """Those that the table as it is now does not know. They are listed before: what is
-        committed in between is known.
-        """
-        table = self._open()
-        known = set() if table is None else set(_paths(table))
-        return [found for found in listed if found.key not in known]
-
-    def close(self) -> None:
-        """See `ExportTable.close`."""
-        self._target.close()
 
     def _open(self) -> DeltaTable | None:
         from deltalake import DeltaTable
@@ -202,73 +107,85 @@ class DeltaExportTable:
         except Exception as error:  # noqa: BLE001  # every library error becomes one of ours
             raise self._failed("the Delta table cannot be opened", error) from None
 
-    def _state(self, table: DeltaTable) -> TableState:
-        fingerprint = {}
-        for name in RULES:
-            version = table.transaction_version(self._rule(name))
-            if version is not None:
-                fingerprint[name] = str(version)
-        if not fingerprint and any(path.startswith(self._prefix) for path in _paths(table)):
+    def _state(self, snapshot: DeltaTable) -> TableState:
+        # First, since transactions that expire say nothing.
+        check_demands(snapshot, self._settings, self._uri)
+        transactions = _Transactions(snapshot, self._settings.export_id)
+        fingerprint = {
+            name: str(version)
+            for name in RULES
+            if (version := transactions.version(f"rules/{name}")) is not None
+        }
+        if not fingerprint and any(key.startswith(self._prefix) for key in self._known(snapshot)):
             raise ExportError(
                 f"the table holds files of the export {self._settings.export_id!r} and no longer"
                 " says which offsets are in them: its txn actions have expired, or it is a copy"
                 " without them. Export into another table",
                 uri=self._uri,
             )
-        export_id = self._settings.export_id
-        return TableState(
-            _TxnRanges(table, export_id),
-            fingerprint,
-            _TxnTimes(table, export_id),
-            table.transaction_version(f"kts/{export_id}/letters"),
-        )
+        letters = transactions.version("letters")
+        return TableState(transactions, fingerprint, transactions.newest_ms, letters)
 
-    def _rule(self, name: str) -> str:
-        return f"kts/{self._settings.export_id}/rules/{name}"
+    def _check(self, snapshot: DeltaTable) -> None:
+        there = snapshot.metadata().partition_columns
+        if sorted(there) != sorted(self._columns):
+            raise partitioned_otherwise(there, self._columns, self._uri)
+
+    def _files(self, snapshot: DeltaTable) -> tuple[BaseFile, ...]:
+        try:
+            snapshot.to_pyarrow_dataset()  # refuses what plain files do not show: deletion vectors
+        except Exception as error:  # noqa: BLE001  # every library error becomes one of ours
+            raise self._failed("the Delta table cannot be merged into", error) from None
+        files = []
+        for row in _actions(snapshot).to_pylist():
+            if "://" in row["path"] or row["path"].startswith("/"):
+                raise ExportError(f"the table has a file elsewhere: {row['path']}", uri=self._uri)
+            values = {name: value_text(row[f"partition.{name}"]) for name in self._columns}
+            files.append(BaseFile(row["path"], row["size_bytes"], values))
+        return tuple(files)
+
+    def _known(self, snapshot: DeltaTable) -> set[str]:
+        return set(_actions(snapshot)["path"].to_pylist())
 
     def _try_commit(
         self,
-        table: DeltaTable | None,
+        snapshot: DeltaTable | None,
         commit: Commit,
         moved: Mapping[PartitionKey, OffsetRange],
     ) -> bool:
-        """Whether the commit became the next version; False when another writer's did."""
         from deltalake import Schema
         from deltalake.exceptions import CommitFailedError, DeltaError
         from deltalake.transaction import create_table_with_add_actions
 
-        columns = [field.name for field in self._settings.partition_by]
+        schema = None if commit.schema is None else self._table_schema(commit.schema)
+        actions = [self._add(file) for file in commit.files]
         properties = self._properties(commit, moved)
-        if commit.schema is not None:
-            check_signs(commit.schema, self._uri)
         try:
-            if table is None:
-                assert commit.schema is not None
+            if snapshot is None:
+                assert schema is not None
                 create_table_with_add_actions(
                     self._uri,
-                    Schema.from_arrow(self._table_schema(commit.schema)),
-                    [self._add(file) for file in commit.files],
+                    Schema.from_arrow(schema),
+                    actions,
                     mode="error",
-                    partition_by=columns,
+                    partition_by=self._columns,
                     storage_options=self._storage_options(),
                     commit_properties=properties,
                 )
             else:
-                schema = table.schema()
-                actions: list[AddAction | RemoveAction] = [self._add(file) for file in commit.files]
-                if commit.schema is not None:
-                    check_schema(table, self._table_schema(commit.schema), self._uri)
-                table.create_write_transaction(
-                    actions,
-                    "overwrite" if commit.replace else "append",
-                    schema,
-                    table.metadata().partition_columns,
+                if schema is not None:
+                    check_schema(snapshot, schema, self._uri)
+                snapshot.create_write_transaction(
+                    [*actions],
+                    "append" if commit.base is None else "overwrite",
+                    snapshot.schema(),
+                    snapshot.metadata().partition_columns,
                     commit_properties=properties,
                 )
         except CommitFailedError:
             return False
         except DeltaError as error:
-            if table is None and self._open() is not None:
+            if snapshot is None and self._open() is not None:
                 return False
             raise self._failed("the Delta table did not take the commit", error) from None
         return True
@@ -279,19 +196,16 @@ class DeltaExportTable:
         from deltalake import CommitProperties, Transaction
 
         export_id = self._settings.export_id
+        versions = {f"rules/{name}": number(text) for name, text in commit.fingerprint.items()}
+        for key, span in moved.items():
+            versions[_name(key)] = span.stop
+            versions[f"{_name(key)}/start"] = span.start
+        for key, newest_ms in commit.newest_ms.items():
+            versions[f"{_name(key)}/newest"] = newest_ms
+        if commit.letters is not None:
+            versions["letters"] = commit.letters
         # Where txn actions expire, Delta in Spark forgets at once those that do not say their age.
         now_ms = time.time_ns() // 1_000_000
-        transactions = [
-            Transaction(self._rule(name), number(text), now_ms)
-            for name, text in commit.fingerprint.items()
-        ]
-        for key, span in moved.items():
-            transactions.append(Transaction(app_id(export_id, key), span.stop, now_ms))
-            transactions.append(Transaction(f"{app_id(export_id, key)}/start", span.start, now_ms))
-        for key, newest_ms in commit.newest_ms.items():
-            transactions.append(Transaction(f"{app_id(export_id, key)}/newest", newest_ms, now_ms))
-        if commit.letters is not None:
-            transactions.append(Transaction(f"kts/{export_id}/letters", commit.letters, now_ms))
         return CommitProperties(
             # For people; what counts are the transactions.
             custom_metadata={
@@ -304,40 +218,33 @@ class DeltaExportTable:
             },
             # A retry would commit behind a snapshot whose ranges nobody compared.
             max_commit_retries=0,
-            app_transactions=transactions,
+            app_transactions=[
+                Transaction(f"kts/{export_id}/{name}", version, now_ms)
+                for name, version in versions.items()
+            ],
         )
 
     def _add(self, file: WrittenFile) -> AddAction:
         from deltalake.transaction import AddAction
 
-        values = dict(
-            zip((field.name for field in self._settings.partition_by), file.values, strict=True)
-        )
-        bounds = {
-            name: found
-            for name, found in file.statistics.items()
-            if found.low is not None and found.high is not None
-        }
+        values = dict(zip(self._columns, file.values, strict=True))
+        found = file.statistics.items()
+        bounded = [
+            (name, one) for name, one in found if one.low is not None and one.high is not None
+        ]
         statistics = {
             "numRecords": file.rows,
-            "minValues": {name: found.low for name, found in bounds.items()},
-            "maxValues": {name: found.high for name, found in bounds.items()},
-            "nullCount": {
-                name: found.nulls
-                for name, found in file.statistics.items()
-                if found.nulls is not None
-            },
+            "minValues": {name: one.low for name, one in bounded},
+            "maxValues": {name: one.high for name, one in bounded},
+            "nullCount": {name: one.nulls for name, one in found if one.nulls is not None},
         }
         return AddAction(
             file.key, file.size, values, file.modified_ms, True, json.dumps(statistics)
         )
 
     def _table_schema(self, schema: pa.Schema) -> pa.Schema:
-        dates = (
-            pa.field(field.name, pa.date32())
-            for field in self._settings.partition_by
-            if field.name not in schema.names
-        )
+        check_signs(schema, self._uri)
+        dates = [pa.field(name, pa.date32()) for name in self._columns if name not in schema.names]
         return pa.schema([*schema, *dates])
 
     def _storage_options(self) -> dict[str, str] | None:
@@ -345,22 +252,11 @@ class DeltaExportTable:
             return None
         return delta_storage_options(self._settings.storage.reveal())
 
-    def _failed(self, text: str, error: Exception) -> ExportError:
-        hidden = secret_values(self._settings.storage.reveal())
-        return ExportError(
-            f"{text}: {scrub(f'{type(error).__name__}: {error}', hidden)}", uri=self._uri
-        )
 
-
-def _refuse_strangers(table: DeltaTable, uri: str) -> None:
-    if next(_paths(table), None) is not None:
-        raise ExportError("the table holds rows that a rebuild would remove", uri=uri)
-
-
-def _paths(table: DeltaTable) -> Iterator[str]:
-    """Keys of the files of the newest snapshot."""
+def _actions(table: DeltaTable) -> pa.Table:
+    """The files of a snapshot."""
     actions: Any = table.get_add_actions(flatten=True)
-    yield from pa.table(actions)["path"].to_pylist()
+    return pa.table(actions)
 
 
 def delta_storage_options(storage: Mapping[str, str]) -> dict[str, str]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kts_source.errors import ExportError, UnsupportedTargetError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     import pyarrow as pa
     from deltalake import DeltaTable
@@ -44,24 +44,6 @@ _TXN_RETENTION: Final = "delta.setTransactionRetentionDuration"
 _ELSEWHERE: Final = "Export into another table"
 
 
-def check_partitioning(table: DeltaTable, settings: ExportSettings, uri: str) -> None:
-    """Compares the partition columns.
-
-    Raises:
-        UnsupportedTargetError: The table has others.
-    """
-    there, asked = (
-        table.metadata().partition_columns,
-        [field.name for field in settings.partition_by],
-    )
-    if sorted(there) != sorted(asked):
-        raise UnsupportedTargetError(
-            f"the table is partitioned by {_named(there)}, and partition_by makes {_named(asked)}."
-            f" Give partition_by as the table has it, or export into another table",
-            uri=uri,
-        )
-
-
 def check_demands(table: DeltaTable, settings: ExportSettings, uri: str) -> None:
     """Looks for what a table asks of its writers.
 
@@ -81,7 +63,8 @@ def check_demands(table: DeltaTable, settings: ExportSettings, uri: str) -> None
             " them the offsets that were exported: they would be written again. Unset the property",
             uri=uri,
         )
-    if settings.compaction is not None and _is_true(metadata.configuration, "delta.appendOnly"):
+    append_only = metadata.configuration.get("delta.appendOnly", "").lower() == "true"
+    if settings.compaction is not None and append_only:
         raise UnsupportedTargetError(
             "the table is only appended to (delta.appendOnly), and compact=True replaces its files."
             " Unset the property, or export without compact",
@@ -147,14 +130,6 @@ def _column_rules(value: object) -> Iterator[str]:
         for name, one in value.items():
             if name != "metadata":
                 yield from _column_rules(one)
-
-
-def _is_true(properties: dict[str, str], name: str) -> bool:
-    return properties.get(name, "").lower() == "true"
-
-
-def _named(columns: Sequence[str]) -> str:
-    return ", ".join(columns) or "no column"
 
 
 def _type(field: Any) -> str:  # noqa: ANN401  # delta-rs has no name for a field's type

@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
+import re
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import pyarrow as pa
 
-from kts_source.errors import CommitConflictError, ExportError
-from kts_source.export.ranges import PartitionKey
+from kts_source.errors import CommitConflictError, ExportError, UnsupportedTargetError
+from kts_source.export.fingerprint import check_fingerprint
+from kts_source.export.ranges import OffsetRange, PartitionKey, advanced
+from kts_source.export.tables.open_target import open_target
+from kts_source.export.transforms.dead_letters import publish_dead_letters
+from kts_source.secret import scrub
+from kts_source.store.storage_options import secret_values
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from kts_source.export.files import WrittenFile
     from kts_source.export.fingerprint import Fingerprint
     from kts_source.export.partitioning import ValuesIn
     from kts_source.export.ranges import CommittedRanges, RangeAdvance
-    from kts_source.export.tables.target_store import TargetObject
+    from kts_source.export.settings import ExportSettings
+    from kts_source.export.tables.target_store import TargetStore
     from kts_source.secret import Secret
+    from kts_source.store.object_store import ObjectInfo
 
+Snapshot: TypeAlias = Any
+"""A table as it stood when it was looked at, by the type that its format has for this."""
 
-class NewestTimes(Protocol):
-    """Timestamps of the newest records that a compacted table was built from, by partition."""
-
-    def get(self, key: PartitionKey, /) -> int | None:
-        """In ms since the epoch; `None` = not known."""
-        ...
+_COMMIT_ATTEMPTS: Final = 20
+_CREDENTIAL: Final = re.compile("key|secret|token|password|credential")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +44,14 @@ class TableState:
     Attributes:
         committed: Offsets it holds.
         fingerprint: The rules it was begun with; empty for a table that holds nothing.
-        newest_ms: Of a compacted table.
+        newest_ms: Of a compacted table: the timestamp of a partition's newest record, in ms since
+            the epoch; `None` where it is not known.
         letters: The list of dead letters that the last commit with such left; see `dead_letters`.
     """
 
-    committed: CommittedRanges
-    fingerprint: Fingerprint
-    newest_ms: NewestTimes = field(default_factory=dict[PartitionKey, int])
+    committed: CommittedRanges = field(default_factory=dict[PartitionKey, OffsetRange])
+    fingerprint: Fingerprint = field(default_factory=dict[str, str])
+    newest_ms: Callable[[PartitionKey], int | None] = lambda _key: None
     letters: int | None = None
 
 
@@ -102,30 +111,49 @@ class Commit:
     newest_ms: Mapping[PartitionKey, int] = field(default_factory=dict[PartitionKey, int])
     letters: int | None = None
 
-    @property
-    def replace(self) -> bool:
-        """Whether the files are all that the table shall hold."""
-        return self.base is not None
 
+class ExportTable(ABC):
+    """A target of any format: the order of steps that all formats share.
 
-class ExportTable(Protocol):
-    """A target of any format."""
+    Args:
+        settings: What to write and where.
+    """
 
-    def load(self) -> TableState:
-        """What the table holds now. Finishes first what a dead export left half-done."""
-        ...
+    _folders: tuple[str, ...]
+    """Prefixes that are searched for orphans."""
 
+    def __init__(self, settings: ExportSettings) -> None:
+        self._settings = settings
+        self._uri = settings.target
+
+    def load(self, rules: Fingerprint | None = None) -> TableState:
+        """What the table holds now. Finishes first what a dead export left half-done.
+
+        Args:
+            rules: Of an export that shall go on; the table is compared with them and its settings.
+
+        Raises:
+            FingerprintError: The table was begun with other rules.
+            UnsupportedTargetError: The export's files would not be whole in the table.
+        """
+        snapshot = self._open()
+        if snapshot is None:
+            return TableState()
+        return self._state(snapshot) if rules is None else self._checked(snapshot, rules)
+
+    @abstractmethod
     def place(self, run_id: str) -> WritePlace:
         """Where the tasks of a run write."""
-        ...
 
     def base_files(self) -> tuple[BaseFile, ...]:
         """The data files of the table as it is now.
 
         Raises:
-            ExportError: They do not hold exactly the table's rows, or lie elsewhere.
+            ExportError: They do not hold exactly the table's rows, lie elsewhere, or cannot be
+                replaced in one step.
         """
-        ...
+        snapshot = self._open()
+        return () if snapshot is None else self._files(snapshot)
 
     def commit(self, commit: Commit) -> bool:
         """Adds files and moves the ranges, both or neither.
@@ -135,35 +163,138 @@ class ExportTable(Protocol):
             the ranges are to be committed with the next rows.
 
         Raises:
-            CommitConflictError: Another export moved the same ranges.
+            CommitConflictError: Another export moved the same ranges, or changed the files that
+                were merged.
         """
-        ...
+        for _ in range(_COMMIT_ATTEMPTS):
+            snapshot = self._open()
+            if snapshot is None and commit.schema is None:
+                return False
+            state = TableState()
+            if snapshot is not None:
+                state = self._checked(snapshot, commit.fingerprint)
+            if commit.base is not None:
+                self._check_base(commit.base, snapshot, state)
+            moved = advanced(state.committed, commit.advances)
+            if commit.letters is not None:
+                publish_dead_letters(self._settings, state.letters)
+            if self._try_commit(snapshot, commit, moved):
+                return True
+        raise CommitConflictError(
+            f"other writers came before {_COMMIT_ATTEMPTS} times; nothing was committed",
+            uri=self._uri,
+        )
 
-    def orphans(self) -> list[TargetObject]:
-        """Files that no commit knows: of attempts that died, or of runs under way."""
-        ...
+    def orphans(self) -> list[ObjectInfo]:
+        """Files that no commit knows: of attempts that died, or of runs under way.
 
-    def remove(self, orphans: Sequence[TargetObject]) -> None:
+        Of a Delta table, a file that was compacted away counts too: once it is removed, time travel
+        behind that ends as it does after Delta's own vacuum.
+        """
+        folders = self._folders
+        return self._unknown([one for name in folders for one in self._target.list_objects(name)])
+
+    def remove(self, orphans: Sequence[ObjectInfo]) -> None:
         """Deletes them, but for those that a commit knows by now."""
-        ...
+        for orphan in self._unknown(orphans):
+            self._target.delete(orphan.key)
 
     def close(self) -> None:
-        """Lets connections go."""
-        ...
+        """Closes connections."""
+        if "_target" in vars(self):
+            self._target.close()
 
+    @cached_property
+    def _target(self) -> TargetStore:
+        return open_target(self._root(), self._settings.storage)
 
-def check_base(commit: Commit, files: Iterable[str], uri: str) -> None:
-    """Makes sure that a table is what a merge was made from.
+    # -- the steps of a format
 
-    Raises:
-        CommitConflictError: It has got other files meanwhile.
-    """
-    if commit.base is not None and commit.base != frozenset(files):
-        raise CommitConflictError(
-            "the table's files are not those that were merged: another writer changed the table in"
-            " the meantime. Run again to merge what it holds now",
-            uri=uri,
+    def _root(self) -> str:
+        """Path of the folder that the table's files are in."""
+        return self._settings.target
+
+    @abstractmethod
+    def _open(self) -> Snapshot | None:
+        """The table as it is now; `None` where there is none."""
+
+    @abstractmethod
+    def _state(self, snapshot: Snapshot) -> TableState:
+        """What it says of this export."""
+
+    @abstractmethod
+    def _check(self, snapshot: Snapshot) -> None:
+        """Raises unless the export's files would be whole in it."""
+
+    @abstractmethod
+    def _files(self, snapshot: Snapshot) -> tuple[BaseFile, ...]:
+        """See `base_files`."""
+
+    @abstractmethod
+    def _known(self, snapshot: Snapshot) -> Collection[str]:
+        """Keys of files that are no orphans."""
+
+    @abstractmethod
+    def _try_commit(
+        self,
+        snapshot: Snapshot,
+        commit: Commit,
+        moved: Mapping[PartitionKey, OffsetRange],
+    ) -> bool:
+        """Commits right behind the snapshot, or begins the table where that is `None`; False where
+        the table is another by now.
+        """
+
+    # -- what formats share
+
+    def _checked(self, snapshot: Snapshot, rules: Fingerprint) -> TableState:
+        state = self._state(snapshot)
+        # Before the table's own partitioning: of an export that has begun, this says more.
+        check_fingerprint(state.fingerprint, rules)
+        self._check(snapshot)
+        return state
+
+    def _check_base(
+        self, base: frozenset[str], snapshot: Snapshot | None, state: TableState
+    ) -> None:
+        there = set() if snapshot is None else {file.key for file in self._files(snapshot)}
+        if there and not state.fingerprint:
+            raise ExportError("the table holds rows that a rebuild would remove", uri=self._uri)
+        if there != base:
+            raise CommitConflictError(
+                "the table's files are not those that were merged: another writer changed the table"
+                " in the meantime. Run again to merge what it holds now",
+                uri=self._uri,
+            )
+
+    def _unknown(self, listed: Sequence[ObjectInfo]) -> list[ObjectInfo]:
+        """Those that the table does not know, looked at after they were listed: what is committed
+        in between is known.
+        """
+        snapshot = self._open()
+        known = () if snapshot is None else self._known(snapshot)
+        return [found for found in listed if found.key not in known]
+
+    def _failed(self, text: str, error: Exception) -> ExportError:
+        """The error for what a library raised, without credentials."""
+        catalog = self._settings.catalog.reveal().items()
+        hidden = {value for name, value in catalog if _CREDENTIAL.search(name)}
+        hidden |= secret_values(self._settings.storage.reveal())
+        return ExportError(
+            f"{text}: {scrub(f'{type(error).__name__}: {error}', hidden)}", uri=self._uri
         )
+
+
+def partitioned_otherwise(
+    there: Sequence[str], asked: Sequence[str], uri: str
+) -> UnsupportedTargetError:
+    """The error for a table whose partition columns are not those of the export."""
+    names, makes = (", ".join(columns) or "no column" for columns in (there, asked))
+    return UnsupportedTargetError(
+        f"the table is partitioned by {names}, and partition_by makes {makes}. Give partition_by as"
+        " the table has it, or export into another table",
+        uri=uri,
+    )
 
 
 def check_signs(schema: pa.Schema, uri: str) -> None:

@@ -12,188 +12,84 @@ come between.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
 
-from kts_source.errors import CommitConflictError, ExportError, InvalidOptionError
-from kts_source.export.fingerprint import check_fingerprint
-from kts_source.export.partitioning import partition_rule
-from kts_source.export.ranges import OffsetRange, PartitionKey, advanced
+from kts_source.errors import ExportError, InvalidOptionError
+from kts_source.export.ranges import OffsetRange, PartitionKey
 from kts_source.export.tables.export_table import (
     BaseFile,
     Commit,
+    ExportTable,
     TableState,
     WritePlace,
-    check_base,
     check_signs,
 )
 from kts_source.export.tables.iceberg_checks import PinnedCatalog, check_table
-from kts_source.export.tables.open_target import open_target
-from kts_source.export.tables.target_store import both_listed
-from kts_source.export.transforms.dead_letters import publish_dead_letters
 from kts_source.quiet import errors_only
-from kts_source.secret import scrub
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping
 
     import pyarrow as pa
     from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
 
     from kts_source.export.settings import ExportSettings
-    from kts_source.export.tables.target_store import TargetObject, TargetStore
 
-_COMMIT_ATTEMPTS: Final = 20
 _NO_RETRIES: Final = "commit.retry.num-retries"
 _METRICS: Final = "write.metadata.metrics.column."
-T = TypeVar("T")
-
-_RANGE = re.compile(r"(?P<start>\d+):(?P<stop>\d+)")
+_RANGE: Final = re.compile(r"(?P<start>\d+):(?P<stop>\d+)")
 
 
-class IcebergExportTable:
+class IcebergExportTable(ExportTable):
     """See the module's text."""
 
     def __init__(self, settings: ExportSettings) -> None:
-        self._settings = settings
-        self._opened: Catalog | None = None
-        self._target: TargetStore | None = None
+        super().__init__(settings)
+        self._own = f"kts.{settings.export_id}."
+        self._folders = (f"data/kts/{settings.export_id}/", "_kts/")
         if "." not in settings.target:
             raise InvalidOptionError(
                 f"an Iceberg target is a table's name, namespace.table, not {settings.target!r}"
             )
 
-    def load(self) -> TableState:
-        """See `ExportTable.load`. Nothing is ever half-done here."""
-        table = self._table()
-        if table is None:
-            return TableState({}, {})
-        state = self._state(table)
-        # Before the table's own partitioning: of an export that has begun, this says more.
-        rule = {"partitionBy": partition_rule(self._settings.partition_by)}
-        check_fingerprint(state.fingerprint, rule)
-        check_table(table, self._settings.partition_by, self._settings.target)
-        return state
-
     def place(self, run_id: str) -> WritePlace:
         """See `ExportTable.place`: below the table's own location."""
         return WritePlace(
-            self._location(),
+            self._root(),
             self._settings.storage,
-            f"{self._prefix}{run_id}-",
+            f"{self._folders[0]}{run_id}-",
             ".parquet",
             "file",
         )
 
-    def base_files(self) -> tuple[BaseFile, ...]:
-        """See `ExportTable.base_files`."""
-        table = self._table()
-        return () if table is None else _files(table)
-
-    def commit(self, commit: Commit) -> bool:
-        """See `ExportTable.commit`."""
-        from pyiceberg.exceptions import CommitFailedException
-
-        for _ in range(_COMMIT_ATTEMPTS):
-            table = self._table()
-            if commit.schema is not None:
-                check_signs(commit.schema, self._settings.target)
-            if table is None:
-                if commit.schema is None:
-                    return False
-                table = self._create(commit.schema)
-            state = self._state(table)
-            check_fingerprint(state.fingerprint, commit.fingerprint)
-            check_table(table, self._settings.partition_by, self._settings.target)
-            if commit.replace and not state.fingerprint and table.current_snapshot() is not None:
-                raise ExportError(
-                    "the table holds rows that a rebuild would remove", uri=self._settings.target
-                )
-            moved = advanced(state.committed, commit.advances)
-            if commit.letters is not None:
-                publish_dead_letters(self._settings, state.letters)
-            if commit.base is not None:
-                check_base(commit, (file.key for file in _files(table)), self._settings.target)
-            if commit.schema is not None:
-                _check_schema(table, commit.schema)
-            try:
-                self._commit_once(table, commit, moved)
-            except CommitFailedException:
-                continue
-            return True
-        raise CommitConflictError(
-            f"other writers came before {_COMMIT_ATTEMPTS} times; nothing was committed",
-            uri=self._settings.target,
-        )
-
-    def orphans(self) -> list[TargetObject]:
-        """See `ExportTable.orphans`. Files of any snapshot that is not expired are known."""
-        return self._unknown(list(both_listed(self._open_target(), self._prefix)))
-
-    def remove(self, orphans: Sequence[TargetObject]) -> None:
-        """See `ExportTable.remove`."""
-        target = self._open_target()
-        for orphan in self._unknown(orphans):
-            target.delete(orphan.key)
-
-    def _unknown(self, listed: Sequence[TargetObject]) -> list[TargetObject]:
-        """Those that the table as it is now does not know. They are listed before: what is
-        committed in between is known.
-        """
-        table = self._table()
-        if table is None:
-            return list(listed)
-        known = set(table.inspect.all_data_files()["file_path"].to_pylist())
-        location = table.location().rstrip("/")
-        return [found for found in listed if f"{location}/{found.key}" not in known]
-
     def close(self) -> None:
         """See `ExportTable.close`."""
-        if self._target is not None:
-            self._target.close()
-        if self._opened is not None:
-            self._opened.close()
+        super().close()
+        if "_catalog" in vars(self):
+            self._catalog.close()
 
-    # -- catalog
-
-    @property
-    def _prefix(self) -> str:
-        return f"data/kts/{self._settings.export_id}/"
-
-    @property
+    @cached_property
     def _catalog(self) -> Catalog:
-        if self._opened is None:
-            from pyiceberg.catalog import load_catalog
+        from pyiceberg.catalog import load_catalog
 
-            properties = dict(self._settings.catalog.reveal())
-            name = properties.pop("name", "kts")
-            self._opened = self._try(
-                "the catalog cannot be opened", lambda: load_catalog(name, **properties)
-            )
-        return self._opened
-
-    def _table(self) -> Table | None:
-        from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
-
-        catalog = self._catalog
+        properties = dict(self._settings.catalog.reveal())
         try:
-            return catalog.load_table(self._settings.target)
-        except (NoSuchTableError, NoSuchNamespaceError):
-            return None
+            return load_catalog(properties.pop("name", "kts"), **properties)
         except Exception as error:  # noqa: BLE001  # every library error becomes one of ours
-            raise self._failed("the Iceberg table cannot be loaded", error) from None
+            raise self._failed("the catalog cannot be opened", error) from None
 
-    def _location(self) -> str:
+    def _root(self) -> str:
         """The table's root, also of one that will be created with the first commit.
 
         Raises:
             InvalidOptionError: The catalog alone decides where tables go.
         """
-        table = self._table()
-        if table is not None:
-            return table.location().rstrip("/")
         from pyiceberg.exceptions import NoSuchNamespaceError
 
+        if (table := self._open()) is not None:
+            return table.location().rstrip("/")
         namespace, _, name = self._settings.target.rpartition(".")
         try:
             properties = self._catalog.load_namespace_properties(namespace)
@@ -208,48 +104,27 @@ class IcebergExportTable:
             " or give catalog a warehouse"
         )
 
-    def _create(self, schema: pa.Schema) -> Table:
-        from pyiceberg.exceptions import CommitFailedException, TableAlreadyExistsError
-        from pyiceberg.transforms import DayTransform, IdentityTransform
+    # -- the steps of ExportTable
 
-        namespace = self._settings.target.rpartition(".")[0]
+    def _open(self) -> Table | None:
+        from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
-        def create() -> None:
-            self._catalog.create_namespace_if_not_exists(namespace)
-            with (
-                self._catalog.create_table_transaction(
-                    self._settings.target, schema, location=self._location()
-                ) as transaction,
-                transaction.update_spec() as spec,
-            ):
-                for field in self._settings.partition_by:
-                    if field.is_date:
-                        spec.add_field(field.source, DayTransform(), field.name)
-                    else:
-                        spec.add_field(field.source, IdentityTransform(), field.name)
-
+        catalog = self._catalog
         try:
-            create()
-        except (TableAlreadyExistsError, CommitFailedException):
-            pass  # another export was first; its table is as good
+            return catalog.load_table(self._settings.target)
+        except (NoSuchTableError, NoSuchNamespaceError):
+            return None
         except Exception as error:  # noqa: BLE001  # every library error becomes one of ours
-            raise self._failed("the Iceberg table cannot be created", error) from None
-        table = self._table()
-        if table is None:
-            raise ExportError(
-                "the Iceberg table was created and is gone", uri=self._settings.target
-            )
-        return table
+            raise self._failed("the Iceberg table cannot be loaded", error) from None
 
-    def _state(self, table: Table) -> TableState:
+    def _state(self, snapshot: Table) -> TableState:
         ranges: dict[PartitionKey, OffsetRange] = {}
         rules: dict[str, str] = {}
         newest: dict[PartitionKey, int] = {}
-        own = f"kts.{self._settings.export_id}."
-        for name, text in table.properties.items():
-            if not name.startswith(own):
+        for name, text in snapshot.properties.items():
+            if not name.startswith(self._own):
                 continue
-            owner, _, last = name.removeprefix(own).rpartition(".")
+            owner, _, last = name.removeprefix(self._own).rpartition(".")
             if owner == "rules":
                 rules[last] = text
             elif last == "newest":
@@ -258,8 +133,78 @@ class IcebergExportTable:
             elif match := _RANGE.fullmatch(text):
                 span = OffsetRange(int(match["start"]), int(match["stop"]))
                 ranges[PartitionKey(owner, int(last))] = span
-        letters = table.properties.get(f"{own}letters")
-        return TableState(ranges, rules, newest, None if letters is None else int(letters))
+        letters = snapshot.properties.get(f"{self._own}letters")
+        return TableState(ranges, rules, newest.get, None if letters is None else int(letters))
+
+    def _check(self, snapshot: Table) -> None:
+        check_table(snapshot, self._settings.partition_by, self._uri)
+
+    def _files(self, snapshot: Table) -> tuple[BaseFile, ...]:
+        location = f"{snapshot.location().rstrip('/')}/"
+        files = []
+        for task in snapshot.scan().plan_files():
+            path = task.file.file_path
+            if task.delete_files:
+                raise ExportError(
+                    "the table has delete files: rewrite its data files first", uri=path
+                )
+            if not path.startswith(location):
+                raise ExportError("the table has a file elsewhere", uri=path)
+            files.append(BaseFile(path.removeprefix(location), task.file.file_size_in_bytes, {}))
+        return tuple(files)
+
+    def _known(self, snapshot: Table) -> set[str]:
+        """Files of any snapshot that has not expired."""
+        location = f"{snapshot.location().rstrip('/')}/"
+        paths = snapshot.inspect.all_data_files()["file_path"].to_pylist()
+        return {path.removeprefix(location) for path in paths}
+
+    def _try_commit(
+        self,
+        snapshot: Table | None,
+        commit: Commit,
+        moved: Mapping[PartitionKey, OffsetRange],
+    ) -> bool:
+        from pyiceberg.exceptions import CommitFailedException
+
+        if commit.schema is not None:
+            check_signs(commit.schema, self._uri)
+            if snapshot is None:
+                self._create(commit.schema)
+                return False  # what stands there now is compared, whoever created it
+        assert snapshot is not None
+        if commit.schema is not None:
+            known = snapshot.schema().column_names
+            if missing := [name for name in commit.schema.names if name not in known]:
+                raise ExportError(
+                    f"the table lacks the columns {', '.join(missing)}", uri=self._uri
+                )
+        try:
+            self._commit_once(snapshot, commit, moved)
+        except CommitFailedException:
+            return False
+        return True
+
+    def _create(self, schema: pa.Schema) -> None:
+        from pyiceberg.exceptions import CommitFailedException, TableAlreadyExistsError
+        from pyiceberg.transforms import DayTransform, IdentityTransform
+
+        target = self._settings.target
+        try:
+            self._catalog.create_namespace_if_not_exists(target.rpartition(".")[0])
+            with (
+                self._catalog.create_table_transaction(
+                    target, schema, location=self._root()
+                ) as transaction,
+                transaction.update_spec() as spec,
+            ):
+                for field in self._settings.partition_by:
+                    transform: Any = DayTransform() if field.is_date else IdentityTransform()
+                    spec.add_field(field.source, transform, field.name)
+        except (TableAlreadyExistsError, CommitFailedException):
+            pass  # another export was first; its table is as good
+        except Exception as error:  # noqa: BLE001  # every library error becomes one of ours
+            raise self._failed("the Iceberg table cannot be created", error) from None
 
     def _commit_once(
         self, table: Table, commit: Commit, moved: Mapping[PartitionKey, OffsetRange]
@@ -268,7 +213,7 @@ class IcebergExportTable:
         from pyiceberg.exceptions import CommitFailedException
         from pyiceberg.expressions import AlwaysTrue
 
-        own = f"kts.{self._settings.export_id}."
+        own = self._own
         properties = {f"{own}rules.{name}": text for name, text in commit.fingerprint.items()}
         for key, span in moved.items():
             properties[f"{own}{key.topic_id}.{key.partition}"] = f"{span.start}:{span.stop}"
@@ -285,7 +230,7 @@ class IcebergExportTable:
             # PyIceberg warns of every column without bounds: keys and values have none on purpose.
             with errors_only("pyiceberg.io.pyarrow"), table.transaction() as transaction:
                 transaction.set_properties(properties)
-                if commit.replace and table.current_snapshot() is not None:
+                if commit.base is not None and table.current_snapshot() is not None:
                     transaction.delete(AlwaysTrue())
                 transaction.add_files(
                     [f"{location}/{file.key}" for file in commit.files],
@@ -302,9 +247,8 @@ class IcebergExportTable:
                 error,
             ) from None
         except OverflowError as error:
-            # PyIceberg has no bounds outside the years 1 to 9999. Without them, in this process
-            # only, the files are added all the same.
-            # Days that rows are partitioned by are within, and are told by bounds.
+            # PyIceberg has no bounds outside the years 1 to 9999, so the files are added without,
+            # in this process only. Days that rows are partitioned by need bounds, and are within.
             days = {field.source for field in self._settings.partition_by}
             unbounded = {f"{_METRICS}{name}": "none" for name in _times(table) if name not in days}
             if unbounded.items() <= table.metadata.properties.items():
@@ -314,30 +258,6 @@ class IcebergExportTable:
         except Exception as error:  # noqa: BLE001  # every library error becomes one of ours
             raise self._failed("the Iceberg table did not take the commit", error) from None
 
-    # -- the rest
-
-    def _open_target(self) -> TargetStore:
-        if self._target is None:
-            self._target = open_target(self._location(), self._settings.storage)
-        return self._target
-
-    def _try(self, text: str, call: Callable[[], T]) -> T:
-        try:
-            return call()
-        except Exception as error:  # noqa: BLE001  # every library error becomes one of ours
-            raise self._failed(text, error) from None
-
-    def _failed(self, text: str, error: Exception) -> ExportError:
-        hidden = [
-            value
-            for name, value in self._settings.catalog.reveal().items()
-            if re.search(r"key|secret|token|password|credential", name)
-        ]
-        return ExportError(
-            f"{text}: {scrub(f'{type(error).__name__}: {error}', hidden)}",
-            uri=self._settings.target,
-        )
-
 
 def _times(table: Table) -> list[str]:
     """Names of the columns that are timestamps."""
@@ -345,22 +265,3 @@ def _times(table: Table) -> list[str]:
 
     kinds = (TimestampType, TimestamptzType)
     return [field.name for field in table.schema().fields if isinstance(field.field_type, kinds)]
-
-
-def _files(table: Table) -> tuple[BaseFile, ...]:
-    location = f"{table.location().rstrip('/')}/"
-    files = []
-    for task in table.scan().plan_files():
-        path = task.file.file_path
-        if task.delete_files:
-            raise ExportError("the table has delete files: rewrite its data files first", uri=path)
-        if not path.startswith(location):
-            raise ExportError("the table has a file elsewhere", uri=path)
-        files.append(BaseFile(path.removeprefix(location), task.file.file_size_in_bytes, {}))
-    return tuple(files)
-
-
-def _check_schema(table: Table, schema: pa.Schema) -> None:
-    known = set(table.schema().column_names)
-    if missing := [name for name in schema.names if name not in known]:
-        raise ExportError(f"the table has not the columns {', '.join(missing)}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from kts_source.errors import UnsupportedTargetError
+from kts_source.export.tables.export_table import partitioned_otherwise
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -46,11 +47,7 @@ def check_table(table: Table, partition_by: Sequence[PartitionField], uri: str) 
         f"{'day' if field.is_date else 'identity'}({field.source})" for field in partition_by
     )
     if there != asked:
-        raise UnsupportedTargetError(
-            f"the table is partitioned by {_named(there)}, and partition_by makes {_named(asked)}."
-            " Give partition_by as the table has it, or export into another table",
-            uri=uri,
-        )
+        raise partitioned_otherwise(there, asked, uri)
     for field in partition_by:
         default = table.properties.get(f"{_METRICS}default", "")
         mode = table.properties.get(f"{_METRICS}column.{field.source}", default)
@@ -80,10 +77,6 @@ def _fields(mapping: Sequence[MappedField], prefix: str = "") -> Iterator[tuple[
         for name in field.names:
             yield f"{prefix}{name}", field.field_id
             yield from _fields(field.fields, f"{prefix}{name}.")
-
-
-def _named(fields: Sequence[str]) -> str:
-    return ", ".join(fields) or "no column"
 
 
 class PinnedCatalog:

@@ -36,7 +36,8 @@ def open_target(path: str, storage: Secret[Mapping[str, str]]) -> TargetStore:
     if scheme == "s3":
         from kts_source.export.tables.target_s3 import S3Target
 
-        return S3Target.from_url(path, storage)
+        bucket, _, prefix = path.partition("://")[2].partition("/")
+        return S3Target(f"s3://{bucket}/{prefix.strip('/')}", storage)
     raise UnsupportedTargetError(
         f"cannot export to {scheme}://: targets are local folders and s3://bucket/prefix"
     )

@@ -21,17 +21,22 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kts_source.errors import ExportError, UnsupportedTargetError
 from kts_source.export.files import WrittenFile
-from kts_source.export.fingerprint import check_fingerprint
 from kts_source.export.partitioning import partition_rule
-from kts_source.export.ranges import OffsetRange, PartitionKey, advanced
-from kts_source.export.tables.export_table import BaseFile, Commit, TableState, WritePlace
-from kts_source.export.transforms.dead_letters import publish_dead_letters
+from kts_source.export.ranges import OffsetRange, PartitionKey
+from kts_source.export.tables.export_table import (
+    BaseFile,
+    Commit,
+    ExportTable,
+    TableState,
+    WritePlace,
+)
+from kts_source.export.tables.target_store import require_create
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from kts_source.export.settings import ExportSettings
-    from kts_source.export.tables.target_store import TargetObject, TargetStore
+    from kts_source.export.tables.target_store import TargetStore
 
 ATTEMPTS: Final = "_kts/attempts/"
 COMMITS: Final = "_kts/commits/"
@@ -45,19 +50,13 @@ _PUBLISHING_THREADS = 16
 
 @dataclass(frozen=True, slots=True)
 class _Log:
-    """The commit log as it stands.
-
-    Attributes:
-        last: Number of the newest commit, 0 for none.
-        document: Its JSON.
-    """
+    """The commit log as it stands: the number of the newest commit, 0 for none, and its JSON."""
 
     last: int
     document: Mapping[str, Any]
-    unpublished: tuple[int, ...]
 
 
-class ParquetFolder:
+class ParquetFolder(ExportTable):
     """See the module's text.
 
     Args:
@@ -65,23 +64,17 @@ class ParquetFolder:
         target: The store below `settings.target`.
     """
 
+    _folders = ("_kts/",)
+
     def __init__(self, settings: ExportSettings, target: TargetStore) -> None:
-        self._settings = settings
+        super().__init__(settings)
         self._target = target
         self._probed = False
-
-    def load(self) -> TableState:
-        """See `ExportTable.load`."""
-        log = self._recovered()
-        self._check_exports(log)
-        if not log.last:
-            self._check_strangers()
-        return self._state(log)
 
     def place(self, run_id: str) -> WritePlace:
         """See `ExportTable.place`."""
         if not self._probed:
-            self._target.require_create()
+            require_create(self._target)
             self._probed = True
         return WritePlace(
             self._settings.target,
@@ -91,52 +84,63 @@ class ParquetFolder:
             "path",
         )
 
-    def base_files(self) -> tuple[BaseFile, ...]:
-        """See `ExportTable.base_files`.
+    def _open(self) -> _Log:
+        """The log after every half-published commit was finished."""
+        commits: set[int] = set()
+        published: set[int] = set()
+        for found in self._target.list_objects(COMMITS):
+            match = _COMMIT.fullmatch(found.key.removeprefix(COMMITS))
+            if match:
+                (commits if match["kind"] == "json" else published).add(int(match["number"]))
+        last = max(commits, default=0)
+        if missing := set(range(1, last + 1)) - commits:
+            raise ExportError(
+                f"the commit log lacks number {min(missing)}: what the folder holds cannot be told",
+                uri=self._target.uri(COMMITS),
+            )
+        log = _Log(last, self._read(last) if last else {})
+        for number in sorted(commits - published):
+            self._publish(number, self._read(number))
+        return log
 
-        Raises:
-            UnsupportedTargetError: Always: they cannot be replaced in one step.
-        """
-        raise _cannot_be_replaced(self._settings.target)
+    def _state(self, snapshot: _Log) -> TableState:
+        export = self._export(snapshot)
+        return TableState(
+            self._ranges(snapshot), export.get("fingerprint", {}), letters=export.get("letters")
+        )
 
-    def commit(self, commit: Commit) -> bool:
-        """See `ExportTable.commit`."""
+    def _check(self, snapshot: _Log) -> None:
+        self._check_exports(snapshot)
+        if not snapshot.last:
+            self._check_other_writers()
+
+    def _files(self, snapshot: _Log) -> tuple[BaseFile, ...]:
+        if self._export(snapshot):
+            raise UnsupportedTargetError(
+                "a folder of Parquet files cannot be replaced in one step: compact into a new"
+                " folder, or into a Delta or Iceberg table",
+                uri=self._uri,
+            )
+        return ()
+
+    def _known(self, snapshot: _Log) -> set[str]:
+        """The log itself: once published, committed files are not under `_kts/` any more."""
+        numbers = range(1, snapshot.last + 1)
+        return {_key(number, kind) for number in numbers for kind in ("json", "published")}
+
+    def _try_commit(
+        self, snapshot: _Log, commit: Commit, moved: Mapping[PartitionKey, OffsetRange]
+    ) -> bool:
         self._require_written(commit)
-        while True:
-            log = self._recovered()
-            self._check_exports(log)
-            state = self._state(log)
-            check_fingerprint(state.fingerprint, commit.fingerprint)
-            if commit.replace and state.fingerprint:
-                raise _cannot_be_replaced(self._settings.target)
-            document = self._document(log, commit, advanced(state.committed, commit.advances))
-            if commit.letters is not None:
-                publish_dead_letters(self._settings, state.letters)
-            number = log.last + 1
-            data = json.dumps(document, ensure_ascii=False, indent=1).encode()
-            if self._target.create(f"{COMMITS}{number:010d}.json", data):
-                self._publish(number, document)
-                return True
+        number = snapshot.last + 1
+        document = self._document(snapshot, commit, moved)
+        data = json.dumps(document, ensure_ascii=False, indent=1).encode()
+        is_first = self._target.create(_key(number, "json"), data)
+        if is_first:
+            self._publish(number, document)
+        return is_first
 
-    def orphans(self) -> list[TargetObject]:
-        """See `ExportTable.orphans`."""
-        return self._unknown(list(self._target.list_objects("_kts/")))
-
-    def remove(self, orphans: Sequence[TargetObject]) -> None:
-        """See `ExportTable.remove`."""
-        for orphan in self._unknown(orphans):
-            self._target.delete(orphan.key)
-
-    def _unknown(self, listed: Sequence[TargetObject]) -> list[TargetObject]:
-        """Those that are not of the log as it is now. What is committed has another name after it
-        was published, and its first name is gone.
-        """
-        self._recovered()
-        return [found for found in listed if not _COMMIT.fullmatch(found.key.removeprefix(COMMITS))]
-
-    def close(self) -> None:
-        """See `ExportTable.close`."""
-        self._target.close()
+    # -- what else is in the folder
 
     def _check_exports(self, log: _Log) -> None:
         """Readers find the partition columns of a folder in all of its paths, or in none.
@@ -150,7 +154,7 @@ class ParquetFolder:
             if name != self._settings.export_id and there != asked:
                 raise self._partitioned(f"the export {name!r} in the folder", there, asked)
 
-    def _check_strangers(self) -> None:
+    def _check_other_writers(self) -> None:
         """The same for the files of other writers, before a folder's first commit."""
         asked = ",".join(field.name for field in self._settings.partition_by)
         for found in self._target.list_objects(""):
@@ -166,36 +170,13 @@ class ParquetFolder:
             f"{owner} is partitioned by {there or 'no column'}, and partition_by makes"
             f" {asked or 'no column'}: readers would mix them up. Give partition_by as the folder"
             " has it, or export into another folder",
-            uri=self._settings.target,
+            uri=self._uri,
         )
 
     # -- the log
 
-    def _recovered(self) -> _Log:
-        """The log after every half-published commit was finished."""
-        log = self._read_log()
-        for number in log.unpublished:
-            self._publish(number, self._read(number))
-        return log
-
-    def _read_log(self) -> _Log:
-        commits: set[int] = set()
-        published: set[int] = set()
-        for found in self._target.list_objects(COMMITS):
-            match = _COMMIT.fullmatch(found.key.removeprefix(COMMITS))
-            if match:
-                (commits if match["kind"] == "json" else published).add(int(match["number"]))
-        last = max(commits, default=0)
-        if missing := set(range(1, last + 1)) - commits:
-            raise ExportError(
-                f"the commit log lacks number {min(missing)}: what the folder holds cannot be told",
-                uri=self._target.uri(COMMITS),
-            )
-        document = self._read(last) if last else {}
-        return _Log(last, document, tuple(sorted(commits - published)))
-
     def _read(self, number: int) -> dict[str, Any]:
-        key = f"{COMMITS}{number:010d}.json"
+        key = _key(number, "json")
         document: dict[str, Any] = json.loads(self._target.read(key))
         if document.get("version") != FORMAT_VERSION:
             raise ExportError(
@@ -203,12 +184,6 @@ class ParquetFolder:
                 uri=self._target.uri(key),
             )
         return document
-
-    def _state(self, log: _Log) -> TableState:
-        export = self._export(log)
-        return TableState(
-            self._ranges(log), export.get("fingerprint", {}), letters=export.get("letters")
-        )
 
     def _ranges(self, log: _Log) -> dict[PartitionKey, OffsetRange]:
         return {
@@ -284,12 +259,8 @@ class ParquetFolder:
         else:
             with ThreadPoolExecutor(_PUBLISHING_THREADS, "kts-publish") as pool:
                 list(pool.map(publish, files))
-        self._target.create(f"{COMMITS}{number:010d}.published", b"")
+        self._target.create(_key(number, "published"), b"")
 
 
-def _cannot_be_replaced(target: str) -> UnsupportedTargetError:
-    return UnsupportedTargetError(
-        "a folder of Parquet files cannot be replaced in one step: compact into a new folder, or"
-        " into a Delta or Iceberg table",
-        uri=target,
-    )
+def _key(number: int, kind: str) -> str:
+    return f"{COMMITS}{number:010d}.{kind}"

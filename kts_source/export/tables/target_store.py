@@ -7,47 +7,29 @@ else: `create` is atomic and tells who was first; `publish` may be repeated by a
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import uuid
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from kts_source.errors import ExportError, ObjectNotFoundError, UnsupportedTargetError
-from kts_source.store.object_store import check_key
+from kts_source.errors import ExportError, TieredKafkaError, UnsupportedTargetError
+from kts_source.store.local_store import LocalStore
+from kts_source.store.object_store import ObjectStore, check_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 _WRITE_BACK_BYTES: Final = 8 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class TargetObject:
-    """One object below the root.
+class TargetStore(ObjectStore, Protocol):
+    """Objects below a root that an export reads and writes. The root need not be there before."""
 
-    Attributes:
-        size: Bytes.
-        modified_ms: Milliseconds since the epoch.
-    """
-
-    key: str
-    size: int
-    modified_ms: int
-
-
-class TargetStore(Protocol):
-    """Objects below a root that an export writes."""
-
-    def uri(self, key: str) -> str:
-        """Where the key is, for people and for table logs: no credentials."""
-        ...
-
-    def require_create(self) -> None:
-        """Makes sure that `create` is atomic here.
+    def read(self, key: str) -> bytes:
+        """A whole object.
 
         Raises:
-            UnsupportedTargetError: It is not.
+            ObjectNotFoundError: No such object.
         """
         ...
 
@@ -63,14 +45,6 @@ class TargetStore(Protocol):
         """A new object to write; it counts once the file is closed."""
         ...
 
-    def read(self, key: str) -> bytes:
-        """A whole small object.
-
-        Raises:
-            ObjectNotFoundError: No such object.
-        """
-        ...
-
     def publish(self, source: str, destination: str, size: int) -> None:
         """Gives an object its final name. Does nothing when that was done before.
 
@@ -84,60 +58,66 @@ class TargetStore(Protocol):
         """
         ...
 
-    def list_objects(self, prefix: str) -> Iterator[TargetObject]:
-        """Every object whose key starts with a folder's prefix, any depth, in key order."""
-        ...
-
     def delete(self, key: str) -> None:
         """Removes an object; none is fine."""
         ...
 
-    def close(self) -> None:
-        """Lets connections go."""
-        ...
+
+def require_create(target: TargetStore) -> None:
+    """Makes sure that `create` is atomic here.
+
+    Raises:
+        UnsupportedTargetError: It is not.
+    """
+    probe = f"_kts/probe-{uuid.uuid4().hex}"
+    try:
+        if target.create(probe, b"1") and not target.create(probe, b"2"):
+            return
+    except TieredKafkaError:
+        raise
+    except OSError as error:
+        raise UnsupportedTargetError(
+            f"cannot create files atomically: {error.strerror}", uri=target.uri("")
+        ) from error
+    finally:
+        target.delete(probe)
+    raise UnsupportedTargetError(
+        "creating an object replaces one that is there (a store on S3 ignores If-None-Match): two"
+        " exports at once could commit the same offsets. Export to a Delta or Iceberg table, or to"
+        " another store",
+        uri=target.uri(""),
+    )
 
 
-def both_listed(target: TargetStore, prefix: str) -> Iterator[TargetObject]:
-    """The data files of an export into a table, and what compactions spilled."""
-    yield from target.list_objects(prefix)
-    yield from target.list_objects("_kts/")
+def require_published(found: int | None, size: int, source: str, destination: str) -> None:
+    """Raises unless the final object is there with the bytes that were committed."""
+    if found is None:
+        raise ExportError(
+            f"a committed file is gone: neither {source} nor {destination} exists", uri=destination
+        )
+    if found != size:
+        raise ExportError(
+            f"a committed file has {size} bytes, and {found} are under its name: somebody else"
+            " writes there",
+            uri=destination,
+        )
 
 
-class LocalTarget:
+class LocalTarget(LocalStore):
     """A folder of this machine, or of a file system that all machines share."""
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
-
-    def __repr__(self) -> str:
-        return f"LocalTarget({str(self._root)!r})"
-
-    def uri(self, key: str) -> str:
-        """See `TargetStore.uri`; a plain path, as table logs want it."""
-        return str(self._path(key))
-
-    def require_create(self) -> None:
-        """See `TargetStore.require_create`."""
-        probe = f"_kts/probe-{uuid.uuid4().hex}"
-        try:
-            if not self.create(probe, b"") or self.create(probe, b""):
-                raise UnsupportedTargetError(f"{self._root} does not create files atomically")
-        except OSError as error:
-            raise UnsupportedTargetError(
-                f"{self._root} cannot create files atomically: {error.strerror}"
-            ) from error
-        finally:
-            self.delete(probe)
+    def read(self, key: str) -> bytes:
+        """See `TargetStore.read`."""
+        info = self.head(key)
+        return bytes(self.get_range(key, 0, info.size, version=info.version))
 
     def create(self, key: str, data: bytes) -> bool:
         """See `TargetStore.create`: a hard link either appears with all bytes or not at all."""
         path = self._path(key)
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}.draft")
-        with draft.open("xb") as file:
+        with _SyncedFile(draft) as file:
             file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
         try:
             os.link(draft, path)
         except FileExistsError:
@@ -153,125 +133,59 @@ class LocalTarget:
         path.parent.mkdir(parents=True, exist_ok=True)
         return _SyncedFile(path)
 
-    def read(self, key: str) -> bytes:
-        """See `TargetStore.read`."""
-        try:
-            return self._path(key).read_bytes()
-        except FileNotFoundError:
-            raise ObjectNotFoundError("no such object", uri=self.uri(key)) from None
-
     def publish(self, source: str, destination: str, size: int) -> None:
         """See `TargetStore.publish`: a second name, then the first one goes."""
         draft, path = self._path(source), self._path(destination)
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            os.link(draft, path)
-        except FileNotFoundError:
-            self._require_published(source, destination, size)
-            return
-        except FileExistsError:
-            # Either somebody stopped between the two steps, or is there now, or the name is taken.
-            with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError):  # gone from its first name: done before?
+            try:
+                os.link(draft, path)
+            except FileExistsError:
+                # Somebody stopped between the two steps, or is there now, or the name is taken.
                 if not draft.samefile(path):
                     raise ExportError(
                         "the name of a committed file is taken by another file", uri=str(path)
                     ) from None
-            self._require_published(source, destination, size)
+        length = path.stat().st_size if path.exists() else None
+        require_published(length, size, self.uri(source), self.uri(destination))
         _sync_folder(path.parent)
         draft.unlink(missing_ok=True)
-
-    def _require_published(self, source: str, destination: str, size: int) -> None:
-        require_published(self._size(destination), size, self.uri(source), self.uri(destination))
-
-    def list_objects(self, prefix: str) -> Iterator[TargetObject]:
-        """See `TargetStore.list_objects`."""
-        folder = self._path(prefix)
-        for path in sorted(folder.rglob("*")):
-            with contextlib.suppress(FileNotFoundError):
-                status = path.stat()
-                if path.is_file():
-                    key = path.relative_to(self._root).as_posix()
-                    yield TargetObject(key, status.st_size, status.st_mtime_ns // 1_000_000)
 
     def delete(self, key: str) -> None:
         """See `TargetStore.delete`."""
         self._path(key).unlink(missing_ok=True)
 
-    def close(self) -> None:
-        """See `TargetStore.close`."""
-
-    def _size(self, key: str) -> int | None:
-        try:
-            return self._path(key).stat().st_size
-        except FileNotFoundError:
-            return None
-
     def _path(self, key: str) -> Path:
-        check_key(key, str(self._root))
+        check_key(key, self.uri(""))
         return self._root / key
 
+    def _require_root(self) -> None:
+        """There is none before the first object."""
 
-class _SyncedFile:
+
+class _SyncedFile(io.BufferedWriter):
     """A new file whose bytes are on the disk once it is closed."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("xb")
+        super().__init__(path.open("xb", buffering=0))
         self._waiting = 0
 
     def write(self, data: Any) -> int:  # noqa: ANN401  # any buffer
-        written = self._file.write(data)
+        written = super().write(data)
         self._waiting += written
-        if self._waiting >= _WRITE_BACK_BYTES:
-            self._begin_to_write_back()
+        # The disk starts with what is there while the next rows are compressed, or `close` waits
+        # for all of it. Nobody reads the pages again soon, so they need not stay.
+        if self._waiting >= _WRITE_BACK_BYTES and hasattr(os, "posix_fadvise"):  # not on macOS
+            self._waiting = 0
+            self.flush()
+            os.posix_fadvise(self.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         return written
 
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    @property
-    def closed(self) -> bool:
-        return self._file.closed
-
-    def writable(self) -> bool:
-        return True
-
-    def readable(self) -> bool:
-        return False
-
-    def seekable(self) -> bool:
-        return False
-
     def close(self) -> None:
-        if not self._file.closed:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
-
-    def _begin_to_write_back(self) -> None:
-        """The disk starts with what is there while the next rows are compressed, or `close` waits
-        for all of it. Nobody reads the pages again soon, so they need not stay.
-        """
-        self._waiting = 0
-        if hasattr(os, "posix_fadvise"):  # not on macOS
-            self._file.flush()
-            os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def require_published(found: int | None, size: int, source: str, destination: str) -> None:
-    """Raises unless the final object is there with the bytes that were committed."""
-    if found is None:
-        raise ExportError(
-            f"a committed file is gone: neither {source} nor {destination} exists", uri=destination
-        )
-    if found != size:
-        raise ExportError(
-            f"a committed file has {size} bytes, and {found} are under its name: somebody else"
-            " writes there",
-            uri=destination,
-        )
+        if not self.closed:
+            self.flush()
+            os.fsync(self.fileno())
+        super().close()
 
 
 def _sync_folder(folder: Path) -> None:

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 
     from kts_source.export.job import ExportJob
     from kts_source.export.settings import ExportSettings
-    from kts_source.export.tables.target_store import TargetObject, TargetStore
+    from kts_source.export.tables.target_store import TargetStore
     from kts_source.export.transforms.row_transform import Rejected
+    from kts_source.store.object_store import ObjectInfo
 
 REASON: Final = "reason"
 ATTEMPTS: Final = "_kts/attempts/"
@@ -184,7 +185,7 @@ def is_unnamed(key: str) -> bool:
     return key.endswith((_SUFFIX, _LIST_SUFFIX))
 
 
-def unnamed_dead_letters(settings: ExportSettings) -> list[TargetObject]:
+def unnamed_dead_letters(settings: ExportSettings) -> list[ObjectInfo]:
     """Files of rejected rows that have no name yet, and lists of them, but for what other exports
     may have committed; without a folder of dead letters none.
     """
@@ -202,7 +203,7 @@ def unnamed_dead_letters(settings: ExportSettings) -> list[TargetObject]:
         return [one for one in found if one.key not in kept]
 
 
-def remove_dead_letters(settings: ExportSettings, files: Iterable[TargetObject]) -> None:
+def remove_dead_letters(settings: ExportSettings, files: Iterable[ObjectInfo]) -> None:
     """Deletes some of them."""
     found = list(files)
     if not found or settings.dead_letters is None:

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from kts_source.export.settings import ExportSettings
-    from kts_source.export.tables.target_store import TargetObject, TargetStore
+    from kts_source.export.tables.target_store import TargetStore
+    from kts_source.store.object_store import ObjectInfo
 
 
 class Killed(BaseException):
@@ -63,9 +64,6 @@ class MortalTarget:
     def uri(self, key: str) -> str:
         return self._target.uri(key)
 
-    def require_create(self) -> None:
-        self._steps.step("require_create", self._target.require_create)
-
     def create(self, key: str, data: bytes) -> bool:
         kind = key.rpartition(".")[2]
         created: bool = self._steps.step(f"create {kind}", lambda: self._target.create(key, data))
@@ -81,8 +79,8 @@ class MortalTarget:
     def publish(self, source: str, destination: str, size: int) -> None:
         self._steps.step("publish", lambda: self._target.publish(source, destination, size))
 
-    def list_objects(self, prefix: str) -> Iterator[TargetObject]:
-        found: list[TargetObject] = self._steps.step(
+    def list_objects(self, prefix: str) -> Iterator[ObjectInfo]:
+        found: list[ObjectInfo] = self._steps.step(
             "list", lambda: list(self._target.list_objects(prefix))
         )
         return iter(found)
@@ -96,4 +94,5 @@ class MortalTarget:
 
 def mortal_folder(settings: ExportSettings, target: TargetStore, steps: Steps) -> ParquetFolder:
     """A folder of Parquet files whose commit protocol dies at a step."""
-    return ParquetFolder(settings, MortalTarget(target, steps))
+    mortal: Any = MortalTarget(target, steps)
+    return ParquetFolder(settings, mortal)

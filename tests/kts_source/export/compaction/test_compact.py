@@ -199,12 +199,12 @@ def test_horizons_remember_records_that_are_gone(tmp_path: Path, table_format: s
     known = lake.table(compact=True).load().newest_ms
     rows = expected_table(TOPIC, "read_committed").to_pylist()
     newest = max(row["timestamp"] for row in rows if row["key"] is not None)
-    assert known.get(key) == newest.timestamp() * 1000
-    assert compact.newest_of([], {key: 5}) == {}
+    assert known(key) == newest.timestamp() * 1000
+    assert compact.newest_of([], {key: 5}.get) == {}
     report = dataclasses.replace(NO_REPORT, newest_ms=((*key, 3),))
-    assert compact.newest_of([report], {key: 5}) == {key: 5}
-    assert compact.newest_of([report], {key: 2}) == {key: 3}
-    assert compact.newest_of([report], {}) == {key: 3}
+    assert compact.newest_of([report], {key: 5}.get) == {key: 5}
+    assert compact.newest_of([report], {key: 2}.get) == {key: 3}
+    assert compact.newest_of([report], lambda _key: None) == {key: 3}
 
 
 @pytest.mark.parametrize("table_format", ["delta", "iceberg"])

@@ -72,9 +72,17 @@ def test_clean_takes_no_file_that_is_committed_while_it_looks(
             monkeypatch.setattr(LocalTarget, "list_objects", original)
             raise Killed
 
+    table: Any = Committing(lake.table(), 0, after=True)
     with pytest.raises(Killed):
-        lake.export(source(), table=Committing(lake.table(), 0, after=True))
+        lake.export(source(), table=table)
     assert not waiting
     assert len(places(lake.read())) > 0
     lake.export(source())
+    assert_holds(lake.read(), ["txn"])
+
+
+def test_clean_needs_no_rules_of_the_export(lake: Lake) -> None:
+    letters = str(lake.folder / "letters")
+    lake.export(source(), partition_by=["topic"], dead_letters=letters)
+    assert clean(lake.settings(dead_letters=letters), older_than_hours=-1, remove=True) == ()
     assert_holds(lake.read(), ["txn"])

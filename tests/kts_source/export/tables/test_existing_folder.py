@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from kts_source.errors import UnsupportedTargetError
+from kts_source.errors import AccessDeniedError, UnsupportedTargetError
 from tests.kts_source.export.exporting import Lake
 from tests.kts_source.export.tables.rows import by_country, tier_of
 
@@ -69,3 +70,22 @@ def test_files_of_other_writers(lake: Lake, path: str, asked: list[str], is_righ
     assert found == {"CH", "DE"} | (set() if path.startswith("_") else {"FR"})
     # What it wrote itself is no reason to refuse the next run.
     assert lake.export(source, transform=by_country, partition_by=asked).rows == 0
+
+
+def test_a_log_that_cannot_be_listed_is_not_an_empty_one(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tier_of(lake.folder / "tier", ["CH", "DE"])
+    lake.export(source, transform=by_country)
+    real = os.scandir
+
+    def denied(path: Any) -> Any:  # noqa: ANN401
+        if str(path).rstrip("/").endswith("_kts/commits"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", denied)
+    with pytest.raises(AccessDeniedError, match="_kts/commits"):
+        lake.export(source, transform=by_country)
+    monkeypatch.undo()
+    assert sorted(lake.read()["country"].to_pylist()) == ["CH", "DE"]

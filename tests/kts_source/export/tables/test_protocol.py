@@ -21,6 +21,7 @@ from kts_source.errors import (
 )
 from kts_source.export.executor import LocalExecutor
 from kts_source.export.run import clean
+from kts_source.export.tables import parquet_folder
 from kts_source.export.tables.delta import DeltaExportTable
 from kts_source.export.tables.iceberg import IcebergExportTable
 from kts_source.export.tables.open_target import open_target
@@ -181,7 +182,7 @@ def test_race_for_the_same_offsets(
         lake.export(source(endingOffsets='{"txn": {"0": 500, "1": 500}}'))
     if lake.table_format == "parquet":
         # `create` also probes the store; only the commit is of interest.
-        monkeypatch.setattr(LocalTarget, "require_create", lambda self: None)
+        monkeypatch.setattr(parquet_folder, "require_create", lambda target: None)
     owner, name = last_moment(lake)
     Racing(monkeypatch, owner, name, lambda: lake.export(source()))
     with pytest.raises(CommitConflictError):
@@ -192,7 +193,7 @@ def test_race_for_the_same_offsets(
 def test_race_of_different_topics(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     lake.export(source(endingOffsets='{"txn": {"0": 500, "1": 500}}'))
     if lake.table_format == "parquet":
-        monkeypatch.setattr(LocalTarget, "require_create", lambda self: None)
+        monkeypatch.setattr(parquet_folder, "require_create", lambda target: None)
     owner, name = last_moment(lake)
     Racing(monkeypatch, owner, name, lambda: lake.export(source("timeline")))
     lake.export(source())
@@ -339,7 +340,7 @@ class Liar(LocalTarget):
 def test_a_store_that_cannot_create_if_absent_is_refused(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "parquet")
     settings = lake.settings()
-    with pytest.raises(UnsupportedTargetError, match="does not create files atomically"):
+    with pytest.raises(UnsupportedTargetError, match="replaces one that is there"):
         lake.export(source(), table=ParquetFolder(settings, Liar(tmp_path / "table")))
     assert not list((tmp_path / "table").rglob("*.part*"))
 

@@ -19,6 +19,7 @@ from kts_source.export.settings import export_settings
 from kts_source.export.tables.delta import delta_storage_options
 from kts_source.export.tables.open_target import open_target
 from kts_source.export.tables.target_s3 import S3Target
+from kts_source.export.tables.target_store import require_create
 from kts_source.store.storage_options import storage_options_from
 from tests.kts_source.export.exporting import assert_holds, source
 from tests.kts_source.export.killing import Killed, Steps, mortal_folder
@@ -114,7 +115,7 @@ def test_iceberg(url: str, s3_server: S3Server, tmp_path: Path) -> None:
 
 
 def target_of(url: str, server: S3Server) -> S3Target:
-    return S3Target.from_url(url, storage_options_from(server.options))
+    return S3Target(url, storage_options_from(server.options))
 
 
 def test_create_tells_who_was_first(url: str, s3_server: S3Server) -> None:
@@ -124,7 +125,7 @@ def test_create_tells_who_was_first(url: str, s3_server: S3Server) -> None:
     assert target.read("a/b") == b"first"
     # The answer to a first try was lost and the request repeated: it is still ours.
     assert target.create("a/b", b"first")
-    target.require_create()
+    require_create(target)
     assert [found.key for found in target.list_objects("")] == ["a/b"]
     target.close()
 
@@ -194,12 +195,13 @@ def test_a_server_that_ignores_the_condition_is_refused(
 ) -> None:
     target = target_of(url, s3_server)
 
-    def put(self: S3Target, key: str, data: bytes) -> None:
+    def put(self: S3Target, key: str, data: bytes) -> bool:
         s3_server.put(self._bucket, self._prefix + key, data)
+        return True
 
-    monkeypatch.setattr(S3Target, "_put_if_absent", put)
+    monkeypatch.setattr(S3Target, "create", put)
     with pytest.raises(UnsupportedTargetError, match="ignores If-None-Match"):
-        target.require_create()
+        require_create(target)
     with pytest.raises(UnsupportedTargetError, match="ignores If-None-Match"):
         export(few_tasks(), settings_of(url, s3_server), LocalExecutor(1))
     assert list(target.list_objects("")) == []
