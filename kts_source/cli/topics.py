@@ -104,8 +104,8 @@ def _partitions(options: ScanOptions) -> list[tuple[DiscoveredPartition, tuple[s
 
 
 def _keys_lacking(part: DiscoveredPartition, held: set[str]) -> tuple[str, ...]:
-    envelopes = (segment.objects.encryption for segment in part.listed.all())
-    wanted = {envelope.wrapped_key.key_id for envelope in envelopes if envelope is not None}
+    encryptions = (segment.objects.encryption for segment in part.listed.all())
+    wanted = {found.data_key.key_id for found in encryptions if found is not None}
     return tuple(sorted(key_id for key_id in wanted if key_id.lower() not in held))
 
 
