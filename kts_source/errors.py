@@ -20,10 +20,7 @@ class Place(TypedDict, total=False):
     position: int | None
 
 
-_LABELS: Final = {
-    "topic": "topic",
-    "partition": "partition",
-    "offset": "offset",
+_LABELS: Final = {name: name for name in Place.__annotations__} | {
     "uri": "object",
     "position": "byte",
 }

@@ -157,8 +157,6 @@ def _of_locked(
 def _lacks_a_key(error: BaseException) -> bool:
     """Whether a private key that is not given is what the error is about."""
     found: BaseException | None = error
-    while found is not None:
-        if isinstance(found, UnknownKeyError):
-            return True
+    while found is not None and not isinstance(found, UnknownKeyError):
         found = found.__cause__
-    return False
+    return found is not None

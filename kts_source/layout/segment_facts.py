@@ -96,8 +96,7 @@ def segment_from_facts(
 
     Raises:
         LookupError: They name an object that `ref` does not know, or another kind of side file.
-        TypeError: They are not of the right shape.
-        ValueError: The same.
+        TypeError, ValueError: They are not of the right shape.
         SegmentFormatError: Chunks or a data key that cannot be.
     """
     start, end, max_timestamp, event, exact, epochs, log, compression, chunks = facts[:9]
