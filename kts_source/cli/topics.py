@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -13,7 +13,7 @@ from kts_source.errors import KeyPrefixError, StoreError, TieredKafkaError, Tier
 from kts_source.layout.find_layout import find_layout
 from kts_source.options import parse_options
 from kts_source.options.selection import Assign
-from kts_source.planning.describe import describe
+from kts_source.planning.describe import PartitionWatermark, describe
 from kts_source.planning.discover import DiscoveredPartition, discover
 from kts_source.planning.key_prefix import likely_prefixes
 from kts_source.planning.segment_catalog import Describer
@@ -126,32 +126,19 @@ def _of_locked(
         if not _lacks_a_key(error):
             raise
     segments = part.listed.all()
-    empty = dict.fromkeys(
-        (
-            "log_start",
-            "tier_end",
-            "tier_end_timestamp_ms",
-            "last_stable_offset",
-            "last_stable_timestamp_ms",
-            "holes",
-            "unverifiable",
-            "skipped",
-        )
-    )
-    return [
-        {
-            "topic": part.topic,
-            "topic_id": part.topic_id,
-            "partition": part.partition,
-            **empty,
-            "reason": f"key {', '.join(keys)} needed",
-            "segments": len(segments),
-            "stored_bytes": sum(segment.objects.log.size for segment in segments),
-            "original_bytes": sum(segment.objects.size_in_bytes for segment in segments),
-            "orphans": [f"{', '.join(o.keys)}: {o.reason}" for o in part.orphans],
-            "keys_needed": list(keys),
-        }
-    ]
+    row: dict[str, Any] = dict.fromkeys(field.name for field in fields(PartitionWatermark))
+    row |= {
+        "topic": part.topic,
+        "topic_id": part.topic_id,
+        "partition": part.partition,
+        "reason": f"key {', '.join(keys)} needed",
+        "segments": len(segments),
+        "stored_bytes": sum(segment.objects.log.size for segment in segments),
+        "original_bytes": sum(segment.objects.size_in_bytes for segment in segments),
+        "orphans": [f"{', '.join(o.keys)}: {o.reason}" for o in part.orphans],
+        "keys_needed": list(keys),
+    }
+    return [row]
 
 
 def _lacks_a_key(error: BaseException) -> bool:
