@@ -67,7 +67,8 @@ class VanishedSpanError(ObjectNotFoundError):
     @classmethod
     def of(cls, span: SegmentSpan, error: ObjectNotFoundError) -> VanishedSpanError:
         """The error that a store gave for a span, with its place."""
-        vanished = cls(error.message, **{name: getattr(error, name) for name in cls._facts})
+        vanished = cls(error.message)
+        vars(vanished).update(vars(error))
         vanished.span = span
         return vanished
 
