@@ -25,13 +25,7 @@ from kts_source.layout.remote_segment import (
 )
 from segment_format.errors import InvalidManifestError
 from segment_format.kafka_uuid import uuid_to_text
-from segment_format.manifest.object_key import (
-    INDEXES_SUFFIX,
-    LOG_SUFFIX,
-    MANIFEST_SUFFIX,
-    SUFFIXES,
-    parse_topic_directory,
-)
+from segment_format.manifest.object_key import SUFFIXES, parse_topic_directory
 from segment_format.manifest.segment_manifest import (
     MANIFEST_VERSION,
     MAX_MANIFEST_BYTES,
@@ -43,6 +37,7 @@ if TYPE_CHECKING:
 
     from kts_source.store.object_store import ObjectInfo, ObjectStore
 
+LOG_SUFFIX, INDEXES_SUFFIX, MANIFEST_SUFFIX = SUFFIXES
 _USUAL_STEM: Final = re.compile(r"[0-9]{20}-[A-Za-z0-9_-]{21}[AQgw]")
 _MAX_OFFSET_DIGITS: Final = f"{(1 << 63) - 1:020d}"
 
