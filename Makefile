@@ -30,7 +30,7 @@ $(STAMP): requirements.lock pyproject.toml tools/find_python.sh
 venv: $(STAMP)  ## create .venv from the lock file
 
 demo: $(STAMP)  ## read the sample tier with Spark and print real rows
-	@tools/with_java.sh $(PY) -m kts_source.cli.demo
+	@tools/with_java.sh $(PY) -m kts_source.cli demo
 
 test: $(STAMP)  ## the tests (no network beyond the package registries, no broker)
 	@tools/with_java.sh $(PY) -m pytest -n 2 --dist loadgroup -m "$(UNIT)" $(PYTEST_ARGS)

@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from kts_source.planning.explain import explain
     from kts_source.planning.planner import plan
     from kts_source.spark.backfill import backfill
-    from kts_source.spark.datasource import TieredKafkaDataSource
-    from kts_source.spark.registration import register
+    from kts_source.spark.datasource import TieredKafkaDataSource, register
 
 __all__ = ["TieredKafkaDataSource", "backfill", "describe", "explain", "plan", "register"]
 
@@ -23,7 +22,7 @@ _HOMES: Final = {
     "describe": "kts_source.planning.describe",
     "explain": "kts_source.planning.explain",
     "plan": "kts_source.planning.planner",
-    "register": "kts_source.spark.registration",
+    "register": "kts_source.spark.datasource",
 }
 
 

@@ -7,9 +7,23 @@ client library passes `secret.scrub`.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Final, Self, TypedDict, Unpack
 
-_PLACE = ("topic", "partition", "offset", "uri", "position")
+
+class Place(TypedDict, total=False):
+    """What an error concerns."""
+
+    topic: str | None
+    partition: int | None
+    offset: int | None
+    uri: str | None
+    position: int | None
+
+
+_LABELS: Final = {name: name for name in Place.__annotations__} | {
+    "uri": "object",
+    "position": "byte",
+}
 
 
 class TieredKafkaError(Exception):
@@ -26,70 +40,31 @@ class TieredKafkaError(Exception):
     """
 
     retriable: ClassVar[bool] = False
-    _facts: ClassVar[tuple[str, ...]] = _PLACE
+    topic: str | None = None
+    partition: int | None = None
+    offset: int | None = None
+    uri: str | None = None
+    position: int | None = None
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        topic: str | None = None,
-        partition: int | None = None,
-        offset: int | None = None,
-        uri: str | None = None,
-        position: int | None = None,
-    ) -> None:
-        self.message = message
-        self.topic = topic
-        self.partition = partition
-        self.offset = offset
-        self.uri = uri
-        self.position = position
+    # Pickling calls this with `args`, and then restores all attributes.
+    def __init__(self, message: str, **place: Unpack[Place]) -> None:
         super().__init__(message)
+        self.message = message
+        self.located(**place)
 
     def __str__(self) -> str:
-        where = [
-            f"{name} {value}"
-            for name, value in (
-                ("topic", self.topic),
-                ("partition", self.partition),
-                ("offset", self.offset),
-                ("object", self.uri),
-                ("byte", self.position),
-            )
-            if value is not None
-        ]
+        facts = ((label, getattr(self, name)) for name, label in _LABELS.items())
+        where = [f"{label} {value}" for label, value in facts if value is not None]
         return f"{self.message} [{', '.join(where)}]" if where else self.message
 
-    def located(
-        self,
-        *,
-        topic: str | None = None,
-        partition: int | None = None,
-        offset: int | None = None,
-        uri: str | None = None,
-        position: int | None = None,
-    ) -> Self:
+    def located(self, **place: Unpack[Place]) -> Self:
         """The same error with the facts that were still unknown filled in; known ones stay."""
-        given = {
-            "topic": topic,
-            "partition": partition,
-            "offset": offset,
-            "uri": uri,
-            "position": position,
-        }
-        for name, value in given.items():
+        if unknown := place.keys() - _LABELS.keys():
+            raise TypeError(f"an error has no {', '.join(sorted(unknown))}")
+        for name, value in place.items():
             if getattr(self, name) is None:
                 setattr(self, name, value)
         return self
-
-    def __reduce__(self) -> tuple[object, ...]:
-        # Keyword arguments do not survive the default pickling of exceptions.
-        facts = {name: getattr(self, name) for name in self._facts}
-        return _rebuild, (type(self), self.message, facts)
-
-
-def _rebuild(cls: type[TieredKafkaError], message: str, facts: dict[str, Any]) -> TieredKafkaError:
-    return cls(message, **facts)
 
 
 class InvalidOptionError(TieredKafkaError, ValueError):
@@ -103,9 +78,7 @@ class KeyPrefixError(InvalidOptionError):
         key_prefix: The one that is meant; empty where it is not known.
     """
 
-    _facts: ClassVar[tuple[str, ...]] = (*_PLACE, "key_prefix")
-
-    def __init__(self, message: str, *, key_prefix: str = "", **place: Any) -> None:  # noqa: ANN401
+    def __init__(self, message: str, *, key_prefix: str = "", **place: Unpack[Place]) -> None:
         super().__init__(message, **place)
         self.key_prefix = key_prefix
 
@@ -146,22 +119,10 @@ class StoreError(TieredKafkaError):
             credentials.
     """
 
-    _facts: ClassVar[tuple[str, ...]] = (*_PLACE, "attempts")
-
     def __init__(
-        self,
-        message: str,
-        *,
-        topic: str | None = None,
-        partition: int | None = None,
-        offset: int | None = None,
-        uri: str | None = None,
-        position: int | None = None,
-        attempts: tuple[str, ...] = (),
+        self, message: str, *, attempts: tuple[str, ...] = (), **place: Unpack[Place]
     ) -> None:
-        super().__init__(
-            message, topic=topic, partition=partition, offset=offset, uri=uri, position=position
-        )
+        super().__init__(message, **place)
         self.attempts = attempts
 
     def __str__(self) -> str:

@@ -39,16 +39,13 @@ class KeyRing:
     """Key ids to private keys, as places or as the PEM text found there.
 
     Attributes:
-        files: Key id in lower case to the path of its PEM file.
+        places: Key id in lower case to its source and the text of its option: `file` and a path,
+            `env` and an environment variable, or `callback` and `module:function`.
         pems: Key id in lower case to the PEM bytes, for the keys that have been read.
-        variables: Key id in lower case to the environment variable that holds the PEM text.
-        callbacks: Key id in lower case to `module:function`.
     """
 
-    files: Secret[Mapping[str, str]] = field(default_factory=lambda: Secret({}))
+    places: Secret[Mapping[str, tuple[str, str]]] = field(default_factory=lambda: Secret({}))
     pems: Secret[Mapping[str, bytes]] = field(default_factory=lambda: Secret({}))
-    variables: Secret[Mapping[str, str]] = field(default_factory=lambda: Secret({}))
-    callbacks: Secret[Mapping[str, str]] = field(default_factory=lambda: Secret({}))
 
     @classmethod
     def from_options(cls, options: Mapping[str, str]) -> KeyRing:
@@ -58,25 +55,20 @@ class KeyRing:
             InvalidOptionError: A key from two places, or a callback that is not written as
                 `module:function`.
         """
-        found: dict[str, dict[str, str]] = {source: {} for source in KEY_SOURCES}
-        named: dict[str, str] = {}
+        places: dict[str, tuple[str, str]] = {}
         for name, text in options.items():
             match = KEY_OPTION_PATTERN.fullmatch(name)
             if not match:
                 continue
             key_id, source = match["id"].lower(), match["source"].lower()
-            if named.setdefault(key_id, source) != source:
+            if key_id in places and places[key_id][0] != source:
                 raise InvalidOptionError(
-                    f"the private key {key_id!r} is given as {named[key_id]} and as {source}"
+                    f"the private key {key_id!r} is given as {places[key_id][0]} and as {source}"
                 )
             if source == "callback" and not _CALLBACK.fullmatch(text):
                 raise InvalidOptionError(f"option {name} must be written module:function")
-            found[source][key_id] = text
-        return cls(
-            files=Secret(found["file"]),
-            variables=Secret(found["env"]),
-            callbacks=Secret(found["callback"]),
-        )
+            places[key_id] = source, text
+        return cls(Secret(places))
 
     def loaded(self) -> KeyRing:
         """The same ring with every key that can be had here read into memory.
@@ -88,13 +80,12 @@ class KeyRing:
         for key_id in self.key_ids:
             if key_id not in pems and (pem := self._here(key_id)) is not None:
                 pems[key_id] = pem
-        return KeyRing(self.files, Secret(pems), self.variables, self.callbacks)
+        return KeyRing(self.places, Secret(pems))
 
     @property
     def key_ids(self) -> tuple[str, ...]:
         """The ids in the ring, in lower case; ids are not secret."""
-        places = (self.files, self.variables, self.callbacks, self.pems)
-        return tuple(sorted({key_id for place in places for key_id in place.reveal()}))
+        return tuple(sorted(self.places.reveal().keys() | self.pems.reveal().keys()))
 
     def unwrap(self, wrapped: WrappedDataKey) -> bytes:
         """The data key of a segment (32 bytes).
@@ -109,15 +100,12 @@ class KeyRing:
 
     def _here(self, key_id: str) -> bytes | None:
         """The PEM bytes if this machine has them."""
-        path = self.files.reveal().get(key_id)
-        if path is not None:
-            return Path(path).read_bytes() if Path(path).is_file() else None
-        variable = self.variables.reveal().get(key_id)
-        if variable is not None:
-            text = os.environ.get(variable)
-            return text.encode() if text else None
-        callback = self.callbacks.reveal().get(key_id)
-        return None if callback is None else _called(callback, key_id)
+        source, text = self.places.reveal().get(key_id, (None, ""))
+        if source == "file":
+            return Path(text).read_bytes() if Path(text).is_file() else None
+        if source == "env":
+            return os.environ.get(text, "").encode() or None
+        return None if source is None else _called(text, key_id)
 
     def _read(self, key_id: str, shown_id: str) -> bytes:
         pem = self._here(key_id)
@@ -125,19 +113,16 @@ class KeyRing:
             return pem
         option = f"encryption.key.pairs.{shown_id}.private.key"
         if key_id not in self.key_ids:
-            ring = (
-                f"the key ring has {', '.join(self.key_ids)}"
-                if self.key_ids
-                else "no key ring is configured"
-            )
+            held = ", ".join(self.key_ids)
+            ring = f"the key ring has {held}" if held else "no key ring is configured"
             raise UnknownKeyError(
                 f"encrypted with key id {shown_id!r}, and {ring}; give option {option}.file"
             )
-        is_file = key_id in self.files.reveal()
-        source, what = ("file", "the file") if is_file else ("env", "the environment variable")
+        source, _ = self.places.reveal()[key_id]
+        what = "file" if source == "file" else "environment variable"
         raise UnknownKeyError(
-            f"encrypted with key id {shown_id!r}, and {what} named by option {option}.{source} does"
-            " not exist on the driver or on this worker"
+            f"encrypted with key id {shown_id!r}, and the {what} named by option {option}.{source}"
+            " does not exist on the driver or on this worker"
         )
 
 

@@ -104,7 +104,11 @@ class Summary:
         numbers = range(len(self.tasks))
         bottom = [0.0] * len(self.tasks)
         for name in (*_TIMES, "rest"):
-            heights = [_seconds(task, name) for task in self.tasks]
+            if name == "rest":
+                pairs = zip(self.tasks, bottom, strict=True)
+                heights = [max(0.0, task.seconds - known) for task, known in pairs]
+            else:
+                heights = [getattr(task, f"{name}_seconds") for task in self.tasks]
             axes.bar(numbers, heights, bottom=bottom, label=name)
             bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
         axes.set_xlabel("task")
@@ -112,12 +116,6 @@ class Summary:
         axes.set_title(f"{len(self.tasks)} tasks, {self.total['bytes'] / 1e6:,.0f} MB stored")
         axes.legend()
         return axes
-
-
-def _seconds(task: TaskMetrics, name: str) -> float:
-    if name == "rest":
-        return max(0.0, task.seconds - sum(_seconds(task, known) for known in _TIMES))
-    return float(getattr(task, f"{name}_seconds"))
 
 
 def summary(path: str, options: Mapping[str, str] | None = None) -> Summary:

@@ -41,9 +41,6 @@ class Secret(Generic[T]):
     def __repr__(self) -> str:
         return MASK
 
-    def __str__(self) -> str:
-        return MASK
-
     def __format__(self, format_spec: str) -> str:
         return format(MASK, format_spec)
 

@@ -42,23 +42,17 @@ def open_tier(options: ScanOptions) -> Tier:
     Raises:
         InvalidOptionError: See `open_store`.
     """
-    store = _open_stores(options)
-    settings = options.cache
+    fetch, settings = options.fetch, options.cache
+    store = open_store(options.path, options.storage, retry_policy=fetch.retry_policy)
+    if fetch.fallback_path is not None:
+        from kts_source.store.replica_store import FallbackStore
+
+        mirror = open_store(
+            fetch.fallback_path, fetch.fallback_storage, retry_policy=fetch.retry_policy
+        )
+        store = FallbackStore(store, mirror)
     if store.is_near and settings.folder is None:
         settings = replace(settings, index=None)
     endpoint = options.storage.reveal().get("s3.endpoint", "")
     scope = hashlib.blake2b(endpoint.encode(), digest_size=8).hexdigest() if endpoint else ""
     return Tier(store, Caches(settings, scope=scope))
-
-
-def _open_stores(options: ScanOptions) -> ObjectStore:
-    fetch = options.fetch
-    first = open_store(options.path, options.storage, retry_policy=fetch.retry_policy)
-    if fetch.fallback_path is None:
-        return first
-    from kts_source.store.replica_store import FallbackStore
-
-    mirror = open_store(
-        fetch.fallback_path, fetch.fallback_storage, retry_policy=fetch.retry_policy
-    )
-    return FallbackStore(first, mirror)

@@ -1,4 +1,4 @@
-"""What the commands of `kts` do; below them there is neither a terminal nor Spark."""
+"""The commands of `kts` that look at a tier; below them there is neither a terminal nor Spark."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ import json
 import sys
 import time
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
-from rich.measure import Measurement
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
-from kts_source.cli.tables import format_bytes, time_text
+from kts_source.cli.scan_options import json_flag, scan_options
+from kts_source.cli.tables import format_bytes, print_json, print_table, time_text
 from kts_source.cli.topics import topic_rows
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
@@ -25,25 +24,24 @@ from kts_source.read.segment_source import SegmentSource
 from kts_source.tier import open_tier
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterator, Mapping
 
     import pyarrow as pa
 
     from kts_source.planning.scan_plan import ScanPlan
-    from kts_source.read.task import ScanTask
 
 
-_WIDEST: Final = 10_000
-
-
+@click.command()
+@json_flag
+@scan_options("path", every_topic=True)
 def topics(options: Mapping[str, str], *, as_json: bool) -> None:
-    """One row a partition: offsets, watermark, segments, bytes."""
+    """Topics and partitions of the tier with their watermarks."""
     rows = topic_rows(options)
     if as_json:
         print_json(rows)
         return
     header = ("topic", "partition", "log start", "tier end", "last stable", "segments", "bytes", "")
-    _print_table(
+    print_table(
         header,
         [
             (
@@ -65,14 +63,17 @@ def _known(offset: int | None) -> int | str:
     return "?" if offset is None else offset
 
 
+@click.command()
+@json_flag
+@scan_options("path", "topic", every_topic=True)
 def segments(options: Mapping[str, str], *, as_json: bool) -> None:
-    """One row a segment, those that are not read too."""
+    """Segments of the selected topics: which offsets each serves, and which are not read."""
     rows = list(_segment_rows(plan_scan(parse_options({**options, "failOnDataLoss": "false"}))))
     if as_json:
         print_json(rows)
         return
     names = ("topic", "partition", "segment", "start", "stop", "bytes", "state")
-    _print_table(names, [tuple(row[name] for name in names) for row in rows])
+    print_table(names, [tuple(row[name] for name in names) for row in rows])
 
 
 def _segment_rows(plan: ScanPlan) -> Iterator[dict[str, Any]]:
@@ -101,25 +102,54 @@ def _segment_rows(plan: ScanPlan) -> Iterator[dict[str, Any]]:
             }
 
 
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="The plan for option planFile.")
+@scan_options("path", "topic")
 def plan(options: Mapping[str, str], *, as_json: bool) -> None:
-    """The plan in words, or as JSON for option `planFile`."""
+    """What a read would fetch, leave out and cost, before it runs."""
     made = plan_scan(parse_options(options))
     click.echo(made.to_json() if as_json else made.explain())
 
 
+@click.command()
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["json", "raw"]),
+    default="json",
+    help="json: one object a record; raw: values only, each with a line feed.",
+)
+@click.option("--json", "form", flag_value="json", help="As --format json.")
+@click.option("--limit", type=click.IntRange(min=0), help="At most so many records.")
+@scan_options("path", "topic")
 def cat(options: Mapping[str, str], *, form: str, limit: int | None) -> None:
-    """Records on standard output, in order of partition and offset."""
+    """Prints records."""
     if form == "raw":
         options = {**options, "columns": "value"}
-    left = limit
-    with closing(_batches(options)) as batches:
-        for batch in batches:
-            shown = batch if left is None else batch.slice(0, left)
-            _write(shown, form)
-            left = None if left is None else left - shown.num_rows
-            if left == 0:
-                break
+    with closing(read_batches(options)) as batches:
+        for batch in first_rows(batches, limit):
+            _write(batch, form)
     sys.stdout.flush()
+
+
+def read_batches(options: Mapping[str, str]) -> Generator[pa.RecordBatch]:
+    """The rows of a scan, in order of partition and offset."""
+    parsed = parse_options(options)
+    tasks = plan_scan(parsed).tasks
+    with closing(open_tier(parsed)) as tier:
+        reader = SegmentSource(tier, parsed.key_ring)
+        for task in tasks:
+            yield from read_task(task, reader, ReadSettings.of(parsed))
+
+
+def first_rows(batches: Iterator[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:
+    """The first `limit` rows; all without a limit."""
+    for batch in batches:
+        yield batch if limit is None else batch.slice(0, limit)
+        if limit is not None:
+            limit = max(0, limit - batch.num_rows)
+            if not limit:
+                return
 
 
 def _write(batch: pa.RecordBatch, form: str) -> None:
@@ -164,37 +194,29 @@ def _json_record(row: Mapping[str, Any]) -> dict[str, Any]:
     return record
 
 
+@click.command()
+@json_flag
+@scan_options("path", "topic", every_topic=True)
 def verify(options: Mapping[str, str], *, as_json: bool) -> None:
-    """Decodes everything, checksums on, and keeps only counts."""
+    """Reads every byte of the selected topics and checks every checksum."""
     asked = {"isolationLevel": "read_uncommitted", **options}
     parsed = parse_options({**asked, "columns": "offset", "checkCrcs": "true"})
     made = plan_scan(parsed)
     started = time.monotonic()
     rows = 0
-    tier = open_tier(parsed)
-    reader = SegmentSource(tier, parsed.key_ring)
-    with _progress(made.nominal_bytes) as advance:
+    with closing(open_tier(parsed)) as tier, _progress(made.nominal_bytes) as advance:
+        reader = SegmentSource(tier, parsed.key_ring)
         for task in made.tasks:
             for part in task.slices:
                 one = type(task)((part,))
                 rows += sum(b.num_rows for b in read_task(one, reader, ReadSettings.of(parsed)))
                 advance(part.nominal_bytes)
-    tier.close()
     seconds = time.monotonic() - started
     if as_json:
         print_json({"records": rows, "bytes": made.nominal_bytes, "seconds": seconds})
         return
     size = format_bytes(made.nominal_bytes)
     click.echo(f"{rows:,} records in {size} of segments are sound ({seconds:.1f} s)")
-
-
-def _batches(options: Mapping[str, str]) -> Generator[pa.RecordBatch]:
-    parsed = parse_options(options)
-    tasks: Sequence[ScanTask] = plan_scan(parsed).tasks
-    with closing(open_tier(parsed)) as tier:
-        reader = SegmentSource(tier, parsed.key_ring)
-        for task in tasks:
-            yield from read_task(task, reader, ReadSettings.of(parsed))
 
 
 @contextmanager
@@ -210,21 +232,3 @@ def _progress(total: int) -> Iterator[Callable[[int], None]]:
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("segments", total=total)
         yield lambda size: bar.advance(task, size)
-
-
-def print_json(value: object) -> None:
-    """One JSON document on standard output."""
-    click.echo(json.dumps(value, ensure_ascii=False, indent=1))
-
-
-def _print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    table = Table(box=None, header_style="bold")
-    for number, name in enumerate(header):
-        numeric = any(isinstance(row[number], int) for row in rows)
-        table.add_column(name, no_wrap=True, justify="right" if numeric else "left")
-    for row in rows:
-        table.add_row(*(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row))
-    console = Console()
-    # Ids must stay whole: a table wider than the terminal is the terminal's to wrap.
-    needed = Measurement.get(console, console.options.update(max_width=_WIDEST), table).maximum
-    Console(width=max(needed, console.width)).print(table)

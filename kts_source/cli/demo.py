@@ -1,11 +1,10 @@
-"""`make demo`: reads a tier that a real broker wrote and prints what it holds.
+"""`kts demo`: reads a tier that a real broker wrote and prints what it holds.
 
 The sample is part of the checkout, not of the wheel; `--path` shows another tier.
 """
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import sys
@@ -15,8 +14,11 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kts_source.cli.tables import format_bytes, format_table, format_time, preview_bytes
-from kts_source.errors import TieredKafkaError, UnsupportedSparkError
+import click
+
+from kts_source.cli.commands import first_rows, read_batches
+from kts_source.cli.tables import format_bytes, format_time, preview_bytes, print_table
+from kts_source.errors import TierNotFoundError, UnsupportedSparkError
 from kts_source.options import READ_COMMITTED, READ_UNCOMMITTED, parse_options
 from kts_source.planning.planner import plan_scan
 from kts_source.read.read_settings import ReadSettings
@@ -38,74 +40,51 @@ SAMPLE_TOPIC = "txn"
 SHOWN_ROWS = 5
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Runs the demo; returns the exit code."""
-    given = _parser().parse_args(arguments)
-    if given.path is None and not SAMPLE_TIER.is_dir():
-        print(
-            f"The sample tier is part of the checkout and is not at {SAMPLE_TIER}."
-            " Run `make demo` in a checkout, or name a tier with --path.",
-            file=sys.stderr,
-        )
-        return 1
-    options = _options(given)
+@click.command()
+@click.argument("given_path", metavar="[PATH]", required=False)
+@click.option("--path", help="Another tier than the sample of the checkout.")
+@click.option("--keyPrefix", "key_prefix", default="", help="Its key.prefix.")
+def demo(given_path: str | None, path: str | None, key_prefix: str) -> None:
+    """Reads the sample tier of a checkout, or PATH; with Spark where it is installed."""
+    other = given_path or path
+    options = {"path": other, "keyPrefix": key_prefix} if other else _sample_options()
     # What planning remarks on, among the rest of the output.
     logging.basicConfig(format="note: %(message)s", level=logging.WARNING, stream=sys.stdout)
+    topics = _show_tier({**options, "subscribePattern": ".*"})
+    topic = SAMPLE_TOPIC if SAMPLE_TOPIC in topics else topics[0]
+    chosen = {**options, "subscribe": topic, "includeHeaders": "true"}
     try:
-        topics = _show_tier(options)
-        topic = given.topic if given.topic in topics else topics[0]
-        try:
-            from kts_source.spark.session import session_builder
-        except UnsupportedSparkError as error:
-            _show_rows_without_spark(options, topic)
-            print(f"\nWith Spark 4 it shows more. {error}.")
-            return 0
-        with _spark(session_builder()) as spark:
-            _show_rows(spark, options, topic)
-            _show_counts(spark, options)
-    except TieredKafkaError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 1
-    return 0
+        from kts_source.spark.session import session_builder
+    except UnsupportedSparkError as error:
+        with closing(read_batches(chosen)) as batches:
+            rows = [row for batch in first_rows(batches, SHOWN_ROWS) for row in batch.to_pylist()]
+        print(f"The first rows of {topic}, read without Spark:\n")
+        _print_rows(rows)
+        print(f"\nWith Spark 4 it shows more. {error}.")
+        return
+    with _spark(session_builder()) as spark:
+        _show_rows(spark, chosen)
+        _show_counts(spark, {**options, "subscribePattern": ".*"})
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m kts_source.cli.demo", description=__doc__)
-    parser.add_argument("--path", help="root of another tier: a folder or a URL")
-    parser.add_argument("--key-prefix", default="", help="its key.prefix (default: none)")
-    parser.add_argument("--topic", default=SAMPLE_TOPIC, help="whose rows to show")
-    parser.add_argument(
-        "--option",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="another option of the data source; may be repeated",
-    )
-    return parser
-
-
-def _options(given: argparse.Namespace) -> dict[str, str]:
-    """Options of the data source: every topic of the tier."""
-    if given.path is None:
-        options = {"path": SAMPLE_TIER.as_uri(), "keyPrefix": SAMPLE_PREFIX}
-        for file in sorted((GOLDEN / "keys").glob("*.private.pem")):
-            key_id = file.name.removesuffix(".private.pem")
-            options[f"encryption.key.pairs.{key_id}.private.key.file"] = str(file)
-    else:
-        options = {"path": given.path, "keyPrefix": given.key_prefix}
-    options["subscribePattern"] = ".*"
-    for text in given.option:
-        name, _, value = text.partition("=")
-        options[name] = value
+def _sample_options() -> dict[str, str]:
+    if not SAMPLE_TIER.is_dir():
+        raise TierNotFoundError(
+            f"the sample tier is part of the checkout and is not at {SAMPLE_TIER}:"
+            " run `make demo` in a checkout, or name a tier with --path"
+        )
+    options = {"path": SAMPLE_TIER.as_uri(), "keyPrefix": SAMPLE_PREFIX}
+    for file in (GOLDEN / "keys").glob("*.private.pem"):
+        key_id = file.name.removesuffix(".private.pem")
+        options[f"encryption.key.pairs.{key_id}.private.key.file"] = str(file)
     return options
 
 
 def _show_tier(options: Mapping[str, str]) -> list[str]:
     """Plans and reads everything in this process, where work can be counted; returns the topics."""
     scan_options = parse_options(options)
-    tier = open_tier(scan_options)
     print(f"The tier at {options['path']}:\n")
-    try:
+    with closing(open_tier(scan_options)) as tier:
         started = time.perf_counter()
         plan = plan_scan(scan_options, tier)
         seconds = time.perf_counter() - started
@@ -116,7 +95,7 @@ def _show_tier(options: Mapping[str, str]) -> list[str]:
             f" {planning.requests:,} requests and {format_bytes(planning.bytes)}."
         )
         _load_kernels()
-        reader = SegmentSource(tier, scan_options.key_ring.loaded())
+        reader = SegmentSource(tier, scan_options.key_ring)
         settings = ReadSettings.of(scan_options)
         started = time.perf_counter()
         rows = sum(
@@ -124,8 +103,6 @@ def _show_tier(options: Mapping[str, str]) -> list[str]:
         )
         seconds = time.perf_counter() - started
         reading = tier.store.counters - planning
-    finally:
-        tier.close()
     print(
         f"Read without Spark in {seconds:.2f} s with {reading.requests:,} requests and"
         f" {format_bytes(reading.bytes)} for {format_bytes(plan.nominal_bytes)} of segments:"
@@ -160,7 +137,7 @@ def _print_plan(plan: ScanPlan) -> None:
         for partition in plan.partitions
     ]
     print()
-    print(format_table(header, rows))
+    print_table(header, rows)
 
 
 @contextmanager
@@ -209,35 +186,15 @@ def _held_back_stderr(file: Path) -> Iterator[None]:
         os.close(kept)
 
 
-def _show_rows(spark: SparkSession, options: Mapping[str, str], topic: str) -> None:
+def _show_rows(spark: SparkSession, options: Mapping[str, str]) -> None:
     started = time.perf_counter()
-    chosen = {name: value for name, value in options.items() if name != "subscribePattern"}
-    frame = (
-        spark.read.format("tiered-kafka")
-        .options(**chosen)
-        .option("subscribe", topic)
-        .option("includeHeaders", "true")
-        .load()
-    )
+    frame = spark.read.format("tiered-kafka").options(**options).load()
     found = frame.orderBy("partition", "offset").limit(SHOWN_ROWS).collect()
     seconds = time.perf_counter() - started
-    print(f"The first rows of {topic} as Spark reads them ({seconds:.1f} s, cold):\n")
+    print(
+        f"The first rows of {options['subscribe']} as Spark reads them ({seconds:.1f} s, cold):\n"
+    )
     _print_rows([row.asDict() for row in found])
-
-
-def _show_rows_without_spark(options: Mapping[str, str], topic: str) -> None:
-    chosen = {name: value for name, value in options.items() if name != "subscribePattern"}
-    parsed = parse_options({**chosen, "subscribe": topic, "includeHeaders": "true"})
-    found: list[dict[str, Any]] = []
-    with closing(open_tier(parsed)) as tier:
-        reader = SegmentSource(tier, parsed.key_ring.loaded())
-        for task in plan_scan(parsed, tier).tasks[:1]:
-            for batch in read_task(task, reader, ReadSettings.of(parsed)):
-                found += batch.slice(0, SHOWN_ROWS - len(found)).to_pylist()
-                if len(found) >= SHOWN_ROWS:
-                    break
-    print(f"The first rows of {topic}, read without Spark:\n")
-    _print_rows(found)
 
 
 def _print_rows(found: Sequence[Mapping[str, Any]]) -> None:
@@ -254,35 +211,27 @@ def _print_rows(found: Sequence[Mapping[str, Any]]) -> None:
         )
         for row in found
     ]
-    print(format_table(("partition", "offset", "timestamp", "key", "value", "headers"), rows))
+    print_table(("partition", "offset", "timestamp", "key", "value", "headers"), rows)
 
 
 def _show_counts(spark: SparkSession, options: Mapping[str, str]) -> None:
+    levels = (READ_UNCOMMITTED, READ_COMMITTED)
     counts: dict[str, dict[str, int]] = {}
     seconds: dict[str, float] = {}
-    for level in (READ_UNCOMMITTED, READ_COMMITTED):
+    for level in levels:
         started = time.perf_counter()
-        frame = (
-            spark.read.format("tiered-kafka")
-            .options(**options)
-            .option("isolationLevel", level)
-            .option("columns", "topic,offset")
-            .load()
-        )
+        chosen = {**options, "isolationLevel": level, "columns": "topic,offset"}
+        frame = spark.read.format("tiered-kafka").options(**chosen).load()
         found: list[Any] = frame.groupBy("topic").count().collect()
         counts[level] = {row["topic"]: row["count"] for row in found}
         seconds[level] = time.perf_counter() - started
-    rows = [
-        (topic, counts[READ_UNCOMMITTED][topic], counts[READ_COMMITTED].get(topic, 0))
-        for topic in sorted(counts[READ_UNCOMMITTED])
-    ]
     print("\nRows by isolation level:\n")
-    print(format_table(("topic", READ_UNCOMMITTED, READ_COMMITTED), rows))
+    topics = sorted(counts[READ_UNCOMMITTED])
+    print_table(
+        ("topic", *levels),
+        [(topic, *(counts[level].get(topic, 0) for level in levels)) for topic in topics],
+    )
     print()
-    for level in (READ_UNCOMMITTED, READ_COMMITTED):
+    for level in levels:
         total = sum(counts[level].values())
         print(f"Spark counted {total:,} rows of {level} in {seconds[level]:.1f} s.")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

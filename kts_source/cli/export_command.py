@@ -6,45 +6,74 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kts_source.cli.commands import print_json
-from kts_source.export.executor import LocalExecutor
-from kts_source.export.extras import require
-from kts_source.export.progress import default_progress
-from kts_source.export.run import DEFAULT_CLEAN_HOURS
-from kts_source.export.run import clean as run_clean
-from kts_source.export.run import export as run_export
-from kts_source.export.settings import export_settings
+from kts_source.cli.scan_options import add_places, json_flag, scan_options
+from kts_source.cli.tables import print_json
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from kts_source.export.settings import ExportSettings
 
 
+@click.command()
+@click.argument("given", nargs=-1, required=True, metavar="[PATH [TOPIC]] TARGET")
+@click.option("--table-format", help="parquet, delta or iceberg.")
+@click.option("--partition-by", multiple=True, help="A column, or date(timestamp). Repeatable.")
+@click.option("--sort-within-files", multiple=True, help="A column. Repeatable.")
+@click.option("--target-file-bytes", type=int, help="Close a file once it has as many bytes.")
+@click.option("--row-group-rows", type=int, help="Rows of a row group, at most.")
+@click.option("--compression", help="Codec of the Parquet pages.")
+@click.option("--commit-bytes", type=int, help="Original bytes per commit, at least.")
+@click.option("--compact", is_flag=True, help="Keep the latest record of every key only.")
+@click.option("--tombstones", help="With --compact: keep, remove or remove-old.")
+@click.option("--delete-retention-ms", type=int, help="What remove-old takes for old.")
+@click.option("--export-id", help="Tells exports into the same table apart.")
+@click.option("--no-resume", is_flag=True, help="Refuse a target that holds some of the offsets.")
+@click.option("--catalog", multiple=True, metavar="NAME=VALUE", help="PyIceberg's properties.")
+@click.option("--workers", type=click.IntRange(min=1), help="Processes; default: one a core.")
+@click.option("--spark", "with_spark", is_flag=True, help="Run the tasks in a Spark session.")
+@click.option("--clean", is_flag=True, help="Only remove what dead attempts left in the target.")
+@click.option(
+    "--older-than-hours",
+    type=float,
+    help="What --clean takes for dead, a week by default; younger files may belong to a run.",
+)
+@click.option("--dry-run", is_flag=True, help="--clean only lists.")
+@click.option("--dead-letters", metavar="FOLDER", help="Whose leftovers --clean removes too.")
+@click.option("--png", metavar="FILE", help="The report as a picture; needs matplotlib.")
+@json_flag
+@scan_options()
 def export(
-    options: Mapping[str, str],
-    target: str,
-    settings: Mapping[str, Any],
+    options: dict[str, str],
     *,
+    given: tuple[str, ...],
+    no_resume: bool,
+    catalog: tuple[str, ...],
     workers: int | None,
     with_spark: bool,
     clean: bool,
-    as_json: bool,
-    png: str | None,
     older_than_hours: float | None,
     dry_run: bool,
+    png: str | None,
+    as_json: bool,
+    **settings: Any,  # noqa: ANN401  # `ExportArguments`
 ) -> None:
-    """Runs an export on this machine, or through Spark, and prints its report.
+    """Writes the selected topics to TARGET, each offset once; run again to go on."""
+    # Here, because other commands need none of it.
+    from kts_source.export.executor import LocalExecutor
+    from kts_source.export.extras import require
+    from kts_source.export.progress import default_progress
+    from kts_source.export.run import export as run_export
+    from kts_source.export.settings import export_settings
 
-    Raises:
-        InvalidOptionError: Options that do not fit, or a library for them that is not installed.
-    """
+    *tier, target = given
+    if len(tier) > 2:
+        raise click.UsageError(f"at most PATH, TOPIC and TARGET, not {len(given)} arguments")
+    add_places(options, *tier)
     if png is not None:
         require("matplotlib", "plot", "--png")  # now, not once the work is done
     named = {name: value for name, value in settings.items() if value not in (None, ())}
-    named["resume"] = not named.pop("no_resume")
-    if "catalog" in named:
-        named["catalog"] = dict(pair.partition("=")[::2] for pair in named["catalog"])
+    if catalog:
+        named["catalog"] = dict(pair.partition("=")[::2] for pair in catalog)
+    named["resume"] = not no_resume
     if with_spark and not clean:
         require("pyspark", "spark", "--spark")
         from kts_source.spark.backfill import backfill
@@ -55,11 +84,7 @@ def export(
     else:
         checked = export_settings(target, source=options, **named)
         if clean:
-            _clean(
-                checked,
-                DEFAULT_CLEAN_HOURS if older_than_hours is None else older_than_hours,
-                remove=not dry_run,
-            )
+            _clean(checked, older_than_hours, remove=not dry_run)
             return
         report = run_export(options, checked, LocalExecutor(workers), progress=default_progress())
     if png is not None:
@@ -70,7 +95,10 @@ def export(
         click.echo(str(report))
 
 
-def _clean(settings: ExportSettings, hours: float, *, remove: bool) -> None:
+def _clean(settings: ExportSettings, hours: float | None, *, remove: bool) -> None:
     """Lists what attempts that died so long ago left behind, and removes it unless told not to."""
-    found = run_clean(settings, older_than_hours=hours, remove=remove)
+    from kts_source.export.run import DEFAULT_CLEAN_HOURS, clean
+
+    older_than_hours = DEFAULT_CLEAN_HOURS if hours is None else hours
+    found = clean(settings, older_than_hours=older_than_hours, remove=remove)
     print_json(sorted(orphan.key for orphan in found))

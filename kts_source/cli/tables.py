@@ -1,39 +1,44 @@
-"""Plain text for people: aligned columns, sizes, byte strings."""
+"""Output for people and machines: tables, JSON, sizes, byte strings, times."""
 
 from __future__ import annotations
 
 import datetime
+import json
 from typing import TYPE_CHECKING, Final
+
+import click
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_WIDEST: Final = 10_000
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _MICROSECONDS_OF_400_YEARS: Final = 146_097 * 86_400_000_000
 _LAST_YEAR: Final = 9999
 
 
-def format_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Columns aligned with two blanks between them; numbers to the right, with thousands marked."""
-    cells = [[_cell(value) for value in row] for row in rows]
-    widths = [max(len(text) for text in column) for column in zip(header, *cells, strict=True)]
-    right = [
-        bool(rows) and all(isinstance(row[number], int) for row in rows)
-        for number in range(len(header))
-    ]
-
-    def line(texts: Sequence[str]) -> str:
-        aligned = (
-            text.rjust(width) if to_right else text.ljust(width)
-            for text, width, to_right in zip(texts, widths, right, strict=True)
-        )
-        return "  ".join(aligned).rstrip()
-
-    return "\n".join([line(header), line(["-" * width for width in widths]), *map(line, cells)])
+def print_json(value: object) -> None:
+    """One JSON document on standard output."""
+    click.echo(json.dumps(value, ensure_ascii=False, indent=1))
 
 
-def _cell(value: object) -> str:
-    return f"{value:,}" if isinstance(value, int) else str(value)
+def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Aligned columns on standard output; numbers to the right, with thousands marked."""
+    table = Table(box=None, header_style="bold")
+    for number, name in enumerate(header):
+        numeric = any(isinstance(row[number], int) for row in rows)
+        table.add_column(name, no_wrap=True, justify="right" if numeric else "left")
+    for row in rows:
+        # As `Text`, so that nothing in a value is markup.
+        table.add_row(*(Text(f"{cell:,}" if isinstance(cell, int) else str(cell)) for cell in row))
+    console = Console()
+    # Ids must stay whole: a table wider than the terminal is the terminal's to wrap.
+    needed = Measurement.get(console, console.options.update(max_width=_WIDEST), table).maximum
+    Console(width=max(needed, console.width)).print(table)
 
 
 def format_bytes(size: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -13,7 +13,7 @@ from kts_source.errors import KeyPrefixError, StoreError, TieredKafkaError, Tier
 from kts_source.layout.find_layout import find_layout
 from kts_source.options import parse_options
 from kts_source.options.selection import Assign
-from kts_source.planning.describe import describe
+from kts_source.planning.describe import PartitionWatermark, describe
 from kts_source.planning.discover import discover
 from kts_source.planning.key_prefix import likely_prefixes
 from kts_source.planning.segment_catalog import ListedPartition, SegmentCatalog
@@ -104,8 +104,8 @@ def _partitions(options: ScanOptions) -> list[tuple[ListedPartition, tuple[str, 
 
 
 def _keys_lacking(part: ListedPartition, held: set[str]) -> tuple[str, ...]:
-    envelopes = (segment.objects.encryption for segment in part.all())
-    wanted = {envelope.wrapped_key.key_id for envelope in envelopes if envelope is not None}
+    encryptions = (segment.objects.encryption for segment in part.all())
+    wanted = {found.data_key.key_id for found in encryptions if found is not None}
     return tuple(sorted(key_id for key_id in wanted if key_id.lower() not in held))
 
 
@@ -126,39 +126,24 @@ def _of_locked(
         if not _lacks_a_key(error):
             raise
     segments = part.all()
-    empty = dict.fromkeys(
-        (
-            "log_start",
-            "tier_end",
-            "tier_end_timestamp_ms",
-            "last_stable_offset",
-            "last_stable_timestamp_ms",
-            "holes",
-            "unverifiable",
-            "skipped",
-        )
-    )
-    return [
-        {
-            "topic": part.topic,
-            "topic_id": part.topic_id,
-            "partition": part.partition,
-            **empty,
-            "reason": f"key {', '.join(keys)} needed",
-            "segments": len(segments),
-            "stored_bytes": sum(segment.objects.log.size for segment in segments),
-            "original_bytes": sum(segment.objects.size_in_bytes for segment in segments),
-            "orphans": [f"{', '.join(o.keys)}: {o.reason}" for o in part.orphans],
-            "keys_needed": list(keys),
-        }
-    ]
+    row: dict[str, Any] = dict.fromkeys(field.name for field in fields(PartitionWatermark))
+    row |= {
+        "topic": part.topic,
+        "topic_id": part.topic_id,
+        "partition": part.partition,
+        "reason": f"key {', '.join(keys)} needed",
+        "segments": len(segments),
+        "stored_bytes": sum(segment.objects.log.size for segment in segments),
+        "original_bytes": sum(segment.objects.size_in_bytes for segment in segments),
+        "orphans": [f"{', '.join(o.keys)}: {o.reason}" for o in part.orphans],
+        "keys_needed": list(keys),
+    }
+    return [row]
 
 
 def _lacks_a_key(error: BaseException) -> bool:
     """Whether a private key that is not given is what the error is about."""
     found: BaseException | None = error
-    while found is not None:
-        if isinstance(found, UnknownKeyError):
-            return True
+    while found is not None and not isinstance(found, UnknownKeyError):
         found = found.__cause__
-    return False
+    return found is not None

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Protocol
 from segment_format.errors import InvalidManifestError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from kts_source.layout.remote_segment import RemoteSegment
     from kts_source.store.object_store import ObjectInfo, ObjectStore
 
@@ -50,20 +48,6 @@ class SegmentEntry:
     described_by: str
     objects: tuple[tuple[str, ObjectInfo], ...]
 
-    @classmethod
-    def listed(
-        cls,
-        folder: TopicFolder,
-        partition: int,
-        base_offset: int,
-        segment_id: str,
-        described_by: ObjectInfo,
-        objects: tuple[tuple[str, ObjectInfo], ...],
-    ) -> SegmentEntry:
-        """The segment of a topic's folder that has these objects."""
-        place = (folder.topic, folder.topic_id, partition)
-        return cls(*place, base_offset, segment_id, described_by.key, objects)
-
     def object(self, suffix: str) -> ObjectInfo | None:
         """The listed object with this suffix."""
         return next((info for name, info in self.objects if name == suffix), None)
@@ -85,35 +69,6 @@ class Orphan:
     base_offset: int | None = field(default=None, compare=False)
     described: SegmentEntry | None = field(default=None, compare=False)
     written_ms: int | None = field(default=None, compare=False)
-
-    @classmethod
-    def of(
-        cls,
-        objects: Mapping[str, ObjectInfo],
-        missing: Sequence[str],
-        *,
-        base_offset: int,
-        described: SegmentEntry | None,
-    ) -> Orphan:
-        """What is there of a segment that lacks some of its objects.
-
-        Args:
-            objects: Suffix to object.
-            missing: Suffixes.
-            base_offset: See the class.
-            described: See the class.
-        """
-        why = "an upload that did not finish, or a delete under way"
-        if described is not None:
-            why = "lost, or a delete under way"
-        times = [info.last_modified_ms for info in objects.values()]
-        return cls(
-            tuple(info.key for info in objects.values()),
-            f"no .{', no .'.join(missing)}: {why}",
-            base_offset,
-            described,
-            None if None in times else max(time for time in times if time is not None),
-        )
 
     def __str__(self) -> str:
         return f"{', '.join(self.keys)} ({self.reason})"

@@ -15,10 +15,10 @@ those of its leader-epoch checkpoint. Nothing tells when a segment was uploaded.
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from kts_source.layout.layout import Orphan, PartitionListing, SegmentEntry, TopicFolder
+from kts_source.layout.layout import PartitionListing, SegmentEntry, TopicFolder
+from kts_source.layout.listing import group_segments, read_whole
 from kts_source.layout.remote_segment import (
     IndexType,
     ObjectRef,
@@ -34,8 +34,8 @@ from segment_format.index.offset_index import OffsetIndex
 from segment_format.index.time_index import TimeIndex
 from segment_format.kafka_uuid import uuid_to_text
 from segment_format.manifest.local_key import (
+    LOCAL_SUFFIXES,
     ROOT_DIRECTORY,
-    parse_local_file_name,
     parse_local_partition_directory,
 )
 from segment_format.record.last_offset import last_offset
@@ -47,11 +47,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+Index = TypeVar("Index", OffsetIndex, TimeIndex)
+
 MAX_SIDE_FILE_BYTES: Final = 64 << 20
 
 _LOG: Final = "log"
-_LAST: Final = "snapshot"
-_REQUIRED: Final = (_LOG, "index", "timeindex", "leader_epoch_checkpoint", _LAST)
+_REQUIRED: Final = (_LOG, "index", "timeindex", "leader_epoch_checkpoint", "snapshot")
 _SIDE_FILES: Final = (
     (IndexType.OFFSET, "index"),
     (IndexType.TIMESTAMP, "timeindex"),
@@ -60,6 +61,7 @@ _SIDE_FILES: Final = (
     (IndexType.TRANSACTION, "txnindex"),
 )
 _NO_TIMESTAMP: Final = -1
+"""Nothing tells; a broker forces an entry for the largest when it closes a segment."""
 
 
 class LocalTieredLayout:
@@ -100,27 +102,15 @@ class LocalTieredLayout:
     ) -> PartitionListing:
         """Groups the files of a partition by segment; those without the required ones are none."""
         prefix = f"{folder.folder}{folder.topic}-{partition}-{folder.topic_id}/"
-        found: dict[tuple[int, str], dict[str, ObjectInfo]] = defaultdict(dict)
-        orphans = []
-        for info in store.list_objects(prefix):
-            parsed = parse_local_file_name(info.key[len(prefix) :])
-            if parsed is None:
-                orphans.append(Orphan((info.key,), "not the name of a segment file"))
-                continue
-            found[parsed.base_offset, uuid_to_text(parsed.segment_id)][parsed.suffix] = info
-        segments = []
-        for (base, id_text), objects in sorted(found.items()):
-            missing = [suffix for suffix in _REQUIRED if suffix not in objects]
-            ordered = tuple(sorted(objects.items()))
-            whole = None
-            if _LAST in objects:
-                named = objects.get(_LOG, objects[_LAST])
-                whole = SegmentEntry.listed(folder, partition, base, id_text, named, ordered)
-            if whole is None or missing:
-                orphans.append(Orphan.of(objects, missing, base_offset=base, described=whole))
-            else:
-                segments.append(whole)
-        return PartitionListing(tuple(segments), tuple(orphans))
+        return group_segments(
+            store.list_objects(prefix),
+            folder,
+            partition,
+            prefix=prefix,
+            suffixes=LOCAL_SUFFIXES,
+            required=_REQUIRED,
+            described_by=_LOG,
+        )
 
     def describe(self, store: ObjectStore, entry: SegmentEntry) -> RemoteSegment:
         """Works the segment's facts out of its files: three side files and the log's last bytes.
@@ -131,12 +121,12 @@ class LocalTieredLayout:
         files = dict(entry.objects)
         base, log = entry.base_offset, files.get(_LOG)
         index = _offset_index(store, files.get("index"), base, log)
-        end = floor = int(index.offsets[-1]) if index is not None and len(index) else base
+        end = floor = int(index.offsets[-1]) if index else base
         if log is not None:
             end = last_offset(
                 lambda start, stop: store.get_range(log.key, start, stop, version=log.version),
                 log.size,
-                int(index.positions[-1]) if index is not None and len(index) else 0,
+                int(index.positions[-1]) if index else 0,
             )
         if end < floor:
             raise CorruptIndexError(
@@ -148,6 +138,7 @@ class LocalTieredLayout:
         )
         if log is None and lineage:
             end = max(end, lineage[-1].start_offset)
+        times = _usable(store, files.get("timeindex"), base, TimeIndex)
         key = f"{entry.described_by.rpartition('.')[0]}.{_LOG}"
         ref = ObjectRef.of(log) if log else ObjectRef(key, 1, None)  # some bytes, who knows
         return RemoteSegment(
@@ -157,7 +148,7 @@ class LocalTieredLayout:
             segment_id=entry.segment_id,
             start_offset=base,
             end_offset=end,
-            max_timestamp_ms=_max_timestamp(store, files.get("timeindex"), base),
+            max_timestamp_ms=int(times.timestamps[-1]) if times else _NO_TIMESTAMP,
             event_timestamp_ms=None,
             leader_epochs=epochs_between(lineage, base, end),
             objects=SegmentObjects(
@@ -185,38 +176,29 @@ def _partition_folders(
             yield parsed.topic, uuid_to_text(parsed.topic_id), parsed.partition
 
 
-def _read(store: ObjectStore, info: ObjectInfo) -> bytes:
-    if info.size > MAX_SIDE_FILE_BYTES:
-        raise CorruptIndexError(
-            f"{info.key} has {info.size} bytes; at most {MAX_SIDE_FILE_BYTES} are read"
-        )
-    return bytes(store.get_range(info.key, 0, info.size, version=info.version))
-
-
 def _offset_index(
     store: ObjectStore, info: ObjectInfo | None, base_offset: int, of: ObjectInfo | None
 ) -> OffsetIndex | None:
     """The index, or `None` when it is not usable: the log is then walked from its start."""
-    if info is None:
-        return None
-    try:
-        index = OffsetIndex.from_bytes(_read(store, info), base_offset=base_offset)
-    except SegmentFormatError as error:
-        log.warning("%s is not usable: %s", store.uri(info.key), error)
-        return None
-    if of is not None and len(index) and int(index.positions[-1]) >= of.size:
+    index = _usable(store, info, base_offset, OffsetIndex)
+    if index and info and of and int(index.positions[-1]) >= of.size:
         log.warning("%s points behind the end of its log", store.uri(info.key))
         return None
     return index
 
 
-def _max_timestamp(store: ObjectStore, info: ObjectInfo | None, base_offset: int) -> int:
-    """The last entry, which a broker forces when it closes a segment; −1 when nothing tells."""
+def _usable(
+    store: ObjectStore, info: ObjectInfo | None, base_offset: int, kind: type[Index]
+) -> Index | None:
+    """The index in a side file; `None` where there is no file, or it is not valid."""
     if info is None:
-        return _NO_TIMESTAMP
+        return None
     try:
-        index = TimeIndex.from_bytes(_read(store, info), base_offset=base_offset)
+        return kind.from_bytes(_read(store, info), base_offset=base_offset)
     except SegmentFormatError as error:
         log.warning("%s is not usable: %s", store.uri(info.key), error)
-        return _NO_TIMESTAMP
-    return int(index.timestamps[-1]) if len(index) else _NO_TIMESTAMP
+        return None
+
+
+def _read(store: ObjectStore, info: ObjectInfo) -> bytes:
+    return read_whole(store, info, MAX_SIDE_FILE_BYTES, CorruptIndexError)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kts_source.store.object_store import ObjectInfo
     from segment_format.index.leader_epoch_checkpoint import EpochEntry
     from segment_format.manifest.chunk_index import ChunkIndex
-    from segment_format.manifest.encryption import WrappedDataKey
+    from segment_format.manifest.encryption import Encryption
 
 _PLAIN_CHUNK_BYTES: Final = 4 << 20
 """Files that are stored as they are have no chunks; they are read and cut in these."""
@@ -71,14 +71,6 @@ class StoredIndex:
 
 
 @dataclass(frozen=True, slots=True)
-class Envelope:
-    """What opens an encrypted segment, given the private key."""
-
-    wrapped_key: WrappedDataKey
-    aad: bytes
-
-
-@dataclass(frozen=True, slots=True)
 class SegmentObjects:
     """The stored form of a segment: all that a reader of its bytes needs, and no secret.
 
@@ -94,7 +86,7 @@ class SegmentObjects:
     log: ObjectRef
     chunk_index: ChunkIndex
     compression: bool
-    encryption: Envelope | None
+    encryption: Encryption | None
     indexes: Mapping[IndexType, StoredIndex]
 
     @property

@@ -22,7 +22,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from kts_source.layout.remote_segment import (
-    Envelope,
     IndexType,
     ObjectRef,
     RemoteSegment,
@@ -31,7 +30,7 @@ from kts_source.layout.remote_segment import (
 )
 from segment_format.index.leader_epoch_checkpoint import EpochEntry
 from segment_format.manifest.chunk_index import FixedChunkIndex, VariableChunkIndex
-from segment_format.manifest.encryption import WrappedDataKey
+from segment_format.manifest.encryption import Encryption, WrappedDataKey
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -66,7 +65,7 @@ def segment_facts(
     ]
     if chunks is None or log is None or any(index[1] is None for index in indexes):
         return None
-    envelope = objects.encryption
+    encryption = objects.encryption
     return [
         segment.start_offset,
         segment.end_offset,
@@ -78,8 +77,8 @@ def segment_facts(
         objects.compression,
         chunks,
         None
-        if envelope is None
-        else [envelope.wrapped_key.to_text(), base64.b64encode(envelope.aad).decode()],
+        if encryption is None
+        else [encryption.data_key.to_text(), base64.b64encode(encryption.aad).decode()],
         indexes,
     ]
 
@@ -97,12 +96,11 @@ def segment_from_facts(
 
     Raises:
         LookupError: They name an object that `ref` does not know, or another kind of side file.
-        TypeError: They are not of the right shape.
-        ValueError: The same.
+        TypeError, ValueError: They are not of the right shape.
         SegmentFormatError: Chunks or a data key that cannot be.
     """
     start, end, max_timestamp, event, exact, epochs, log, compression, chunks = facts[:9]
-    envelope, indexes = facts[9:]
+    encryption, indexes = facts[9:]
     return RemoteSegment(
         *place,
         start,
@@ -115,8 +113,10 @@ def segment_from_facts(
             VariableChunkIndex(*chunks) if isinstance(chunks[2], str) else FixedChunkIndex(*chunks),
             compression,
             None
-            if envelope is None
-            else Envelope(WrappedDataKey.from_text(envelope[0]), base64.b64decode(envelope[1])),
+            if encryption is None
+            else Encryption(
+                WrappedDataKey.from_text(encryption[0]), base64.b64decode(encryption[1])
+            ),
             _Indexes(ref, indexes),
         ),
         exact,
@@ -135,10 +135,6 @@ def _chunk_facts(index: ChunkIndex) -> list[Any] | None:
 class _Indexes(Mapping[IndexType, StoredIndex]):
     """The side files of a segment, made of its facts when they are asked for: a plan looks at one
     or two of the five.
-
-    Raises:
-        LookupError: The facts name an object that there is not.
-        ValueError: They are not of the right shape.
     """
 
     __slots__ = ("_facts", "_ref")

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
     from kts_source.cache.side_file_pack import SideFilePack
     from kts_source.keyring import KeyRing
-    from kts_source.layout.remote_segment import Envelope, IndexType, SegmentObjects
+    from kts_source.layout.remote_segment import IndexType, SegmentObjects
     from kts_source.store.object_store import Data
     from kts_source.tier import Tier
-    from segment_format.manifest.encryption import WrappedDataKey
+    from segment_format.manifest.encryption import Encryption, WrappedDataKey
 
 # Object stores serve ranges of 8-16 MB at full speed: a request ends with the chunk that makes it
 # long enough, which is less than as much again.
@@ -67,7 +67,8 @@ class VanishedSpanError(ObjectNotFoundError):
     @classmethod
     def of(cls, span: SegmentSpan, error: ObjectNotFoundError) -> VanishedSpanError:
         """The error that a store gave for a span, with its place."""
-        vanished = cls(error.message, **{name: getattr(error, name) for name in cls._facts})
+        vanished = cls(error.message)
+        vars(vanished).update(vars(error))
         vanished.span = span
         return vanished
 
@@ -244,18 +245,18 @@ class SegmentSource:
 
     def _keys(self, objects: SegmentObjects) -> tuple[bytes | None, bytes | None]:
         """Data key and additional authenticated data; `None` where nothing is encrypted."""
-        envelope = objects.encryption
-        if envelope is None:
+        encryption = objects.encryption
+        if encryption is None:
             return None, None
-        data_key = self._data_keys.get(envelope.wrapped_key)
+        data_key = self._data_keys.get(encryption.data_key)
         if data_key is None:
             try:
-                data_key = self._key_ring.unwrap(envelope.wrapped_key)
+                data_key = self._key_ring.unwrap(encryption.data_key)
             except SegmentFormatError as error:
                 uri = self.store.uri(objects.log.key)
                 raise CorruptSegmentError(str(error), uri=uri) from error
-            self._data_keys[envelope.wrapped_key] = data_key
-        return data_key, envelope.aad
+            self._data_keys[encryption.data_key] = data_key
+        return data_key, encryption.aad
 
 
 class _ChunkRun(NamedTuple):
@@ -286,10 +287,10 @@ class _ChunkRun(NamedTuple):
             start += size
 
 
-def _key_hint(error: SegmentFormatError, envelope: Envelope | None) -> str:
-    if envelope is None:
+def _key_hint(error: SegmentFormatError, encryption: Encryption | None) -> str:
+    if encryption is None:
         return ""
-    key_id = envelope.wrapped_key.key_id
+    key_id = encryption.data_key.key_id
     if isinstance(error, DecryptionError):
         # Unwrapping proves the data key by its padding: what does not open is not what was stored.
         return (

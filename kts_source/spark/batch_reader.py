@@ -21,21 +21,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from kts_source.options import ScanOptions
-    from kts_source.read.task import ScanTask
     from kts_source.read.task_metrics import TaskPlace
 
 log = logging.getLogger(__name__)
-
-
-class TieredKafkaInputPartition(InputPartition):
-    """One task: byte ranges and offsets, free of credentials and keys.
-
-    Args:
-        task: What to read; `None` stands for Spark's own empty partition.
-    """
-
-    def __init__(self, task: ScanTask) -> None:
-        super().__init__(task)
 
 
 class TieredKafkaBatchReader(DataSourceReader, metaclass=Travels):
@@ -52,7 +40,7 @@ class TieredKafkaBatchReader(DataSourceReader, metaclass=Travels):
         self._scan = uuid.uuid4().hex
 
     def partitions(self) -> Sequence[InputPartition]:
-        """The plan's tasks.
+        """The plan's tasks: byte ranges and offsets, free of credentials and keys.
 
         Raises:
             TieredKafkaError: What planning refuses.
@@ -69,7 +57,7 @@ class TieredKafkaBatchReader(DataSourceReader, metaclass=Travels):
             plan.nominal_bytes,
         )
         forget_finders_of_sparks_archives()
-        return [TieredKafkaInputPartition(task) for task in plan.tasks]
+        return [InputPartition(task) for task in plan.tasks]
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         """The rows of one task.

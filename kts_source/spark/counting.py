@@ -54,10 +54,7 @@ def counted_tasks(spark: SparkSession, group: str, progress: Progress) -> Iterat
 def _completed(context: SparkContext, group: str) -> int:
     """Tasks of the group's newest job that have ended well."""
     tracker = context.statusTracker()
-    found = 0
-    for number in sorted(tracker.getJobIdsForGroup(group), reverse=True)[:1]:
-        job = tracker.getJobInfo(number)
-        stages = () if job is None else tuple(job.stageIds)
-        for stage in map(tracker.getStageInfo, stages):
-            found += 0 if stage is None else stage.numCompletedTasks
-    return found
+    newest = max(tracker.getJobIdsForGroup(group), default=None)
+    job = None if newest is None else tracker.getJobInfo(newest)
+    stages = map(tracker.getStageInfo, () if job is None else job.stageIds)
+    return sum(stage.numCompletedTasks for stage in stages if stage is not None)

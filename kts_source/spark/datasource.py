@@ -1,4 +1,4 @@
-"""`spark.read.format("tiered-kafka")`."""
+"""`spark.read.format("tiered-kafka")`, and making it known to a Spark session."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from kts_source.spark.worker_tuning import forget_finders_of_sparks_archives
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
+    from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
 NAME = "tiered-kafka"
@@ -66,3 +67,24 @@ class TieredKafkaDataSource(DataSource, metaclass=Travels):
         options = replace(self._scan_options, columns=columns_of(schema))
         # The key files are the driver's: read here, because the reader travels to the workers.
         return TieredKafkaBatchReader(replace(options, key_ring=options.key_ring.loaded()))
+
+
+def register(spark: SparkSession) -> None:
+    """Makes `format("tiered-kafka")` known, whether or not Spark has found it by itself.
+
+    Spark imports `pyspark_tiered_kafka` where it is installed. Spark 4.0 then refuses to register
+    the source again (`DATA_SOURCE_ALREADY_EXISTS`); later ones replace what they found.
+
+    Args:
+        spark: The session; others of the same application are not affected.
+
+    Raises:
+        UnsupportedSparkError: This Spark has no Python data sources (on import of this function).
+    """
+    from pyspark.errors import AnalysisException
+
+    try:
+        spark.dataSource.register(TieredKafkaDataSource)
+    except AnalysisException as error:
+        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+            raise

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark import cloudpickle
-from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
 from kts_source.spark.data_source_api import (
     DataSource,
@@ -26,16 +25,9 @@ from kts_source.spark.worker_tuning import end_task, forget_finders_of_sparks_ar
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from pyspark.sql.types import StructType
+
     from kts_source.export.job import ExportJob, RunnableTask
-
-SCHEMA = StructType([StructField("task", IntegerType()), StructField("report", StringType())])
-
-
-class ExportInputPartition(InputPartition):
-    """One export task, free of credentials and keys."""
-
-    def __init__(self, task: RunnableTask) -> None:
-        super().__init__(task)
 
 
 class ExportReader(DataSourceReader, metaclass=Travels):
@@ -52,9 +44,9 @@ class ExportReader(DataSourceReader, metaclass=Travels):
         return ExportReader, ((), self._job)
 
     def partitions(self) -> Sequence[InputPartition]:
-        """One partition per task."""
+        """One partition per task, free of credentials and keys."""
         forget_finders_of_sparks_archives()
-        return [ExportInputPartition(task) for task in self._tasks]
+        return [InputPartition(task) for task in self._tasks]
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         """Writes the files of one task, then yields its report.
@@ -96,9 +88,8 @@ def export_data_source(
         def name(cls) -> str:
             return format_name
 
-        def schema(self) -> StructType:
-            schema: StructType = load(__name__, "SCHEMA")
-            return schema
+        def schema(self) -> str:
+            return "task int, report string"
 
         def reader(self, schema: StructType) -> DataSourceReader:
             reader: DataSourceReader = load(__name__, "ExportReader")(*pickle.loads(content))

@@ -5,18 +5,8 @@ from __future__ import annotations
 import difflib
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    DataType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql import types
+from pyspark.sql.types import StructField, StructType
 
 from kts_source.columns import ALL_COLUMNS
 from kts_source.errors import InvalidOptionError
@@ -24,24 +14,26 @@ from kts_source.errors import InvalidOptionError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_HEADER: Final = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
-_TYPES: Final[dict[str, DataType]] = {
-    "key": BinaryType(),
-    "value": BinaryType(),
-    "topic": StringType(),
-    "partition": IntegerType(),
-    "offset": LongType(),
-    "timestamp": TimestampType(),
-    "timestampType": IntegerType(),
-    "headers": ArrayType(_HEADER),
-    "leaderEpoch": IntegerType(),
-    "producerId": LongType(),
-    "producerEpoch": IntegerType(),
-    "sequence": IntegerType(),
-    "isTransactional": BooleanType(),
-    "batchBaseOffset": LongType(),
-    "codec": StringType(),
-    "segmentId": StringType(),
+_HEADER: Final = StructType(
+    [StructField("key", types.StringType()), StructField("value", types.BinaryType())]
+)
+_TYPES: Final[dict[str, types.DataType]] = {
+    "key": types.BinaryType(),
+    "value": types.BinaryType(),
+    "topic": types.StringType(),
+    "partition": types.IntegerType(),
+    "offset": types.LongType(),
+    "timestamp": types.TimestampType(),
+    "timestampType": types.IntegerType(),
+    "headers": types.ArrayType(_HEADER),
+    "leaderEpoch": types.IntegerType(),
+    "producerId": types.LongType(),
+    "producerEpoch": types.IntegerType(),
+    "sequence": types.IntegerType(),
+    "isTransactional": types.BooleanType(),
+    "batchBaseOffset": types.LongType(),
+    "codec": types.StringType(),
+    "segmentId": types.StringType(),
 }
 
 

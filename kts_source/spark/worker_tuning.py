@@ -43,9 +43,18 @@ def garbage_left_alone() -> Iterator[None]:
 
 
 def end_task() -> None:
-    """To be called when a task has done its work: the first one imports most modules late."""
-    if _collects_between_tasks():
-        _keep_garbage_collector_short()
+    """To be called when a task has done its work: the first one imports most modules late.
+
+    Spark collects garbage after every task, and passes frozen objects over: those of a module's
+    code are many and stay.
+    """
+    global _modules_frozen
+    if _collects_between_tasks() and len(sys.modules) != _modules_frozen:
+        if not _modules_frozen:
+            gc.unfreeze()  # the first task's own objects were frozen with the modules
+        gc.collect()
+        gc.freeze()
+        _modules_frozen = len(sys.modules)
     forget_finders_of_sparks_archives()
 
 
@@ -58,19 +67,6 @@ def _collects_between_tasks() -> bool:
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
     forked = getattr(main, "name", None) in _DAEMONS
     return forked and pyspark.__version__.startswith("4.") and is_on()
-
-
-def _keep_garbage_collector_short() -> None:
-    """Spark collects garbage after every task, and passes frozen objects over: those of a module's
-    code are many and stay.
-    """
-    global _modules_frozen
-    if len(sys.modules) != _modules_frozen:
-        if not _modules_frozen:
-            gc.unfreeze()  # the first task's own objects were frozen with the modules
-        gc.collect()
-        gc.freeze()
-        _modules_frozen = len(sys.modules)
 
 
 def forget_finders_of_sparks_archives() -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyspark
 import pytest
+from pyspark.sql.datasource import InputPartition
 
 from kts_source.options import parse_options
 from kts_source.spark import batch_reader, export_source, worker_tuning
@@ -166,7 +167,7 @@ def test_a_task_that_fails_ends_like_any_other(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(export_source, "end_task", lambda: ended.append("export"))
     monkeypatch.setattr(batch_reader, "end_task", lambda: ended.append("scan"))
     job: Any = object()
-    rows = export_source.ExportReader((), job).read(export_source.ExportInputPartition(_Failing()))
+    rows = export_source.ExportReader((), job).read(InputPartition(_Failing()))
     with pytest.raises(OSError, match="broken"):
         next(rows)
     scan = batch_reader.TieredKafkaBatchReader(parse_options(tier_options("codecs")))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kts_source.cli import demo
+from kts_source.cli.app import main
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,7 +17,7 @@ def test_without_the_sample_it_says_where_it_comes_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(demo, "SAMPLE_TIER", tmp_path / "no" / "tier")
-    assert demo.main([]) == 1
+    assert main(["demo"]) == 1
     said = capsys.readouterr()
     assert said.out == ""
     assert "part of the checkout" in said.err
@@ -26,8 +27,8 @@ def test_without_the_sample_it_says_where_it_comes_from(
 def test_a_path_without_a_tier_is_an_error_without_a_trace(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert demo.main(["--path", str(tmp_path), "--key-prefix", "tiered/"]) == 1
+    assert main(["demo", "--path", str(tmp_path), "--keyPrefix", "tiered/"]) == 1
     said = capsys.readouterr()
-    assert "TierNotFoundError" in said.err
+    assert "no tier at" in said.err
     assert "tiered/" in said.err
     assert "Traceback" not in said.err

@@ -6,21 +6,25 @@ import datetime
 
 import pytest
 
-from kts_source.cli.tables import format_bytes, format_table, format_time, preview_bytes
+from kts_source.cli.tables import format_bytes, format_time, preview_bytes, print_table
 
 
-def test_numbers_stand_to_the_right_and_texts_to_the_left() -> None:
-    text = format_table(("topic", "rows"), [("orders", 1234567), ("a", 5)])
-    assert text.splitlines() == [
-        "topic        rows",
-        "------  ---------",
-        "orders  1,234,567",
-        "a               5",
-    ]
+def test_numbers_stand_to_the_right_and_texts_to_the_left(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print_table(("topic", "rows"), [("orders", 1234567), ("a", 5)])
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert lines == [" topic        rows", " orders  1,234,567", " a               5"]
 
 
-def test_a_table_without_rows_is_its_header() -> None:
-    assert format_table(("a", "bc"), []).splitlines() == ["a  bc", "-  --"]
+def test_what_looks_like_markup_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(("value",), [("[red]x[/red] :smile:",)])
+    assert "[red]x[/red] :smile:" in capsys.readouterr().out
+
+
+def test_a_table_without_rows_is_its_header(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(("a", "bc"), [])
+    assert capsys.readouterr().out.split() == ["a", "bc"]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ import kts_source
 from benchmarks.simulated import TOPIC, SimulatedTier
 from kts_source.errors import PlanTooLargeError
 from kts_source.layout.remote_segment import (
-    Envelope,
     IndexType,
     ObjectRef,
     SegmentObjects,
@@ -27,7 +26,7 @@ from kts_source.planning.slicing import cut, pack, target_bytes
 from kts_source.read.task import SegmentSlice
 from segment_format.isolation import NO_ABORTED
 from segment_format.manifest.chunk_index import FixedChunkIndex
-from segment_format.manifest.encryption import WrappedDataKey
+from segment_format.manifest.encryption import Encryption, WrappedDataKey
 from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
 from tests.golden_data import TOPICS, tier_options
 from tests.kts_source.planning.scanning import run
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from kts_source.read.task import ScanTask
 
 CHUNK = 1000
-CLOSED = Envelope(WrappedDataKey("key", b"x" * 16), b"")
+CLOSED = Encryption(WrappedDataKey("key", b"x" * 16), b"")
 
 
 def segment(

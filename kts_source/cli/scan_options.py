@@ -1,0 +1,84 @@
+"""The options of the data source, as options of a command."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from kts_source.errors import InvalidOptionError
+from kts_source.options import OPTIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_SELECTIONS: Final = ("subscribe", "subscribePattern", "assign")
+
+json_flag = click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+
+
+def scan_options(
+    *places: str, every_topic: bool = False
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Adds every option of the data source to a command, and `-o` for those with a dot in the name.
+
+    The command gets those that were given as its first argument.
+
+    Args:
+        places: Of `path` and `topic`, those that are arguments, too.
+        every_topic: Whether all topics are selected where none is named.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def run(
+            dotted: tuple[str, ...],
+            given_path: str | None = None,
+            given_topic: str | None = None,
+            **values: Any,  # noqa: ANN401  # texts, flags and numbers
+        ) -> None:
+            named = {option.name: values.pop(option.name) for option in OPTIONS}
+            options = {name: text for name, text in named.items() if text is not None}
+            add_places(options, given_path, given_topic)
+            for pair in dotted:
+                name, equals, text = pair.partition("=")
+                if not equals:
+                    raise InvalidOptionError(f"-o takes NAME=VALUE, not {pair!r}")
+                options[name] = text
+            if every_topic and not any(name in options for name in _SELECTIONS):
+                options["subscribePattern"] = ".*"
+            command(options, **values)
+
+        found = click.option(
+            "-o",
+            "--option",
+            "dotted",
+            multiple=True,
+            metavar="NAME=VALUE",
+            help="Any option of the data source, such as s3.endpoint=… or encryption.key.pairs.….",
+        )(run)
+        for option in reversed(OPTIONS):
+            text = option.doc.replace("`", "")
+            found = click.option(f"--{option.name}", option.name, metavar="TEXT", help=text)(found)
+        for name in reversed(places):
+            found = click.argument(f"given_{name}", metavar=f"[{name.upper()}]", required=False)(
+                found
+            )
+        return found
+
+    return decorate
+
+
+def add_places(options: dict[str, str], path: str | None = None, topic: str | None = None) -> None:
+    """Adds the arguments PATH and TOPIC to the options that they stand for.
+
+    Raises:
+        InvalidOptionError: The same twice.
+    """
+    for option, text in (("path", path), ("subscribe", topic)):
+        if text is None:
+            continue
+        if option in options:
+            raise InvalidOptionError(f"{text!r} and --{option} are the same: give one")
+        options[option] = text
