@@ -25,7 +25,7 @@ from kts_source.export.parquet_file import ParquetFile
 from kts_source.export.tables.open_target import open_target
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from kts_source.export.job import ExportJob
     from kts_source.export.settings import ExportSettings
@@ -48,11 +48,8 @@ class DeadLetters:
         self._target: TargetStore | None = None
         self._file: ParquetFile | None = None
         self._name = f"{job.run_id}-{uuid.uuid4().hex}"
+        self._key = f"{ATTEMPTS}{job.run_id}/{self._name}{_SUFFIX}"
         self.rows = 0
-
-    @property
-    def _key(self) -> str:
-        return f"{ATTEMPTS}{self._job.run_id}/{self._name}{_SUFFIX}"
 
     def add(self, batch: pa.RecordBatch, rejected: Sequence[Rejected]) -> None:
         """Takes rows of a batch as it was before the transform.
@@ -76,7 +73,7 @@ class DeadLetters:
         reasons = pa.array([found.reason for found in rejected], pa.string())
         rows = pa.RecordBatch.from_arrays([*rows.columns, reasons], names=[*names, REASON])
         if self._file is None:
-            self._target = open_target(self._job.settings.dead_letters, self._job.target_storage)
+            self._target = open_target(self._job.settings.dead_letters, self._job.place.storage)
             self._file = ParquetFile(
                 self._target.open_output(self._key),
                 rows.schema,
@@ -136,21 +133,25 @@ def publish_dead_letters(settings: ExportSettings, letters: int | None) -> None:
     Raises:
         ExportError: A file of the list is gone, or the list is of another version.
     """
-    if letters is None or settings.dead_letters is None:
-        return
-    with closing(open_target(settings.dead_letters, settings.storage)) as target:
-        for file in _listed(target, letters):
-            target.publish(file.key, file.name, file.size)
-        target.delete(_list_key(letters))
+    _settle(settings, letters, lambda target, file: target.publish(file.key, file.name, file.size))
 
 
 def drop_dead_letters(settings: ExportSettings, letters: int | None) -> None:
     """Removes a list that was not committed, and its files."""
+    _settle(settings, letters, lambda target, file: target.delete(file.key))
+
+
+def _settle(
+    settings: ExportSettings,
+    letters: int | None,
+    settle: Callable[[TargetStore, DeadLetterFile], None],
+) -> None:
+    """Does something to every file of a list, then removes the list."""
     if letters is None or settings.dead_letters is None:
         return
     with closing(open_target(settings.dead_letters, settings.storage)) as target:
         for file in _listed(target, letters):
-            target.delete(file.key)
+            settle(target, file)
         target.delete(_list_key(letters))
 
 
@@ -202,14 +203,9 @@ def unnamed_dead_letters(settings: ExportSettings) -> list[TargetObject]:
         return [one for one in found if one.key not in kept]
 
 
-def remove_dead_letters(settings: ExportSettings, files: Iterable[TargetObject]) -> None:
+def remove_dead_letters(settings: ExportSettings, files: Sequence[TargetObject]) -> None:
     """Deletes some of them."""
-    found = list(files)
-    if not found or settings.dead_letters is None:
-        return
-    target = open_target(settings.dead_letters, settings.storage)
-    try:
-        for entry in found:
-            target.delete(entry.key)
-    finally:
-        target.close()
+    if settings.dead_letters is not None and files:
+        with closing(open_target(settings.dead_letters, settings.storage)) as target:
+            for file in files:
+                target.delete(file.key)
