@@ -234,10 +234,10 @@ class TaskWriter:
         self._open[values] = opened  # last = most recently used
         opened.stop = stop
         opened.file.add(rows)
-        self._bound_memory()
         is_full = opened.file.written_bytes >= self._settings.target_file_bytes
         if is_full or opened.file.is_full_to_sort:
             self._close(values)
+        self._bound_memory()
 
     def _begin(self, owner: _Owner, schema: pa.Schema, start: int) -> _OpenFile:
         settings, place = self._settings, self._job.place
