@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from kts_source.columns import PARTITION, TOPIC
 from kts_source.errors import ExportError, TieredKafkaError, TransformError
-from kts_source.export.files import WrittenFile, encode_schema
+from kts_source.export.files import WrittenFile
 from kts_source.export.job import OFFSET, TOPIC_ID
 from kts_source.export.parquet_file import ParquetFile
 from kts_source.export.partitioning import folder, partition_values, split, value_text
@@ -64,7 +64,7 @@ class TaskWriter:
 
     Args:
         number: Of the task.
-        topic_ids: Topic and partition to topic id, of all rows.
+        topic_ids: Topic and partition to topic id, of rows without a column for it.
         job: Where and how to write.
     """
 
@@ -138,9 +138,8 @@ class TaskWriter:
         return replace(
             report,
             files=tuple(self._done),
-            schema=None if self._schema is None else encode_schema(self._schema),
+            schema=self._schema,
             dead_letters=self._letters.close(),
-            rejected=self._letters.rows,
             seconds=time.monotonic() - self._began,
             seconds_writing=self._seconds,
         )

@@ -74,7 +74,6 @@ class BucketTask:
     """
 
     number: int
-    topic_ids: Mapping[tuple[str, int], str]
     buckets: int
     spills: tuple[str, ...]
     newest_ms: Mapping[PartitionKey, int]
@@ -88,7 +87,6 @@ class BucketTask:
 def bucket_tasks(
     reports: Sequence[TaskReport],
     first: int,
-    topic_ids: Mapping[tuple[str, int], str],
     buckets: int,
     compaction: Compaction,
     newest: Mapping[PartitionKey, int],
@@ -99,7 +97,7 @@ def bucket_tasks(
         for spill in report.spills:
             spills.setdefault(spill.bucket, []).append(spill.key)
     return [
-        BucketTask(first + number, topic_ids, buckets, tuple(sorted(keys)), newest, compaction)
+        BucketTask(first + number, buckets, tuple(sorted(keys)), newest, compaction)
         for number, (_, keys) in enumerate(sorted(spills.items()))
     ]
 
@@ -167,7 +165,7 @@ def _with_topic_id(
 def _merge(task: BucketTask, job: ExportJob) -> TaskReport:
     # Keys whose hash has a remainder by a modulus; halved until a share fits into memory.
     shares = [(1, 0)]
-    with TaskWriter(task.number, task.topic_ids, job) as writer:
+    with TaskWriter(task.number, {}, job) as writer:
         while shares:
             modulus, remainder = shares.pop()
             table = _latest_of_share(task, writer.target, modulus, remainder)

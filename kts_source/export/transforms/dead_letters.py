@@ -49,7 +49,6 @@ class DeadLetters:
         self._file: ParquetFile | None = None
         self._name = f"{job.run_id}-{uuid.uuid4().hex}"
         self._key = f"{ATTEMPTS}{job.run_id}/{self._name}{_SUFFIX}"
-        self.rows = 0
 
     def add(self, batch: pa.RecordBatch, rejected: Sequence[Rejected]) -> None:
         """Takes rows of a batch as it was before the transform.
@@ -82,7 +81,6 @@ class DeadLetters:
                 sort_by=(),
             )
         self._file.add(rows)
-        self.rows += rows.num_rows
 
     def close(self) -> DeadLetterFile | None:
         """Completes the file, if there is one."""
@@ -90,7 +88,7 @@ class DeadLetters:
             return None
         size, _ = self._file.close()
         self._target.close()
-        return DeadLetterFile(self._key, f"{self._name}.parquet", self.rows, size)
+        return DeadLetterFile(self._key, f"{self._name}.parquet", self._file.rows, size)
 
     def abandon(self) -> None:
         """Gives up what was written."""
