@@ -168,10 +168,8 @@ def assemble(batch: pa.RecordBatch, keep: Sequence[str], parsed: ParsedRows) -> 
     kept = batch.select([name for name in keep if column_of(batch, name) is not None])
     if len(parsed.rows) < batch.num_rows:
         kept = kept.take(pa.array(parsed.rows, pa.int64()))
-    table = parsed.table.combine_chunks()
-    columns = [column.combine_chunks() for column in table.columns]
-    arrays = [*kept.columns, *columns]
-    names = [*kept.schema.names, *table.column_names]
+    arrays = [*kept.columns, *(column.combine_chunks() for column in parsed.table.columns)]
+    names = [*kept.schema.names, *parsed.table.column_names]
     return Transformed(pa.RecordBatch.from_arrays(arrays, names=names), parsed.rejected)
 
 
