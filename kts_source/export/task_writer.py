@@ -23,7 +23,6 @@ from kts_source.export.transforms.row_transform import RowTransform
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from types import TracebackType
 
     from kts_source.export.files import TaskReport
     from kts_source.export.job import ExportJob
@@ -91,12 +90,7 @@ class TaskWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             self._abandon()
         self.target.close()
@@ -271,19 +265,19 @@ class TaskWriter:
         opened = self._open[values]
         size, statistics = opened.file.close()
         del self._open[values]
-        topic, partition, topic_id = opened.owner
-        start, stop = opened.start, opened.stop
+        owner = opened.owner
         # The one name that these offsets have in a folder, whoever wrote them.
-        name = f"{self._settings.export_id}-{topic_id}-{partition}-{start:020d}-{stop:020d}.parquet"
+        name = (
+            f"{self._settings.export_id}-{owner.topic_id}-{owner.partition}"
+            f"-{opened.start:020d}-{opened.stop:020d}.parquet"
+        )
         self._done.append(
             WrittenFile(
                 key=opened.key,
                 name=f"{folder(self._settings.partition_by, values)}{name}",
-                topic=topic,
-                topic_id=topic_id,
-                partition=partition,
-                start=start,
-                stop=stop,
+                **owner._asdict(),
+                start=opened.start,
+                stop=opened.stop,
                 rows=opened.file.rows,
                 size=size,
                 modified_ms=time.time_ns() // 1_000_000,

@@ -56,15 +56,13 @@ class _Digest:
             return _hash(type(value).__name__, repr(value))
         if id(value) not in self._known:
             self._known[id(value)] = value, _hash("itself")
-            self._known[id(value)] = value, self._of(value)
+            own = own_fingerprint(value)
+            digest = self._by_kind(value) if own is None else _hash("own", own)
+            self._known[id(value)] = value, digest
         return self._known[id(value)][1]
 
     def _all(self, values: Iterable[object]) -> list[bytes]:
         return [self.of(value) for value in values]
-
-    def _of(self, value: object) -> bytes:
-        own = own_fingerprint(value)
-        return _hash("own", own) if own is not None else self._by_kind(value)
 
     @singledispatchmethod
     def _by_kind(self, value: Any) -> bytes:  # noqa: ANN401

@@ -78,7 +78,6 @@ class DeadLetters:
                 rows.schema,
                 compression=self._job.settings.compression,
                 row_group_rows=_ROW_GROUP_ROWS,
-                sort_by=(),
             )
         self._file.add(rows)
 

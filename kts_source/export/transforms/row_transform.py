@@ -104,11 +104,8 @@ class ParsedRows:
 
 
 def parse_json_objects(values: pa.Array, schema: pa.Schema) -> ParsedRows:
-    """Parses JSON texts, all at once where all are good, else by halves down to the bad ones.
-
-    Args:
-        values: Binary or string, without nulls.
-        schema: What to parse them to.
+    """Parses JSON texts without nulls: all at once where all are good, else by halves down to the
+    bad ones.
     """
     texts = [bytes(text) for text in values.cast(pa.binary()).to_pylist()]
     tables: list[pa.Table] = []
@@ -188,11 +185,7 @@ def column_of(batch: pa.RecordBatch, name: str) -> pa.Array:
 
 
 def check_columns(schema: pa.Schema, keep: Sequence[str]) -> None:
-    """Refuses schemas without columns or with names that are taken.
-
-    Raises:
-        InvalidOptionError: Says which.
-    """
+    """Raises InvalidOptionError for a schema without columns, or with names that are taken."""
     names = [*keep, *schema.names]
     if not schema.names:
         raise InvalidOptionError("the schema has no column")
@@ -211,13 +204,10 @@ def decode_rows(
     schema: pa.Schema,
     decode: Callable[[bytes], dict[str, object]],
 ) -> ParsedRows:
-    """Decodes value by value where no library decodes a batch.
+    """Decodes the values of a column one by one; a null gives nulls.
 
-    Args:
-        batch: Records.
-        column: Which column holds the encoded values; nulls give nulls.
-        schema: Columns to make of what `decode` returns; members it does not name are left out.
-        decode: Raises whatever it likes on a value it cannot decode.
+    Members that the schema does not name are left out. `decode` raises whatever it likes on a value
+    that it cannot decode.
     """
     good: list[dict[str, object]] = []
     rows: list[int] = []
