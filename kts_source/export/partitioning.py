@@ -115,11 +115,15 @@ def split(
     if not columns or batch.num_rows == 0:
         yield 0, batch
         return
-    codes = pa.scalar(0, pa.int64())
+    codes, combinations = pa.scalar(0, pa.int64()), 1
     for column in columns:
         encoded = pc.dictionary_encode(column, null_encoding="encode")
-        indices = encoded.indices.cast(pa.int64())
-        codes = pc.add(pc.multiply(codes, len(encoded.dictionary)), indices)
+        size = len(encoded.dictionary)
+        if combinations * size >= 1 << 63:  # too many for a code: number those that occur
+            codes = pc.dictionary_encode(codes).indices.cast(pa.int64())
+            combinations = batch.num_rows
+        codes = pc.add(pc.multiply(codes, size), encoded.indices.cast(pa.int64()))
+        combinations *= size
     found = pc.unique(codes)
     if len(found) == 1:
         yield 0, batch
