@@ -15,13 +15,14 @@ from rich.measure import Measurement
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from kts_source.cli.tables import format_bytes, time_text
+from kts_source.cli.tables import time_text
 from kts_source.cli.topics import topic_rows
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
 from kts_source.read.read_settings import ReadSettings
 from kts_source.read.read_task import read_task
 from kts_source.read.segment_source import SegmentSource
+from kts_source.texts import format_bytes
 from kts_source.tier import open_tier
 
 if TYPE_CHECKING:

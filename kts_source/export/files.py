@@ -139,7 +139,7 @@ class TaskReport:
         letters, schema = value.pop("dead_letters"), value.pop("schema")
         return cls(
             files=files,
-            schema=None if schema is None else pa.ipc.read_schema(base64.b64decode(schema)),
+            schema=None if schema is None else _schema(schema),
             dead_letters=None if letters is None else DeadLetterFile(**letters),
             spills=tuple(SpillFile(**spill) for spill in value.pop("spills")),
             newest_ms=tuple(tuple(entry) for entry in value.pop("newest_ms")),
@@ -150,3 +150,7 @@ class TaskReport:
 
 def _schema_text(schema: pa.Schema) -> str:
     return base64.b64encode(schema.serialize()).decode()
+
+
+def _schema(text: str) -> pa.Schema:
+    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))

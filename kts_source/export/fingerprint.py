@@ -1,4 +1,4 @@
-"""What decides which rows a table gets: a table begun with one rule must not go on with another."""
+"""The rules that decide which rows a table gets: a table begun with some goes on with no others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kts_source.export.partitioning import partition_rule
 from kts_source.export.transform_digest import digest_transform, own_fingerprint
 
 if TYPE_CHECKING:
-    from kts_source.export.settings import Compaction, ExportSettings, Transform
+    from kts_source.export.settings import ExportSettings, Transform
     from kts_source.options import ScanOptions
 
 Fingerprint: TypeAlias = Mapping[str, str]
@@ -24,19 +24,18 @@ _BOUND: Final = re.compile(r"~[0-9a-f]{32}\Z")
 
 def fingerprint(options: ScanOptions, settings: ExportSettings) -> Fingerprint:
     """The rules of an export."""
+    compact = ""
+    if (how := settings.compaction) is not None:
+        # A rebuild replaces the whole table, so it must cover what the table was built from.
+        compact = f"{how.tombstones},{how.delete_retention_ms},{options.selection!r}"
     return {
         "isolationLevel": options.isolation_level,
         "columns": ",".join(options.columns),
         "transform": describe_transform(settings.transform),
         "partitionBy": partition_rule(settings.partition_by),
         "where": "" if options.where is None else repr(options.where),
-        "compact": "" if settings.compaction is None else _compaction(options, settings.compaction),
+        "compact": compact,
     }
-
-
-def _compaction(options: ScanOptions, compaction: Compaction) -> str:
-    # A rebuild replaces the whole table, so it must cover what the table was built from.
-    return f"{compaction.tombstones},{compaction.delete_retention_ms},{options.selection!r}"
 
 
 def describe_transform(transform: Transform | None) -> str:

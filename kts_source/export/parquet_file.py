@@ -1,4 +1,4 @@
-"""One Parquet file on its way: batches in, row groups out, bounded memory."""
+"""Writes one Parquet file: batches in, row groups out, bounded memory."""
 
 from __future__ import annotations
 

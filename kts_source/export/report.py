@@ -6,6 +6,8 @@ import textwrap
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from kts_source.texts import format_bytes
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
@@ -144,24 +146,15 @@ def _summary(report: BackfillReport) -> list[str]:
     lines = [
         f"Exported to {report.target} ({report.table_format}):"
         f" {report.rows:,} rows in {report.files:,} files, {report.commits} commits",
-        f"  {_size(report.segment_bytes)} of segments -> {_size(report.file_bytes)}"
+        f"  {format_bytes(report.segment_bytes)} of segments -> {format_bytes(report.file_bytes)}"
         + (f" (ratio {report.ratio:.1f})" if report.file_bytes else ""),
-        f"  {report.requests:,} requests, {_size(report.bytes_read)} received,"
+        f"  {report.requests:,} requests, {format_bytes(report.bytes_read)} received,"
         f" {report.retries} retries, about ${report.cost:.4f}",
         f"  seconds: {seconds}",
     ]
     if report.rejected:
         lines.append(f"  {report.rejected:,} rows went to the dead letters")
     return lines
-
-
-def _size(count: int) -> str:
-    value = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"
 
 
 def lost_offsets(reports: Iterable[TaskReport]) -> Iterator[Skipped]:

@@ -77,7 +77,7 @@ def export(
     Args:
         source: Options as for the data source.
         settings: Where and how to write.
-        executor: What runs the tasks.
+        executor: Runs the tasks.
         progress: Told how it goes.
         table: The target; opened from the settings when not given.
 

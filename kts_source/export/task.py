@@ -63,15 +63,7 @@ def read_rows(
     needed: Iterable[str],
     batches: BatchBounds = FOR_SPARK,
 ) -> TaskReport:
-    """Reads the slices of a task.
-
-    Args:
-        number: Of the task.
-        scan: Its slices.
-        job: What to read of them, and how.
-        take: Gets every batch of rows.
-        needed: Columns that it needs, asked for or not.
-        batches: How large batches grow.
+    """Reads the slices of a task; `take` gets every batch, with the columns that it needs.
 
     Returns:
         A report of the reading alone, without its time.

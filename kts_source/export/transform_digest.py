@@ -1,9 +1,9 @@
-"""What of a transform decides its rows: its code, and all that is bound to it.
+"""A digest of a transform: of its code, and of all that is bound to it.
 
-Seen are the source of functions and classes, closures, defaults, arguments of `functools.partial`,
-and the attributes of objects, at any depth. Not seen are module globals, attributes that a class
-gets later, and the code that a function calls, unless it is bound in one of those ways. A text
-`fingerprint` on any of them stands for all of it.
+It covers the source of functions and classes, closures, defaults, arguments of `functools.partial`,
+and the attributes of objects, at any depth. It does not cover module globals, attributes that a
+class gets later, and the code that a function calls, unless it is bound in one of those ways. A
+text `fingerprint` on any of them stands for all of it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def own_fingerprint(value: object) -> str | None:
 
 
 def digest_transform(transform: object) -> str:
-    """A digest of everything that is seen: equal in every process that binds equal values.
+    """The digest: equal in every process that binds equal values.
 
     Raises:
         FingerprintError: Something bound cannot be told from others of its kind.

@@ -1,9 +1,9 @@
 """Rows that a transform rejects: files of their own, each row with its offset and the reason.
 
 Tasks write them as attempts below `_kts/`. The driver lists those of successful attempts, and the
-commit that accepts their offsets leaves the list's number in the table: what is listed there gets
-its name right behind the commit. Whoever comes next does that first, for a driver that died between
-the two, and so does the next commit with dead letters before it leaves another number. So each
+commit that accepts their offsets leaves the list's number in the table. Right behind the commit the
+listed files get their names. A driver may die between the two: so every run first names the files
+of the list that the table knows, and so does a commit before it leaves another number. Each
 rejected row is in one named file, and in none that a refused commit left.
 """
 

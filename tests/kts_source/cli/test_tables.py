@@ -6,7 +6,8 @@ import datetime
 
 import pytest
 
-from kts_source.cli.tables import format_bytes, format_table, format_time, preview_bytes
+from kts_source.cli.tables import format_table, format_time, preview_bytes
+from kts_source.texts import format_bytes
 
 
 def test_numbers_stand_to_the_right_and_texts_to_the_left() -> None:
