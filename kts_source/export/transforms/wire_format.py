@@ -136,8 +136,8 @@ class WireFormatColumns:
             RegistryError: The registry does not answer.
             InvalidOptionError: The library for a schema's kind is not installed here.
         """
-        parsed = decode_rows(batch, self.column, self.schema, self._decode)
-        return assemble(batch, self.keep, parsed)
+        decoded = decode_rows(batch, self.column, self.schema, self._decode)
+        return assemble(batch, self.keep, *decoded)
 
     def _decode(self, value: bytes) -> dict[str, Any]:
         if len(value) < _HEADER or value[0] != MAGIC:
