@@ -113,7 +113,7 @@ def clean(
         settings: The target.
         older_than_hours: A run that wrote a file since then may be under way.
         remove: Whether to delete them.
-        table: The target; opened from the settings when not given.
+        table: See `export`.
     """
     with _opened(table, settings) as opened:
         if settings.dead_letters is not None:

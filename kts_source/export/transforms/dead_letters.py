@@ -121,11 +121,7 @@ def list_dead_letters(
 
 
 def publish_dead_letters(settings: ExportSettings, letters: int | None) -> None:
-    """Gives the files of a committed list their names, unless that was done before.
-
-    Args:
-        settings: The target and the folder of dead letters.
-        letters: The list's number, as the table has it.
+    """Gives the files of the list that a table names their names, unless that was done before.
 
     Raises:
         ExportError: A file of the list is gone, or the list is of another version.

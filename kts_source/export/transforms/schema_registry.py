@@ -58,11 +58,7 @@ class RegisteredSchema:
 
 
 def check_registry(registry: str) -> None:
-    """Refuses a URL that shows a password.
-
-    Raises:
-        InvalidOptionError: Without the URL.
-    """
+    """Raises InvalidOptionError, without the URL, for one that shows a password."""
     if re.match(r"https?://[^/]*@", registry):
         raise InvalidOptionError("the registry's URL holds user and password: give auth=Secret(…)")
 
@@ -70,12 +66,7 @@ def check_registry(registry: str) -> None:
 def find_schema(
     registry: str, schema_id: int, auth: Secret[tuple[str, str]] | None
 ) -> RegisteredSchema:
-    """The schema of an id.
-
-    Args:
-        registry: URL or folder.
-        schema_id: As in the values' headers.
-        auth: User and password.
+    """The schema of an id, from a registry's URL or a folder.
 
     Raises:
         LookupError: There is no such schema.

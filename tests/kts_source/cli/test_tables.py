@@ -32,7 +32,8 @@ def test_a_table_without_rows_is_its_header() -> None:
         (1024, "1.0 KiB"),
         (1536, "1.5 KiB"),
         (5 << 20, "5.0 MiB"),
-        (3 << 40, "3072.0 GiB"),
+        (3 << 40, "3.0 TiB"),
+        (3 << 50, "3072.0 TiB"),
     ],
 )
 def test_sizes_in_powers_of_1024(size: int, text: str) -> None:
