@@ -169,12 +169,7 @@ def lost_offsets(reports: Iterable[TaskReport]) -> Iterator[Skipped]:
 def written_ranges(
     advances: Iterable[RangeAdvance], skipped: Iterable[Skipped]
 ) -> tuple[WrittenRange, ...]:
-    """The ranges that commits moved, without what was left out of them.
-
-    Args:
-        advances: Of all commits; neighbours become one range.
-        skipped: Of the whole run.
-    """
+    """The ranges that commits moved, without what was skipped of them; neighbours become one."""
     gaps = sorted(skipped, key=lambda gap: gap.start)
     found: list[WrittenRange] = []
     for advance in sorted(advances, key=lambda one: (one.topic, one.key, one.start)):

@@ -104,7 +104,7 @@ def parse_json_objects(values: pa.Array, schema: pa.Schema) -> tuple[pa.Table, l
             tables.append(_parse_lines(texts[start:stop], schema))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             if stop - start == 1:
-                rejected.append(Rejected(start, _one_line(error)))
+                rejected.append(Rejected(start, one_line(str(error))))
                 return
             middle = (start + stop) // 2
             parse(start, middle)
@@ -139,8 +139,9 @@ def _parse_lines(texts: Sequence[bytes], schema: pa.Schema) -> pa.Table:
     return table.select(schema.names).cast(schema)
 
 
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
+def one_line(reason: str) -> str:
+    """The beginning of a reason, in one line."""
+    return " ".join(reason.split())[:300]
 
 
 def assemble(
@@ -208,7 +209,7 @@ def decode_rows(
         except TieredKafkaError:
             raise  # not the row's fault
         except Exception as error:  # noqa: BLE001  # decoders raise anything on hostile bytes
-            rejected.append(Rejected(number, f"{type(error).__name__}: {_one_line(error)}"))
+            rejected.append(Rejected(number, one_line(f"{type(error).__name__}: {error}")))
         else:
             good.append(row)
     return pa.Table.from_pylist(good, schema), rejected

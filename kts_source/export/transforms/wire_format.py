@@ -24,6 +24,7 @@ from kts_source.export.transforms.row_transform import (
     assemble,
     check_columns,
     decode_rows,
+    one_line,
     schema_text,
 )
 from kts_source.export.transforms.schema_registry import (
@@ -48,7 +49,6 @@ MAX_SCHEMAS: Final = 1000
 MAX_UNKNOWN: Final = 1000
 """Ids without a usable schema that are asked for within `UNKNOWN_SECONDS`: values may hold any."""
 UNKNOWN_SECONDS: Final = 300.0
-_MAX_REASON: Final = 300
 
 
 Decoder: TypeAlias = "Callable[[bytes], dict[str, Any]]"
@@ -87,7 +87,7 @@ class _Decoders:
         except TieredKafkaError:
             raise
         except Exception as error:  # noqa: BLE001  # no such schema, or one that cannot be used
-            self._unknown[schema_id] = f"{type(error).__name__}: {error}"[:_MAX_REASON]
+            self._unknown[schema_id] = one_line(f"{type(error).__name__}: {error}")
             raise LookupError(self._unknown[schema_id]) from None
 
 
