@@ -14,7 +14,7 @@ from kts_source.columns import PARTITION, TOPIC
 from kts_source.export.files import TaskReport
 from kts_source.export.job import OFFSET
 from kts_source.export.task_writer import TaskWriter
-from kts_source.read.read_settings import FOR_SPARK, BatchBounds
+from kts_source.read.read_settings import FOR_SPARK, BatchLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kts_source.read.task_metrics import TaskMetrics
 
 _NEEDED: Final = (TOPIC, PARTITION, OFFSET)
-_BATCHES: Final = BatchBounds(16384, 8 << 20)
+_BATCHES: Final = BatchLimits(16384, 8 << 20)
 """More than Spark is handed at a time: each batch costs the writer as much, however small."""
 
 
@@ -61,7 +61,7 @@ def read_rows(
     job: ExportJob,
     take: Callable[[pa.RecordBatch], None],
     needed: Iterable[str],
-    batches: BatchBounds = FOR_SPARK,
+    batches: BatchLimits = FOR_SPARK,
 ) -> TaskReport:
     """Reads the slices of a task; `take` gets every batch, with the columns that it needs.
 
