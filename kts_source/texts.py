@@ -1,4 +1,4 @@
-"""Lists in texts that people read."""
+"""Lists and sizes in texts that people read."""
 
 from __future__ import annotations
 
@@ -15,3 +15,13 @@ def some(texts: Iterable[str]) -> str:
     found = list(texts)
     more = f", and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
     return ", ".join(found[:_SHOWN]) + more
+
+
+def format_bytes(size: int) -> str:
+    """A size in B, KiB, MiB, GiB or TiB."""
+    amount, unit = float(size), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if amount < 1024:
+            break
+        amount, unit = amount / 1024, larger
+    return f"{size} B" if unit == "B" else f"{amount:.1f} {unit}"

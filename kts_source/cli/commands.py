@@ -14,13 +14,14 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from kts_source.cli.scan_options import json_flag, scan_options
-from kts_source.cli.tables import format_bytes, print_json, print_table, time_text
+from kts_source.cli.tables import print_json, print_table, time_text
 from kts_source.cli.topics import topic_rows
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
 from kts_source.read.read_settings import ReadSettings
 from kts_source.read.read_task import read_task
 from kts_source.read.segment_source import SegmentSource
+from kts_source.texts import format_bytes
 from kts_source.tier import open_tier
 
 if TYPE_CHECKING:

@@ -41,16 +41,6 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None
     Console(width=max(needed, console.width)).print(table)
 
 
-def format_bytes(size: int) -> str:
-    """A size in B, KiB, MiB or GiB."""
-    amount, unit = float(size), "B"
-    for larger in ("KiB", "MiB", "GiB"):
-        if amount < 1024:
-            break
-        amount, unit = amount / 1024, larger
-    return f"{size} B" if unit == "B" else f"{amount:.1f} {unit}"
-
-
 def preview_bytes(value: bytes | None, width: int) -> str:
     """A byte string cut to `width` characters: text where it is printable, else hexadecimal."""
     if value is None:

@@ -1,7 +1,7 @@
-"""Where an export goes on: behind the offsets that the table holds, and never with a silent gap.
+"""Where an export continues: behind the offsets that the table holds, and never with a silent gap.
 
-A table grows upwards only. What it holds is not asked of the tier again, so nobody minds when the
-tier has lost, archived or forgotten it.
+A table grows upwards only. Offsets that it holds are not read again, so the tier need not have them
+any more.
 """
 
 from __future__ import annotations
@@ -33,10 +33,7 @@ class Continuation:
     """What a table holds, as the planner asks for it (`planning.bounds.Progress`).
 
     Attributes:
-        options: What was asked for.
-        committed: What the table holds.
-        resume: Whether to continue behind it; otherwise whatever of it is asked for again is an
-            error.
+        resume: See `plan_export`.
         skipped: Gains what is left out because loss is allowed. Planning threads share it.
     """
 
@@ -56,9 +53,9 @@ class Continuation:
             def shorter(timestamp_ms: int) -> tuple[PartitionLog, int | None]:
                 found = _held_offset_dated(tier, timestamp_ms, held)
                 log, offset = (tier, found) if found is not None else lookup(timestamp_ms)
-                return _healed(log, held), offset
+                return _with_held(log, held), offset
 
-            known, look = (_healed(tier, held), shorter) if self.resume else (tier, lookup)
+            known, look = (_with_held(tier, held), shorter) if self.resume else (tier, lookup)
             start, stop = requested_bounds(self.options, place, known, look)
             first = self._first(place, held, start, stop, tier.log_start)
             return min(first, tier.stop), min(max(stop, first), tier.stop)
@@ -155,7 +152,7 @@ def _gap(place: Place, start: int, stop: int, reason: str, holds: str) -> RangeG
     )
 
 
-def _healed(tier: PartitionLog, held: OffsetRange) -> PartitionLog:
+def _with_held(tier: PartitionLog, held: OffsetRange) -> PartitionLog:
     """The log with what the table holds of it, as bounds see it."""
     return replace(
         tier,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import multiprocessing
 import os
 import signal
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ExportExecutor(Protocol):
-    """Whatever runs tasks somewhere."""
+    """Runs the tasks of a wave somewhere."""
 
     def run(self, tasks: Sequence[RunnableTask], job: ExportJob) -> Iterator[TaskReport]:
         """One report per task, in any order, as they become known.
@@ -57,8 +56,11 @@ class LocalExecutor:
         )
         try:
             # A Ctrl-C while they start would end them with tracebacks: they unblock it themselves.
-            with _interrupts_held_back():
+            blocked_before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
                 futures = [pool.submit(_run_task, task, job) for task in tasks]
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, blocked_before)
             for future in concurrent.futures.as_completed(futures):
                 yield future.result()
         except concurrent.futures.process.BrokenProcessPool as error:
@@ -74,18 +76,8 @@ class LocalExecutor:
             started.close()
 
 
-@contextlib.contextmanager
-def _interrupts_held_back() -> Iterator[None]:
-    """SIGINT waits for the end of the block, and what is started in it begins with it blocked."""
-    held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, held)
-
-
 class _Worker:
-    """What a SIGINT does in a worker: ends its task and lets it begin no other, without a trace."""
+    """SIGINT in a worker: ends its task and lets it begin no other, without a traceback."""
 
     interrupted = False
     at_work = False

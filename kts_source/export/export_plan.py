@@ -6,7 +6,7 @@ segments, never within one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kts_source.errors import RangeGapError, RangeOverlapError
@@ -17,13 +17,12 @@ from kts_source.export.task import ExportTask
 from kts_source.planning.planner import plan_scan
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from kts_source.export.ranges import CommittedRanges, OffsetRange
     from kts_source.options import ScanOptions
     from kts_source.planning.scan_plan import PartitionPlan, ScanPlan
     from kts_source.read.task import ScanTask, SegmentSlice
-    from kts_source.tier import Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +49,7 @@ class ExportPlan:
 
 
 def plan_export(
-    options: ScanOptions,
-    committed: CommittedRanges,
-    *,
-    resume: bool,
-    commit_bytes: int,
-    store: Tier | None = None,
+    options: ScanOptions, committed: CommittedRanges, *, resume: bool, commit_bytes: int
 ) -> ExportPlan:
     """Plans an export behind what is committed.
 
@@ -65,7 +59,6 @@ def plan_export(
         resume: Whether to continue behind it; otherwise whatever of it is asked for again is an
             error.
         commit_bytes: Original bytes of a wave, at least.
-        store: The tier; opened from the options when not given.
 
     Raises:
         RangeGapError: Offsets between what is committed and what was asked for would be missing.
@@ -73,60 +66,60 @@ def plan_export(
         TieredKafkaError: See `plan_scan`.
     """
     behind = Continuation(options, committed, resume)
-    plan = plan_scan(options, store, behind)
-    expected = {_key(part): committed.get(_key(part)) for part in plan.partitions}
-    skipped = list(behind.skipped)
-    for part in plan.partitions:
-        skipped.extend(_left_out(part, options, expected[_key(part)]))
-    skipped.sort(key=lambda gap: (gap.topic, gap.partition, gap.start))
-    return ExportPlan(plan, tuple(_waves(plan, expected, commit_bytes)), tuple(skipped))
+    plan = plan_scan(options, progress=behind)
+    return _in_waves(plan, options, committed, commit_bytes, behind.skipped)
 
 
-def plan_rebuild(
-    options: ScanOptions, committed: CommittedRanges, store: Tier | None = None
-) -> ExportPlan:
+def plan_rebuild(options: ScanOptions, committed: CommittedRanges) -> ExportPlan:
     """Plans a table built anew from all that was asked for; no wave when nothing is new.
 
     Raises:
         RangeGapError: The tier no longer holds all that the table was built from.
         RangeOverlapError: The tier ends before the table does.
     """
-    plan = plan_scan(options, store)
-    held = {_key(part): committed.get(_key(part)) for part in plan.partitions}
-    for part in plan.partitions:
-        before = held[_key(part)]
-        if before is None:
+    scan = plan_scan(options)
+    for part in scan.partitions:
+        held = committed.get(_key(part))
+        if held is None:
             continue
         place = f"{part.topic}-{part.partition}"
-        where = f"the table was built from [{before.start}, {before.stop})"
-        if part.start > before.start:
+        where = f"the table was built from [{held.start}, {held.stop})"
+        if part.start > held.start:
             raise RangeGapError(
-                f"offsets [{before.start}, {part.start}) of {place} are no longer in the tier, and"
+                f"offsets [{held.start}, {part.start}) of {place} are no longer in the tier, and"
                 f" {where}: a rebuild could lose keys",
                 topic=part.topic,
                 partition=part.partition,
-                offset=before.start,
+                offset=held.start,
             )
-        if part.stop < before.stop:
+        if part.stop < held.stop:
             raise RangeOverlapError(
                 f"{place} ends at {part.stop} now, and {where}",
                 topic=part.topic,
                 partition=part.partition,
                 offset=part.stop,
             )
-    skipped = tuple(
-        gap for part in plan.partitions for gap in _left_out(part, options, held[_key(part)])
-    )
-    is_new = any(
-        part.stop > (before.stop if (before := held[_key(part)]) else part.start)
-        for part in plan.partitions
-    )
-    waves = tuple(_waves(plan, held, 1 << 62)) if is_new else ()
-    return ExportPlan(plan, waves, skipped)
+    plan = _in_waves(scan, options, committed, 1 << 62)
+    return plan if any(wave.advances for wave in plan.waves) else replace(plan, waves=())
 
 
 def _key(part: PartitionPlan) -> PartitionKey:
     return PartitionKey(part.topic_id, part.partition)
+
+
+def _in_waves(
+    scan: ScanPlan,
+    options: ScanOptions,
+    committed: CommittedRanges,
+    commit_bytes: int,
+    skipped: Iterable[Skipped] = (),
+) -> ExportPlan:
+    held = [committed.get(_key(part)) for part in scan.partitions]
+    left_out = [*skipped]
+    for part, known in zip(scan.partitions, held, strict=True):
+        left_out.extend(_left_out(part, options, known))
+    left_out.sort(key=lambda gap: (gap.topic, gap.partition, gap.start))
+    return ExportPlan(scan, tuple(_waves(scan, held, commit_bytes)), tuple(left_out))
 
 
 def _left_out(
@@ -144,55 +137,54 @@ def _left_out(
         yield Skipped(part.topic, part.partition, part.stop, part.wanted_stop, part.end_reason)
 
 
-def _waves(
-    plan: ScanPlan, expected: dict[PartitionKey, OffsetRange | None], commit_bytes: int
-) -> Iterator[Wave]:
-    parts = {(part.topic, part.partition): part for part in plan.partitions}
-    at = {
-        _key(part): None if (held := expected.get(_key(part))) is None else held.stop
-        for part in plan.partitions
+def _waves(scan: ScanPlan, held: Sequence[OffsetRange | None], commit_bytes: int) -> Iterator[Wave]:
+    partitions = {(part.topic, part.partition): part for part in scan.partitions}
+    ahead: dict[tuple[str, int], RangeAdvance] = {}
+    for (place, part), known in zip(partitions.items(), held, strict=True):
+        # A table built anew is read from its start, and grows behind what it was built from.
+        expected = None if known is None else known.stop
+        start = max(part.start, expected or 0)
+        ahead[place] = RangeAdvance(part.topic, _key(part), expected, start, start)
+    last_task = {
+        (part.topic, part.partition): number
+        for number, task in enumerate(scan.tasks)
+        for part in task.slices
     }
-    # A table that is built anew is read from its start, and grows behind what it was built from.
-    reached = {_key(part): max(part.start, at[_key(part)] or 0) for part in plan.partitions}
-    last_slice: dict[tuple[str, int], SegmentSlice] = {}
-    for task in plan.tasks:
-        for part in task.slices:
-            last_slice[part.topic, part.partition] = part
-    # Ranges without a task: all of their offsets are holes.
-    taskless = [p for p in plan.partitions if (p.topic, p.partition) not in last_slice]
-
-    def advance(part: PartitionPlan, stop: int) -> Iterator[RangeAdvance]:
-        key = _key(part)
-        if stop > reached[key]:
-            yield RangeAdvance(part.topic, key, at[key], reached[key], stop)
-            at[key] = reached[key] = stop
 
     def wave(tasks: Sequence[ScanTask], first: int) -> Wave:
-        ends: dict[tuple[str, int], SegmentSlice] = {}
-        for task in tasks:
-            for part in task.slices:
-                ends[part.topic, part.partition] = part
-        moved: list[RangeAdvance] = []
-        for place, part in ends.items():
-            stop = parts[place].stop if part is last_slice[place] else part.stop_offset
-            moved.extend(advance(parts[place], stop))
-        if first == 0:
-            for partition in taskless:
-                moved.extend(advance(partition, partition.stop))
-        return Wave(
-            tuple(
-                ExportTask(first + number, task, _topic_ids(task, parts))
-                for number, task in enumerate(tasks)
-            ),
-            tuple(moved),
-        )
+        stops = {
+            (part.topic, part.partition): part.stop_offset for task in tasks for part in task.slices
+        }
+        # All offsets behind a partition's last task are holes, and so are those of one without any.
+        stops |= {
+            place: part.stop
+            for place, part in partitions.items()
+            if last_task.get(place, -1) < first + len(tasks)
+        }
+        advances = []
+        for place, stop in stops.items():
+            if stop > ahead[place].start:
+                advances.append(replace(ahead[place], stop=stop))
+                ahead[place] = replace(ahead[place], expected=stop, start=stop, stop=stop)
+        exports = [
+            ExportTask(
+                first + number,
+                task,
+                {
+                    (part.topic, part.partition): partitions[part.topic, part.partition].topic_id
+                    for part in task.slices
+                },
+            )
+            for number, task in enumerate(tasks)
+        ]
+        return Wave(tuple(exports), tuple(advances))
 
     group: list[ScanTask] = []
     size = done = 0
-    for number, task in enumerate(plan.tasks):
+    for number, task in enumerate(scan.tasks):
         group.append(task)
         size += task.nominal_bytes
-        if size >= commit_bytes and _ends_a_segment(plan.tasks, number):
+        if size >= commit_bytes and _ends_a_segment(scan.tasks, number):
             yield wave(group, done)
             done, group, size = done + len(group), [], 0
     if group or done == 0:
@@ -205,15 +197,8 @@ def _ends_a_segment(tasks: Sequence[ScanTask], number: int) -> bool:
     if number + 1 == len(tasks):
         return True
     last, following = tasks[number].slices[-1], tasks[number + 1].slices[0]
-    return _span(last) != _span(following)
+    return _segment_of(last) != _segment_of(following)
 
 
-def _span(part: SegmentSlice) -> tuple[str, int, str, int]:
+def _segment_of(part: SegmentSlice) -> tuple[str, int, str, int]:
     return part.topic, part.partition, part.segment_id, part.start_offset
-
-
-def _topic_ids(
-    task: ScanTask, parts: dict[tuple[str, int], PartitionPlan]
-) -> dict[tuple[str, int], str]:
-    places = {(part.topic, part.partition) for part in task.slices}
-    return {place: parts[place].topic_id for place in places}

@@ -1,4 +1,4 @@
-"""Libraries that only some exports need: a clear word where one is missing."""
+"""Libraries that only some exports need, and a clear error where one is missing."""
 
 from __future__ import annotations
 
@@ -8,15 +8,8 @@ from kts_source.errors import InvalidOptionError
 
 
 def require(library: str, extra: str, what: str) -> None:
-    """Does nothing where the library is installed.
-
-    Args:
-        library: Name to import.
-        extra: Extra of this package that brings it.
-        what: What needs it.
-
-    Raises:
-        InvalidOptionError: It is not installed; says what to install.
+    """Raises InvalidOptionError unless a library is installed; it says what needs the library, and
+    which extra of this package brings it.
     """
     try:
         found = importlib.util.find_spec(library)

@@ -1,4 +1,4 @@
-"""What a task says of the files it wrote: enough to commit them without opening them again."""
+"""What a task reports of the files it wrote: enough to commit them without opening them again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from kts_source.export.ranges import PartitionKey
 from kts_source.read.task_metrics import LostRange
 
 if TYPE_CHECKING:
@@ -59,11 +58,6 @@ class WrittenFile:
     values: tuple[str | None, ...]
     statistics: Mapping[str, ColumnStatistics]
 
-    @property
-    def partition_key(self) -> PartitionKey:
-        """Whose offsets are in it."""
-        return PartitionKey(self.topic_id, self.partition)
-
     def to_json(self) -> dict[str, Any]:
         """Plain values, as `from_json` takes them."""
         return dataclasses.asdict(self)
@@ -71,15 +65,8 @@ class WrittenFile:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> WrittenFile:
         """What `to_json` gave."""
-        return cls(
-            **{
-                **value,
-                "values": tuple(value["values"]),
-                "statistics": {
-                    name: ColumnStatistics(**bounds) for name, bounds in value["statistics"].items()
-                },
-            }
-        )
+        statistics = {name: ColumnStatistics(**one) for name, one in value["statistics"].items()}
+        return cls(**{**value, "values": tuple(value["values"]), "statistics": statistics})
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +98,9 @@ class TaskReport:
 
     Attributes:
         number: The task's, within its run.
-        schema: Of the rows written, as Arrow IPC in base 64; `None` when there was none.
+        schema: Of the rows written; `None` when there was none.
         rows_read: Visible rows decoded.
-        rejected: Rows that went to the dead letters.
-        dead_letters: Their file.
+        dead_letters: The file of rows that the transform rejected.
         segment_bytes: Original bytes the task covers.
         requests: Reads sent to the tier.
         bytes_read: Object bytes received.
@@ -128,9 +114,8 @@ class TaskReport:
 
     number: int
     files: tuple[WrittenFile, ...] = ()
-    schema: str | None = None
+    schema: pa.Schema | None = None
     rows_read: int = 0
-    rejected: int = 0
     dead_letters: DeadLetterFile | None = None
     segment_bytes: int = 0
     requests: int = 0
@@ -144,16 +129,17 @@ class TaskReport:
 
     def to_text(self) -> str:
         """One line of JSON, which is how it travels through Spark."""
-        return json.dumps(dataclasses.asdict(self), ensure_ascii=False)
+        return json.dumps(dataclasses.asdict(self), ensure_ascii=False, default=_schema_text)
 
     @classmethod
     def from_text(cls, text: str) -> TaskReport:
         """What `to_text` gave."""
         value = json.loads(text)
         files = tuple(WrittenFile.from_json(file) for file in value.pop("files"))
-        letters = value.pop("dead_letters")
+        letters, schema = value.pop("dead_letters"), value.pop("schema")
         return cls(
             files=files,
+            schema=None if schema is None else _schema(schema),
             dead_letters=None if letters is None else DeadLetterFile(**letters),
             spills=tuple(SpillFile(**spill) for spill in value.pop("spills")),
             newest_ms=tuple(tuple(entry) for entry in value.pop("newest_ms")),
@@ -161,17 +147,10 @@ class TaskReport:
             **value,
         )
 
-    @property
-    def arrow_schema(self) -> pa.Schema | None:
-        """The schema of the rows written."""
-        return None if self.schema is None else decode_schema(self.schema)
+
+def _schema_text(schema: pa.Schema) -> str:
+    return base64.b64encode(schema.serialize()).decode()
 
 
-def encode_schema(schema: pa.Schema) -> str:
-    """A schema as text."""
-    return base64.b64encode(schema.remove_metadata().serialize().to_pybytes()).decode()
-
-
-def decode_schema(text: str) -> pa.Schema:
-    """What `encode_schema` gave."""
+def _schema(text: str) -> pa.Schema:
     return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))

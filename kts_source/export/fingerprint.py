@@ -1,19 +1,23 @@
-"""What decides which rows a table gets: a table begun with one rule must not go on with another."""
+"""The rules that decide which rows a table gets: a table begun with some goes on with no others."""
 
 from __future__ import annotations
 
 import hashlib
-import inspect
 import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from kts_source.errors import FingerprintError
 from kts_source.export.partitioning import partition_rule
-from kts_source.export.transform_digest import digest_transform, own_fingerprint
+from kts_source.export.transform_digest import (
+    digest_transform,
+    own_fingerprint,
+    qualified_name,
+    source_of,
+)
 
 if TYPE_CHECKING:
-    from kts_source.export.settings import Compaction, ExportSettings, Transform
+    from kts_source.export.settings import ExportSettings, Transform
     from kts_source.options import ScanOptions
 
 Fingerprint: TypeAlias = Mapping[str, str]
@@ -24,19 +28,18 @@ _BOUND: Final = re.compile(r"~[0-9a-f]{32}\Z")
 
 def fingerprint(options: ScanOptions, settings: ExportSettings) -> Fingerprint:
     """The rules of an export."""
+    compact = ""
+    if (how := settings.compaction) is not None:
+        # A rebuild replaces the whole table, so it must cover what the table was built from.
+        compact = f"{how.tombstones},{how.delete_retention_ms},{options.selection!r}"
     return {
         "isolationLevel": options.isolation_level,
         "columns": ",".join(options.columns),
         "transform": describe_transform(settings.transform),
         "partitionBy": partition_rule(settings.partition_by),
         "where": "" if options.where is None else repr(options.where),
-        "compact": "" if settings.compaction is None else _compaction(options, settings.compaction),
+        "compact": compact,
     }
-
-
-def _compaction(options: ScanOptions, compaction: Compaction) -> str:
-    # A rebuild replaces the whole table, so it must cover what the table was built from.
-    return f"{compaction.tombstones},{compaction.delete_retention_ms},{options.selection!r}"
 
 
 def describe_transform(transform: Transform | None) -> str:
@@ -57,12 +60,8 @@ def describe_transform(transform: Transform | None) -> str:
 def _code(transform: Transform) -> str:
     """Name and source, which is all that tables begun by earlier versions have."""
     named: Any = transform if hasattr(transform, "__qualname__") else type(transform)
-    name = f"{named.__module__}.{named.__qualname__}"
-    try:
-        source = inspect.getsource(named)
-    except (OSError, TypeError):
-        return name
-    return f"{name}#{hashlib.sha256(source.encode()).hexdigest()[:16]}"
+    name, source = qualified_name(named), source_of(named)
+    return name if source is None else f"{name}#{hashlib.sha256(source).hexdigest()[:16]}"
 
 
 def number(text: str) -> int:
@@ -81,11 +80,7 @@ def check_fingerprint(stored: Fingerprint, given: Fingerprint) -> None:
     """Compares rule by rule; a rule that is not stored is not compared.
 
     Of a transform, tables begun by earlier versions have name and source only: these are compared
-    then, and the next commit stores all of it.
-
-    Args:
-        stored: Of the table: texts, or their `number` as text where a table keeps no texts.
-        given: Of this export.
+    then, and the next commit stores all of it. A table that keeps no texts has their `number`.
 
     Raises:
         FingerprintError: Names every rule that differs.

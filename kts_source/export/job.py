@@ -1,4 +1,4 @@
-"""What the tasks of one export share, and what an executor asks of a task."""
+"""What the tasks of one export share, and what an executor needs of a task."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Final, Protocol
 from kts_source.secret import Secret
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from kts_source.export.files import TaskReport
     from kts_source.export.settings import ExportSettings
     from kts_source.export.tables.export_table import WritePlace
@@ -26,23 +24,13 @@ class ExportJob:
     Attributes:
         options: What to read, key ring loaded.
         place: Where to write.
-        settings: How to write, without what opens the catalog, which no task needs.
+        settings: How to write, without the catalog's credentials, which no task needs.
     """
 
     options: ScanOptions
     place: WritePlace
     run_id: str
     settings: ExportSettings
-
-    @property
-    def target_storage(self) -> Secret[Mapping[str, str]]:
-        """Credentials and settings of the target and of the dead letters."""
-        return self.place.storage
-
-    @property
-    def extra_columns(self) -> tuple[str, ...]:
-        """Columns of the rows beside those that were asked for."""
-        return (TOPIC_ID,) if self.settings.compaction else ()
 
     @classmethod
     def of(
@@ -61,19 +49,5 @@ class RunnableTask(Protocol):
         ...
 
     def run(self, job: ExportJob) -> TaskReport:
-        """Does the work."""
-        ...
-
-
-class WritingTask(Protocol):
-    """A task whose rows become files of the table."""
-
-    @property
-    def number(self) -> int:
-        """Within the run."""
-        ...
-
-    @property
-    def topic_ids(self) -> Mapping[tuple[str, int], str]:
-        """Topic and partition to topic id, of all rows."""
+        """One attempt."""
         ...

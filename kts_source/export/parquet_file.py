@@ -1,7 +1,8 @@
-"""One Parquet file on its way: batches in, row groups out, bounded memory."""
+"""Writes one Parquet file: batches in, row groups out, bounded memory."""
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -21,11 +22,10 @@ ROW_GROUP_BYTES: Final = 48 << 20
 SORT_BYTES: Final = 64 << 20
 """Rows that are sorted in memory at a time, and so in one file."""
 
-_NO_CONSTANTS: Final[Mapping[str, str]] = MappingProxyType({})
-_DICTIONARY: Final = frozenset({"topic", "partition", "timestampType"})
+_REPEATING: Final = ("topic", "partition", "timestampType")
 # Smaller than the defaults. Keys and values stay PLAIN: from DELTA_LENGTH_BYTE_ARRAY pages with
 # nulls the vectorized reader of Spark 4.0.0 makes wrong bytes without an error (4.3 does not).
-_ENCODINGS: Final = {"offset": "DELTA_BINARY_PACKED", "timestamp": "DELTA_BINARY_PACKED"}
+_PACKED: Final = ("offset", "timestamp")
 _EPOCH: Final = datetime.datetime(1970, 1, 1)  # as text it gets its zone
 _PER_MILLISECOND: Final = {"s": 1, "ms": 1, "us": 1000, "ns": 1_000_000}
 """Units as files hold them: Parquet has no seconds."""
@@ -53,9 +53,9 @@ class ParquetFile:
         *,
         compression: str,
         row_group_rows: int,
-        sort_by: Sequence[str],
+        sort_by: Sequence[str] = (),
         bounded: Collection[str] = (),
-        constants: Mapping[str, str] = _NO_CONSTANTS,
+        constants: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._sink = sink
         self._schema = schema
@@ -68,13 +68,21 @@ class ParquetFile:
         self.held_bytes = 0
         self.rows = 0
         self._collected: list[Any] = []
-        encodings = {name: _ENCODINGS[name] for name in schema.names if _fits(schema, name)}
+        packed = [
+            field.name for field in schema if field.name in _PACKED and _has_bounds(field.type)
+        ]
+        # Columns known to repeat, and texts that a transform made.
+        repeating = [
+            field.name
+            for field in schema
+            if field.name in _REPEATING or pa.types.is_string(field.type)
+        ]
         self._writer = pq.ParquetWriter(
             sink,
             _as_dictionaries(schema, self._constants),
             compression=compression.upper(),
-            use_dictionary=[column for column in _leaves(schema) if column not in encodings],
-            column_encoding=encodings or None,
+            use_dictionary=[name for name in repeating if name not in packed],
+            column_encoding=dict.fromkeys(packed, "DELTA_BINARY_PACKED") or None,
             write_statistics=[
                 field.name for field in schema if field.name in bounded or _has_bounds(field.type)
             ],
@@ -143,10 +151,8 @@ class ParquetFile:
         """Gives the file up; what is there of it is garbage."""
         self._held = []
         for closing in (self._writer.close, self._sink.close):
-            try:
+            with contextlib.suppress(Exception):  # it failed before; that error counts
                 closing()
-            except Exception:  # noqa: BLE001  # it failed before; that error counts
-                continue
 
 
 def _as_dictionaries(schema: pa.Schema, names: Collection[str]) -> pa.Schema:
@@ -165,22 +171,6 @@ def _constant(text: str, rows: int) -> pa.DictionaryArray:
     zeros = pa.py_buffer(np.zeros(rows, np.int8))
     indices = pa.Array.from_buffers(pa.int8(), rows, [None, zeros])
     return pa.DictionaryArray.from_arrays(indices, texts)
-
-
-def _fits(schema: pa.Schema, name: str) -> bool:
-    if name not in _ENCODINGS:
-        return False
-    kind = schema.field(name).type
-    return bool(pa.types.is_timestamp(kind) or pa.types.is_integer(kind))
-
-
-def _leaves(schema: pa.Schema) -> list[str]:
-    """Columns worth a dictionary: those known to repeat, and texts that a transform made."""
-    return [
-        field.name
-        for field in schema
-        if field.name in _DICTIONARY or pa.types.is_string(field.type)
-    ]
 
 
 def _has_bounds(kind: pa.DataType) -> bool:

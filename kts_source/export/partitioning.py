@@ -109,34 +109,28 @@ def partition_rule(fields: Sequence[PartitionField]) -> str:
 def split(
     batch: pa.RecordBatch, columns: Sequence[pa.Array]
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The rows of each combination of partition values, in the order of first occurrence.
-
-    Args:
-        batch: The rows.
-        columns: The partition columns' values for them.
-
-    Yields:
-        The number of the first such row within the batch, and all such rows.
+    """The rows of each combination of the partition columns' values, in the order of first
+    occurrence, behind the number of the first such row within the batch.
     """
     if not columns or batch.num_rows == 0:
         yield 0, batch
         return
-    codes = None
+    codes, combinations = pa.scalar(0, pa.int64()), 1
     for column in columns:
         encoded = pc.dictionary_encode(column, null_encoding="encode")
         size = len(encoded.dictionary)
-        indices = encoded.indices.cast(pa.int64())
-        if codes is None:
-            codes = indices
-        elif size > 1:
-            codes = pc.add(pc.multiply(codes, size), indices)
+        if combinations * size >= 1 << 63:  # too many for a code: number those that occur
+            codes = pc.dictionary_encode(codes).indices.cast(pa.int64())
+            combinations = batch.num_rows
+        codes = pc.add(pc.multiply(codes, size), encoded.indices.cast(pa.int64()))
+        combinations *= size
     found = pc.unique(codes)
+    if len(found) == 1:
+        yield 0, batch
+        return
     for code in found:
-        if len(found) == 1:
-            yield 0, batch
-        else:
-            mask = pc.equal(codes, code)
-            yield mask.index(pa.scalar(True)).as_py(), batch.filter(mask)
+        mask = pc.equal(codes, code)
+        yield mask.index(pa.scalar(True)).as_py(), batch.filter(mask)
 
 
 def partition_values(
@@ -185,11 +179,7 @@ def _unreadable(field: PartitionField, text: str | None, kept: ValuesIn) -> str 
 
 def value_text(value: PartitionValue) -> str | None:
     """A partition value as Hive, Delta and folder names spell it; `None` for null."""
-    if value is None:
-        return None
-    if isinstance(value, datetime.date):
-        return value.isoformat()
-    return str(value)
+    return None if value is None else str(value)  # dates as in ISO 8601
 
 
 def folder(fields: Sequence[PartitionField], values: Sequence[Any]) -> str:

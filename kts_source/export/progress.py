@@ -1,11 +1,12 @@
-"""Long work looks alive: rich's bar on a terminal and in notebooks, plain lines elsewhere."""
+"""Progress of an export: rich's bar on a terminal and in notebooks, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import importlib.util
+import math
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Final, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 if TYPE_CHECKING:
     from kts_source.export.files import TaskReport
@@ -13,80 +14,65 @@ if TYPE_CHECKING:
 _LINE_SECONDS: Final = 10.0
 
 
-class Progress(Protocol):
-    """Told how an export goes, by one thread at a time."""
+class Progress:
+    """Told how an export goes, by one thread at a time. This one shows nothing."""
 
     def begin(self, tasks: int, segment_bytes: int) -> None:
         """The plan is made."""
-        ...
 
     def ahead(self, tasks: int) -> None:
-        """So many tasks are done and have not been told of with `task_done` yet."""
-        ...
+        """So many tasks are done whose reports have not come through `task_done` yet."""
 
     def task_done(self, report: TaskReport) -> None:
         """One task has reported."""
-        ...
 
     def end(self) -> None:
         """Nothing more will come."""
-        ...
 
 
-class NoProgress:
-    """Says nothing."""
-
-    def begin(self, tasks: int, segment_bytes: int) -> None:
-        """See `Progress`."""
-
-    def ahead(self, tasks: int) -> None:
-        """See `Progress`."""
-
-    def task_done(self, report: TaskReport) -> None:
-        """See `Progress`."""
-
-    def end(self) -> None:
-        """See `Progress`."""
+NO_PROGRESS: Final = Progress()
 
 
-NO_PROGRESS = NoProgress()
-
-
-class _Counts:
-    """What is done so far."""
+class _Counts(Progress):
+    """Counts what is done, and shows it after every change."""
 
     def __init__(self) -> None:
-        self.tasks = self.total = self.done = self.waiting = 0
-        self.bytes = self.rows = self.requests = 0
+        self._tasks = self._done = self._ahead = 0
+        self._total_bytes = self._bytes = self._rows = self._requests = 0
 
     def begin(self, tasks: int, segment_bytes: int) -> None:
-        self.tasks, self.total = tasks, segment_bytes
+        self._tasks, self._total_bytes = tasks, segment_bytes
+        self._show()
 
-    def add(self, report: TaskReport) -> None:
-        self.done += 1
-        self.waiting = max(0, self.waiting - 1)
-        self.bytes += report.segment_bytes
-        self.rows += report.rows_read
-        self.requests += report.requests
+    def ahead(self, tasks: int) -> None:
+        self._ahead = tasks
+        self._show()
+
+    def task_done(self, report: TaskReport) -> None:
+        self._done += 1
+        self._ahead = max(0, self._ahead - 1)
+        self._bytes += report.segment_bytes
+        self._rows += report.rows_read
+        self._requests += report.requests
+        self._show()
+
+    def _show(self) -> None:
+        raise NotImplementedError
 
     @property
-    def seen_bytes(self) -> int:
+    def _seen_bytes(self) -> int:
         """Bytes done, with a guess at those of tasks that have not reported."""
-        guess = self.waiting * self.total // self.tasks if self.tasks else 0
-        return min(self.total, self.bytes + guess)
-
-    @property
-    def share(self) -> float:
-        return self.seen_bytes / self.total if self.total else 1.0
+        guess = self._ahead * self._total_bytes // self._tasks if self._tasks else 0
+        return min(self._total_bytes, self._bytes + guess)
 
     def __str__(self) -> str:
         return (
-            f"{self.done + self.waiting}/{self.tasks} tasks, {self.rows:,} rows,"
-            f" {self.requests:,} requests"
+            f"{self._done + self._ahead}/{self._tasks} tasks, {self._rows:,} rows,"
+            f" {self._requests:,} requests"
         )
 
 
-class LineProgress:
+class LineProgress(_Counts):
     """A line every ten seconds, and one at the end.
 
     Args:
@@ -94,52 +80,42 @@ class LineProgress:
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
+        super().__init__()
         self._stream = stream or sys.stderr
-        self._counts = _Counts()
-        self._started = self._shown = 0.0
+        self._started = 0.0
+        self._shown = -math.inf
         self._last = ""
 
     def begin(self, tasks: int, segment_bytes: int) -> None:
-        """See `Progress`."""
-        self._counts.begin(tasks, segment_bytes)
+        """See `Progress.begin`."""
         self._started = time.monotonic()
-        self._show()
-
-    def ahead(self, tasks: int) -> None:
-        """See `Progress`."""
-        self._counts.waiting = tasks
-        self._show_sometimes()
-
-    def task_done(self, report: TaskReport) -> None:
-        """See `Progress`."""
-        self._counts.add(report)
-        self._show_sometimes()
+        super().begin(tasks, segment_bytes)
 
     def end(self) -> None:
-        """See `Progress`."""
-        self._show()
-
-    def _show_sometimes(self) -> None:
-        if time.monotonic() - self._shown >= _LINE_SECONDS:
-            self._show()
+        """See `Progress.end`."""
+        self._write()
 
     def _show(self) -> None:
-        counts = self._counts
+        if time.monotonic() - self._shown >= _LINE_SECONDS:
+            self._write()
+
+    def _write(self) -> None:
         self._shown = time.monotonic()
         seconds = self._shown - self._started
+        share = self._seen_bytes / self._total_bytes if self._total_bytes else 1.0
         text = (
-            f"{counts.share:4.0%}  {counts}, {counts.seen_bytes / (1 << 20):,.0f} of"
-            f" {counts.total / (1 << 20):,.0f} MiB, {_clock(seconds)}"
+            f"{share:4.0%}  {self}, {self._seen_bytes / (1 << 20):,.0f} of"
+            f" {self._total_bytes / (1 << 20):,.0f} MiB, {_clock(seconds)}"
         )
-        if 0 < counts.share < 1:
-            text += f", about {_clock(seconds / counts.share - seconds)} left"
+        if 0 < share < 1:
+            text += f", about {_clock(seconds / share - seconds)} left"
         if text != self._last:
             self._last = text
             self._stream.write(f"{text}\n")
             self._stream.flush()
 
 
-class RichProgress:
+class RichProgress(_Counts):
     """rich's progress bar: bytes, rate and time left, rows and requests.
 
     Args:
@@ -147,55 +123,33 @@ class RichProgress:
     """
 
     def __init__(self, console: Any = None) -> None:  # noqa: ANN401  # rich is optional
+        from rich import progress
         from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            DownloadColumn,
-            Progress,
-            TextColumn,
-            TimeRemainingColumn,
-            TransferSpeedColumn,
-        )
 
-        self._counts = _Counts()
-        self._bar = Progress(
-            TextColumn("export"),
-            BarColumn(bar_width=24),
-            DownloadColumn(binary_units=True),
-            TransferSpeedColumn(),
-            TextColumn("{task.description}"),
-            TimeRemainingColumn(),
+        super().__init__()
+        self._bar = progress.Progress(
+            progress.TextColumn("export"),
+            progress.BarColumn(bar_width=24),
+            progress.DownloadColumn(binary_units=True),
+            progress.TransferSpeedColumn(),
+            progress.TextColumn("{task.description}"),
+            progress.TimeRemainingColumn(),
             console=console or Console(stderr=True),
         )
         self._task = self._bar.add_task("", total=None)
 
     def begin(self, tasks: int, segment_bytes: int) -> None:
-        """See `Progress`."""
-        self._counts.begin(tasks, segment_bytes)
+        """See `Progress.begin`."""
         self._bar.start()
-        self._show()
-
-    def ahead(self, tasks: int) -> None:
-        """See `Progress`."""
-        self._counts.waiting = tasks
-        self._show()
-
-    def task_done(self, report: TaskReport) -> None:
-        """See `Progress`."""
-        self._counts.add(report)
-        self._show()
+        super().begin(tasks, segment_bytes)
 
     def end(self) -> None:
-        """See `Progress`."""
+        """See `Progress.end`."""
         self._bar.stop()
 
     def _show(self) -> None:
-        counts = self._counts
         self._bar.update(
-            self._task,
-            total=counts.total,
-            completed=counts.seen_bytes,
-            description=str(counts),
+            self._task, total=self._total_bytes, completed=self._seen_bytes, description=str(self)
         )
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+
+from kts_source.texts import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -11,6 +14,10 @@ if TYPE_CHECKING:
 
     from kts_source.export.files import TaskReport
     from kts_source.export.ranges import RangeAdvance
+
+_SKIPPED_SHOWN: Final = 8
+_WIDTH: Final = 96
+"""Of the picture: skipped ranges, and letters of a line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +29,9 @@ class Skipped:
     start: int
     stop: int
     reason: str
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition} [{self.start}, {self.stop}): {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,42 +98,63 @@ class BackfillReport:
         Raises:
             ImportError: matplotlib is not installed (extra `plot`).
         """
-        from kts_source.export.report_plot import draw_report
-
         draw_report(self).savefig(path, format="png", dpi=120)
 
     def __str__(self) -> str:
-        seconds = ", ".join(f"{name} {value:.1f}" for name, value in self.seconds.items())
-        lines = [
-            f"Exported to {self.target} ({self.table_format}):"
-            f" {self.rows:,} rows in {self.files:,} files, {self.commits} commits",
-            f"  {_size(self.segment_bytes)} of segments -> {_size(self.file_bytes)}"
-            + (f" (ratio {self.ratio:.1f})" if self.file_bytes else ""),
-            f"  {self.requests:,} requests, {_size(self.bytes_read)} received,"
-            f" {self.retries} retries, about ${self.cost:.4f}",
-            f"  seconds: {seconds}",
-        ]
-        if self.rejected:
-            lines.append(f"  {self.rejected:,} rows went to the dead letters")
+        lines = _summary(self)
         lines.extend(
             f"  {span.topic}-{span.partition}: [{span.start}, {span.stop})" for span in self.ranges
         )
         if not self.ranges:
             lines.append("  nothing new to write")
-        lines.extend(
-            f"  skipped {gap.topic}-{gap.partition} [{gap.start}, {gap.stop}): {gap.reason}"
-            for gap in self.skipped
-        )
-        return "\n".join(lines)
+        return "\n".join([*lines, *(f"  skipped {gap}" for gap in self.skipped)])
 
 
-def _size(count: int) -> str:
-    value = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"
+def draw_report(report: BackfillReport) -> Any:  # noqa: ANN401  # matplotlib ships no types for this
+    """Seconds by stage as bars, and what was written and skipped beside them.
+
+    Returns:
+        A `matplotlib.figure.Figure`; it belongs to no window, and `savefig` writes it.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 4.5), layout="constrained")
+    bars, facts = figure.subplots(1, 2, width_ratios=(2, 3))
+    drawn = bars.barh(list(report.seconds), list(report.seconds.values()))
+    bars.bar_label(drawn, fmt="%.1f s", padding=3)
+    bars.margins(x=0.2)
+    bars.invert_yaxis()
+    bars.set_xlabel("seconds (tasks and writing: sums over all tasks)")
+    bars.set_title("Where the time went")
+    facts.axis("off")
+    lines = _summary(report)
+    lines += [f"  skipped {gap}" for gap in report.skipped[:_SKIPPED_SHOWN]]
+    if len(report.skipped) > _SKIPPED_SHOWN:
+        lines.append(f"  and {len(report.skipped) - _SKIPPED_SHOWN:,} more")
+    wrapped = (textwrap.fill(line, _WIDTH, subsequent_indent="    ") for line in lines)
+    text = "\n".join(wrapped).replace("$", r"\$")  # a dollar sign begins a formula
+    facts.text(0, 1, text, va="top", family="monospace", fontsize=8)
+    return figure
+
+
+def _summary(report: BackfillReport) -> list[str]:
+    """Lines for people, without ranges of offsets."""
+    seconds = ", ".join(f"{name} {value:.1f}" for name, value in report.seconds.items())
+    lines = [
+        f"Exported to {report.target} ({report.table_format}):"
+        f" {report.rows:,} rows in {report.files:,} files, {report.commits} commits",
+        f"  {format_bytes(report.segment_bytes)} of segments -> {format_bytes(report.file_bytes)}"
+        + (f" (ratio {report.ratio:.1f})" if report.file_bytes else ""),
+        f"  {report.requests:,} requests, {format_bytes(report.bytes_read)} received,"
+        f" {report.retries} retries, about ${report.cost:.4f}",
+        f"  seconds: {seconds}",
+    ]
+    if report.rejected:
+        lines.append(f"  {report.rejected:,} rows went to the dead letters")
+    return lines
 
 
 def lost_offsets(reports: Iterable[TaskReport]) -> Iterator[Skipped]:
@@ -138,12 +169,7 @@ def lost_offsets(reports: Iterable[TaskReport]) -> Iterator[Skipped]:
 def written_ranges(
     advances: Iterable[RangeAdvance], skipped: Iterable[Skipped]
 ) -> tuple[WrittenRange, ...]:
-    """The ranges that commits moved, without what was left out of them.
-
-    Args:
-        advances: Of all commits; neighbours become one range.
-        skipped: Of the whole run.
-    """
+    """The ranges that commits moved, without what was skipped of them; neighbours become one."""
     gaps = sorted(skipped, key=lambda gap: gap.start)
     found: list[WrittenRange] = []
     for advance in sorted(advances, key=lambda one: (one.topic, one.key, one.start)):

@@ -64,12 +64,7 @@ def schema_without_rows(options: ScanOptions, settings: ExportSettings) -> pa.Sc
 
 
 def check_columns(schema: pa.Schema, settings: ExportSettings, values_in: ValuesIn) -> None:
-    """Compares the rows with the columns that the settings name.
-
-    Args:
-        schema: Of the rows, partition columns included.
-        settings: How they are written.
-        values_in: Where readers will find the partition values of a file.
+    """Compares the columns of the rows with those that the settings name.
 
     Raises:
         InvalidOptionError: The rows cannot be sorted or partitioned so.

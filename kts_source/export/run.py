@@ -6,7 +6,8 @@ import logging
 import re
 import time
 import uuid
-from dataclasses import replace
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -41,12 +42,14 @@ from kts_source.planning.estimate import estimate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     import pyarrow as pa
 
     from kts_source.export.executor import ExportExecutor
     from kts_source.export.export_plan import ExportPlan, Wave
     from kts_source.export.files import TaskReport
+    from kts_source.export.fingerprint import Fingerprint
     from kts_source.export.job import RunnableTask
     from kts_source.export.progress import Progress
     from kts_source.export.ranges import RangeAdvance
@@ -74,7 +77,7 @@ def export(
     Args:
         source: Options as for the data source.
         settings: Where and how to write.
-        executor: What runs the tasks.
+        executor: Runs the tasks.
         progress: Told how it goes.
         table: The target; opened from the settings when not given.
 
@@ -85,15 +88,12 @@ def export(
     """
     options = parse_options(source)
     options = replace(options, key_ring=options.key_ring.loaded())
-    opened = table or open_table(settings)
-    try:
-        return _Run(options, settings, executor, opened, progress).export()
-    except KeyboardInterrupt:
-        log.warning("interrupted: what is committed stays; the same call goes on behind it")
-        raise
-    finally:
-        if table is None:
-            opened.close()
+    with _opened(table, settings) as opened:
+        try:
+            return _Run(options, settings, executor, opened, progress).export()
+        except KeyboardInterrupt:
+            log.warning("interrupted: what is committed stays; the same call goes on behind it")
+            raise
 
 
 def clean(
@@ -113,30 +113,32 @@ def clean(
         settings: The target.
         older_than_hours: A run that wrote a file since then may be under way.
         remove: Whether to delete them.
-        table: The target; opened from the settings when not given.
+        table: See `export`.
     """
-    opened = table or open_table(settings)
-    try:
+    with _opened(table, settings) as opened:
         if settings.dead_letters is not None:
             publish_dead_letters(settings, opened.load().letters)
         before_ms = round((time.time() - older_than_hours * 3600) * 1000)
         # Where both are one folder, the table does not know what of dead letters is committed.
-        found = [entry for entry in opened.orphans() if not is_unnamed(entry.key)]
+        files = [entry for entry in opened.orphans() if not is_unnamed(entry.key)]
         letters = unnamed_dead_letters(settings)
         active = {
             _run_of(entry.key)
-            for entry in (*found, *letters)
+            for entry in (*files, *letters)
             if (entry.last_modified_ms or 0) >= before_ms
         }
-        found = [entry for entry in found if _run_of(entry.key) not in active]
+        files = [entry for entry in files if _run_of(entry.key) not in active]
         letters = [entry for entry in letters if _run_of(entry.key) not in active]
         if remove:
-            opened.remove(found)
+            opened.remove(files)
             remove_dead_letters(settings, letters)
-        return (*found, *letters)
-    finally:
-        if table is None:
-            opened.close()
+        return (*files, *letters)
+
+
+def _opened(
+    table: ExportTable | None, settings: ExportSettings
+) -> AbstractContextManager[ExportTable]:
+    return closing(open_table(settings)) if table is None else nullcontext(table)
 
 
 def _run_of(key: str) -> str:
@@ -145,110 +147,93 @@ def _run_of(key: str) -> str:
     return key if run_id is None else run_id[0]
 
 
+@dataclass(slots=True)
 class _Run:
-    """One run and what it has done so far."""
+    """One run and what it has done so far.
 
-    def __init__(
-        self,
-        options: ScanOptions,
-        settings: ExportSettings,
-        executor: ExportExecutor,
-        table: ExportTable,
-        progress: Progress,
-    ) -> None:
-        self._options = options
-        self._settings = settings
-        self._executor = executor
-        self._table = table
-        self._progress = progress
-        self._run_id = uuid.uuid4().hex
-        self._fingerprint = fingerprint(options, settings)
-        self._reports: list[TaskReport] = []
-        self._seconds = {"planning": 0.0, "running": 0.0, "committing": 0.0}
-        self._commits: list[Commit] = []
-        self._waiting: tuple[list[RangeAdvance], list[TaskReport]] = [], []
-        self._merges = False
-        self._base: Sequence[BaseFile] = ()
+    Attributes:
+        rules: What decides which rows the table gets.
+        base: Files of the table that a compaction replaces.
+        merges: Whether it merges them with new records; otherwise it builds the table anew.
+        waiting: Ranges and reports that wait for a table to commit to.
+    """
+
+    options: ScanOptions
+    settings: ExportSettings
+    executor: ExportExecutor
+    table: ExportTable
+    progress: Progress
+    rules: Fingerprint = field(init=False)
+    run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    reports: list[TaskReport] = field(default_factory=list)
+    commits: list[Commit] = field(default_factory=list)
+    waiting: tuple[list[RangeAdvance], list[TaskReport]] = field(default_factory=lambda: ([], []))
+    base: Sequence[BaseFile] = ()
+    merges: bool = False
+    seconds: dict[str, float] = field(
+        default_factory=lambda: {"planning": 0.0, "running": 0.0, "committing": 0.0}
+    )
+
+    def __post_init__(self) -> None:
+        self.rules = fingerprint(self.options, self.settings)
 
     def export(self) -> BackfillReport:
         started = time.monotonic()
-        state = self._table.load(self._fingerprint)
-        publish_dead_letters(self._settings, state.letters)
+        state = self.table.load(self.rules)
+        publish_dead_letters(self.settings, state.letters)
         plan = self._plan(state)
-        self._seconds["planning"] = time.monotonic() - started
-        predicted = estimate(plan.scan.tasks)
-        self._progress.begin(len(plan.scan.tasks), plan.scan.nominal_bytes)
+        self.seconds["planning"] = time.monotonic() - started
+        self.progress.begin(len(plan.scan.tasks), plan.scan.nominal_bytes)
         try:
             if plan.waves:
-                job = ExportJob.of(
-                    self._options, self._settings, self._table.place(self._run_id), self._run_id
-                )
-                for wave in plan.waves:
-                    if self._settings.compaction is None:
-                        self._run_wave(wave, job)
-                    else:
-                        self._run_compaction(wave, job, self._settings.compaction, state)
+                place = self.table.place(self.run_id)
+                job = ExportJob.of(self.options, self.settings, place, self.run_id)
+                if self.settings.compaction is not None:
+                    self._compact(plan, job, self.settings.compaction, state)
+                else:
+                    for wave in plan.waves:
+                        self._commit(wave, self._run_tasks(wave.tasks, job), job)
         finally:
-            self._progress.end()
-        if self._waiting[0]:
+            self.progress.end()
+        if self.waiting[0]:
             log.warning(
                 "no row was written, and there is no table yet: nothing tells its columns, so the"
                 " offsets are not recorded, and the next run reads them again"
             )
-        return self._report(plan, predicted.cost())
+        return self._report(plan)
 
     def _plan(self, state: TableState) -> ExportPlan:
-        if self._settings.compaction is not None:
-            return self._plan_compaction(state)
-        return plan_export(
-            self._options,
-            state.committed,
-            resume=self._settings.resume,
-            commit_bytes=self._settings.commit_bytes,
-        )
-
-    def _run_wave(self, wave: Wave, job: ExportJob) -> None:
-        started = time.monotonic()
-        ordered = self._run_tasks(wave.tasks, job)
-        self._seconds["running"] += time.monotonic() - started
-        self._commit(wave, ordered)
-
-    def _plan_compaction(self, state: TableState) -> ExportPlan:
-        """One wave: a merge behind what the table holds, or all of it anew."""
-        if not state.fingerprint or can_merge(self._options, self._settings):
-            self._merges = bool(state.fingerprint)
-            self._base = self._table.base_files() if self._merges else ()
-            return plan_export(self._options, state.committed, resume=True, commit_bytes=1 << 62)
-        plan = plan_rebuild(self._options, state.committed)
-        if plan.waves:
-            self._base = self._table.base_files()
-            check_rebuild(
-                self._options,
-                self._table.place(self._run_id),
-                self._base,
-                state.committed,
-                {PartitionKey(part.topic_id, part.partition) for part in plan.scan.partitions},
+        options, settings, committed = self.options, self.settings, state.committed
+        if settings.compaction is None:
+            return plan_export(
+                options, committed, resume=settings.resume, commit_bytes=settings.commit_bytes
             )
-            topic_ids = {(p.topic, p.partition): p.topic_id for p in plan.scan.partitions}
-            self._check_lost(plan.skipped, topic_ids, state)
+        # One wave: a merge behind what the table holds, or all of it anew.
+        if not state.fingerprint or can_merge(options, settings):
+            self.merges = bool(state.fingerprint)
+            self.base = self.table.base_files() if self.merges else ()
+            return plan_export(options, committed, resume=True, commit_bytes=1 << 62)
+        plan = plan_rebuild(options, committed)
+        if plan.waves:
+            self.base = self.table.base_files()
+            place = self.table.place(self.run_id)
+            planned = {PartitionKey(part.topic_id, part.partition) for part in plan.scan.partitions}
+            check_rebuild(options, place, self.base, committed, planned)
+            self._check_lost(plan.skipped, plan, state)
         return plan
 
-    def _check_lost(
-        self,
-        skipped: Iterable[Skipped],
-        topic_ids: Mapping[tuple[str, int], str],
-        state: TableState,
-    ) -> None:
+    def _check_lost(self, skipped: Iterable[Skipped], plan: ExportPlan, state: TableState) -> None:
         """A rebuild may lack what is new to the table, and nothing that it has."""
+        topic_ids = {(part.topic, part.partition): part.topic_id for part in plan.scan.partitions}
         lost: dict[PartitionKey, list[tuple[int, int]]] = {}
         for gap in skipped:
             key = PartitionKey(topic_ids[gap.topic, gap.partition], gap.partition)
             lost.setdefault(key, []).append((gap.start, gap.stop))
-        place = self._table.place(self._run_id)
-        check_lost(self._options, place, self._base, state.committed, lost)
+        place = self.table.place(self.run_id)
+        check_lost(self.options, place, self.base, state.committed, lost)
 
-    def _run_compaction(
-        self, wave: Wave, job: ExportJob, compaction: Compaction, state: TableState
+    def _compact(
+        self, plan: ExportPlan, job: ExportJob, compaction: Compaction, state: TableState
     ) -> None:
         from kts_source.export.compaction.buckets import spill_folder
         from kts_source.export.compaction.compact import (
@@ -259,120 +244,115 @@ class _Run:
         )
         from kts_source.export.compaction.merge import BASE_RATIO, base_tasks
 
-        started = time.monotonic()
-        base = self._base if self._merges else ()
+        (wave,) = plan.waves
+        base = self.base if self.merges else ()
         nominal = sum(task.scan.nominal_bytes for task in wave.tasks)
         buckets = bucket_count(nominal + BASE_RATIO * sum(file.size for file in base))
         spread: list[RunnableTask] = [
             SpreadTask(task.number, task.scan, task.topic_ids, buckets) for task in wave.tasks
         ]
         spread += base_tasks(base, 1 + max((t.number for t in spread), default=-1), buckets)
-        topic_ids = {place: name for task in wave.tasks for place, name in task.topic_ids.items()}
         reports = self._run_tasks(spread, job)
-        if not self._merges:
-            self._check_lost(lost_offsets(reports), topic_ids, state)
+        if not self.merges:
+            self._check_lost(lost_offsets(reports), plan, state)
         newest = newest_of(reports, state.newest_ms)
-        merging = bucket_tasks(reports, len(spread), topic_ids, buckets, compaction, newest)
+        merging = bucket_tasks(reports, len(spread), buckets, compaction, newest)
         reports += self._run_tasks(merging, job)
-        self._seconds["running"] += time.monotonic() - started
-        held = frozenset(file.key for file in self._base)
-        self._commit(wave, reports, base=held, newest_ms=newest)
-        target = open_target(job.place.path, job.place.storage)
-        for found in list(target.list_objects(spill_folder(job))):
-            target.delete(found.key)
-        target.close()
+        held = frozenset(file.key for file in self.base)
+        self._commit(wave, reports, job, base=held, newest_ms=newest)
+        with closing(open_target(job.place.path, job.place.storage)) as target:
+            for found in list(target.list_objects(spill_folder(job))):
+                target.delete(found.key)
 
     def _run_tasks(self, tasks: Sequence[RunnableTask], job: ExportJob) -> list[TaskReport]:
         """The reports of all tasks, in their order."""
+        started = time.monotonic()
         reports: dict[int, TaskReport] = {}
         if tasks:
-            for report in self._executor.run(tasks, job):
+            for report in self.executor.run(tasks, job):
                 if report.number in reports:
                     raise ExportError(f"task {report.number} reported twice")
                 reports[report.number] = report
-                self._progress.task_done(report)
+                self.progress.task_done(report)
         if missing := {task.number for task in tasks} - reports.keys():
             raise ExportError(f"tasks {sorted(missing)[:5]} did not report; nothing was committed")
+        self.seconds["running"] += time.monotonic() - started
         return [reports[number] for number in sorted(reports)]
 
     def _commit(
         self,
         wave: Wave,
         ordered: Sequence[TaskReport],
+        job: ExportJob,
         *,
         base: frozenset[str] | None = None,
         newest_ms: Mapping[PartitionKey, int] = MappingProxyType({}),
     ) -> None:
         started = time.monotonic()
-        advances = joined(self._waiting[0], wave.advances)
-        reports = [*self._waiting[1], *ordered]
+        advances = joined(self.waiting[0], wave.advances)
+        reports = [*self.waiting[1], *ordered]
         commit = Commit(
             tuple(advances),
             tuple(file for report in reports for file in report.files),
-            self._fingerprint,
-            _common_schema(reports) or self._schema_without_rows(),
-            self._run_id,
+            self.rules,
+            self._schema(reports, job),
+            self.run_id,
             base,
             newest_ms,
-            list_dead_letters(self._settings, (report.dead_letters for report in reports)),
+            list_dead_letters(self.settings, (report.dead_letters for report in reports)),
         )
         try:
-            committed = self._table.commit(commit)
+            committed = self.table.commit(commit)
         except (CommitConflictError, FingerprintError, RangeOverlapError):
             # Refused, unless the answer that it counts was lost: then the table has the number.
-            publish_dead_letters(self._settings, self._table.load().letters)
-            drop_dead_letters(self._settings, commit.letters)
+            publish_dead_letters(self.settings, self.table.load().letters)
+            drop_dead_letters(self.settings, commit.letters)
             raise
         if committed:
-            publish_dead_letters(self._settings, commit.letters)
-            self._commits.append(commit)
-            self._waiting = [], []
+            publish_dead_letters(self.settings, commit.letters)
+            self.commits.append(commit)
+            self.waiting = [], []
         else:
-            self._waiting = advances, reports
-        self._reports.extend(ordered)
-        self._seconds["committing"] += time.monotonic() - started
+            self.waiting = advances, reports
+        self.reports.extend(ordered)
+        self.seconds["committing"] += time.monotonic() - started
 
-    def _schema_without_rows(self) -> pa.Schema | None:
-        schema = schema_without_rows(self._options, self._settings)
+    def _schema(self, reports: Sequence[TaskReport], job: ExportJob) -> pa.Schema | None:
+        """Of the rows that tasks wrote, or else would have written."""
+        schemas = [report.schema for report in reports if report.schema is not None]
+        if schemas:
+            if not all(schema.equals(schemas[0], check_metadata=True) for schema in schemas):
+                raise TransformError("the transform gave different columns in different tasks")
+            return schemas[0]
+        schema = schema_without_rows(self.options, self.settings)
         if schema is not None:  # a table must not begin with what no row will fit
-            check_columns(schema, self._settings, self._table.place(self._run_id).values_in)
+            check_columns(schema, self.settings, job.place.values_in)
         return schema
 
-    def _report(self, plan: ExportPlan, cost: float) -> BackfillReport:
-        reports = self._reports
+    def _report(self, plan: ExportPlan) -> BackfillReport:
+        reports = self.reports
         files = [file for report in reports for file in report.files]
         skipped = (*plan.skipped, *lost_offsets(reports))
+        advances = (advance for commit in self.commits for advance in commit.advances)
         return BackfillReport(
-            target=self._settings.target,
-            table_format=self._settings.table_format,
-            ranges=written_ranges(
-                (advance for commit in self._commits for advance in commit.advances), skipped
-            ),
+            target=self.settings.target,
+            table_format=self.settings.table_format,
+            ranges=written_ranges(advances, skipped),
             rows=sum(file.rows for file in files),
             rows_read=sum(report.rows_read for report in reports),
-            rejected=sum(report.rejected for report in reports),
+            rejected=sum(r.dead_letters.rows for r in reports if r.dead_letters is not None),
             files=len(files),
             file_bytes=sum(file.size for file in files),
             segment_bytes=sum(report.segment_bytes for report in reports),
-            commits=len(self._commits),
+            commits=len(self.commits),
             requests=sum(report.requests for report in reports),
             bytes_read=sum(report.bytes_read for report in reports),
             retries=sum(report.retries for report in reports),
-            cost=cost,
+            cost=estimate(plan.scan.tasks).cost(),
             skipped=skipped,
             seconds={
-                **self._seconds,
+                **self.seconds,
                 "tasks": sum(report.seconds for report in reports),
                 "writing": sum(report.seconds_writing for report in reports),
             },
         )
-
-
-def _common_schema(reports: Sequence[TaskReport]) -> pa.Schema | None:
-    schemas = {report.schema for report in reports if report.schema is not None}
-    if len(schemas) > 1:
-        raise TransformError("the transform gave different columns in different tasks")
-    for report in reports:
-        if report.schema is not None:
-            return report.arrow_schema
-    return None

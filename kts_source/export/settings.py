@@ -108,7 +108,7 @@ def export_settings(
 
     Args:
         target: Folder, `s3://bucket/prefix`, or an Iceberg table's name (`namespace.table`).
-        source: The source's options: what opens it opens the target where nothing else is given.
+        source: The source's options; its credentials open the target where no others are given.
         arguments: See `backfill`.
 
     Raises:
@@ -118,44 +118,39 @@ def export_settings(
     if unknown := arguments.keys() - ExportArguments.__annotations__.keys():
         raise TypeError(f"an export takes no argument {', '.join(sorted(unknown))}")
     given: dict[str, Any] = dict(arguments)
-    catalog = given.pop("catalog", None)
-    target_options = given.pop("target_options", None)
-    compaction = _compaction(given)
     for name in ("partition_by", "sort_within_files"):
         columns = given.get(name, ())
         if isinstance(columns, str):
             raise InvalidOptionError(f"{name} is a list of columns, not {columns!r}")
         given[name] = tuple(columns)
     given["partition_by"] = parse_partition_by(given["partition_by"])
+    rules = ("tombstones", "delete_retention_ms")
+    compaction = Compaction(**{name: given.pop(name) for name in rules if name in given})
+    catalog = given.pop("catalog", None)
+    properties = {name: str(value) for name, value in (catalog or {}).items()}
+    options = given.pop("target_options", None)
+    if options is None:
+        of_catalog = {name: properties[name] for name, _ in S3_OPTIONS if name in properties}
+        options = of_catalog or source or {}
     settings = ExportSettings(
         target,
+        compaction=compaction if given.pop("compact", False) else None,
         **given,
-        compaction=compaction,
-        storage=storage_options_from(_target_options(target_options, catalog, source)),
-        catalog=Secret({name: str(value) for name, value in (catalog or {}).items()}),
+        storage=storage_options_from(options),
+        catalog=Secret(properties),
     )
+    for name, value, allowed in (
+        ("table_format", settings.table_format, TABLE_FORMATS),
+        ("compression", settings.compression, COMPRESSIONS),
+        ("tombstones", compaction.tombstones, TOMBSTONES),
+    ):
+        if value not in allowed:
+            raise InvalidOptionError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
     _check(settings, has_catalog=catalog is not None)
     return settings
 
 
-def _compaction(given: dict[str, Any]) -> Compaction | None:
-    """Takes what says how to compact out of the arguments."""
-    compact = given.pop("compact", False)
-    rules = {
-        name: given.pop(name) for name in ("tombstones", "delete_retention_ms") if name in given
-    }
-    compaction = Compaction(**rules)
-    if compaction.tombstones not in TOMBSTONES:
-        raise InvalidOptionError(
-            f"tombstones must be one of {', '.join(TOMBSTONES)}, not {compaction.tombstones!r}"
-        )
-    return compaction if compact else None
-
-
 def _check(settings: ExportSettings, *, has_catalog: bool) -> None:
-    for name, allowed in (("table_format", TABLE_FORMATS), ("compression", COMPRESSIONS)):
-        if (value := getattr(settings, name)) not in allowed:
-            raise InvalidOptionError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
     for name in ("target_file_bytes", "row_group_rows", "commit_bytes"):
         if (value := getattr(settings, name)) < 1:
             raise InvalidOptionError(f"{name} must be positive, not {value}")
@@ -169,17 +164,3 @@ def _check(settings: ExportSettings, *, has_catalog: bool) -> None:
         )
     if settings.compaction and (settings.transform is not None or settings.sort_within_files):
         raise InvalidOptionError("compact=True goes with neither transform nor sort_within_files")
-
-
-def _target_options(
-    given: Mapping[str, str] | None,
-    catalog: Mapping[str, Any] | None,
-    source: Mapping[str, str] | None,
-) -> Mapping[str, str]:
-    """What was given, or else the catalog's `s3.*` properties, or else the source's options."""
-    if given is not None:
-        return given
-    of_catalog = {
-        name: str(value) for name, value in (catalog or {}).items() if name in dict(S3_OPTIONS)
-    }
-    return of_catalog or source or {}

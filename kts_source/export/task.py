@@ -1,33 +1,31 @@
-"""Runs one export task: decodes its slices, transforms, writes files, and says what it wrote.
+"""Reads the slices of one task, and writes their rows.
 
 Every attempt writes under names of its own, so retries and speculative copies never touch each
-other; what counts is only what the driver hears of and commits.
+other; only what the driver hears of and commits counts.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import time
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from kts_source.columns import PARTITION, TOPIC
-from kts_source.export.files import TaskReport, encode_schema
+from kts_source.export.files import TaskReport
 from kts_source.export.job import OFFSET
-from kts_source.export.tables.open_target import open_target
 from kts_source.export.task_writer import TaskWriter
-from kts_source.export.transforms.dead_letters import DeadLetters
-from kts_source.read.read_settings import BatchLimits
+from kts_source.read.read_settings import FOR_SPARK, BatchLimits
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Mapping
+
+    import pyarrow as pa
 
     from kts_source.export.job import ExportJob
-    from kts_source.options import ScanOptions
     from kts_source.read.task import ScanTask
+    from kts_source.read.task_metrics import TaskMetrics
 
-NEEDED: Final = (TOPIC, PARTITION, OFFSET)
+_NEEDED: Final = (TOPIC, PARTITION, OFFSET)
 _BATCHES: Final = BatchLimits(16384, 8 << 20)
 """More than Spark is handed at a time: each batch costs the writer as much, however small."""
 
@@ -46,63 +44,48 @@ class ExportTask:
     topic_ids: Mapping[tuple[str, int], str]
 
     def run(self, job: ExportJob) -> TaskReport:
-        """See `run_export_task`."""
-        return run_export_task(self, job)
+        """Writes the files.
+
+        Raises:
+            TieredKafkaError: Bytes that are not what was planned, a transform that fails, a store
+                that does not take the files.
+        """
+        with TaskWriter(self.number, self.topic_ids, job) as writer:
+            read = read_rows(self.number, self.scan, job, writer.write, _NEEDED, _BATCHES)
+            return writer.completed(read)
 
 
-def run_export_task(task: ExportTask, job: ExportJob) -> TaskReport:
-    """Writes the files of one task.
+def read_rows(
+    number: int,
+    scan: ScanTask,
+    job: ExportJob,
+    take: Callable[[pa.RecordBatch], None],
+    needed: Iterable[str],
+    batches: BatchLimits = FOR_SPARK,
+) -> TaskReport:
+    """Reads the slices of a task; `take` gets every batch, with the columns that it needs.
 
-    Raises:
-        TieredKafkaError: Bytes that are not what was planned, a transform that fails, a store that
-            does not take the files. Files of the failed attempt are removed where that is possible.
+    Returns:
+        A report of the reading alone, without its time.
     """
     from kts_source.read.run_task import run_task
-    from kts_source.read.task_metrics import TaskMetrics, TaskPlace
+    from kts_source.read.task_metrics import TaskPlace
 
-    started = time.monotonic()
-    options = job.options
-    read_columns = (*options.columns, *(name for name in NEEDED if name not in options.columns))
-    place = TaskPlace(job.settings.export_id, partition=task.number)
-    work = TaskMetrics()
-
-    def note(metrics: TaskMetrics) -> None:
-        nonlocal work
-        work = metrics
-
-    target = open_target(job.place.path, job.place.storage)
-    letters = DeadLetters(job)
-    writer = TaskWriter(task, job, target, letters)
-    reading = _with_columns(options, read_columns)
-    try:
-        rows = run_task(task.scan, reading, place, batches=_BATCHES, on_end=note)
-        with closing(rows) as batches:
-            for batch in batches:
-                writer.write(batch)
-        files = writer.close()
-        rejected = letters.close()
-    except BaseException:
-        writer.abandon()
-        letters.abandon()
-        raise
-    finally:
-        target.close()
+    columns = tuple(dict.fromkeys((*job.options.columns, *needed)))
+    options = replace(job.options, columns=columns)
+    place = TaskPlace(job.settings.export_id, partition=number)
+    ended: list[TaskMetrics] = []
+    rows = run_task(scan, options, place, batches=batches, on_end=ended.append)
+    with closing(rows):
+        for batch in rows:
+            take(batch)
+    (metrics,) = ended
     return TaskReport(
-        number=task.number,
-        files=files,
-        schema=None if writer.schema is None else encode_schema(writer.schema),
-        rows_read=work.rows,
-        rejected=letters.rows,
-        dead_letters=rejected,
-        segment_bytes=task.scan.nominal_bytes,
-        requests=work.requests,
-        bytes_read=work.bytes,
-        retries=work.retries,
-        lost=work.lost_ranges,
-        seconds=time.monotonic() - started,
-        seconds_writing=writer.seconds,
+        number=number,
+        rows_read=metrics.rows,
+        segment_bytes=scan.nominal_bytes,
+        requests=metrics.requests,
+        bytes_read=metrics.bytes,
+        retries=metrics.retries,
+        lost=metrics.lost_ranges,
     )
-
-
-def _with_columns(options: ScanOptions, columns: tuple[str, ...]) -> ScanOptions:
-    return dataclasses.replace(options, columns=columns)

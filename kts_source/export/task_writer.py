@@ -5,29 +5,28 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 import pyarrow as pa
 
 from kts_source.columns import PARTITION, TOPIC
-from kts_source.errors import (
-    ExportError,
-    TieredKafkaError,
-    TransformError,
-)
+from kts_source.errors import ExportError, TieredKafkaError, TransformError
 from kts_source.export.files import WrittenFile
 from kts_source.export.job import OFFSET, TOPIC_ID
 from kts_source.export.parquet_file import ParquetFile
 from kts_source.export.partitioning import folder, partition_values, split, value_text
 from kts_source.export.row_schema import check_columns
+from kts_source.export.tables.open_target import open_target
+from kts_source.export.transforms.dead_letters import DeadLetters
 from kts_source.export.transforms.row_transform import RowTransform
 
 if TYPE_CHECKING:
-    from kts_source.export.job import ExportJob, WritingTask
+    from collections.abc import Mapping
+
+    from kts_source.export.files import TaskReport
+    from kts_source.export.job import ExportJob
     from kts_source.export.partitioning import PartitionValue
-    from kts_source.export.tables.target_store import TargetStore
-    from kts_source.export.transforms.dead_letters import DeadLetters
 
 
 MAX_OPEN_FILES: Final = 8
@@ -51,41 +50,57 @@ class _OpenFile:
 
     key: str
     file: ParquetFile
-    topic: str
-    topic_id: str
-    partition: int
-    values: tuple[PartitionValue, ...]
+    owner: _Owner
     start: int
     stop: int
 
 
 class TaskWriter:
-    """Spreads batches over files. Batches come in offset order within a partition."""
+    """Spreads batches over files. Batches come in offset order within a partition.
+
+    At the end of the `with` block the store is closed; after an error, files of the attempt are
+    removed first, where that is possible.
+
+    Args:
+        number: Of the task.
+        topic_ids: Topic and partition to topic id, of rows without a column for it.
+        job: Where and how to write.
+    """
 
     def __init__(
-        self,
-        task: WritingTask,
-        job: ExportJob,
-        target: TargetStore,
-        letters: DeadLetters,
+        self, number: int, topic_ids: Mapping[tuple[str, int], str], job: ExportJob
     ) -> None:
-        self._letters = letters
-        self._task = task
+        self._began = time.monotonic()
+        self._number = number
+        self._topic_ids = topic_ids
         self._job = job
-        self._target = target
+        self._settings = job.settings
+        # A compacted table may hold several ids of a topic.
+        self._columns = [*job.options.columns, *((TOPIC_ID,) if job.settings.compaction else ())]
+        self.target = open_target(job.place.path, job.place.storage)
+        self._letters = DeadLetters(job)
         self._attempt = uuid.uuid4().hex
         self._open: dict[tuple[PartitionValue, ...], _OpenFile] = {}
         self._owner: _Owner | None = None
         self._done: list[WrittenFile] = []
         self._count = 0
-        self.schema: pa.Schema | None = None
-        self.seconds = 0.0
+        self._schema: pa.Schema | None = None
+        self._seconds = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._abandon()
+        self.target.close()
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Writes the rows of one partition.
 
         Raises:
             TransformError: The transform failed.
+            ExportError: Readers would not find a row by its partition values.
         """
         if batch.num_rows == 0:
             return
@@ -99,60 +114,49 @@ class TaskWriter:
         rows = self._transformed(batch, owner, start, stop)
         if rows is not None and rows.num_rows:
             self._check_schema(rows)
-            columns = [field.values(rows) for field in self._job.settings.partition_by]
+            fields, values_in = self._settings.partition_by, self._job.place.values_in
+            columns = [field.values(rows) for field in fields]
             for row, part in split(rows, columns):
                 try:
-                    values = partition_values(
-                        self._job.settings.partition_by, columns, row, self._job.place.values_in
-                    )
+                    values = partition_values(fields, columns, row, values_in)
                 except ValueError as error:
                     raise self._unreadable(error, batch, row, owner) from None
                 self._add(owner, values, part, start, stop)
-        self.seconds += time.monotonic() - started
+        self._seconds += time.monotonic() - started
 
-    def _unreadable(
-        self, error: ValueError, batch: pa.RecordBatch, row: int, owner: _Owner
-    ) -> ExportError:
-        offsets = batch.column(OFFSET)
-        text = f"the row cannot be partitioned: {error}. "
-        if self._job.settings.transform is not None:
-            # Only the transform knows which of its rows came of which record.
-            text += f"It came of offsets {offsets[0]} to {offsets[len(offsets) - 1]}. "
-            row = 0
-        return ExportError(
-            f"{text}Partition by another column, change the value in a transform, or leave such"
-            " rows out with option where",
-            topic=owner.topic,
-            partition=owner.partition,
-            offset=offsets[row].as_py(),
-        )
-
-    def _owner_of(self, batch: pa.RecordBatch) -> _Owner:
-        place = (batch.column(TOPIC)[0].as_py(), batch.column(PARTITION)[0].as_py())
-        if TOPIC_ID in batch.schema.names:  # a compacted table may hold several ids of a topic
-            return _Owner(*place, batch.column(TOPIC_ID)[0].as_py())
-        return _Owner(*place, self._task.topic_ids[place])
-
-    def close(self) -> tuple[WrittenFile, ...]:
-        """Completes all files."""
+    def completed(self, report: TaskReport) -> TaskReport:
+        """Completes all files, and adds what was written to a report."""
         started = time.monotonic()
         self._close_all()
-        self.seconds += time.monotonic() - started
-        return tuple(self._done)
+        self._seconds += time.monotonic() - started
+        return replace(
+            report,
+            files=tuple(self._done),
+            schema=self._schema,
+            dead_letters=self._letters.close(),
+            seconds=time.monotonic() - self._began,
+            seconds_writing=self._seconds,
+        )
 
-    def abandon(self) -> None:
-        """Gives up all files of this attempt and removes what can be removed."""
+    def _abandon(self) -> None:
         for opened in self._open.values():
             opened.file.abandon()
         for key in [*(opened.key for opened in self._open.values()), *(f.key for f in self._done)]:
             with contextlib.suppress(Exception):
-                self._target.delete(key)
+                self.target.delete(key)
+        self._letters.abandon()
+
+    def _owner_of(self, batch: pa.RecordBatch) -> _Owner:
+        place = (batch.column(TOPIC)[0].as_py(), batch.column(PARTITION)[0].as_py())
+        if TOPIC_ID in batch.schema.names:
+            return _Owner(*place, batch.column(TOPIC_ID)[0].as_py())
+        return _Owner(*place, self._topic_ids[place])
 
     def _transformed(
         self, batch: pa.RecordBatch, owner: _Owner, start: int, stop: int
     ) -> pa.RecordBatch | None:
-        transform = self._job.settings.transform
-        selected = batch.select([*self._job.options.columns, *self._job.extra_columns])
+        transform = self._settings.transform
+        selected = batch.select(self._columns)
         if transform is None:
             return selected
         try:
@@ -178,14 +182,31 @@ class TaskWriter:
         return rows
 
     def _check_schema(self, rows: pa.RecordBatch) -> None:
-        if self.schema is None:
-            check_columns(rows.schema, self._job.settings, self._job.place.values_in)
-            self.schema = rows.schema.remove_metadata()
-        elif self._job.settings.transform is not None and not rows.schema.equals(self.schema):
+        if self._schema is None:
+            check_columns(rows.schema, self._settings, self._job.place.values_in)
+            self._schema = rows.schema.remove_metadata()
+        elif self._settings.transform is not None and not rows.schema.equals(self._schema):
             raise TransformError(
-                f"the transform must always return the same columns: first {self.schema}, then"
+                f"the transform must always return the same columns: first {self._schema}, then"
                 f" {rows.schema}"
             )
+
+    def _unreadable(
+        self, error: ValueError, batch: pa.RecordBatch, row: int, owner: _Owner
+    ) -> ExportError:
+        offsets = batch.column(OFFSET)
+        text = f"the row cannot be partitioned: {error}. "
+        if self._settings.transform is not None:
+            # Only the transform knows which of its rows came of which record.
+            text += f"It came of offsets {offsets[0]} to {offsets[len(offsets) - 1]}. "
+            row = 0
+        return ExportError(
+            f"{text}Partition by another column, change the value in a transform, or leave such"
+            " rows out with option where",
+            topic=owner.topic,
+            partition=owner.partition,
+            offset=offsets[row].as_py(),
+        )
 
     def _add(
         self,
@@ -196,53 +217,42 @@ class TaskWriter:
         stop: int,
     ) -> None:
         if self._job.place.values_in != "file":
-            dropped = {field.name for field in self._job.settings.partition_by}
+            dropped = {field.name for field in self._settings.partition_by}
             rows = rows.select([name for name in rows.schema.names if name not in dropped])
         opened = self._open.pop(values, None)
         if opened is None:
             if len(self._open) >= MAX_OPEN_FILES:
                 self._close(next(iter(self._open)))
-            opened = self._begin(owner, values, rows.schema.remove_metadata(), start)
+            opened = self._begin(owner, rows.schema.remove_metadata(), start)
         self._open[values] = opened  # last = most recently used
         opened.stop = stop
         opened.file.add(rows)
-        self._bound_memory()
-        if (
-            opened.file.is_full_to_sort
-            or opened.file.written_bytes >= self._job.settings.target_file_bytes
-        ):
+        is_full = opened.file.written_bytes >= self._settings.target_file_bytes
+        if is_full or opened.file.is_full_to_sort:
             self._close(values)
+        self._bound_memory()
 
-    def _begin(
-        self,
-        owner: _Owner,
-        values: tuple[PartitionValue, ...],
-        schema: pa.Schema,
-        start: int,
-    ) -> _OpenFile:
-        place = self._job.place
-        # A transform may put anything there.
-        is_constant = self._job.settings.transform is None and TOPIC in schema.names
-        name = f"{self._task.number:06d}-{self._attempt}-{self._count:04d}{place.suffix}"
-        key = f"{place.prefix}{name}"
+    def _begin(self, owner: _Owner, schema: pa.Schema, start: int) -> _OpenFile:
+        settings, place = self._settings, self._job.place
+        key = f"{place.prefix}{self._number:06d}-{self._attempt}-{self._count:04d}{place.suffix}"
         self._count += 1
+        # A transform may put anything there.
+        is_constant = settings.transform is None and TOPIC in schema.names
         file = ParquetFile(
-            self._target.open_output(key),
+            self.target.open_output(key),
             schema,
-            compression=self._job.settings.compression,
-            row_group_rows=self._job.settings.row_group_rows,
-            sort_by=self._job.settings.sort_within_files,
-            bounded={field.source for field in self._job.settings.partition_by},
+            compression=settings.compression,
+            row_group_rows=settings.row_group_rows,
+            sort_by=settings.sort_within_files,
+            bounded={field.source for field in settings.partition_by},
             constants={TOPIC: owner.topic} if is_constant else {},
         )
-        return _OpenFile(
-            key, file, owner.topic, owner.topic_id, owner.partition, values, start, start
-        )
+        return _OpenFile(key, file, owner, start, start)
 
     def _bound_memory(self) -> None:
         while sum(opened.file.held_bytes for opened in self._open.values()) > MAX_HELD_BYTES:
             values = max(self._open, key=lambda values: self._open[values].file.held_bytes)
-            if self._job.settings.sort_within_files:
+            if self._settings.sort_within_files:
                 self._close(values)
             else:
                 self._open[values].file.flush()
@@ -255,13 +265,17 @@ class TaskWriter:
         opened = self._open[values]
         size, statistics = opened.file.close()
         del self._open[values]
+        owner = opened.owner
+        # The one name that these offsets have in a folder, whoever wrote them.
+        name = (
+            f"{self._settings.export_id}-{owner.topic_id}-{owner.partition}"
+            f"-{opened.start:020d}-{opened.stop:020d}.parquet"
+        )
         self._done.append(
             WrittenFile(
                 key=opened.key,
-                name=final_name(self._job, opened),
-                topic=opened.topic,
-                topic_id=opened.topic_id,
-                partition=opened.partition,
+                name=f"{folder(self._settings.partition_by, values)}{name}",
+                **owner._asdict(),
                 start=opened.start,
                 stop=opened.stop,
                 rows=opened.file.rows,
@@ -271,12 +285,3 @@ class TaskWriter:
                 statistics=statistics,
             )
         )
-
-
-def final_name(job: ExportJob, opened: _OpenFile) -> str:
-    """The one name that these offsets have in a folder, whoever wrote them."""
-    return (
-        f"{folder(job.settings.partition_by, opened.values)}"
-        f"{job.settings.export_id}-{opened.topic_id}-{opened.partition}"
-        f"-{opened.start:020d}-{opened.stop:020d}.parquet"
-    )

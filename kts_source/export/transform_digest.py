@@ -1,9 +1,9 @@
-"""What of a transform decides its rows: its code, and all that is bound to it.
+"""A digest of a transform: of its code, and of all that is bound to it.
 
-Seen are the source of functions and classes, closures, defaults, arguments of `functools.partial`,
-and the attributes of objects, at any depth. Not seen are module globals, attributes that a class
-gets later, and the code that a function calls, unless it is bound in one of those ways. A text
-`fingerprint` on any of them stands for all of it.
+It covers the source of functions and classes, closures, defaults, arguments of `functools.partial`,
+and the attributes of objects, at any depth. It does not cover module globals, attributes that a
+class gets later, and the code that a function calls, unless it is bound in one of those ways. A
+text `fingerprint` on any of them stands for all of it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def own_fingerprint(value: object) -> str | None:
 
 
 def digest_transform(transform: object) -> str:
-    """A digest of everything that is seen: equal in every process that binds equal values.
+    """The digest: equal in every process that binds equal values.
 
     Raises:
         FingerprintError: Something bound cannot be told from others of its kind.
@@ -56,15 +56,13 @@ class _Digest:
             return _hash(type(value).__name__, repr(value))
         if id(value) not in self._known:
             self._known[id(value)] = value, _hash("itself")
-            self._known[id(value)] = value, self._of(value)
+            own = own_fingerprint(value)
+            digest = self._by_kind(value) if own is None else _hash("own", own)
+            self._known[id(value)] = value, digest
         return self._known[id(value)][1]
 
     def _all(self, values: Iterable[object]) -> list[bytes]:
         return [self.of(value) for value in values]
-
-    def _of(self, value: object) -> bytes:
-        own = own_fingerprint(value)
-        return _hash("own", own) if own is not None else self._by_kind(value)
 
     @singledispatchmethod
     def _by_kind(self, value: Any) -> bytes:  # noqa: ANN401
@@ -77,13 +75,13 @@ class _Digest:
         except Exception as error:  # noqa: BLE001  # objects raise what they like
             raise _unknown(value, f"{type(error).__name__}: {error}") from None
         if isinstance(reduced, str):
-            return _hash("global", _name(type(value)), reduced)
+            return _hash("global", qualified_name(type(value)), reduced)
         make, arguments, state, items, pairs = (*reduced, None, None, None, None)[:5]
         if isinstance(state, dict) and all(isinstance(name, str) for name in state):
             state = sorted(state.items())  # attributes have no order
         parts = [self.of(type(value)), *self._all(arguments), self.of(state)]
         parts += self._all(items or ()) + self._all(pairs or ())
-        return _hash("object", _name(make), *parts)
+        return _hash("object", qualified_name(make), *parts)
 
     @_by_kind.register(tuple)
     @_by_kind.register(list)
@@ -105,8 +103,8 @@ class _Digest:
 
     @_by_kind.register
     def _class(self, value: type) -> bytes:
-        sources = [_source(kind) or b"" for kind in value.__mro__ if not _is_python_s_own(kind)]
-        return _hash("class", _name(value), *sources)
+        sources = [source_of(kind) or b"" for kind in value.__mro__ if not _is_python_s_own(kind)]
+        return _hash("class", qualified_name(value), *sources)
 
     @_by_kind.register
     def _method(self, value: types.MethodType) -> bytes:
@@ -116,7 +114,7 @@ class _Digest:
     def _builtin(self, value: types.BuiltinFunctionType) -> bytes:
         owner = value.__self__
         bound = b"" if isinstance(owner, types.ModuleType) else self.of(owner)
-        return _hash("builtin", _name(value), bound)
+        return _hash("builtin", qualified_name(value), bound)
 
     @_by_kind.register
     def _cell(self, value: types.CellType) -> bytes:
@@ -128,12 +126,14 @@ class _Digest:
     @_by_kind.register
     def _function(self, value: types.FunctionType) -> bytes:
         if _is_python_s_own(value):
-            return _hash("function", _name(value))
+            return _hash("function", qualified_name(value))
         bound = (value.__defaults__, value.__kwdefaults__, value.__closure__, value.__dict__)
-        return _hash("function", _name(value), self._code(value.__code__), *self._all(bound))
+        return _hash(
+            "function", qualified_name(value), self._code(value.__code__), *self._all(bound)
+        )
 
     def _code(self, code: types.CodeType) -> bytes:
-        source = _source(code)
+        source = source_of(code)
         if source is None:  # then it is known by what Python made of it, which versions differ in
             constants = [
                 self._code(one) if isinstance(one, types.CodeType) else self.of(one)
@@ -158,7 +158,8 @@ def _begin(code: types.CodeType) -> tuple[int, int] | None:
     return min(found, default=None)
 
 
-def _source(value: Any) -> bytes | None:  # noqa: ANN401
+def source_of(value: Any) -> bytes | None:  # noqa: ANN401
+    """Source of a function, class or code object; `None` where Python does not find it."""
     try:
         return inspect.getsource(value).encode()
     except (OSError, TypeError):
@@ -170,7 +171,8 @@ def _is_python_s_own(value: Any) -> bool:  # noqa: ANN401
     return str(getattr(value, "__module__", "")).partition(".")[0] in sys.stdlib_module_names
 
 
-def _name(value: Any) -> str:  # noqa: ANN401
+def qualified_name(value: Any) -> str:  # noqa: ANN401
+    """Module and name of a function or class."""
     return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
 
 
@@ -185,7 +187,7 @@ def _hash(kind: str, *parts: str | bytes) -> bytes:
 
 def _unknown(value: object, reason: str) -> FingerprintError:
     return FingerprintError(
-        f"the transform holds a {_name(type(value))} that cannot be told from another one"
+        f"the transform holds a {qualified_name(type(value))} that cannot be told from another one"
         f" ({reason}): give the transform, or what it holds, a text attribute `fingerprint` that"
         " changes when its rows do"
     )

@@ -52,7 +52,7 @@ class ExportReader(DataSourceReader, metaclass=Travels):
         """Writes the files of one task, then yields its report.
 
         Raises:
-            TieredKafkaError: See `run_export_task`.
+            TieredKafkaError: See `ExportTask.run`.
         """
         # Spark makes one partition of nothing out of an empty list; 4.0 hands over None itself.
         task = None if partition is None else partition.value

@@ -25,13 +25,13 @@ from kts_source.columns import PARTITION, TOPIC
 from kts_source.errors import ExportError
 from kts_source.export.compaction import buckets
 from kts_source.export.compaction.buckets import KEY, NEEDED, Buckets, latest
-from kts_source.export.files import TaskReport, encode_schema
+from kts_source.export.files import TaskReport
 from kts_source.export.job import OFFSET, TOPIC_ID
 from kts_source.export.ranges import PartitionKey
 from kts_source.export.settings import KEEP, REMOVE_OLD
 from kts_source.export.tables.open_target import open_target
+from kts_source.export.task import read_rows
 from kts_source.export.task_writer import TaskWriter
-from kts_source.export.transforms.dead_letters import DeadLetters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -73,7 +73,6 @@ class BucketTask:
     """
 
     number: int
-    topic_ids: Mapping[tuple[str, int], str]
     buckets: int
     spills: tuple[str, ...]
     newest_ms: Mapping[PartitionKey, int]
@@ -87,7 +86,6 @@ class BucketTask:
 def bucket_tasks(
     reports: Sequence[TaskReport],
     first: int,
-    topic_ids: Mapping[tuple[str, int], str],
     buckets: int,
     compaction: Compaction,
     newest: Mapping[PartitionKey, int],
@@ -98,7 +96,7 @@ def bucket_tasks(
         for spill in report.spills:
             spills.setdefault(spill.bucket, []).append(spill.key)
     return [
-        BucketTask(first + number, topic_ids, buckets, tuple(sorted(keys)), newest, compaction)
+        BucketTask(first + number, buckets, tuple(sorted(keys)), newest, compaction)
         for number, (_, keys) in enumerate(sorted(spills.items()))
     ]
 
@@ -124,37 +122,17 @@ def bucket_count(nominal_bytes: int) -> int:
 
 
 def _spread(task: SpreadTask, job: ExportJob) -> TaskReport:
-    from kts_source.read.run_task import run_task
-    from kts_source.read.task_metrics import TaskMetrics, TaskPlace
-
     started = time.monotonic()
-    options = job.options
-    columns = (*options.columns, *(name for name in NEEDED if name not in options.columns))
-    place = TaskPlace(job.settings.export_id, partition=task.number)
-    work = TaskMetrics()
+    with closing(open_target(job.place.path, job.place.storage)) as target:
+        buckets = Buckets(task.number, task.buckets, job, target)
 
-    def note(metrics: TaskMetrics) -> None:
-        nonlocal work
-        work = metrics
+        def hold(batch: pa.RecordBatch) -> None:
+            buckets.hold(_with_topic_id(batch, task.topic_ids))
 
-    target = open_target(job.place.path, job.place.storage)
-    buckets = Buckets(task.number, task.buckets, job, target)
-    reading = replace(options, columns=columns)
-    try:
-        with closing(run_task(task.scan, reading, place, on_end=note)) as batches:
-            for batch in batches:
-                buckets.hold(_with_topic_id(batch, task.topic_ids))
+        report = read_rows(task.number, task.scan, job, hold, NEEDED)
         buckets.spill()
-    finally:
-        target.close()
-    return TaskReport(
-        number=task.number,
-        rows_read=work.rows,
-        segment_bytes=task.scan.nominal_bytes,
-        requests=work.requests,
-        bytes_read=work.bytes,
-        retries=work.retries,
-        lost=work.lost_ranges,
+    return replace(
+        report,
         seconds=time.monotonic() - started,
         spills=tuple(buckets.spills),
         newest_ms=buckets.newest_ms,
@@ -186,34 +164,19 @@ def _with_topic_id(
 
 
 def _merge(task: BucketTask, job: ExportJob) -> TaskReport:
-    started = time.monotonic()
-    target = open_target(job.place.path, job.place.storage)
-    writer = TaskWriter(task, job, target, DeadLetters(job))
     # Keys whose hash has a remainder by a modulus; halved until a share fits into memory.
     shares = [(1, 0)]
-    try:
+    with TaskWriter(task.number, {}, job) as writer:
         while shares:
             modulus, remainder = shares.pop()
-            table = _latest_of_share(task, target, modulus, remainder)
+            table = _latest_of_share(task, writer.target, modulus, remainder)
             if table is None:
                 shares += [(2 * modulus, remainder), (2 * modulus, remainder + modulus)]
                 continue
             for ordered in _by_owner(_without_tombstones(table, task)):
                 for batch in ordered.to_batches(_ROWS):
                     writer.write(batch)
-        files = writer.close()
-    except BaseException:
-        writer.abandon()
-        raise
-    finally:
-        target.close()
-    return TaskReport(
-        number=task.number,
-        files=files,
-        schema=None if writer.schema is None else encode_schema(writer.schema),
-        seconds=time.monotonic() - started,
-        seconds_writing=time.monotonic() - started,
-    )
+        return writer.completed(TaskReport(number=task.number))
 
 
 def _latest_of_share(

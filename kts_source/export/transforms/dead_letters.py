@@ -1,9 +1,9 @@
 """Rows that a transform rejects: files of their own, each row with its offset and the reason.
 
 Tasks write them as attempts below `_kts/`. The driver lists those of successful attempts, and the
-commit that accepts their offsets leaves the list's number in the table: what is listed there gets
-its name right behind the commit. Whoever comes next does that first, for a driver that died between
-the two, and so does the next commit with dead letters before it leaves another number. So each
+commit that accepts their offsets leaves the list's number in the table. Right behind the commit the
+listed files get their names. A driver may die between the two: so every run first names the files
+of the list that the table knows, and so does a commit before it leaves another number. Each
 rejected row is in one named file, and in none that a refused commit left.
 """
 
@@ -25,7 +25,7 @@ from kts_source.export.parquet_file import ParquetFile
 from kts_source.export.tables.open_target import open_target
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from kts_source.export.job import ExportJob
     from kts_source.export.settings import ExportSettings
@@ -49,11 +49,7 @@ class DeadLetters:
         self._target: TargetStore | None = None
         self._file: ParquetFile | None = None
         self._name = f"{job.run_id}-{uuid.uuid4().hex}"
-        self.rows = 0
-
-    @property
-    def _key(self) -> str:
-        return f"{ATTEMPTS}{self._job.run_id}/{self._name}{_SUFFIX}"
+        self._key = f"{ATTEMPTS}{job.run_id}/{self._name}{_SUFFIX}"
 
     def add(self, batch: pa.RecordBatch, rejected: Sequence[Rejected]) -> None:
         """Takes rows of a batch as it was before the transform.
@@ -77,16 +73,14 @@ class DeadLetters:
         reasons = pa.array([found.reason for found in rejected], pa.string())
         rows = pa.RecordBatch.from_arrays([*rows.columns, reasons], names=[*names, REASON])
         if self._file is None:
-            self._target = open_target(self._job.settings.dead_letters, self._job.target_storage)
+            self._target = open_target(self._job.settings.dead_letters, self._job.place.storage)
             self._file = ParquetFile(
                 self._target.open_output(self._key),
                 rows.schema,
                 compression=self._job.settings.compression,
                 row_group_rows=_ROW_GROUP_ROWS,
-                sort_by=(),
             )
         self._file.add(rows)
-        self.rows += rows.num_rows
 
     def close(self) -> DeadLetterFile | None:
         """Completes the file, if there is one."""
@@ -94,7 +88,7 @@ class DeadLetters:
             return None
         size, _ = self._file.close()
         self._target.close()
-        return DeadLetterFile(self._key, f"{self._name}.parquet", self.rows, size)
+        return DeadLetterFile(self._key, f"{self._name}.parquet", self._file.rows, size)
 
     def abandon(self) -> None:
         """Gives up what was written."""
@@ -128,30 +122,30 @@ def list_dead_letters(
 
 
 def publish_dead_letters(settings: ExportSettings, letters: int | None) -> None:
-    """Gives the files of a committed list their names, unless that was done before.
-
-    Args:
-        settings: The target and the folder of dead letters.
-        letters: The list's number, as the table has it.
+    """Gives the files of the list that a table names their names, unless that was done before.
 
     Raises:
         ExportError: A file of the list is gone, or the list is of another version.
     """
-    if letters is None or settings.dead_letters is None:
-        return
-    with closing(open_target(settings.dead_letters, settings.storage)) as target:
-        for file in _listed(target, letters):
-            target.publish(file.key, file.name, file.size)
-        target.delete(_list_key(letters))
+    _settle(settings, letters, lambda target, file: target.publish(file.key, file.name, file.size))
 
 
 def drop_dead_letters(settings: ExportSettings, letters: int | None) -> None:
     """Removes a list that was not committed, and its files."""
+    _settle(settings, letters, lambda target, file: target.delete(file.key))
+
+
+def _settle(
+    settings: ExportSettings,
+    letters: int | None,
+    settle: Callable[[TargetStore, DeadLetterFile], None],
+) -> None:
+    """Does something to every file of a list, then removes the list."""
     if letters is None or settings.dead_letters is None:
         return
     with closing(open_target(settings.dead_letters, settings.storage)) as target:
         for file in _listed(target, letters):
-            target.delete(file.key)
+            settle(target, file)
         target.delete(_list_key(letters))
 
 
@@ -203,14 +197,9 @@ def unnamed_dead_letters(settings: ExportSettings) -> list[ObjectInfo]:
         return [one for one in found if one.key not in kept]
 
 
-def remove_dead_letters(settings: ExportSettings, files: Iterable[ObjectInfo]) -> None:
+def remove_dead_letters(settings: ExportSettings, files: Sequence[ObjectInfo]) -> None:
     """Deletes some of them."""
-    found = list(files)
-    if not found or settings.dead_letters is None:
-        return
-    target = open_target(settings.dead_letters, settings.storage)
-    try:
-        for entry in found:
-            target.delete(entry.key)
-    finally:
-        target.close()
+    if settings.dead_letters is not None and files:
+        with closing(open_target(settings.dead_letters, settings.storage)) as target:
+            for file in files:
+                target.delete(file.key)

@@ -85,54 +85,34 @@ class JsonColumns:
     def apply(self, batch: pa.RecordBatch) -> Transformed:
         """See `RowTransform.apply`."""
         values = pc.fill_null(column_of(batch, self.column), b"{}")
-        return assemble(batch, self.keep, parse_json_objects(values, self.schema))
+        return assemble(batch, self.keep, *parse_json_objects(values, self.schema))
 
 
-@dataclass(frozen=True, slots=True)
-class ParsedRows:
-    """Columns of the rows that could be parsed.
+def parse_json_objects(values: pa.Array, schema: pa.Schema) -> tuple[pa.Table, list[Rejected]]:
+    """Parses JSON texts without nulls: all at once where all are good, else by halves down to the
+    bad ones.
 
-    Attributes:
-        table: One row per number in `rows`.
-        rows: Their numbers in the batch, ascending.
-        rejected: The others.
-    """
-
-    table: pa.Table
-    rows: Sequence[int]
-    rejected: tuple[Rejected, ...]
-
-
-def parse_json_objects(values: pa.Array, schema: pa.Schema) -> ParsedRows:
-    """Parses JSON texts, all at once where all are good, else by halves down to the bad ones.
-
-    Args:
-        values: Binary or string, without nulls.
-        schema: What to parse them to.
+    Returns:
+        The rows of those that could be parsed, and the others.
     """
     texts = [bytes(text) for text in values.cast(pa.binary()).to_pylist()]
-    tables: list[pa.Table] = []
-    rows: list[int] = []
+    tables = [schema.empty_table()]
     rejected: list[Rejected] = []
 
     def parse(start: int, stop: int) -> None:
         try:
-            table = _parse_lines(texts[start:stop], schema)
+            tables.append(_parse_lines(texts[start:stop], schema))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             if stop - start == 1:
-                rejected.append(Rejected(start, _one_line(error)))
+                rejected.append(Rejected(start, one_line(str(error))))
                 return
             middle = (start + stop) // 2
             parse(start, middle)
             parse(middle, stop)
-        else:
-            tables.append(table)
-            rows.extend(range(start, stop))
 
     if texts:
         parse(0, len(texts))
-    table = pa.concat_tables(tables) if tables else schema.empty_table()
-    return ParsedRows(table, rows, tuple(rejected))
+    return pa.concat_tables(tables), rejected
 
 
 def _parse_lines(texts: Sequence[bytes], schema: pa.Schema) -> pa.Table:
@@ -159,20 +139,22 @@ def _parse_lines(texts: Sequence[bytes], schema: pa.Schema) -> pa.Table:
     return table.select(schema.names).cast(schema)
 
 
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
+def one_line(reason: str) -> str:
+    """The beginning of a reason, in one line."""
+    return " ".join(reason.split())[:300]
 
 
-def assemble(batch: pa.RecordBatch, keep: Sequence[str], parsed: ParsedRows) -> Transformed:
-    """Kept columns of the parsed rows, and their new columns."""
-    kept = batch.select([name for name in keep if column_of(batch, name) is not None])
-    if len(parsed.rows) < batch.num_rows:
-        kept = kept.take(pa.array(parsed.rows, pa.int64()))
-    table = parsed.table.combine_chunks()
-    columns = [column.combine_chunks() for column in table.columns]
-    arrays = [*kept.columns, *columns]
-    names = [*kept.schema.names, *table.column_names]
-    return Transformed(pa.RecordBatch.from_arrays(arrays, names=names), parsed.rejected)
+def assemble(
+    batch: pa.RecordBatch, keep: Sequence[str], made: pa.Table, rejected: Sequence[Rejected]
+) -> Transformed:
+    """Kept columns of the rows that are not rejected, and the columns made of them."""
+    kept = [column_of(batch, name) for name in keep]
+    if bad := {found.row for found in rejected}:
+        good = pa.array([row for row in range(batch.num_rows) if row not in bad], pa.int64())
+        kept = [column.take(good) for column in kept]
+    arrays = [*kept, *(column.combine_chunks() for column in made.columns)]
+    names = [*keep, *made.column_names]
+    return Transformed(pa.RecordBatch.from_arrays(arrays, names=names), tuple(rejected))
 
 
 def column_of(batch: pa.RecordBatch, name: str) -> pa.Array:
@@ -190,11 +172,7 @@ def column_of(batch: pa.RecordBatch, name: str) -> pa.Array:
 
 
 def check_columns(schema: pa.Schema, keep: Sequence[str]) -> None:
-    """Refuses schemas without columns or with names that are taken.
-
-    Raises:
-        InvalidOptionError: Says which.
-    """
+    """Raises InvalidOptionError for a schema without columns, or with names that are taken."""
     names = [*keep, *schema.names]
     if not schema.names:
         raise InvalidOptionError("the schema has no column")
@@ -212,17 +190,16 @@ def decode_rows(
     column: str,
     schema: pa.Schema,
     decode: Callable[[bytes], dict[str, object]],
-) -> ParsedRows:
-    """Decodes value by value where no library decodes a batch.
+) -> tuple[pa.Table, list[Rejected]]:
+    """Decodes the values of a column one by one; a null gives nulls.
 
-    Args:
-        batch: Records.
-        column: Which column holds the encoded values; nulls give nulls.
-        schema: Columns to make of what `decode` returns; members it does not name are left out.
-        decode: Raises whatever it likes on a value it cannot decode.
+    Members that the schema does not name are left out. `decode` raises whatever it likes on a value
+    that it cannot decode.
+
+    Returns:
+        The rows of those that could be decoded, and the others.
     """
     good: list[dict[str, object]] = []
-    rows: list[int] = []
     rejected: list[Rejected] = []
     for number, value in enumerate(column_of(batch, column).to_pylist()):
         try:
@@ -232,8 +209,7 @@ def decode_rows(
         except TieredKafkaError:
             raise  # not the row's fault
         except Exception as error:  # noqa: BLE001  # decoders raise anything on hostile bytes
-            rejected.append(Rejected(number, f"{type(error).__name__}: {_one_line(error)}"))
+            rejected.append(Rejected(number, one_line(f"{type(error).__name__}: {error}")))
         else:
             good.append(row)
-            rows.append(number)
-    return ParsedRows(pa.Table.from_pylist(good, schema), rows, tuple(rejected))
+    return pa.Table.from_pylist(good, schema), rejected

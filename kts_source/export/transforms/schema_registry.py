@@ -58,11 +58,7 @@ class RegisteredSchema:
 
 
 def check_registry(registry: str) -> None:
-    """Refuses a URL that shows a password.
-
-    Raises:
-        InvalidOptionError: Without the URL.
-    """
+    """Raises InvalidOptionError, without the URL, for one that shows a password."""
     if re.match(r"https?://[^/]*@", registry):
         raise InvalidOptionError("the registry's URL holds user and password: give auth=Secret(…)")
 
@@ -70,12 +66,7 @@ def check_registry(registry: str) -> None:
 def find_schema(
     registry: str, schema_id: int, auth: Secret[tuple[str, str]] | None
 ) -> RegisteredSchema:
-    """The schema of an id.
-
-    Args:
-        registry: URL or folder.
-        schema_id: As in the values' headers.
-        auth: User and password.
+    """The schema of an id, from a registry's URL or a folder.
 
     Raises:
         LookupError: There is no such schema.
@@ -105,10 +96,10 @@ def _read(folder: Path, schema_id: int) -> RegisteredSchema:
     raise LookupError(f"the folder has no schema {schema_id}")
 
 
+@dataclass(frozen=True, slots=True)
 class _Client:
-    def __init__(self, url: str, auth: Secret[tuple[str, str]] | None) -> None:
-        self._url = url
-        self._auth = auth
+    url: str
+    auth: Secret[tuple[str, str]] | None
 
     def schema(self, schema_id: int) -> RegisteredSchema:
         document = self._get(f"/schemas/ids/{schema_id}")
@@ -147,9 +138,9 @@ class _Client:
             ) from None
 
     def _get(self, path: str) -> dict[str, Any]:
-        request = urllib.request.Request(f"{self._url}{path}")
-        if self._auth is not None:
-            token = base64.b64encode(":".join(self._auth.reveal()).encode()).decode()
+        request = urllib.request.Request(f"{self.url}{path}")
+        if self.auth is not None:
+            token = base64.b64encode(":".join(self.auth.reveal()).encode()).decode()
             # Not for the place that an answer redirects to.
             request.add_unredirected_header("Authorization", f"Basic {token}")
         try:

@@ -12,8 +12,8 @@ import importlib
 import io
 import json
 import time
-from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from kts_source.errors import TieredKafkaError
@@ -24,6 +24,7 @@ from kts_source.export.transforms.row_transform import (
     assemble,
     check_columns,
     decode_rows,
+    one_line,
     schema_text,
 )
 from kts_source.export.transforms.schema_registry import (
@@ -48,7 +49,6 @@ MAX_SCHEMAS: Final = 1000
 MAX_UNKNOWN: Final = 1000
 """Ids without a usable schema that are asked for within `UNKNOWN_SECONDS`: values may hold any."""
 UNKNOWN_SECONDS: Final = 300.0
-_MAX_REASON: Final = 300
 
 
 Decoder: TypeAlias = "Callable[[bytes], dict[str, Any]]"
@@ -57,24 +57,22 @@ Decoder: TypeAlias = "Callable[[bytes], dict[str, Any]]"
 class _Decoders:
     """Decoders by schema id, and why some ids have none: a registry is asked once, not for every
     row, and neither memory nor requests grow with what hostile values hold.
+
+    Args:
+        make: Makes the decoder of an id, or raises.
+
+    Attributes:
+        get: The decoder of an id. Raises LookupError where there is none, or too many others have
+            none, and TieredKafkaError where the rows are not to blame.
     """
 
-    def __init__(self) -> None:
-        self._known: OrderedDict[int, Decoder] = OrderedDict()
+    def __init__(self, make: Callable[[int], Decoder]) -> None:
+        self._make = make
         self._unknown: dict[int, str] = {}
         self._since = 0.0
+        self.get = lru_cache(MAX_SCHEMAS)(self._made)
 
-    def get(self, schema_id: int, make: Callable[[int], Decoder]) -> Decoder:
-        """The decoder of an id.
-
-        Raises:
-            LookupError: There is none, or too many others have none.
-            TieredKafkaError: The rows are not to blame.
-        """
-        decoder = self._known.get(schema_id)
-        if decoder is not None:
-            self._known.move_to_end(schema_id)
-            return decoder
+    def _made(self, schema_id: int) -> Decoder:
         if time.monotonic() - self._since > UNKNOWN_SECONDS:
             self._unknown, self._since = {}, time.monotonic()
         if (reason := self._unknown.get(schema_id)) is not None:
@@ -85,16 +83,12 @@ class _Decoders:
                 " schema"
             )
         try:
-            decoder = make(schema_id)
+            return self._make(schema_id)
         except TieredKafkaError:
             raise
         except Exception as error:  # noqa: BLE001  # no such schema, or one that cannot be used
-            self._unknown[schema_id] = f"{type(error).__name__}: {error}"[:_MAX_REASON]
+            self._unknown[schema_id] = one_line(f"{type(error).__name__}: {error}")
             raise LookupError(self._unknown[schema_id]) from None
-        self._known[schema_id] = decoder
-        if len(self._known) > MAX_SCHEMAS:
-            self._known.popitem(last=False)
-        return decoder
 
 
 @dataclass
@@ -118,14 +112,17 @@ class WireFormatColumns:
     auth: Secret[tuple[str, str]] | None = None
     column: str = "value"
     keep: tuple[str, ...] = DEFAULT_KEPT
-    _decoders: _Decoders = field(default_factory=_Decoders, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_columns(self.schema, self.keep)
         check_registry(self.registry)
 
+    @cached_property
+    def _decoders(self) -> _Decoders:
+        return _Decoders(self._decoder)
+
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_decoders": _Decoders()}
+        return {name: value for name, value in vars(self).items() if name != "_decoders"}
 
     @property
     def fingerprint(self) -> str:
@@ -139,15 +136,14 @@ class WireFormatColumns:
             RegistryError: The registry does not answer.
             InvalidOptionError: The library for a schema's kind is not installed here.
         """
-        return assemble(
-            batch, self.keep, decode_rows(batch, self.column, self.schema, self._decode)
-        )
+        decoded = decode_rows(batch, self.column, self.schema, self._decode)
+        return assemble(batch, self.keep, *decoded)
 
     def _decode(self, value: bytes) -> dict[str, Any]:
         if len(value) < _HEADER or value[0] != MAGIC:
             raise ValueError("not in the wire format: no zero byte and schema id in front")
         schema_id = int.from_bytes(value[1:_HEADER], "big")
-        return self._decoders.get(schema_id, self._decoder)(value[_HEADER:])
+        return self._decoders.get(schema_id)(value[_HEADER:])
 
     def _decoder(self, schema_id: int) -> Decoder:
         found = find_schema(self.registry, schema_id, self.auth)
@@ -223,8 +219,7 @@ def _protobuf(parts: Sequence[tuple[str, bytes]]) -> Decoder:
 def _well_known(name: str) -> bytes:
     """A file that comes with Protobuf, such as `google/protobuf/timestamp.proto`."""
     module = importlib.import_module(f"{name.removesuffix('.proto').replace('/', '.')}_pb2")
-    content: bytes = module.DESCRIPTOR.serialized_pb
-    return content
+    return bytes(module.DESCRIPTOR.serialized_pb)
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401  # any Protobuf value

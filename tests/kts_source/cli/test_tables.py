@@ -6,7 +6,8 @@ import datetime
 
 import pytest
 
-from kts_source.cli.tables import format_bytes, format_time, preview_bytes, print_table
+from kts_source.cli.tables import format_time, preview_bytes, print_table
+from kts_source.texts import format_bytes
 
 
 def test_numbers_stand_to_the_right_and_texts_to_the_left(
@@ -35,7 +36,8 @@ def test_a_table_without_rows_is_its_header(capsys: pytest.CaptureFixture[str]) 
         (1024, "1.0 KiB"),
         (1536, "1.5 KiB"),
         (5 << 20, "5.0 MiB"),
-        (3 << 40, "3072.0 GiB"),
+        (3 << 40, "3.0 TiB"),
+        (3 << 50, "3072.0 TiB"),
     ],
 )
 def test_sizes_in_powers_of_1024(size: int, text: str) -> None:

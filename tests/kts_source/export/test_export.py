@@ -14,6 +14,7 @@ from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
 
 from kts_source.errors import FingerprintError, InvalidOptionError, RangeGapError, RangeOverlapError
+from kts_source.export import task_writer
 from kts_source.export.executor import LocalExecutor
 from tests.golden_data import (
     TOPICS,
@@ -235,6 +236,15 @@ def test_sorted_files(lake: Lake, row_group_rows: int) -> None:
         values = pq.read_table(path, columns=["value"])["value"].to_pylist()
         present = [value for value in values if value is not None]
         assert present == sorted(present)
+
+
+def test_sorted_rows_beyond_the_memory_bound_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task_writer, "MAX_HELD_BYTES", 1)
+    lake = Lake(tmp_path, "parquet")
+    lake.export(source("txn"), sort_within_files=["value"])
+    assert_holds(lake.read(), ["txn"])
 
 
 @pytest.mark.parametrize("target_file_bytes", [1, 20_000])

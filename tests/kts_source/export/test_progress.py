@@ -16,6 +16,7 @@ from rich.console import Console
 
 from kts_source.export.executor import LocalExecutor
 from kts_source.export.progress import LineProgress, RichProgress
+from kts_source.export.report import draw_report
 from kts_source.export.run import export
 from tests.golden_data import expected_table
 from tests.kts_source.export.exporting import Lake, assert_holds, source
@@ -61,16 +62,14 @@ def test_tasks_that_have_not_reported_count(tmp_path: Path) -> None:
 
 
 def test_the_report_as_a_picture(tmp_path: Path) -> None:
-    from kts_source.export.report_plot import draw_report
-
     report = Lake(tmp_path, "parquet").export(source())
     report.save_png(tmp_path / "report.png")
     assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG\r\n")
     bars, facts = draw_report(report).axes
     assert [label.get_text() for label in bars.get_yticklabels()] == list(report.seconds)
-    text = "\n".join(part.get_text() for part in facts.texts)
+    text = " ".join(" ".join(part.get_text() for part in facts.texts).split())
     rows = expected_table("txn", "read_committed").num_rows
-    for fact in (f"rows        {rows:,}", f"GETs        {report.requests:,}", "cost "):
+    for fact in (f": {rows:,} rows in", f"{report.requests:,} requests", r"about \$"):
         assert fact in text
     assert "txn-0 [3675, 3963): open transaction" in text
 

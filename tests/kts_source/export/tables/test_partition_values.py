@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import duckdb
+import pyarrow as pa
 import pytest
 from pyiceberg.catalog import load_catalog
 from pyiceberg.expressions import BooleanExpression, EqualTo, IsNull, Reference
 from pyiceberg.expressions.literals import literal
 
 from kts_source.errors import ExportError, InvalidOptionError
+from kts_source.export.partitioning import split
 from tests.kts_source.export.exporting import FORMATS, Lake
 from tests.kts_source.export.tables.rows import by_country, tier_of
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pyarrow as pa
 
 NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 TEXTS = [
@@ -106,6 +106,15 @@ def test_many_folders_are_not_too_long_for_a_key(tmp_path: Path) -> None:
 
     with pytest.raises(ExportError, match="600 are the most"):
         lake.export(source, partition_by=["country", "b", "c"], transform=three_times)
+
+
+def test_many_columns_of_many_values_are_told_apart() -> None:
+    count = 1 << 13  # five such columns have more combinations than 64 bits
+    first = pa.array([*range(count), 7, 7 + (count >> 1)])
+    columns = [first, *[pa.array([*range(count), 7, 7])] * 4]
+    batch = pa.RecordBatch.from_arrays(columns, names=list("abcde"))
+    found = [rows.column("a").unique().to_pylist() for _, rows in split(batch, columns)]
+    assert found == [[value] for value in (*range(count), 7 + (count >> 1))]
 
 
 def test_a_day_does_not_replace_a_column(tmp_path: Path) -> None:

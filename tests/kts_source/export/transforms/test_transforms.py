@@ -35,6 +35,14 @@ if TYPE_CHECKING:
 SCHEMA = pa.schema([("a", pa.int64()), ("b", pa.string()), ("c", pa.list_(pa.float64()))])
 
 
+def parsed_rows(values: Sequence[bytes]) -> dict[int, Any]:
+    """The row of every value that is not rejected, by the value's number."""
+    made, rejected = parse_json_objects(pa.array(values, pa.binary()), SCHEMA)
+    bad = {found.row for found in rejected}
+    good = [number for number in range(len(values)) if number not in bad]
+    return dict(zip(good, made.to_pylist(), strict=True))
+
+
 def batch_of(values: list[bytes | None]) -> pa.RecordBatch:
     rows = len(values)
     return pa.RecordBatch.from_arrays(
@@ -107,11 +115,9 @@ def test_json_that_does_not_fit_is_rejected_alone(bad: bytes) -> None:
     ],
 )
 def test_json_values_never_run_into_each_other(values: list[bytes]) -> None:
-    parsed = parse_json_objects(pa.array(values, pa.binary()), SCHEMA)
-    for row, number in zip(parsed.table.to_pylist(), parsed.rows, strict=True):
+    for number, row in parsed_rows(values).items():
         alone = json.loads(values[number])
         assert row["a"] == alone.get("a")
-    assert {*parsed.rows, *(found.row for found in parsed.rejected)} == set(range(len(values)))
 
 
 PIECES = st.sampled_from(
@@ -122,14 +128,9 @@ PIECES = st.sampled_from(
 @settings(deadline=None)
 @given(st.lists(st.lists(PIECES, max_size=8).map(b"".join), max_size=5))
 def test_json_batches_equal_single_values(values: list[bytes]) -> None:
-    together = parse_json_objects(pa.array(values, pa.binary()), SCHEMA)
-    rows: dict[int, Any] = dict(zip(together.rows, together.table.to_pylist(), strict=True))
+    together = parsed_rows(values)
     for number, value in enumerate(values):
-        alone = parse_json_objects(pa.array([value], pa.binary()), SCHEMA)
-        if alone.rejected:
-            assert number not in rows
-        else:
-            assert rows[number] == alone.table.to_pylist()[0]
+        assert together.get(number) == parsed_rows([value]).get(0)
 
 
 def test_schemas_that_cannot_be() -> None:
