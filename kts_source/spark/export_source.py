@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from kts_source.export.job import ExportJob, RunnableTask
 
 
+SCHEMA = "task int, report string"
+
+
 class ExportReader(DataSourceReader, metaclass=Travels):
     """Hands out tasks and runs them.
 
@@ -89,7 +92,9 @@ def export_data_source(
             return format_name
 
         def schema(self) -> str:
-            return "task int, report string"
+            # Spark's next step imports pyarrow first: a worker that lacks packages must say so here.
+            schema: str = load(__name__, "SCHEMA")
+            return schema
 
         def reader(self, schema: StructType) -> DataSourceReader:
             reader: DataSourceReader = load(__name__, "ExportReader")(*pickle.loads(content))

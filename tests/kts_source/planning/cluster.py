@@ -238,8 +238,9 @@ class PartitionLife:
             return
         copy = copies[number % len(copies)]
         data: bytes | None = getattr(copy.files, name)
-        # No entries are what most transaction indexes have: nothing tells that some were lost.
-        if data is None or (name == "txnindex" and how % 4 == 0):
+        # No entries are what most transaction indexes have: nothing tells that some were lost. Nor
+        # does an index of whole entries, which is what is left of one that is cut many times.
+        if data is None or name in copy.spoiled or (name == "txnindex" and how % 4 == 0):
             return
         changes: dict[str, Any] = {name: _spoiled(data, how % 4)}
         copy.files = replace(copy.files, **changes)

@@ -17,7 +17,6 @@ import pytest
 import kts_source
 from kts_source.errors import (
     ArchivedObjectError,
-    CorruptSegmentError,
     InvalidOptionError,
     ObjectChangedError,
     ObjectNotFoundError,
@@ -29,14 +28,13 @@ from kts_source.planning.plan_checks import check_plan
 from kts_source.planning.plan_json import plan_from_json
 from kts_source.planning.planner import plan_scan
 from kts_source.planning.side_files import SideFiles
-from kts_source.read.segment_source import SegmentSource, SegmentSpan
+from kts_source.read.segment_source import SegmentSource
 from kts_source.read.task import ScanTask
 from kts_source.secret import Secret
 from kts_source.store.local_store import LocalStore
 from kts_source.store.open_store import open_store
 from kts_source.tier import Tier, open_tier
 from segment_format.index.time_index import TimeIndex
-from segment_format.record.framing import iter_entries
 from tests.golden_data import (
     KEYS,
     TIER,
@@ -398,32 +396,3 @@ def test_a_plan_as_json_is_plain_json() -> None:
     document = json.loads(kts_source.plan(tier_options("codecs")).to_json())
     assert document["version"] == 2
     assert len(document["segments"]) == 4
-
-
-@pytest.mark.parametrize("damage", ["cut", "negative length", "too long"])
-def test_a_log_that_ends_inside_a_batch_is_named_where_its_headers_are_replayed(
-    damage: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options = parse_options(tier_options("txn"))
-    tier = open_tier(options)
-    source = SegmentSource(tier, options.key_ring.loaded())
-    side_files = SideFiles(source, max_batch_bytes=1 << 30)
-    segment = plan_scan(options, tier).partitions[0].surviving.ranges[0].segment
-    whole = list(side_files.batches(segment, 0))
-    size = segment.objects.size_in_bytes
-    place = segment.topic, segment.partition, segment.start_offset, segment.objects
-    span = SegmentSpan(*place, 0, size)
-    log = bytearray(b"".join(bytes(window) for _, window in source.windows([span])))
-    *_, last = iter_entries(log)
-    if damage == "cut":
-        del log[-1]
-    else:
-        length = -1 if damage == "negative length" else 1 << 30
-        log[last.position + 8 : last.position + 12] = length.to_bytes(4, "big", signed=True)
-    monkeypatch.setattr(source, "windows", lambda _: [(span, log[:999]), (span, log[999:])])
-    batches = side_files.batches(segment, 0)
-    found = [next(batches).base_offset for _ in whole[:-1]]
-    assert found == [batch.base_offset for batch in whole[:-1]]
-    with pytest.raises(CorruptSegmentError, match="record batch") as raised:
-        next(batches)
-    assert raised.value.position == last.position

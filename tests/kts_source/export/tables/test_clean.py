@@ -55,11 +55,14 @@ def test_clean_takes_no_file_that_is_committed_while_it_looks(
 ) -> None:
     original = LocalTarget.list_objects
     waiting: list[Any] = []
+    under_way: list[str] = []
 
-    def listed(self: LocalTarget, prefix: str) -> Iterator[Any]:
-        yield from list(original(self, prefix))
-        # Right behind the listing of what clean looks through.
-        if waiting and not prefix.endswith("commits/"):
+    def listed(self: LocalTarget, prefix: str, *, after: str | None = None) -> Iterator[Any]:
+        under_way.append(prefix)
+        yield from list(original(self, prefix, after=after))
+        under_way.pop()
+        # Right behind the listing of what clean looks through, its folders included.
+        if waiting and not under_way and not prefix.endswith("commits/"):
             waiting.pop()()
 
     class Committing(DiesAtCommit):
