@@ -92,7 +92,7 @@ def export_data_source(
             return format_name
 
         def schema(self) -> str:
-            # Spark's next step imports pyarrow first: a worker that lacks packages must say so here.
+            # Spark imports pyarrow next: a worker that lacks packages must say so here.
             schema: str = load(__name__, "SCHEMA")
             return schema
 
