@@ -59,59 +59,46 @@ class Decisions:
     aborted: AbortedIntervals
     stop: int
     undecided: tuple[OpenTransaction, ...]
-    lost: tuple[OpenTransaction, ...] = ()
+    lost: tuple[AbortedTxn, ...] = ()
     unknown_behind: Hole | None = None
 
 
-def decide(
-    partition: PartitionLog, start: int, stop: int, side_files: SideFiles
-) -> Decisions | None:
-    """Decides every transaction that has data in offsets [start, stop); `None` where that takes
-    ranges below those at hand.
+def decide(partition: PartitionLog, start: int, stop: int, side_files: SideFiles) -> Decisions:
+    """Decides every transaction that has data in offsets [start, stop).
 
     Reads one snapshot in the usual case, and the transaction indexes of the segments that have one.
     Where a snapshot is not usable it reads those before it until one is, and the logs from there:
     at most each log once.
+
+    Raises:
+        UnknownStartError: It takes ranges below those at hand.
     """
-    try:
-        return _decided(partition, start, stop, side_files)
-    except _UnknownStartError:
-        return None
-
-
-def _decided(partition: PartitionLog, start: int, stop: int, side_files: SideFiles) -> Decisions:
     read = [n for n, span in enumerate(partition.ranges) if span.start < stop and span.stop > start]
     if not read:  # all of it lies in a hole
         return Decisions(NO_ABORTED, stop, ())
     first, last = read[0], read[-1]
     ends = _EndStates(partition, side_files)
     horizon = last
-    while True:
-        if ends.goes_on_elsewhere(horizon):
-            horizon += 1
-            continue
-        undecided = ends.undecided(horizon, below=stop)
-        if not undecided or horizon + 1 == len(partition.ranges):
-            break
+    while horizon + 1 < len(partition.ranges) and (
+        ends.goes_on_elsewhere(horizon) or ends.undecided(horizon, below=stop)
+    ):
         horizon += 1
+    undecided = ends.undecided(horizon, below=stop)
     aborted = [txn for n in range(first, horizon + 1) for txn in ends.aborted(n)]
-    lost = [
-        txn
-        for txn in _lost_in_gaps(partition, first, horizon, ends, aborted)
-        if txn.first_offset < stop
-    ]
+    in_gaps = _lost_in_gaps(partition, first, horizon, ends, aborted)
+    lost = tuple(txn for txn in in_gaps if txn.first_offset < stop)
     aborted += lost
     clamped = min([stop, *(txn.first_offset for txn in undecided)])
     return Decisions(
         aborted=AbortedIntervals.from_txns(aborted, start_offset=start, stop_offset=stop),
         stop=max(clamped, start),
         undecided=undecided,
-        lost=tuple(OpenTransaction(txn.producer_id, txn.first_offset) for txn in lost),
+        lost=lost,
         unknown_behind=ends.unknown_behind,
     )
 
 
-class _UnknownStartError(Exception):
+class UnknownStartError(Exception):
     """What is open where the first range begins is written in segments that are not at hand."""
 
 
@@ -133,24 +120,18 @@ class _EndStates:
         self.unknown_behind: Hole | None = None
 
     def goes_on_elsewhere(self, number: int) -> bool:
-        """Whether range `number` ends inside its segment and the next one begins right there: that
-        one's snapshot tells, its own is of another place.
+        """Whether range `number`, not the last, ends inside its segment and the next one begins
+        right there: that one's snapshot tells, its own is of another place.
         """
         span = self._ranges[number]
-        cut = span.stop < span.segment.stop_offset
-        return cut and number + 1 < len(self._ranges) and self._follows(number + 1)
+        return span.stop < span.segment.stop_offset and self._follows(number + 1)
 
     def undecided(self, number: int, *, below: int) -> tuple[OpenTransaction, ...]:
         """Transactions begun below an offset and still open at the end of range `number`, oldest
         first.
         """
-        begun = (OpenTransaction(*pair) for pair in self.open_after(number).items())
-        return tuple(
-            sorted(
-                (txn for txn in begun if txn.first_offset < below),
-                key=lambda txn: (txn.first_offset, txn.producer_id),
-            )
-        )
+        begun = ((at, producer) for producer, at in self.open_after(number).items() if at < below)
+        return tuple(OpenTransaction(producer, at) for at, producer in sorted(begun))
 
     def open_after(self, number: int) -> Mapping[int, int]:
         """Producer id to first offset of the transactions open at the end of range `number`.
@@ -218,7 +199,7 @@ class _EndStates:
         if start in self._gaps:
             self.unknown_behind = self._gaps[start]
         elif start > self._partition.log_start:
-            raise _UnknownStartError
+            raise UnknownStartError
         return {}
 
 

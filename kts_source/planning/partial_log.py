@@ -31,7 +31,7 @@ from kts_source.options.requested_bounds import (
     TimestampBound,
     TimestampsBound,
 )
-from kts_source.planning.isolation import Decisions, decide
+from kts_source.planning.isolation import Decisions, UnknownStartError, decide
 from kts_source.planning.lineage import (
     MAX_OFFSET,
     PartitionLog,
@@ -154,8 +154,9 @@ class PartitionView:
         end = stop
         while True:
             known = self.covering(start, end)
-            decisions = decide(known, start, stop, self._side_files)
-            if decisions is None:  # bad snapshots: what was open is told further down
+            try:
+                decisions = decide(known, start, stop, self._side_files)
+            except UnknownStartError:  # bad snapshots: what was open is told further down
                 self._read_all()
                 continue
             if self.is_complete or not decisions.undecided or known.ranges[-1].stop >= known.stop:
@@ -191,14 +192,9 @@ class PartitionView:
             if spans is None:
                 self._read_all()
                 return None
-            served = sorted(
-                (
-                    SegmentRange(span.segment, max(span.start, self.log.log_start), span.stop)
-                    for span in spans
-                    if span.stop > self.log.log_start
-                ),
-                key=lambda span: span.start,
-            )
+            low = self.log.log_start
+            served = [replace(s, start=max(s.start, low)) for s in spans if s.stop > low]
+            served.sort(key=lambda span: span.start)
             part = replace(self.log, ranges=tuple(served))
             found = first_offset_at_or_after(part, timestamp_ms, self._side_files)
             if found is not None:
@@ -206,19 +202,16 @@ class PartitionView:
             at, size = at + size, 2 * size
         return None
 
-    # -- inside
-
     def _read_all(self) -> None:
         self.is_complete = True
         segments = self._listed.all()
         self.is_empty = not segments and not self._damaged
         lineage: Sequence[EpochEntry] = ()
         known = -1
-        checkpoints = [
-            one for one in self._damaged if IndexType.LEADER_EPOCH in one.objects.indexes
-        ]
-        if segments or checkpoints:
-            newest = newest_segment([*segments, *checkpoints])
+        kind = IndexType.LEADER_EPOCH
+        checkpoints = [*segments, *(one for one in self._damaged if kind in one.objects.indexes)]
+        if checkpoints:
+            newest = newest_segment(checkpoints)
             lineage = self._side_files.leader_epochs(newest).entries
             known = last_epoch(newest)
         for one in self._damaged:

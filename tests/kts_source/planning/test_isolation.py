@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from kts_source.planning.isolation import Replay, decide
+from kts_source.planning.isolation import Replay, UnknownStartError, decide
 from kts_source.planning.lineage import PartitionLog, SegmentRange, partition_log
 from kts_source.planning.side_files import SideFiles, replay_batches
 from segment_format.index.producer_snapshot import ProducerStateEntry, parse_producer_snapshot
@@ -106,7 +106,6 @@ def _is_lost(lost: bool | frozenset[int], of: RemoteSegment) -> bool:
 def read(log: GoldenLog, tier: PartitionLog, state: FromFiles, start: int, stop: int) -> list[int]:
     """Offsets of [start, stop) that a read_committed reader returns."""
     decisions = decide(tier, start, stop, side_files(state))
-    assert decisions is not None
     return [
         record.offset
         for span in tier.ranges
@@ -198,7 +197,6 @@ def test_a_row_of_bad_snapshots_is_walked_once() -> None:
     tier, state = open_since_0(3000)
     state.lose_snapshots = True
     decisions = decide(tier, 2000, 2001, side_files(state))
-    assert decisions is not None
     assert decisions.stop == 2000
     assert [txn.first_offset for txn in decisions.undecided] == [0]
     assert max(state.replayed.values()) == 1
@@ -209,11 +207,11 @@ def test_what_is_open_below_the_ranges_at_hand_is_not_taken_for_nothing(first: i
     tier, state = open_since_0(10)
     window = replace(tier, ranges=tier.ranges[first:])
     state.lose_snapshots = frozenset(range(first, 10))
-    assert decide(window, 8, 9, side_files(state)) is None
+    with pytest.raises(UnknownStartError):
+        decide(window, 8, 9, side_files(state))
     # A sound snapshot at hand is as good as all that lies below it.
     state.lose_snapshots = frozenset(range(first + 1, 10))
     decisions = decide(window, 8, 9, side_files(state))
-    assert decisions is not None
     assert decisions.stop == 8
 
 
@@ -227,12 +225,10 @@ def test_behind_a_gap_bad_snapshots_leave_it_unknown_what_was_open(is_exact: boo
     assert len(tier.missing) == 1
     state.lose_snapshots = frozenset(range(5, 10))
     decisions = decide(tier, 7, 9, side_files(state))
-    assert decisions is not None
     assert decisions.unknown_behind is not None
     assert (decisions.unknown_behind.start, decisions.unknown_behind.stop) == (3, 5)
     state.lose_snapshots = frozenset(range(6, 10))
     decisions = decide(tier, 7, 9, side_files(state))
-    assert decisions is not None
     assert (decisions.unknown_behind, decisions.stop) == (None, 7)
 
 
@@ -252,6 +248,5 @@ def test_a_marker_lost_in_a_hole_is_never_taken_for_a_commit() -> None:
             given = read(log, tier, FromFiles(log), 0, tier.stop)
             assert set(given) <= set(log.read_committed)
             decisions = decide(tier, 0, tier.stop, side_files(FromFiles(log)))
-            assert decisions is not None
             straddled += bool(decisions.lost)
     assert straddled > 0
