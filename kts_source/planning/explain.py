@@ -14,12 +14,7 @@ if TYPE_CHECKING:
 
 
 def explain(plan: ScanPlan, prices: Mapping[str, Price] = S3_PRICES) -> str:
-    """The plan as lines of text.
-
-    Args:
-        plan: What to explain.
-        prices: Storage class to price.
-    """
+    """The plan as lines of text; `prices` by storage class."""
     work = estimate(plan.tasks)
     slices = sum(len(task.slices) for task in plan.tasks)
     lines = [
@@ -50,17 +45,13 @@ def _kept(plan: ScanPlan) -> dict[SegmentName, tuple[int, int]]:
 
 
 def _where(plan: ScanPlan, kept: Mapping[SegmentName, tuple[int, int]]) -> str:
-    out = cut = 0
-    size = 0
+    out = cut = size = 0
     for part in plan.partitions:
-        for span in part.surviving.ranges:
-            low, high = max(span.start, part.start), min(span.stop, part.stop)
-            if low >= high:
-                continue
-            left = kept.get(segment_name(span.segment))
+        for segment, low, high in part.wanted_ranges():
+            left = kept.get(segment_name(segment))
             if left is None:
                 out += 1
-                size += span.segment.objects.size_in_bytes
+                size += segment.objects.size_in_bytes
             else:
                 cut += left != (low, high)
     return (

@@ -11,6 +11,8 @@ from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Final
 
 from kts_source.layout.remote_segment import IndexType
+from kts_source.options.parsing import MAX_INT32
+from kts_source.predicate.model import MAX_INT64, MIN_INT64
 from kts_source.store.object_store import check_key
 from segment_format.manifest.chunk_index import FixedChunkIndex
 
@@ -22,8 +24,6 @@ if TYPE_CHECKING:
     from kts_source.read.task import SegmentSlice
     from segment_format.index.leader_epoch_checkpoint import EpochEntry
 
-_MAX_INT32: Final = (1 << 31) - 1
-_MAX_INT64: Final = (1 << 63) - 1
 _MAX_CHUNKS: Final = 1 << 20
 """Of one segment; those of 2 GiB have 512, unless the plugin is told otherwise."""
 
@@ -47,7 +47,7 @@ def check_fits(plan: ScanPlan, segments: Iterable[RemoteSegment]) -> None:
     _texts(*asked)
     for numbers in asked.values():
         for number in numbers:
-            _within(0, number, _MAX_INT32)
+            _within(0, number, MAX_INT32)
     parts = {}
     for part in plan.partitions:
         _check_partition(part)
@@ -70,11 +70,11 @@ def check_fits(plan: ScanPlan, segments: Iterable[RemoteSegment]) -> None:
 def _check_segment(segment: RemoteSegment) -> None:
     objects = segment.objects
     _texts(segment.topic, segment.topic_id, segment.segment_id)
-    _within(0, segment.partition, _MAX_INT32)
-    _within(0, segment.start_offset, segment.end_offset + 1, _MAX_INT64)
-    _within(-_MAX_INT64 - 1, segment.max_timestamp_ms, _MAX_INT64)
+    _within(0, segment.partition, MAX_INT32)
+    _within(0, segment.start_offset, segment.end_offset + 1, MAX_INT64)
+    _within(MIN_INT64, segment.max_timestamp_ms, MAX_INT64)
     if segment.event_timestamp_ms is not None:
-        _within(-_MAX_INT64 - 1, segment.event_timestamp_ms, _MAX_INT64)
+        _within(MIN_INT64, segment.event_timestamp_ms, MAX_INT64)
     if any(type(flag) is not bool for flag in (segment.end_is_exact, objects.compression)):
         raise TypeError("not true or false where one belongs")
     _check_epochs(segment.leader_epochs)
@@ -83,30 +83,30 @@ def _check_segment(segment: RemoteSegment) -> None:
         _names(ref.key)
         _texts(*(text for text in (ref.version, ref.storage_class) if text is not None))
         check_key(ref.key, ref.key, absolute=True)
-        _within(0, ref.size, _MAX_INT64)
+        _within(0, ref.size, MAX_INT64)
     for index in indexes:
         _within(0, index.start, index.stop, index.source.size)
     chunks = objects.chunk_index
     _within(0, chunks.chunk_count, min(_MAX_CHUNKS, objects.log.size))
     chunks.check_object_size(objects.log.size)
     if isinstance(chunks, FixedChunkIndex) and chunks.chunk_count > 1:
-        _within(chunks.original_chunk_size, chunks.transformed_chunk_size, _MAX_INT32)
+        _within(chunks.original_chunk_size, chunks.transformed_chunk_size, MAX_INT32)
 
 
 def _check_partition(part: PartitionPlan) -> None:
     log = part.surviving
     _texts(part.topic, part.topic_id)
-    _within(0, part.partition, _MAX_INT32)
-    _within(0, part.start, part.stop, part.wanted_stop, _MAX_INT64)
-    _within(0, log.log_start, log.stop, _MAX_INT64)
+    _within(0, part.partition, MAX_INT32)
+    _within(0, part.start, part.stop, part.wanted_stop, MAX_INT64)
+    _within(0, log.log_start, log.stop, MAX_INT64)
     _check_epochs(log.lineage)
     for span in log.ranges:
-        _within(0, span.start, span.stop, _MAX_INT64)
+        _within(0, span.start, span.stop, MAX_INT64)
     for hole in (*log.holes, *log.unverifiable):
-        _within(0, hole.start, hole.stop, _MAX_INT64)
+        _within(0, hole.start, hole.stop, MAX_INT64)
     for transaction in part.undecided:
-        _within(-1, transaction.producer_id, _MAX_INT64)
-        _within(0, transaction.first_offset, _MAX_INT64)
+        _within(-1, transaction.producer_id, MAX_INT64)
+        _within(0, transaction.first_offset, MAX_INT64)
     if part.stop < part.wanted_stop and not part.undecided:
         raise ValueError("a range ends early and no transaction says why")
     _names(*(key for orphan in part.orphans for key in orphan.keys))
@@ -149,9 +149,7 @@ def _check_complete(
             raise ValueError(f"bytes of offsets [{first.start_offset}, {last.stop_offset}) lack")
     if leaves_rows_out:
         return
-    wanted = (
-        (max(span.start, part.start), min(span.stop, part.stop)) for span in part.surviving.ranges
-    )
+    wanted = ((start, stop) for _, start, stop in part.wanted_ranges())
     if _joined(wanted) != _joined((piece.start_offset, piece.stop_offset) for piece in slices):
         raise ValueError(f"slices are not all that is to be read of {part.topic}-{part.partition}")
 
@@ -173,8 +171,8 @@ def _joined(spans: Iterable[tuple[int, int]]) -> list[list[int]]:
 
 def _check_epochs(entries: Sequence[EpochEntry]) -> None:
     for entry in entries:
-        _within(0, entry.epoch, _MAX_INT32)
-        _within(0, entry.start_offset, _MAX_INT64)
+        _within(0, entry.epoch, MAX_INT32)
+        _within(0, entry.start_offset, MAX_INT64)
 
 
 def _within(*ascending: int) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from kts_source.read.task import ScanTask
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from kts_source.layout.layout import Orphan
     from kts_source.layout.remote_segment import RemoteSegment
@@ -53,6 +53,13 @@ class PartitionPlan:
         """Topic and partition number, as Kafka writes them."""
         return f"{self.topic}-{self.partition}"
 
+    def wanted_ranges(self) -> Iterator[tuple[RemoteSegment, int, int]]:
+        """Each segment that is read, and which offsets [start, stop) of it."""
+        for span in self.surviving.ranges:
+            start, stop = max(span.start, self.start), min(span.stop, self.stop)
+            if start < stop:
+                yield span.segment, start, stop
+
     @property
     def end_reason(self) -> str:
         """Why the range ends at `stop`, in words."""
@@ -91,10 +98,9 @@ class ScanPlan:
         Args:
             prices: Storage class to price; default: list prices of S3.
         """
-        from kts_source.planning.estimate import S3_PRICES
         from kts_source.planning.explain import explain
 
-        return explain(self, S3_PRICES if prices is None else prices)
+        return explain(self) if prices is None else explain(self, prices)
 
     def to_json(self) -> str:
         """The plan as JSON, for option `planFile`; there is no secret in it."""

@@ -43,12 +43,8 @@ def spans(
         PlanTooLargeError: More slices than a plan may have.
     """
     pruner = Pruner(options.where, plan.topic, plan.partition, side_files)
-    for span in plan.surviving.ranges:
-        start, stop = max(span.start, plan.start), min(span.stop, plan.stop)
-        if start >= stop:
-            continue
-        segment = span.segment
-        start, stop = pruner.narrowed(segment, start, stop)
+    for segment, first, end in plan.wanted_ranges():
+        start, stop = pruner.narrowed(segment, first, end)
         if start >= stop:
             continue
         is_cut = start > segment.start_offset or stop < segment.stop_offset
