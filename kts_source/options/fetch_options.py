@@ -85,12 +85,8 @@ class FetchOptions:
 def fetch_options(
     values: Mapping[str, Any], storage: Mapping[str, str], fallback: Mapping[str, str]
 ) -> FetchOptions:
-    """From parsed values to typed ones.
-
-    Args:
-        values: By option name.
-        storage: `s3.*` and `storageOptions` of the first store, names in lower case.
-        fallback: Those given for the mirror, which replace the first store's.
+    """From parsed values, by option name, to typed ones. `storage` are `s3.*` and `storageOptions`
+    of the first store, names in lower case; `fallback` those of the mirror, which replace them.
 
     Raises:
         InvalidOptionError: Options of a mirror without a mirror.

@@ -158,12 +158,8 @@ def named_partitions(bound: Bound) -> Mapping[str, Mapping[int, int]] | None:
 def check_named(
     options: ScanOptions, held: AbstractSet[tuple[str, int]], topics: AbstractSet[str]
 ) -> None:
-    """As in Spark, a bound in JSON must name exactly the partitions that are read.
-
-    Args:
-        options: Whose bounds.
-        held: Topic and partition of all that is read.
-        topics: Of these, partitions that hold nothing may be named.
+    """As in Spark, a bound in JSON must name exactly the partitions that are read, `held`; of
+    `topics`, also partitions that hold nothing may be named.
 
     Raises:
         InvalidOptionError: It names others, or not all.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -128,15 +129,12 @@ def describe(
         fail_on_data_loss=False,
         plan_file=None,
     )
-    opened = open_tier(whole) if store is None else Tier(store)
-    try:
-        plan = plan_scan(whole, opened)
-        reader = SegmentSource(opened, whole.key_ring.loaded())
+    opening = closing(open_tier(whole)) if store is None else nullcontext(Tier(store))
+    with opening as tier:
+        plan = plan_scan(whole, tier)
+        reader = SegmentSource(tier, whole.key_ring.loaded())
         side_files = SideFiles(reader, max_batch_bytes=whole.max_batch_bytes)
         return TierDescription(tuple(_watermark(part, side_files) for part in plan.partitions))
-    finally:
-        if store is None:
-            opened.close()
 
 
 def _stable_timestamp(part: PartitionPlan, side_files: SideFiles) -> int | None:

@@ -83,12 +83,8 @@ class DiscoveredTopic:
 def discover(
     options: ScanOptions, catalog: SegmentCatalog, pool: Executor
 ) -> tuple[DiscoveredTopic, ...]:
-    """Lists every segment of the selected topics.
-
-    Args:
-        options: What to read.
-        catalog: Lists and, where topic ids have to be compared, describes the segments.
-        pool: Lists partitions side by side.
+    """Lists every segment of the selected topics, partitions side by side in `pool`; describes them
+    where topic ids have to be compared.
 
     Raises:
         TierNotFoundError: Nothing of the layout's under the path.
@@ -113,25 +109,20 @@ def _incarnations(
         return catalog.layout.topic_folders(catalog.store, options.key_prefix, topic)
 
     if isinstance(options.selection, SubscribePattern):
-        everything = _by_topic(folders(None))
+        everything: dict[str, list[TopicFolder]] = defaultdict(list)
+        for folder in folders(None):
+            everything[folder.topic].append(folder)
         found = {topic: everything[topic] for topic in options.selection.wanted(everything)}
         if not found:
             what = f"no topic matches {options.selection.pattern!r}"
             raise _not_found(what, everything, options, catalog)
         return found
-    found = {topic: folders(topic) for topic in options.selection.wanted(())}
-    missing = [topic for topic, there in found.items() if not there]
+    named = {topic: folders(topic) for topic in options.selection.wanted(())}
+    missing = [topic for topic, there in named.items() if not there]
     if missing:
         what = f"no topic {', '.join(map(repr, missing))}"
-        raise _not_found(what, _by_topic(folders(None)), options, catalog)
-    return found
-
-
-def _by_topic(folders: Sequence[TopicFolder]) -> Mapping[str, Sequence[TopicFolder]]:
-    grouped: dict[str, list[TopicFolder]] = defaultdict(list)
-    for folder in folders:
-        grouped[folder.topic].append(folder)
-    return grouped
+        raise _not_found(what, {folder.topic for folder in folders(None)}, options, catalog)
+    return named
 
 
 def _not_found(
@@ -230,16 +221,9 @@ def _check_newest(
     is whole: the topic is being created again, or what describes the newest segments is lost.
     """
     known = {chosen, *(part.folder for part in listed if part.has_segments)}
-    newest = max(
-        (
-            info.last_modified_ms or -1
-            for part in listed
-            if part.folder == chosen
-            for entry in part.entries
-            for _, info in entry.objects
-        ),
-        default=-1,
-    )
+    entries = (entry for part in listed if part.folder == chosen for entry in part.entries)
+    written = (info.last_modified_ms or -1 for entry in entries for _, info in entry.objects)
+    newest = max(written, default=-1)
     newer = [
         orphan
         for part in listed

@@ -119,11 +119,10 @@ def partition_log(
     lineage: Sequence[EpochEntry],
     damaged: Sequence[RemoteSegment] = (),
 ) -> PartitionLog:
-    """Chooses the segment for every offset.
+    """Chooses, of one partition and one topic id, the segment for every offset.
 
     Args:
-        segments: Candidates of one partition and one topic id, in any order; at least one where
-            none is damaged.
+        segments: Candidates in any order; at least one where none is damaged.
         lineage: Entries of the newest segment's leader-epoch checkpoint, ascending.
         damaged: Segments that were whole once and lack objects. They serve nothing, but what they
             tell of the log holds: their epochs count, and what they alone held is a hole. Those
@@ -156,7 +155,10 @@ def partition_log(
         if any(span.start < hole.stop and span.stop > hole.start for span in lost):
             loose.discard(hole.start)
     holes = [hole for hole in missing if hole.start not in loose]
-    holes += _lost_tail(stop, lost, ranges[-1].segment if ranges else None)
+    if above := [span for span in lost if span.stop > stop]:
+        before = ranges[-1].segment if ranges else None
+        after = min(above, key=_precedence).segment
+        holes.append(Hole(stop, max(span.stop for span in above), before, after))
     used = {id(chosen.segment) for chosen in ranges}
     skipped = tuple(
         SkippedSegment(segment, _reason(segment, usable[id(segment)], log_start))
@@ -189,17 +191,6 @@ def _with_epochs(
     for entry in [EpochEntry(epoch, start) for epoch, start in sorted(told.items())]:
         lineage = [*(one for one in lineage if one.start_offset < entry.start_offset), entry]
     return lineage
-
-
-def _lost_tail(
-    start: int, lost: Iterable[SegmentRange], before: RemoteSegment | None
-) -> tuple[Hole, ...]:
-    """What lost segments held from `start`, the end of all others, on."""
-    above = [span for span in lost if span.stop > start]
-    if not above:
-        return ()
-    first = min(above, key=_precedence)
-    return (Hole(start, max(span.stop for span in above), before, first.segment),)
 
 
 def usable_range(segment: RemoteSegment, lineage: Sequence[EpochEntry]) -> SegmentRange | None:

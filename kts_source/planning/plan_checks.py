@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from kts_source.errors import ArchivedObjectError, PlanTooLargeError
 from kts_source.planning.estimate import ARCHIVE_CLASSES, estimate
+from kts_source.texts import some
 
 if TYPE_CHECKING:
     from kts_source.layout.remote_segment import ObjectRef
     from kts_source.options import ScanOptions
     from kts_source.planning.scan_plan import ScanPlan
     from kts_source.store.object_store import ObjectStore
-
-_SHOWN_OBJECTS: Final = 5
 
 
 def check_plan(plan: ScanPlan, options: ScanOptions, store: ObjectStore) -> None:
@@ -25,7 +24,7 @@ def check_plan(plan: ScanPlan, options: ScanOptions, store: ObjectStore) -> None
     """
     archived = [ref.key for ref in objects_read(plan) if ref.storage_class in ARCHIVE_CLASSES]
     if archived:
-        shown = ", ".join(store.uri(key) for key in sorted(archived)[:_SHOWN_OBJECTS])
+        shown = some(store.uri(key) for key in sorted(archived))
         raise ArchivedObjectError(
             f"{len(archived)} objects of the plan are archived and must be restored first: {shown}"
         )

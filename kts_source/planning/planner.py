@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -83,25 +84,19 @@ def plan_scan(
     """Plans one scan. Lists and reads manifests, checkpoints and transactional side files; no log
     bytes.
 
-    Args:
-        options: What to read.
-        tier: Where; opened from the options when not given.
-        progress: What the reader has already. It is neither planned nor checked.
+    The tier is opened from the options when not given. What the reader has already by `progress`
+    is neither planned nor checked.
 
     Raises:
         TieredKafkaError: See `discover`, `requested_bounds` and `check_no_holes`.
     """
     if options.ignored:
         log.info("options without effect on this source: %s", ", ".join(options.ignored))
-    opened = tier or open_tier(options)
-    try:
-        with paused_collector():
-            make = replayed if options.plan_file else _planned
-            plan = make(options, opened, progress)
-            check_plan(plan, options, opened.store)
-    finally:
-        if tier is None:
-            opened.close()
+    opening = closing(open_tier(options)) if tier is None else nullcontext(tier)
+    with opening as opened, paused_collector():
+        make = replayed if options.plan_file else _planned
+        plan = make(options, opened, progress)
+        check_plan(plan, options, opened.store)
     return plan
 
 

@@ -56,13 +56,6 @@ if TYPE_CHECKING:
 _THREADS: Final = 16
 _MAX_BYTES: Final = 1 << 30
 _SHOWN: Final = 200
-_IF_GIVEN: Final = (
-    "layout",
-    "minPartitions",
-    "maxRecordsPerPartition",
-    "targetPartitionBytes",
-    "maxSegmentsPerTask",
-)
 
 
 def made_with(
@@ -86,10 +79,7 @@ def made_with(
 def replayed(options: ScanOptions, tier: Tier, progress: Progress | None = None) -> ScanPlan:
     """The plan in `planFile`, once its objects are known to be what they were.
 
-    Args:
-        options: What else was asked for.
-        tier: Where the objects are.
-        progress: What the reader has already. The plan is clipped to what is behind it.
+    It is clipped to what is behind the reader's `progress`.
 
     Raises:
         InvalidOptionError: The file is not there or holds no plan, or an option says something else
@@ -187,9 +177,9 @@ def _check_options(plan: ScanPlan, options: ScanOptions) -> None:
         raise _contradiction("isolationLevel", options.isolation_level, f"was made with {level}")
     if options.fail_on_data_loss and plan.made_with.get("failOnDataLoss", True) is not True:
         raise _contradiction("failOnDataLoss", "true", "was made with false")
-    for name in _IF_GIVEN:
+    for name in sorted(options.given & wanted.keys() - {"failOnDataLoss"}):
         before = plan.made_with.get(name, wanted[name])
-        if name in options.given and before != wanted[name]:
+        if before != wanted[name]:
             raise _contradiction(name, wanted[name], f"was made with {before}")
     if plan.where not in (None, fingerprint(options.where)):
         where = fingerprint(options.where) or "none"
