@@ -255,9 +255,10 @@ def cover(
     the first that holds it: a plan of a few offsets needs to know no others.
     """
     # Stacks: the next range to begin is at the end, and the last one that began. Of retried uploads
-    # the least segment id begins last.
-    waiting = sorted(candidates, key=lambda span: span.segment.segment_id)
-    waiting.sort(key=_precedence, reverse=True)
+    # the least segment id is read, and named beside holes.
+    by_id = sorted(candidates, key=lambda span: span.segment.segment_id, reverse=True)
+    waiting = sorted({_precedence(span): span for span in by_id}.values(), key=_precedence)
+    waiting.reverse()
     holding: list[SegmentRange] = []
     ranges: list[SegmentRange] = []
     holes: list[Hole] = []

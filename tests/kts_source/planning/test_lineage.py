@@ -224,6 +224,14 @@ def test_a_hole_is_named_with_its_neighbours() -> None:
     assert log.unverifiable == ()
 
 
+def test_a_hole_is_named_with_the_upload_that_is_read() -> None:
+    retried = [segment(30, 39, name="b"), segment(30, 39, name="a")]
+    log = partition_log([segment(0, 9), *retried], lineage(e0=0))
+    (hole,) = log.holes
+    assert hole.after is log.ranges[-1].segment
+    assert hole.after.segment_id == "a"
+
+
 def test_a_gap_behind_an_end_that_is_not_exact_is_not_called_a_hole() -> None:
     first, last = segment(0, 9, end_is_exact=False), segment(50, 59, end_is_exact=False)
     log = partition_log([first, segment(30, 39), last], lineage(e0=0))
