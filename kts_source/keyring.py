@@ -95,7 +95,9 @@ class KeyRing:
             DecryptionError: The key does not open it.
         """
         key_id = wrapped.key_id.lower()
-        pem = self.pems.reveal().get(key_id) or self._read(key_id, wrapped.key_id)
+        pem = self.pems.reveal().get(key_id) or self._here(key_id)
+        if pem is None:
+            raise self._lacks(wrapped.key_id)
         return _data_key(wrapped, pem)
 
     def _here(self, key_id: str) -> bytes | None:
@@ -107,21 +109,18 @@ class KeyRing:
             return os.environ.get(text, "").encode() or None
         return None if source is None else _called(text, key_id)
 
-    def _read(self, key_id: str, shown_id: str) -> bytes:
-        pem = self._here(key_id)
-        if pem is not None:
-            return pem
-        option = f"encryption.key.pairs.{shown_id}.private.key"
-        if key_id not in self.key_ids:
+    def _lacks(self, key_id: str) -> UnknownKeyError:
+        option = f"encryption.key.pairs.{key_id}.private.key"
+        source, _ = self.places.reveal().get(key_id.lower(), (None, ""))
+        if source is None:
             held = ", ".join(self.key_ids)
             ring = f"the key ring has {held}" if held else "no key ring is configured"
-            raise UnknownKeyError(
-                f"encrypted with key id {shown_id!r}, and {ring}; give option {option}.file"
+            return UnknownKeyError(
+                f"encrypted with key id {key_id!r}, and {ring}; give option {option}.file"
             )
-        source, _ = self.places.reveal()[key_id]
         what = "file" if source == "file" else "environment variable"
-        raise UnknownKeyError(
-            f"encrypted with key id {shown_id!r}, and the {what} named by option {option}.{source}"
+        return UnknownKeyError(
+            f"encrypted with key id {key_id!r}, and the {what} named by option {option}.{source}"
             " does not exist on the driver or on this worker"
         )
 

@@ -15,7 +15,7 @@ from typing import Final
 
 import click
 
-from kts_source.cli import commands
+from kts_source.cli.commands import cat, plan, segments, topics, verify
 from kts_source.cli.demo import demo
 from kts_source.cli.export_command import export
 from kts_source.errors import DataLossError, InvalidOptionError, TieredKafkaError
@@ -32,15 +32,7 @@ def kts() -> None:
     """The group that holds the commands."""
 
 
-for command in (
-    commands.topics,
-    commands.segments,
-    commands.plan,
-    commands.cat,
-    commands.verify,
-    export,
-    demo,
-):
+for command in (topics, segments, plan, cat, verify, export, demo):
     kts.add_command(command)
 
 

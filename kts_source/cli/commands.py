@@ -6,12 +6,12 @@ import base64
 import json
 import sys
 import time
-from contextlib import closing, contextmanager
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import DownloadColumn, Progress
 
 from kts_source.cli.scan_options import json_flag, scan_options
 from kts_source.cli.tables import print_json, print_table, time_text
@@ -25,7 +25,7 @@ from kts_source.texts import format_bytes
 from kts_source.tier import open_tier
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping
+    from collections.abc import Generator, Iterator, Mapping
 
     import pyarrow as pa
 
@@ -159,11 +159,11 @@ def _write(batch: pa.RecordBatch, form: str) -> None:
         for value in batch.column("value"):
             out.write((value.as_py() or b"") + b"\n")
         return
-    for row in _dated_rows(batch):
+    for row in dated_rows(batch):
         out.write(json.dumps(_json_record(row), ensure_ascii=False).encode() + b"\n")
 
 
-def _dated_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+def dated_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
     """The rows in Python's types, timestamps as text: records may be dated when Python has no time,
     such as by producers that send microseconds as milliseconds.
     """
@@ -205,31 +205,20 @@ def verify(options: Mapping[str, str], *, as_json: bool) -> None:
     made = plan_scan(parsed)
     started = time.monotonic()
     rows = 0
-    with closing(open_tier(parsed)) as tier, _progress(made.nominal_bytes) as advance:
+    console = Console(stderr=True)
+    columns = (*Progress.get_default_columns(), DownloadColumn())
+    bar = Progress(*columns, console=console, disable=not console.is_terminal)
+    with closing(open_tier(parsed)) as tier, bar:
+        done = bar.add_task("segments", total=made.nominal_bytes)
         reader = SegmentSource(tier, parsed.key_ring)
         for task in made.tasks:
             for part in task.slices:
                 one = type(task)((part,))
                 rows += sum(b.num_rows for b in read_task(one, reader, ReadSettings.of(parsed)))
-                advance(part.nominal_bytes)
+                bar.advance(done, part.nominal_bytes)
     seconds = time.monotonic() - started
     if as_json:
         print_json({"records": rows, "bytes": made.nominal_bytes, "seconds": seconds})
         return
     size = format_bytes(made.nominal_bytes)
     click.echo(f"{rows:,} records in {size} of segments are sound ({seconds:.1f} s)")
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal's stderr, nothing elsewhere; the function it gives adds bytes."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TimeRemainingColumn(),
-    )
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task("segments", total=total)
-        yield lambda size: bar.advance(task, size)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kts_source.cli.commands import first_rows, read_batches
-from kts_source.cli.tables import format_time, preview_bytes, print_table
+from kts_source.cli.commands import dated_rows, first_rows, read_batches
+from kts_source.cli.tables import preview_bytes, print_table
 from kts_source.errors import TierNotFoundError, UnsupportedSparkError
 from kts_source.options import READ_COMMITTED, READ_UNCOMMITTED, parse_options
 from kts_source.planning.planner import plan_scan
@@ -58,7 +58,7 @@ def demo(given_path: str | None, path: str | None, key_prefix: str) -> None:
         from kts_source.spark.session import session_builder
     except UnsupportedSparkError as error:
         with closing(read_batches(chosen)) as batches:
-            rows = [row for batch in first_rows(batches, SHOWN_ROWS) for row in batch.to_pylist()]
+            rows = [row for batch in first_rows(batches, SHOWN_ROWS) for row in dated_rows(batch)]
         print(f"The first rows of {topic}, read without Spark:\n")
         _print_rows(rows)
         print(f"\nWith Spark 4 it shows more. {error}.")
@@ -190,6 +190,7 @@ def _held_back_stderr(file: Path) -> Iterator[None]:
 def _show_rows(spark: SparkSession, options: Mapping[str, str]) -> None:
     started = time.perf_counter()
     frame = spark.read.format("tiered-kafka").options(**options).load()
+    frame = frame.withColumn("timestamp", frame["timestamp"].cast("string"))
     found = frame.orderBy("partition", "offset").limit(SHOWN_ROWS).collect()
     seconds = time.perf_counter() - started
     print(
@@ -203,7 +204,7 @@ def _print_rows(found: Sequence[Mapping[str, Any]]) -> None:
         (
             row["partition"],
             row["offset"],
-            format_time(row["timestamp"]),
+            row["timestamp"] or "null",
             preview_bytes(row["key"], 12),
             preview_bytes(row["value"], 40),
             ", ".join(
@@ -218,21 +219,19 @@ def _print_rows(found: Sequence[Mapping[str, Any]]) -> None:
 def _show_counts(spark: SparkSession, options: Mapping[str, str]) -> None:
     levels = (READ_UNCOMMITTED, READ_COMMITTED)
     counts: dict[str, dict[str, int]] = {}
-    seconds: dict[str, float] = {}
+    print()
     for level in levels:
         started = time.perf_counter()
         chosen = {**options, "isolationLevel": level, "columns": "topic,offset"}
         frame = spark.read.format("tiered-kafka").options(**chosen).load()
         found: list[Any] = frame.groupBy("topic").count().collect()
         counts[level] = {row["topic"]: row["count"] for row in found}
-        seconds[level] = time.perf_counter() - started
+        seconds = time.perf_counter() - started
+        total = sum(counts[level].values())
+        print(f"Spark counted {total:,} rows of {level} in {seconds:.1f} s.")
     print("\nRows by isolation level:\n")
     topics = sorted(counts[READ_UNCOMMITTED])
     print_table(
         ("topic", *levels),
         [(topic, *(counts[level].get(topic, 0) for level in levels)) for topic in topics],
     )
-    print()
-    for level in levels:
-        total = sum(counts[level].values())
-        print(f"Spark counted {total:,} rows of {level} in {seconds[level]:.1f} s.")

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from kts_source.cli.scan_options import add_places, json_flag, scan_options
 from kts_source.cli.tables import print_json
-
-if TYPE_CHECKING:
-    from kts_source.export.settings import ExportSettings
 
 
 @click.command()
@@ -61,6 +58,8 @@ def export(
     from kts_source.export.executor import LocalExecutor
     from kts_source.export.extras import require
     from kts_source.export.progress import default_progress
+    from kts_source.export.run import DEFAULT_CLEAN_HOURS
+    from kts_source.export.run import clean as clean_target
     from kts_source.export.run import export as run_export
     from kts_source.export.settings import export_settings
 
@@ -84,7 +83,9 @@ def export(
     else:
         checked = export_settings(target, source=options, **named)
         if clean:
-            _clean(checked, older_than_hours, remove=not dry_run)
+            hours = DEFAULT_CLEAN_HOURS if older_than_hours is None else older_than_hours
+            found = clean_target(checked, older_than_hours=hours, remove=not dry_run)
+            print_json(sorted(orphan.key for orphan in found))
             return
         report = run_export(options, checked, LocalExecutor(workers), progress=default_progress())
     if png is not None:
@@ -93,12 +94,3 @@ def export(
         print_json(report.to_dict())
     else:
         click.echo(str(report))
-
-
-def _clean(settings: ExportSettings, hours: float | None, *, remove: bool) -> None:
-    """Lists what attempts that died so long ago left behind, and removes it unless told not to."""
-    from kts_source.export.run import DEFAULT_CLEAN_HOURS, clean
-
-    older_than_hours = DEFAULT_CLEAN_HOURS if hours is None else hours
-    found = clean(settings, older_than_hours=older_than_hours, remove=remove)
-    print_json(sorted(orphan.key for orphan in found))

@@ -65,10 +65,3 @@ def time_text(microseconds: int) -> str:
     year = time.year + 400 * cycles
     years = f"{year:04d}" if 0 <= year <= _LAST_YEAR else f"{year:+05d}"
     return f"{years}{time.isoformat(timespec='milliseconds')[4:]}"
-
-
-def format_time(timestamp: datetime.datetime | None) -> str:
-    """A time in UTC with milliseconds."""
-    if timestamp is None:
-        return "null"
-    return timestamp.astimezone(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + "Z"

@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kts_source.store.object_store import ObjectInfo, ObjectStore
+    from segment_format.manifest.segment_manifest import IndexRange
 
 LOG_SUFFIX, INDEXES_SUFFIX, MANIFEST_SUFFIX = SUFFIXES
-_USUAL_STEM: Final = re.compile(r"[0-9]{20}-[A-Za-z0-9_-]{21}[AQgw]")
-_MAX_OFFSET_DIGITS: Final = f"{(1 << 63) - 1:020d}"
+_USUAL_STEM: Final = re.compile(r"00[0-9]{18}-[A-Za-z0-9_-]{21}[AQgw]")
 
 
 class AivenLayout:
@@ -113,7 +113,6 @@ def _usual_segments(
             or manifest.key != key + ".rsm-manifest"
             or stem <= before
             or _USUAL_STEM.fullmatch(stem) is None
-            or stem[:20] > _MAX_OFFSET_DIGITS
         ):
             return None
         before = stem
@@ -190,13 +189,8 @@ def _segment(entry: SegmentEntry, manifest: SegmentManifest) -> RemoteSegment:
 def _stored_indexes(manifest: SegmentManifest, indexes: ObjectRef) -> dict[IndexType, StoredIndex]:
     ranges = manifest.segment_indexes
     stored = {}
-    for kind, part in (
-        (IndexType.OFFSET, ranges.offset),
-        (IndexType.TIMESTAMP, ranges.timestamp),
-        (IndexType.PRODUCER_SNAPSHOT, ranges.producer_snapshot),
-        (IndexType.LEADER_EPOCH, ranges.leader_epoch),
-        (IndexType.TRANSACTION, ranges.transaction),
-    ):
+    for kind in IndexType:
+        part: IndexRange | None = getattr(ranges, kind.name.lower())
         if part is None:
             continue
         if part.stop > indexes.size:

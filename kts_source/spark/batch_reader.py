@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import uuid
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from kts_source.spark.data_source_api import DataSourceReader, InputPartition, Travels
@@ -70,20 +71,18 @@ class TieredKafkaBatchReader(DataSourceReader, metaclass=Travels):
         if task is None:
             return
         _let_spark_collect_log_lines()
-        rows = None
         try:
             with explained_imports(), garbage_left_alone():
                 from kts_source.read.run_task import run_task
 
                 rows = run_task(task, self._options, _place(self._scan))
                 first = next(rows, None)
-            if first is not None:
-                yield first
-                del first
-                yield from rows
+            with closing(rows):
+                if first is not None:
+                    yield first
+                    del first
+                    yield from rows
         finally:
-            if rows is not None:
-                rows.close()
             end_task()
 
 

@@ -26,10 +26,8 @@ def load(module: str, name: str) -> Any:  # noqa: ANN401  # whatever has the nam
         ModuleNotFoundError: The package or one of its dependencies is not installed; names the
             interpreter and says what to set.
     """
-    try:
+    with explained_imports():
         return getattr(importlib.import_module(module), name)
-    except ModuleNotFoundError as error:
-        raise _explanation(error) from None
 
 
 @contextmanager
@@ -42,18 +40,14 @@ def explained_imports() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        raise _explanation(error) from error
-
-
-def _explanation(error: ModuleNotFoundError) -> ModuleNotFoundError:
-    version = ".".join(str(number) for number in sys.version_info[:3])
-    return ModuleNotFoundError(
-        f"{error}: Spark runs its Python workers with {sys.executable} (Python {version}), where"
-        " tiered-kafka is not installed, or not with all it needs. Install it there, or set"
-        " PYSPARK_PYTHON to the path of a Python that has it (on every machine of the cluster)"
-        " before the Spark session starts",
-        name=error.name,
-    )
+        version = ".".join(str(number) for number in sys.version_info[:3])
+        raise ModuleNotFoundError(
+            f"{error}: Spark runs its Python workers with {sys.executable} (Python {version}),"
+            " where tiered-kafka is not installed, or not with all it needs. Install it there, or"
+            " set PYSPARK_PYTHON to the path of a Python that has it (on every machine of the"
+            " cluster) before the Spark session starts",
+            name=error.name,
+        ) from error
 
 
 register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import datetime
 
 import pytest
 
-from kts_source.cli.tables import format_time, preview_bytes, print_table
+from kts_source.cli.tables import preview_bytes, print_table
 from kts_source.texts import format_bytes
 
 
@@ -61,10 +60,3 @@ def test_byte_strings_are_shown_as_text_or_hexadecimal(value: bytes | None, text
     shown = preview_bytes(value, 9)
     assert shown == text
     assert len(shown) <= 9
-
-
-def test_times_are_utc_with_milliseconds() -> None:
-    zone = datetime.timezone(datetime.timedelta(hours=2))
-    moment = datetime.datetime(2026, 2, 25, 8, 13, 20, 23000, tzinfo=zone)
-    assert format_time(moment) == "2026-02-25 06:13:20.023Z"
-    assert format_time(None) == "null"
