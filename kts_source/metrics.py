@@ -103,12 +103,10 @@ class Summary:
             _, axes = pyplot.subplots(figsize=(9, 4))
         numbers = range(len(self.tasks))
         bottom = [0.0] * len(self.tasks)
-        for name in (*_TIMES, "rest"):
-            if name == "rest":
-                pairs = zip(self.tasks, bottom, strict=True)
-                heights = [max(0.0, task.seconds - known) for task, known in pairs]
-            else:
-                heights = [getattr(task, f"{name}_seconds") for task in self.tasks]
+        times = {name: [getattr(t, f"{name}_seconds") for t in self.tasks] for name in _TIMES}
+        known = map(sum, zip(*times.values(), strict=True))
+        times["rest"] = [max(0.0, t.seconds - k) for t, k in zip(self.tasks, known, strict=True)]
+        for name, heights in times.items():
             axes.bar(numbers, heights, bottom=bottom, label=name)
             bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
         axes.set_xlabel("task")

@@ -11,19 +11,12 @@ interrupted.
 
 from __future__ import annotations
 
-from typing import Final
-
 import click
 
 from kts_source.cli.commands import cat, plan, segments, topics, verify
 from kts_source.cli.demo import demo
 from kts_source.cli.export_command import export
 from kts_source.errors import DataLossError, InvalidOptionError, TieredKafkaError
-
-EXIT_TIER: Final = 1
-EXIT_USAGE: Final = 2
-EXIT_LOSS: Final = 3
-EXIT_INTERRUPTED: Final = 130
 
 
 @click.group(help=__doc__, context_settings={"help_option_names": ["-h", "--help"]})
@@ -37,18 +30,18 @@ for command in (topics, segments, plan, cat, verify, export, demo):
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs one command and gives its exit code."""
+    """Runs one command and gives its exit code, see above."""
     try:
         code = kts.main(args=arguments, prog_name="kts", standalone_mode=False)
     except click.exceptions.Abort:
         click.echo("interrupted", err=True)
-        return EXIT_INTERRUPTED
+        return 130
     except click.ClickException as error:
         error.show()
-        return EXIT_USAGE
+        return 2
     except TieredKafkaError as error:
         click.echo(f"kts: {error}", err=True)
         if isinstance(error, InvalidOptionError):
-            return EXIT_USAGE
-        return EXIT_LOSS if isinstance(error, DataLossError) else EXIT_TIER
+            return 2
+        return 3 if isinstance(error, DataLossError) else 1
     return code if isinstance(code, int) else 0

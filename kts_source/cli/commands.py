@@ -42,26 +42,16 @@ def topics(options: Mapping[str, str], *, as_json: bool) -> None:
         print_json(rows)
         return
     header = ("topic", "partition", "log start", "tier end", "last stable", "segments", "bytes", "")
-    print_table(
-        header,
-        [
-            (
-                row["topic"],
-                row["partition"],
-                _known(row["log_start"]),
-                _known(row["tier_end"]),
-                _known(row["last_stable_offset"]),
-                row["segments"],
-                format_bytes(row["stored_bytes"]),
-                f"{len(row['holes'])} holes" if row["holes"] else row["reason"],
-            )
-            for row in rows
-        ],
-    )
-
-
-def _known(offset: int | None) -> int | str:
-    return "?" if offset is None else offset
+    names = ("topic", "partition", "log_start", "tier_end", "last_stable_offset", "segments")
+    table = [
+        (
+            *("?" if row[name] is None else row[name] for name in names),
+            format_bytes(row["stored_bytes"]),
+            f"{len(row['holes'])} holes" if row["holes"] else row["reason"],
+        )
+        for row in rows
+    ]
+    print_table(header, table)
 
 
 @click.command()
@@ -210,12 +200,10 @@ def verify(options: Mapping[str, str], *, as_json: bool) -> None:
     bar = Progress(*columns, console=console, disable=not console.is_terminal)
     with closing(open_tier(parsed)) as tier, bar:
         done = bar.add_task("segments", total=made.nominal_bytes)
-        reader = SegmentSource(tier, parsed.key_ring)
+        reader, settings = SegmentSource(tier, parsed.key_ring), ReadSettings.of(parsed)
         for task in made.tasks:
-            for part in task.slices:
-                one = type(task)((part,))
-                rows += sum(b.num_rows for b in read_task(one, reader, ReadSettings.of(parsed)))
-                bar.advance(done, part.nominal_bytes)
+            rows += sum(batch.num_rows for batch in read_task(task, reader, settings))
+            bar.advance(done, task.nominal_bytes)
     seconds = time.monotonic() - started
     if as_json:
         print_json({"records": rows, "bytes": made.nominal_bytes, "seconds": seconds})

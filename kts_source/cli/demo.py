@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 GOLDEN = Path(__file__).resolve().parents[2] / "tests" / "golden"
 SAMPLE_TIER = GOLDEN / "tier"
-SAMPLE_PREFIX = "tiered/"
 SAMPLE_TOPIC = "txn"
 SHOWN_ROWS = 5
 
@@ -74,7 +73,7 @@ def _sample_options() -> dict[str, str]:
             f"the sample tier is part of the checkout and is not at {SAMPLE_TIER}:"
             " run `make demo` in a checkout, or name a tier with --path"
         )
-    options = {"path": SAMPLE_TIER.as_uri(), "keyPrefix": SAMPLE_PREFIX}
+    options = {"path": SAMPLE_TIER.as_uri(), "keyPrefix": "tiered/"}
     for file in (GOLDEN / "keys").glob("*.private.pem"):
         key_id = file.name.removesuffix(".private.pem")
         options[f"encryption.key.pairs.{key_id}.private.key.file"] = str(file)
@@ -83,6 +82,8 @@ def _sample_options() -> dict[str, str]:
 
 def _show_tier(options: Mapping[str, str]) -> list[str]:
     """Plans and reads everything in this process, where work can be counted; returns the topics."""
+    from segment_format.kernels.decoder import load_kernel
+
     scan_options = parse_options(options)
     print(f"The tier at {options['path']}:\n")
     with closing(open_tier(scan_options)) as tier:
@@ -95,7 +96,7 @@ def _show_tier(options: Mapping[str, str]) -> list[str]:
             f"\nPlanned in {seconds:.2f} s with {planning.list_requests:,} listings,"
             f" {planning.requests:,} requests and {format_bytes(planning.bytes)}."
         )
-        _load_kernels()
+        load_kernel()  # compiles once per machine: apart from what is timed
         reader = SegmentSource(tier, scan_options.key_ring)
         settings = ReadSettings.of(scan_options)
         started = time.perf_counter()
@@ -110,17 +111,6 @@ def _show_tier(options: Mapping[str, str]) -> list[str]:
         f" {rows:,} rows, {scan_options.isolation_level}.\n"
     )
     return list(dict.fromkeys(partition.topic for partition in plan.partitions))
-
-
-def _load_kernels() -> None:
-    """Compiles the record kernels apart from what is timed: once per machine, then from disk."""
-    from segment_format.kernels.decoder import load_kernel
-
-    started = time.perf_counter()
-    load_kernel()
-    seconds = time.perf_counter() - started
-    if seconds > 1:
-        print(f"Compiled the record kernels in {seconds:.0f} s; they stay on disk.")
 
 
 def _print_plan(plan: ScanPlan) -> None:

@@ -69,11 +69,8 @@ def _meant(options: ScanOptions, error: TierNotFoundError | KeyPrefixError) -> s
 
 
 def _rows(parsed: ScanOptions) -> list[dict[str, Any]]:
-    try:
-        return _described(parsed)
-    except TieredKafkaError as error:
-        if not _lacks_a_key(error):
-            raise
+    if (described := _unless_locked(parsed)) is not None:
+        return described
     with errors_only("kts_source"):  # the first attempt has said what there is to say
         found = _partitions(parsed)
         open_ones = [part for part, keys in found if not keys]
@@ -86,6 +83,19 @@ def _rows(parsed: ScanOptions) -> list[dict[str, Any]]:
 
 def _described(options: ScanOptions) -> list[dict[str, Any]]:
     return [{**row, "keys_needed": []} for row in describe(options).to_arrow().to_pylist()]
+
+
+def _unless_locked(options: ScanOptions) -> list[dict[str, Any]] | None:
+    """See `_described`; `None` where a private key that is not given is what the error is about."""
+    try:
+        return _described(options)
+    except TieredKafkaError as error:
+        cause: BaseException | None = error
+        while not isinstance(cause, UnknownKeyError):
+            if cause is None:
+                raise
+            cause = cause.__cause__
+    return None
 
 
 def _partitions(options: ScanOptions) -> list[tuple[ListedPartition, tuple[str, ...]]]:
@@ -119,12 +129,9 @@ def _only(options: ScanOptions, parts: list[ListedPartition]) -> ScanOptions:
 def _of_locked(
     options: ScanOptions, part: ListedPartition, keys: tuple[str, ...]
 ) -> list[dict[str, Any]]:
-    try:
-        # Old segments may be encrypted where nothing that describing needs is.
-        return _described(_only(options, [part]))
-    except TieredKafkaError as error:
-        if not _lacks_a_key(error):
-            raise
+    # Old segments may be encrypted where nothing that describing needs is.
+    if (described := _unless_locked(_only(options, [part]))) is not None:
+        return described
     segments = part.all()
     row: dict[str, Any] = dict.fromkeys(field.name for field in fields(PartitionWatermark))
     row |= {
@@ -139,11 +146,3 @@ def _of_locked(
         "keys_needed": list(keys),
     }
     return [row]
-
-
-def _lacks_a_key(error: BaseException) -> bool:
-    """Whether a private key that is not given is what the error is about."""
-    found: BaseException | None = error
-    while found is not None and not isinstance(found, UnknownKeyError):
-        found = found.__cause__
-    return found is not None

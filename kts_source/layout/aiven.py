@@ -155,11 +155,9 @@ def _segment(entry: SegmentEntry, manifest: SegmentManifest) -> RemoteSegment:
         )
     size = manifest.chunk_index.transformed_size
     log = entry.object(LOG_SUFFIX)
-    if log is None:  # of a damaged segment, what the manifest promises
-        key = entry.described_by.removesuffix(MANIFEST_SUFFIX) + LOG_SUFFIX
-        ref = ObjectRef(key, size, None)
-    else:
-        ref = ObjectRef.of(log)
+    key = entry.described_by.removesuffix(MANIFEST_SUFFIX) + LOG_SUFFIX
+    # Of a damaged segment, what the manifest promises.
+    ref = ObjectRef(key, size, None) if log is None else ObjectRef.of(log)
     if size != ref.size:
         raise InvalidManifestError(
             f"the chunks add up to {size} bytes, but the object {ref.key} has {ref.size}:"

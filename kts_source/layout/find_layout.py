@@ -21,15 +21,13 @@ def find_layout(name: str) -> Layout:
     Raises:
         InvalidOptionError: No such layout; names those there are.
     """
-    built_in: dict[str, Layout] = {
-        AivenLayout.name: AivenLayout(),
-        LocalTieredLayout.name: LocalTieredLayout(),
-    }
+    layouts: tuple[Layout, ...] = (AivenLayout(), LocalTieredLayout())
+    built_in = {layout.name: layout for layout in layouts}
     if name in built_in:
         return built_in[name]
     plug_ins = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
     if name in plug_ins:
-        layout: Layout = plug_ins[name].load()()
-        return layout
+        plug_in: Layout = plug_ins[name].load()()
+        return plug_in
     known = ", ".join(sorted({*built_in, *plug_ins}))
     raise InvalidOptionError(f"option 'layout' is {name!r}; known layouts: {known}")

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
-NAME = "tiered-kafka"
-
 
 class TieredKafkaDataSource(DataSource, metaclass=Travels):
     """Kafka topics whose closed segments were moved to object storage, read straight from the
@@ -52,7 +50,7 @@ class TieredKafkaDataSource(DataSource, metaclass=Travels):
     @classmethod
     def name(cls) -> str:
         """The format's name."""
-        return NAME
+        return "tiered-kafka"
 
     def schema(self) -> StructType:
         """The columns that the options ask for."""

@@ -17,24 +17,16 @@ if TYPE_CHECKING:
 _HEADER: Final = StructType(
     [StructField("key", types.StringType()), StructField("value", types.BinaryType())]
 )
-_TYPES: Final[dict[str, types.DataType]] = {
-    "key": types.BinaryType(),
-    "value": types.BinaryType(),
-    "topic": types.StringType(),
-    "partition": types.IntegerType(),
-    "offset": types.LongType(),
-    "timestamp": types.TimestampType(),
-    "timestampType": types.IntegerType(),
-    "headers": types.ArrayType(_HEADER),
-    "leaderEpoch": types.IntegerType(),
-    "producerId": types.LongType(),
-    "producerEpoch": types.IntegerType(),
-    "sequence": types.IntegerType(),
-    "isTransactional": types.BooleanType(),
-    "batchBaseOffset": types.LongType(),
-    "codec": types.StringType(),
-    "segmentId": types.StringType(),
+_COLUMNS: Final[dict[types.DataType, str]] = {
+    types.BinaryType(): "key value",
+    types.StringType(): "topic codec segmentId",
+    types.IntegerType(): "partition timestampType leaderEpoch producerEpoch sequence",
+    types.LongType(): "offset producerId batchBaseOffset",
+    types.TimestampType(): "timestamp",
+    types.BooleanType(): "isTransactional",
+    types.ArrayType(_HEADER): "headers",
 }
+_TYPES: Final = {name: kind for kind, names in _COLUMNS.items() for name in names.split()}
 
 
 def spark_schema(columns: Sequence[str]) -> StructType:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import pytest
 
 from kts_source.cli.tables import preview_bytes, print_table
