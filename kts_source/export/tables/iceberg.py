@@ -22,7 +22,6 @@ from kts_source.export.tables.export_table import (
     Commit,
     ExportTable,
     TableState,
-    WritePlace,
     check_signs,
 )
 from kts_source.export.tables.iceberg_checks import PinnedCatalog, check_table
@@ -45,6 +44,8 @@ _RANGE: Final = re.compile(r"(?P<start>\d+):(?P<stop>\d+)")
 class IcebergExportTable(ExportTable):
     """See the module's text."""
 
+    _values_in = "file"
+
     def __init__(self, settings: ExportSettings) -> None:
         super().__init__(settings)
         self._own = f"kts.{settings.export_id}."
@@ -53,16 +54,6 @@ class IcebergExportTable(ExportTable):
             raise InvalidOptionError(
                 f"an Iceberg target is a table's name, namespace.table, not {settings.target!r}"
             )
-
-    def place(self, run_id: str) -> WritePlace:
-        """See `ExportTable.place`: below the table's own location."""
-        return WritePlace(
-            self._root(),
-            self._settings.storage,
-            f"{self._folders[0]}{run_id}-",
-            ".parquet",
-            "file",
-        )
 
     def close(self) -> None:
         """See `ExportTable.close`."""
