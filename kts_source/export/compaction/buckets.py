@@ -119,12 +119,7 @@ class Buckets:
         for number in np.unique(numbers):
             part = table.filter(pa.array(numbers == number))
             key = f"{self._prefix}-{len(self._spills):06d}.part"
-            file = ParquetFile(
-                self._target.open_output(key),
-                part.schema,
-                compression="zstd",
-                row_group_rows=1 << 16,
-            )
+            file = ParquetFile(self._target.open_output(key), part.schema, compression="zstd")
             for batch in part.to_batches(_ROWS):
                 file.add(batch)
             file.close()

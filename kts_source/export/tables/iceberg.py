@@ -203,6 +203,7 @@ class IcebergExportTable(ExportTable):
         """Raises PyIceberg's CommitFailedException when another writer came before."""
         from pyiceberg.exceptions import CommitFailedException
         from pyiceberg.expressions import AlwaysTrue
+        from pyiceberg.types import TimestampType, TimestamptzType
 
         own = self._own
         properties = {f"{own}rules.{name}": text for name, text in commit.fingerprint.items()}
@@ -241,18 +242,15 @@ class IcebergExportTable(ExportTable):
             # PyIceberg has no bounds outside the years 1 to 9999, so the files are added without,
             # in this process only. Days that rows are partitioned by need bounds, and are within.
             days = {field.source for field in self._settings.partition_by}
-            unbounded = {f"{_METRICS}{name}": "none" for name in _times(table) if name not in days}
+            times = (TimestampType, TimestamptzType)
+            unbounded = {
+                f"{_METRICS}{field.name}": "none"
+                for field in table.schema().fields
+                if isinstance(field.field_type, times) and field.name not in days
+            }
             if unbounded.items() <= table.metadata.properties.items():
                 raise self._failed("the Iceberg table did not take the commit", error) from None
             table.metadata.properties.update(unbounded)
             self._commit_once(table, commit, moved)
         except Exception as error:  # noqa: BLE001  # every library error becomes one of ours
             raise self._failed("the Iceberg table did not take the commit", error) from None
-
-
-def _times(table: Table) -> list[str]:
-    """Names of the columns that are timestamps."""
-    from pyiceberg.types import TimestampType, TimestamptzType
-
-    kinds = (TimestampType, TimestamptzType)
-    return [field.name for field in table.schema().fields if isinstance(field.field_type, kinds)]

@@ -58,12 +58,7 @@ class _Log:
 
 
 class ParquetFolder(ExportTable):
-    """See the module's text.
-
-    Args:
-        settings: What to write and where.
-        target: The store below `settings.target`.
-    """
+    """See the module's text; `target` is the store below `settings.target`."""
 
     _folders = ("_kts/",)
 
@@ -228,12 +223,10 @@ class ParquetFolder(ExportTable):
 
     def _require_written(self, commit: Commit) -> None:
         """What is committed must be there: `clean` may have taken a slow run's files."""
+        if not commit.files:
+            return
         place = f"{ATTEMPTS}{commit.run_id}/"
-        found = (
-            {entry.key: entry.size for entry in self._target.list_objects(place)}
-            if commit.files
-            else {}
-        )
+        found = {entry.key: entry.size for entry in self._target.list_objects(place)}
         for file in commit.files:
             if found.get(file.key) != file.size:
                 raise ExportError(
