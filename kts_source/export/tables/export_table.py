@@ -295,8 +295,8 @@ def partitioned_otherwise(
     """The error for partition columns that are not those of the export."""
     return UnsupportedTargetError(
         f"{owner} is partitioned by {there or 'no column'}, and partition_by makes"
-        f" {asked or 'no column'}. All files must be partitioned alike, or readers mix them up:"
-        " give partition_by as it is there, or export into another table or folder",
+        f" {asked or 'no column'}: readers would mix them up. Give partition_by as it is"
+        " there, or export into another table or folder",
         uri=uri,
     )
 
