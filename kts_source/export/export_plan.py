@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kts_source.export.ranges import CommittedRanges, OffsetRange
     from kts_source.options import ScanOptions
     from kts_source.planning.scan_plan import PartitionPlan, ScanPlan
-    from kts_source.read.task import ScanTask, SegmentSlice
+    from kts_source.read.task import ScanTask
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,17 +166,11 @@ def _waves(scan: ScanPlan, held: Sequence[OffsetRange | None], commit_bytes: int
             if stop > ahead[place].start:
                 advances.append(replace(ahead[place], stop=stop))
                 ahead[place] = replace(ahead[place], expected=stop, start=stop, stop=stop)
-        exports = [
-            ExportTask(
-                first + number,
-                task,
-                {
-                    (part.topic, part.partition): partitions[part.topic, part.partition].topic_id
-                    for part in task.slices
-                },
-            )
-            for number, task in enumerate(tasks)
-        ]
+        exports = []
+        for number, task in enumerate(tasks, first):
+            places = [(part.topic, part.partition) for part in task.slices]
+            topic_ids = {place: partitions[place].topic_id for place in places}
+            exports.append(ExportTask(number, task, topic_ids))
         return Wave(tuple(exports), tuple(advances))
 
     group: list[ScanTask] = []
@@ -196,9 +190,8 @@ def _waves(scan: ScanPlan, held: Sequence[OffsetRange | None], commit_bytes: int
 def _ends_a_segment(tasks: Sequence[ScanTask], number: int) -> bool:
     if number + 1 == len(tasks):
         return True
-    last, following = tasks[number].slices[-1], tasks[number + 1].slices[0]
-    return _segment_of(last) != _segment_of(following)
-
-
-def _segment_of(part: SegmentSlice) -> tuple[str, int, str, int]:
-    return part.topic, part.partition, part.segment_id, part.start_offset
+    last, following = (
+        (part.topic, part.partition, part.segment_id, part.start_offset)
+        for part in (tasks[number].slices[-1], tasks[number + 1].slices[0])
+    )
+    return last != following

@@ -58,13 +58,9 @@ class WrittenFile:
     values: tuple[str | None, ...]
     statistics: Mapping[str, ColumnStatistics]
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values, as `from_json` takes them."""
-        return dataclasses.asdict(self)
-
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> WrittenFile:
-        """What `to_json` gave."""
+        """The file of what `dataclasses.asdict` makes of one."""
         statistics = {name: ColumnStatistics(**one) for name, one in value["statistics"].items()}
         return cls(**{**value, "values": tuple(value["values"]), "statistics": statistics})
 
@@ -139,7 +135,7 @@ class TaskReport:
         letters, schema = value.pop("dead_letters"), value.pop("schema")
         return cls(
             files=files,
-            schema=None if schema is None else _schema(schema),
+            schema=schema and pa.ipc.read_schema(pa.py_buffer(base64.b64decode(schema))),
             dead_letters=None if letters is None else DeadLetterFile(**letters),
             spills=tuple(SpillFile(**spill) for spill in value.pop("spills")),
             newest_ms=tuple(tuple(entry) for entry in value.pop("newest_ms")),
@@ -150,7 +146,3 @@ class TaskReport:
 
 def _schema_text(schema: pa.Schema) -> str:
     return base64.b64encode(schema.serialize()).decode()
-
-
-def _schema(text: str) -> pa.Schema:
-    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))

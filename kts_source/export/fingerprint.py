@@ -53,15 +53,14 @@ def describe_transform(transform: Transform | None) -> str:
     """
     if transform is None:
         return ""
-    own = own_fingerprint(transform)
-    return own if own is not None else f"{_code(transform)}~{digest_transform(transform)}"
-
-
-def _code(transform: Transform) -> str:
-    """Name and source, which is all that tables begun by earlier versions have."""
+    if (own := own_fingerprint(transform)) is not None:
+        return own
     named: Any = transform if hasattr(transform, "__qualname__") else type(transform)
-    name, source = qualified_name(named), source_of(named)
-    return name if source is None else f"{name}#{hashlib.sha256(source).hexdigest()[:16]}"
+    code, source = qualified_name(named), source_of(named)
+    if source is not None:
+        code += f"#{hashlib.sha256(source).hexdigest()[:16]}"
+    # Tables begun by earlier versions have the code only.
+    return f"{code}~{digest_transform(transform)}"
 
 
 def number(text: str) -> int:

@@ -52,7 +52,7 @@ class ParquetFile:
         schema: pa.Schema,
         *,
         compression: str,
-        row_group_rows: int,
+        row_group_rows: int = 1 << 16,
         sort_by: Sequence[str] = (),
         bounded: Collection[str] = (),
         constants: Mapping[str, str] = MappingProxyType({}),

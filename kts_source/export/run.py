@@ -18,7 +18,15 @@ from kts_source.errors import (
     RangeOverlapError,
     TransformError,
 )
-from kts_source.export.compaction.merge import can_merge, check_lost, check_rebuild
+from kts_source.export.compaction.buckets import spill_folder
+from kts_source.export.compaction.compact import SpreadTask, bucket_count, bucket_tasks, newest_of
+from kts_source.export.compaction.merge import (
+    BASE_RATIO,
+    base_tasks,
+    can_merge,
+    check_lost,
+    check_rebuild,
+)
 from kts_source.export.export_plan import plan_export, plan_rebuild
 from kts_source.export.fingerprint import fingerprint
 from kts_source.export.job import ExportJob
@@ -90,7 +98,8 @@ def export(
     options = replace(options, key_ring=options.key_ring.loaded())
     with _opened(table, settings) as opened:
         try:
-            return _Run(options, settings, executor, opened, progress).export()
+            rules = fingerprint(options, settings)
+            return _Run(options, settings, executor, opened, progress, rules).export()
         except KeyboardInterrupt:
             log.warning("interrupted: what is committed stays; the same call goes on behind it")
             raise
@@ -163,7 +172,7 @@ class _Run:
     executor: ExportExecutor
     table: ExportTable
     progress: Progress
-    rules: Fingerprint = field(init=False)
+    rules: Fingerprint
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     reports: list[TaskReport] = field(default_factory=list)
     commits: list[Commit] = field(default_factory=list)
@@ -173,9 +182,6 @@ class _Run:
     seconds: dict[str, float] = field(
         default_factory=lambda: {"planning": 0.0, "running": 0.0, "committing": 0.0}
     )
-
-    def __post_init__(self) -> None:
-        self.rules = fingerprint(self.options, self.settings)
 
     def export(self) -> BackfillReport:
         started = time.monotonic()
@@ -235,15 +241,6 @@ class _Run:
     def _compact(
         self, plan: ExportPlan, job: ExportJob, compaction: Compaction, state: TableState
     ) -> None:
-        from kts_source.export.compaction.buckets import spill_folder
-        from kts_source.export.compaction.compact import (
-            SpreadTask,
-            bucket_count,
-            bucket_tasks,
-            newest_of,
-        )
-        from kts_source.export.compaction.merge import BASE_RATIO, base_tasks
-
         (wave,) = plan.waves
         base = self.base if self.merges else ()
         nominal = sum(task.scan.nominal_bytes for task in wave.tasks)

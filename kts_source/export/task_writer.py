@@ -71,7 +71,6 @@ class TaskWriter:
         self, number: int, topic_ids: Mapping[tuple[str, int], str], job: ExportJob
     ) -> None:
         self._began = time.monotonic()
-        self._number = number
         self._topic_ids = topic_ids
         self._job = job
         self._settings = job.settings
@@ -79,7 +78,7 @@ class TaskWriter:
         self._columns = [*job.options.columns, *((TOPIC_ID,) if job.settings.compaction else ())]
         self.target = open_target(job.place.path, job.place.storage)
         self._letters = DeadLetters(job)
-        self._attempt = uuid.uuid4().hex
+        self._prefix = f"{job.place.prefix}{number:06d}-{uuid.uuid4().hex}"
         self._open: dict[tuple[PartitionValue, ...], _OpenFile] = {}
         self._owner: _Owner | None = None
         self._done: list[WrittenFile] = []
@@ -233,8 +232,8 @@ class TaskWriter:
         self._bound_memory()
 
     def _begin(self, owner: _Owner, schema: pa.Schema, start: int) -> _OpenFile:
-        settings, place = self._settings, self._job.place
-        key = f"{place.prefix}{self._number:06d}-{self._attempt}-{self._count:04d}{place.suffix}"
+        settings = self._settings
+        key = f"{self._prefix}-{self._count:04d}{self._job.place.suffix}"
         self._count += 1
         # A transform may put anything there.
         is_constant = settings.transform is None and TOPIC in schema.names

@@ -6,8 +6,10 @@ it is too much.
 
 from __future__ import annotations
 
+import time
 import uuid
 import zlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -17,10 +19,11 @@ from kts_source.columns import PARTITION, TOPIC
 from kts_source.export.files import SpillFile
 from kts_source.export.job import OFFSET, TOPIC_ID
 from kts_source.export.parquet_file import ParquetFile
+from kts_source.export.tables.open_target import open_target
 
 if TYPE_CHECKING:
+    from kts_source.export.files import TaskReport
     from kts_source.export.job import ExportJob
-    from kts_source.export.tables.target_store import TargetStore
 
 KEY: Final = "key"
 NEEDED: Final = (KEY, "value", TOPIC, PARTITION, OFFSET, "timestamp")
@@ -29,11 +32,6 @@ NEEDED: Final = (KEY, "value", TOPIC, PARTITION, OFFSET, "timestamp")
 HELD_BYTES: Final = 64 << 20
 """Records held in memory before they are spilled, or a bucket is read in more parts."""
 _ROWS: Final = 4096
-
-
-def bucket_of(key: bytes, buckets: int) -> int:
-    """The same in every process."""
-    return zlib.crc32(key) % buckets
 
 
 def latest(table: pa.Table) -> pa.Table:
@@ -54,25 +52,16 @@ def latest(table: pa.Table) -> pa.Table:
 
 
 class Buckets:
-    """Records on their way into the buckets' files.
+    """Records that one task takes on their way into the buckets' files."""
 
-    Args:
-        number: Of the task.
-        buckets: How many there are.
-        job: Whose spill folder to use.
-        target: Where that is.
-    """
-
-    def __init__(self, number: int, buckets: int, job: ExportJob, target: TargetStore) -> None:
-        self._number = number
+    def __init__(self, number: int, buckets: int, job: ExportJob) -> None:
+        self._began = time.monotonic()
         self._buckets = buckets
-        self._job = job
-        self._target = target
-        self._attempt = uuid.uuid4().hex
+        self._prefix = f"{spill_folder(job)}{number:06d}-{uuid.uuid4().hex}"
+        self._target = open_target(job.place.path, job.place.storage)
         self._held: list[pa.RecordBatch] = []
         self._bytes = 0
-        self._count = 0
-        self.spills: list[SpillFile] = []
+        self._spills: list[SpillFile] = []
         self._newest: dict[tuple[str, int], int] = {}
 
     def hold(self, batch: pa.RecordBatch) -> None:
@@ -83,7 +72,7 @@ class Buckets:
         self._held.append(batch)
         self._bytes += batch.nbytes
         if self._bytes >= HELD_BYTES:
-            self.spill()
+            self._spill()
 
     def _note_newest(self, batch: pa.RecordBatch) -> None:
         if "timestamp" not in batch.schema.names:
@@ -101,12 +90,21 @@ class Buckets:
             if found is not None:
                 self._newest[owner] = max(found // 1000, self._newest.get(owner, found // 1000))
 
-    @property
-    def newest_ms(self) -> tuple[tuple[str, int, int], ...]:
-        """See `TaskReport`."""
-        return tuple((*owner, newest) for owner, newest in sorted(self._newest.items()))
+    def completed(self, report: TaskReport) -> TaskReport:
+        """Spills what is left, and adds what was spilled to a report."""
+        self._spill()
+        return replace(
+            report,
+            seconds=time.monotonic() - self._began,
+            spills=tuple(self._spills),
+            newest_ms=tuple((*owner, newest) for owner, newest in sorted(self._newest.items())),
+        )
 
-    def spill(self) -> None:
+    def close(self) -> None:
+        """Closes connections."""
+        self._target.close()
+
+    def _spill(self) -> None:
         """Writes the latest of what is held, a file per bucket."""
         if not self._held:
             return
@@ -114,28 +112,18 @@ class Buckets:
         self._held, self._bytes = [], 0
         buckets = self._buckets
         numbers = np.fromiter(
-            (bucket_of(key, buckets) for key in table[KEY].to_pylist()),
+            (zlib.crc32(key) % buckets for key in table[KEY].to_pylist()),
             dtype=np.int64,
             count=table.num_rows,
         )
         for number in np.unique(numbers):
             part = table.filter(pa.array(numbers == number))
-            key = (
-                f"{spill_folder(self._job)}{self._number:06d}-{self._attempt}"
-                f"-{self._count:06d}.part"
-            )
-            self._count += 1
-            file = ParquetFile(
-                self._target.open_output(key),
-                part.schema,
-                compression="zstd",
-                row_group_rows=1 << 16,
-                sort_by=(),
-            )
+            key = f"{self._prefix}-{len(self._spills):06d}.part"
+            file = ParquetFile(self._target.open_output(key), part.schema, compression="zstd")
             for batch in part.to_batches(_ROWS):
                 file.add(batch)
             file.close()
-            self.spills.append(SpillFile(int(number), key))
+            self._spills.append(SpillFile(int(number), key))
 
 
 def spill_folder(job: ExportJob) -> str:

@@ -11,10 +11,9 @@ once they are older than `delete.retention.ms`; records without a key are not al
 
 from __future__ import annotations
 
-import time
 import zlib
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -29,7 +28,6 @@ from kts_source.export.files import TaskReport
 from kts_source.export.job import OFFSET, TOPIC_ID
 from kts_source.export.ranges import PartitionKey
 from kts_source.export.settings import KEEP, REMOVE_OLD
-from kts_source.export.tables.open_target import open_target
 from kts_source.export.task import read_rows
 from kts_source.export.task_writer import TaskWriter
 
@@ -59,7 +57,12 @@ class SpreadTask:
 
     def run(self, job: ExportJob) -> TaskReport:
         """Reads, spreads and spills."""
-        return _spread(self, job)
+        with closing(Buckets(self.number, self.buckets, job)) as buckets:
+
+            def hold(batch: pa.RecordBatch) -> None:
+                buckets.hold(_with_topic_id(batch, self.topic_ids))
+
+            return buckets.completed(read_rows(self.number, self.scan, job, hold, NEEDED))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,19 @@ class BucketTask:
 
     def run(self, job: ExportJob) -> TaskReport:
         """Merges and writes."""
-        return _merge(self, job)
+        # Keys whose hash has a remainder by a modulus; halved until a share fits into memory.
+        shares = [(1, 0)]
+        with TaskWriter(self.number, {}, job) as writer:
+            while shares:
+                modulus, remainder = shares.pop()
+                table = _latest_of_share(self, writer.target, modulus, remainder)
+                if table is None:
+                    shares += [(2 * modulus, remainder), (2 * modulus, remainder + modulus)]
+                    continue
+                for ordered in _by_owner(_without_tombstones(table, self)):
+                    for batch in ordered.to_batches(_ROWS):
+                        writer.write(batch)
+            return writer.completed(TaskReport(number=self.number))
 
 
 def bucket_tasks(
@@ -121,24 +136,6 @@ def bucket_count(nominal_bytes: int) -> int:
     return max(1, min(MAX_BUCKETS, -(-nominal_bytes // BUCKET_BYTES)))
 
 
-def _spread(task: SpreadTask, job: ExportJob) -> TaskReport:
-    started = time.monotonic()
-    with closing(open_target(job.place.path, job.place.storage)) as target:
-        buckets = Buckets(task.number, task.buckets, job, target)
-
-        def hold(batch: pa.RecordBatch) -> None:
-            buckets.hold(_with_topic_id(batch, task.topic_ids))
-
-        report = read_rows(task.number, task.scan, job, hold, NEEDED)
-        buckets.spill()
-    return replace(
-        report,
-        seconds=time.monotonic() - started,
-        spills=tuple(buckets.spills),
-        newest_ms=buckets.newest_ms,
-    )
-
-
 def _with_topic_id(
     batch: pa.RecordBatch, topic_ids: Mapping[tuple[str, int], str]
 ) -> pa.RecordBatch:
@@ -161,22 +158,6 @@ def _with_topic_id(
         )
     ids = pa.repeat(pa.scalar(topic_ids[topic, partition]), batch.num_rows)
     return pa.RecordBatch.from_arrays([*batch.columns, ids], names=[*batch.schema.names, TOPIC_ID])
-
-
-def _merge(task: BucketTask, job: ExportJob) -> TaskReport:
-    # Keys whose hash has a remainder by a modulus; halved until a share fits into memory.
-    shares = [(1, 0)]
-    with TaskWriter(task.number, {}, job) as writer:
-        while shares:
-            modulus, remainder = shares.pop()
-            table = _latest_of_share(task, writer.target, modulus, remainder)
-            if table is None:
-                shares += [(2 * modulus, remainder), (2 * modulus, remainder + modulus)]
-                continue
-            for ordered in _by_owner(_without_tombstones(table, task)):
-                for batch in ordered.to_batches(_ROWS):
-                    writer.write(batch)
-        return writer.completed(TaskReport(number=task.number))
 
 
 def _latest_of_share(

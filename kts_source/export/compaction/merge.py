@@ -9,7 +9,6 @@ that one compaction makes.
 from __future__ import annotations
 
 import io
-import time
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -70,14 +69,8 @@ def check_rebuild(
     committed: CommittedRanges,
     planned: AbstractSet[PartitionKey],
 ) -> None:
-    """Makes sure that a table built anew from the tier keeps all of its rows' partitions.
-
-    Args:
-        options: What is read.
-        place: Of the table.
-        files: All that it holds.
-        committed: Offsets it was built from.
-        planned: What is read from the tier.
+    """Makes sure that a table built anew from the tier, all that is `planned`, keeps all of its
+    rows' partitions.
 
     Raises:
         RangeGapError: It has rows of topics or partitions that have left the tier.
@@ -116,14 +109,8 @@ def check_lost(
 ) -> None:
     """Makes sure that a table built anew has no rows at offsets that are missing there.
 
-    Where its columns do not tell partitions or offsets of its rows, they may be any.
-
-    Args:
-        options: What is read.
-        place: Of the table.
-        files: All that it holds.
-        committed: Offsets it was built from.
-        lost: Offsets [start, stop) that are not read, allowed or not.
+    Where its columns do not tell partitions or offsets of its rows, they may be any. `lost` are
+    offsets [start, stop) that are not read, allowed or not.
 
     Raises:
         RangeGapError: It has such rows.
@@ -196,22 +183,11 @@ class BaseTask:
         Raises:
             ExportError: A file does not have the table's columns.
         """
-        started = time.monotonic()
         rows = _rows_of(job.place, self.files, compacted_schema(job.options.columns))
-        with (
-            closing(rows) as batches,
-            closing(open_target(job.place.path, job.place.storage)) as target,
-        ):
-            buckets = Buckets(self.number, self.buckets, job, target)
+        with closing(rows) as batches, closing(Buckets(self.number, self.buckets, job)) as buckets:
             for batch in batches:
                 buckets.hold(batch)
-            buckets.spill()
-        return TaskReport(
-            number=self.number,
-            seconds=time.monotonic() - started,
-            spills=tuple(buckets.spills),
-            newest_ms=buckets.newest_ms,
-        )
+            return buckets.completed(TaskReport(number=self.number))
 
 
 def base_tasks(files: Sequence[BaseFile], first: int, buckets: int) -> list[BaseTask]:

@@ -29,7 +29,6 @@ from kts_source.export.tables.export_table import (
     Commit,
     ExportTable,
     TableState,
-    WritePlace,
     check_signs,
     partitioned_otherwise,
 )
@@ -77,6 +76,8 @@ def _name(key: PartitionKey) -> str:
 class DeltaExportTable(ExportTable):
     """See the module's text."""
 
+    _values_in = "log"
+
     def __init__(self, settings: ExportSettings) -> None:
         super().__init__(settings)
         self._target = open_target(self._root(), settings.storage)
@@ -85,16 +86,6 @@ class DeltaExportTable(ExportTable):
         self._prefix = f"kts/{settings.export_id}/"
         self._folders = (self._prefix, "_kts/")
         self._columns = [field.name for field in settings.partition_by]
-
-    def place(self, run_id: str) -> WritePlace:
-        """See `ExportTable.place`."""
-        return WritePlace(
-            self._settings.target,
-            self._settings.storage,
-            f"{self._prefix}{run_id}-",
-            ".parquet",
-            "log",
-        )
 
     def _open(self) -> DeltaTable | None:
         from deltalake import DeltaTable
@@ -129,7 +120,7 @@ class DeltaExportTable(ExportTable):
     def _check(self, snapshot: DeltaTable) -> None:
         there = snapshot.metadata().partition_columns
         if sorted(there) != sorted(self._columns):
-            raise partitioned_otherwise(there, self._columns, self._uri)
+            raise partitioned_otherwise(", ".join(there), ", ".join(self._columns), self._uri)
 
     def _files(self, snapshot: DeltaTable) -> tuple[BaseFile, ...]:
         try:

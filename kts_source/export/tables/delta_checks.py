@@ -73,12 +73,7 @@ def check_demands(table: DeltaTable, settings: ExportSettings, uri: str) -> None
 
 
 def check_schema(table: DeltaTable, schema: pa.Schema, uri: str) -> None:
-    """Compares the rows that were written.
-
-    Args:
-        table: The table they shall go into.
-        schema: Their columns, partition columns included.
-        uri: Of the table.
+    """Compares the columns of the rows, partition columns included, with the table's.
 
     Raises:
         ExportError: The table lacks a column, or has it otherwise, or needs one that they lack.

@@ -120,7 +120,9 @@ class ExportTable(ABC):
     """
 
     _folders: tuple[str, ...]
-    """Prefixes that are searched for orphans."""
+    """Prefixes that are searched for orphans; tasks write below the first."""
+    _values_in: ValuesIn
+    """See `WritePlace`."""
 
     def __init__(self, settings: ExportSettings) -> None:
         self._settings = settings
@@ -141,9 +143,11 @@ class ExportTable(ABC):
             return TableState()
         return self._state(snapshot) if rules is None else self._checked(snapshot, rules)
 
-    @abstractmethod
     def place(self, run_id: str) -> WritePlace:
         """Where the tasks of a run write."""
+        prefix = f"{self._folders[0]}{run_id}-"
+        storage = self._settings.storage
+        return WritePlace(self._root(), storage, prefix, ".parquet", self._values_in)
 
     def base_files(self) -> tuple[BaseFile, ...]:
         """The data files of the table as it is now.
@@ -286,13 +290,13 @@ class ExportTable(ABC):
 
 
 def partitioned_otherwise(
-    there: Sequence[str], asked: Sequence[str], uri: str
+    there: str, asked: str, uri: str, owner: str = "the table"
 ) -> UnsupportedTargetError:
-    """The error for a table whose partition columns are not those of the export."""
-    names, makes = (", ".join(columns) or "no column" for columns in (there, asked))
+    """The error for partition columns that are not those of the export."""
     return UnsupportedTargetError(
-        f"the table is partitioned by {names}, and partition_by makes {makes}. Give partition_by as"
-        " the table has it, or export into another table",
+        f"{owner} is partitioned by {there or 'no column'}, and partition_by makes"
+        f" {asked or 'no column'}: readers would mix them up. Give partition_by as it is"
+        " there, or export into another table or folder",
         uri=uri,
     )
 

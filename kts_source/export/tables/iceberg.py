@@ -22,7 +22,6 @@ from kts_source.export.tables.export_table import (
     Commit,
     ExportTable,
     TableState,
-    WritePlace,
     check_signs,
 )
 from kts_source.export.tables.iceberg_checks import PinnedCatalog, check_table
@@ -45,6 +44,8 @@ _RANGE: Final = re.compile(r"(?P<start>\d+):(?P<stop>\d+)")
 class IcebergExportTable(ExportTable):
     """See the module's text."""
 
+    _values_in = "file"
+
     def __init__(self, settings: ExportSettings) -> None:
         super().__init__(settings)
         self._own = f"kts.{settings.export_id}."
@@ -53,16 +54,6 @@ class IcebergExportTable(ExportTable):
             raise InvalidOptionError(
                 f"an Iceberg target is a table's name, namespace.table, not {settings.target!r}"
             )
-
-    def place(self, run_id: str) -> WritePlace:
-        """See `ExportTable.place`: below the table's own location."""
-        return WritePlace(
-            self._root(),
-            self._settings.storage,
-            f"{self._folders[0]}{run_id}-",
-            ".parquet",
-            "file",
-        )
 
     def close(self) -> None:
         """See `ExportTable.close`."""
@@ -212,6 +203,7 @@ class IcebergExportTable(ExportTable):
         """Raises PyIceberg's CommitFailedException when another writer came before."""
         from pyiceberg.exceptions import CommitFailedException
         from pyiceberg.expressions import AlwaysTrue
+        from pyiceberg.types import TimestampType, TimestamptzType
 
         own = self._own
         properties = {f"{own}rules.{name}": text for name, text in commit.fingerprint.items()}
@@ -250,18 +242,15 @@ class IcebergExportTable(ExportTable):
             # PyIceberg has no bounds outside the years 1 to 9999, so the files are added without,
             # in this process only. Days that rows are partitioned by need bounds, and are within.
             days = {field.source for field in self._settings.partition_by}
-            unbounded = {f"{_METRICS}{name}": "none" for name in _times(table) if name not in days}
+            times = (TimestampType, TimestamptzType)
+            unbounded = {
+                f"{_METRICS}{field.name}": "none"
+                for field in table.schema().fields
+                if isinstance(field.field_type, times) and field.name not in days
+            }
             if unbounded.items() <= table.metadata.properties.items():
                 raise self._failed("the Iceberg table did not take the commit", error) from None
             table.metadata.properties.update(unbounded)
             self._commit_once(table, commit, moved)
         except Exception as error:  # noqa: BLE001  # every library error becomes one of ours
             raise self._failed("the Iceberg table did not take the commit", error) from None
-
-
-def _times(table: Table) -> list[str]:
-    """Names of the columns that are timestamps."""
-    from pyiceberg.types import TimestampType, TimestamptzType
-
-    kinds = (TimestampType, TimestamptzType)
-    return [field.name for field in table.schema().fields if isinstance(field.field_type, kinds)]

@@ -47,7 +47,7 @@ def check_table(table: Table, partition_by: Sequence[PartitionField], uri: str) 
         f"{'day' if field.is_date else 'identity'}({field.source})" for field in partition_by
     )
     if there != asked:
-        raise partitioned_otherwise(there, asked, uri)
+        raise partitioned_otherwise(", ".join(there), ", ".join(asked), uri)
     for field in partition_by:
         default = table.properties.get(f"{_METRICS}default", "")
         mode = table.properties.get(f"{_METRICS}column.{field.source}", default)

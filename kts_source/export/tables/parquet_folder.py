@@ -16,7 +16,7 @@ import json
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from kts_source.errors import ExportError, UnsupportedTargetError
@@ -29,6 +29,7 @@ from kts_source.export.tables.export_table import (
     ExportTable,
     TableState,
     WritePlace,
+    partitioned_otherwise,
 )
 from kts_source.export.tables.target_store import require_create
 
@@ -57,12 +58,7 @@ class _Log:
 
 
 class ParquetFolder(ExportTable):
-    """See the module's text.
-
-    Args:
-        settings: What to write and where.
-        target: The store below `settings.target`.
-    """
+    """See the module's text; `target` is the store below `settings.target`."""
 
     _folders = ("_kts/",)
 
@@ -152,7 +148,8 @@ class ParquetFolder(ExportTable):
         for name, export in log.document.get("exports", {}).items():
             there = export.get("fingerprint", {}).get("partitionBy", asked)
             if name != self._settings.export_id and there != asked:
-                raise self._partitioned(f"the export {name!r} in the folder", there, asked)
+                owner = f"the export {name!r} in the folder"
+                raise partitioned_otherwise(there, asked, self._uri, owner)
 
     def _check_other_writers(self) -> None:
         """The same for the files of other writers, before a folder's first commit."""
@@ -163,15 +160,8 @@ class ParquetFolder(ExportTable):
             # What begins so, readers of folders leave out.
             hidden = any(one.startswith(("_", ".")) for one in (*folders, name))
             if not hidden and there != asked:
-                raise self._partitioned(f"the file {found.key} in the folder", there, asked)
-
-    def _partitioned(self, owner: str, there: str, asked: str) -> UnsupportedTargetError:
-        return UnsupportedTargetError(
-            f"{owner} is partitioned by {there or 'no column'}, and partition_by makes"
-            f" {asked or 'no column'}: readers would mix them up. Give partition_by as the folder"
-            " has it, or export into another folder",
-            uri=self._uri,
-        )
+                owner = f"the file {found.key} in the folder"
+                raise partitioned_otherwise(there, asked, self._uri, owner)
 
     # -- the log
 
@@ -206,7 +196,7 @@ class ParquetFolder(ExportTable):
             "exportId": self._settings.export_id,
             "runId": commit.run_id,
             "committedAtMs": time.time_ns() // 1_000_000,
-            "files": [file.to_json() for file in commit.files],
+            "files": [asdict(file) for file in commit.files],
             # All ranges, so that the newest commit alone tells what the folder holds.
             "exports": {
                 **log.document.get("exports", {}),
@@ -233,12 +223,10 @@ class ParquetFolder(ExportTable):
 
     def _require_written(self, commit: Commit) -> None:
         """What is committed must be there: `clean` may have taken a slow run's files."""
+        if not commit.files:
+            return
         place = f"{ATTEMPTS}{commit.run_id}/"
-        found = (
-            {entry.key: entry.size for entry in self._target.list_objects(place)}
-            if commit.files
-            else {}
-        )
+        found = {entry.key: entry.size for entry in self._target.list_objects(place)}
         for file in commit.files:
             if found.get(file.key) != file.size:
                 raise ExportError(

@@ -10,7 +10,7 @@ import contextlib
 from typing import Any, Final
 
 from kts_source.errors import ExportError, ObjectChangedError, ObjectNotFoundError
-from kts_source.export.tables.target_store import require_published
+from kts_source.export.tables.target_store import TargetStore, require_published
 from kts_source.store.s3_store import S3Store
 
 UPLOAD_PART_BYTES: Final = 8 << 20
@@ -18,13 +18,8 @@ _UPLOAD_ATTEMPTS: Final = 5
 _COPY_OF: Final = "kts-copy-of"
 
 
-class S3Target(S3Store):
+class S3Target(S3Store, TargetStore):
     """Objects of a bucket below a prefix, to write too."""
-
-    def read(self, key: str) -> bytes:
-        """See `TargetStore.read`."""
-        info = self.head(key)
-        return bytes(self.get_range(key, 0, info.size, version=info.version))
 
     def create(self, key: str, data: bytes) -> bool:
         """See `TargetStore.create`."""

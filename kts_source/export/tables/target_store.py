@@ -31,7 +31,8 @@ class TargetStore(ObjectStore, Protocol):
         Raises:
             ObjectNotFoundError: No such object.
         """
-        ...
+        info = self.head(key)
+        return bytes(self.get_range(key, 0, info.size, version=info.version))
 
     def create(self, key: str, data: bytes) -> bool:
         """Creates an object with all its bytes at once, unless there is one of that key.
@@ -103,13 +104,8 @@ def require_published(found: int | None, size: int, source: str, destination: st
         )
 
 
-class LocalTarget(LocalStore):
+class LocalTarget(LocalStore, TargetStore):
     """A folder of this machine, or of a file system that all machines share."""
-
-    def read(self, key: str) -> bytes:
-        """See `TargetStore.read`."""
-        info = self.head(key)
-        return bytes(self.get_range(key, 0, info.size, version=info.version))
 
     def create(self, key: str, data: bytes) -> bool:
         """See `TargetStore.create`: a hard link either appears with all bytes or not at all."""

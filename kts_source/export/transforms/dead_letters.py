@@ -38,7 +38,6 @@ ATTEMPTS: Final = "_kts/attempts/"
 LIST_VERSION: Final = 1
 _SUFFIX: Final = ".letters.part"
 _LIST_SUFFIX: Final = ".letters.json"
-_ROW_GROUP_ROWS: Final = 1 << 16
 
 
 class DeadLetters:
@@ -78,7 +77,6 @@ class DeadLetters:
                 self._target.open_output(self._key),
                 rows.schema,
                 compression=self._job.settings.compression,
-                row_group_rows=_ROW_GROUP_ROWS,
             )
         self._file.add(rows)
 

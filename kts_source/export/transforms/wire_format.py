@@ -58,9 +58,6 @@ class _Decoders:
     """Decoders by schema id, and why some ids have none: a registry is asked once, not for every
     row, and neither memory nor requests grow with what hostile values hold.
 
-    Args:
-        make: Makes the decoder of an id, or raises.
-
     Attributes:
         get: The decoder of an id. Raises LookupError where there is none, or too many others have
             none, and TieredKafkaError where the rows are not to blame.
