@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import runpy
 import sys
 import tempfile
 import time
@@ -43,7 +44,7 @@ SHOWN_ROWS = 5
 @click.command()
 @click.argument("given_path", metavar="[PATH]", required=False)
 @click.option("--path", help="Another tier than the sample of the checkout.")
-@click.option("--keyPrefix", "key_prefix", default="", help="Its key.prefix.")
+@click.option("--keyPrefix", "--key-prefix", "key_prefix", default="", help="Its key.prefix.")
 def demo(given_path: str | None, path: str | None, key_prefix: str) -> None:
     """Reads the sample tier of a checkout, or PATH; with Spark where it is installed."""
     other = given_path or path
@@ -225,3 +226,8 @@ def _show_counts(spark: SparkSession, options: Mapping[str, str]) -> None:
         ("topic", *levels),
         [(topic, *(counts[level].get(topic, 0) for level in levels)) for topic in topics],
     )
+
+
+if __name__ == "__main__":  # `python -m kts_source.cli.demo` is `kts demo`
+    sys.argv.insert(1, "demo")
+    runpy.run_module("kts_source.cli", run_name="__main__")

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 Snapshot: TypeAlias = Any
 """A table as it stood when it was looked at, by the type that its format has for this."""
 
-_COMMIT_ATTEMPTS: Final = 20
 _CREDENTIAL: Final = re.compile("key|secret|token|password|credential")
 
 
@@ -123,6 +122,7 @@ class ExportTable(ABC):
     """Prefixes that are searched for orphans; tasks write below the first."""
     _values_in: ValuesIn
     """See `WritePlace`."""
+    _commit_attempts = 20
 
     def __init__(self, settings: ExportSettings) -> None:
         self._settings = settings
@@ -170,7 +170,7 @@ class ExportTable(ABC):
             CommitConflictError: Another export moved the same ranges, or changed the files that
                 were merged.
         """
-        for _ in range(_COMMIT_ATTEMPTS):
+        for _ in range(self._commit_attempts):
             snapshot = self._open()
             if snapshot is None and commit.schema is None:
                 return False
@@ -185,7 +185,7 @@ class ExportTable(ABC):
             if self._try_commit(snapshot, commit, moved):
                 return True
         raise CommitConflictError(
-            f"other writers came before {_COMMIT_ATTEMPTS} times; nothing was committed",
+            f"other writers came before {self._commit_attempts} times; nothing was committed",
             uri=self._uri,
         )
 

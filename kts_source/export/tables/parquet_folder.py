@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -61,6 +62,8 @@ class ParquetFolder(ExportTable):
     """See the module's text; `target` is the store below `settings.target`."""
 
     _folders = ("_kts/",)
+    # Each that fails is another export's that succeeds, and nothing else lets one fail.
+    _commit_attempts = sys.maxsize
 
     def __init__(self, settings: ExportSettings, target: TargetStore) -> None:
         super().__init__(settings)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import runpy
+import sys
 from typing import TYPE_CHECKING
+
+import pytest
 
 from kts_source.cli import demo
 from kts_source.cli.app import main
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
 
 def test_without_the_sample_it_says_where_it_comes_from(
@@ -32,3 +34,15 @@ def test_a_path_without_a_tier_is_an_error_without_a_trace(
     assert "no tier at" in said.err
     assert "tiered/" in said.err
     assert "Traceback" not in said.err
+
+
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
+def test_the_module_is_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["demo", "--path", str(tmp_path), "--key-prefix", "tiered/"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("kts_source.cli.demo", run_name="__main__")
+    assert ended.value.code == 1
+    assert "no tier at" in capsys.readouterr().err
