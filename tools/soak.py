@@ -5,8 +5,8 @@
     python -m tools.soak --seed 7 --only histories
     python -m tools.soak --share 0.1 --only fuzz --target kernels
 
-Writes what came of it to `benchmarks/SOAK.md`, unless only a part was run. What fails is printed,
-fuzzed inputs are kept under `build/fuzz/failures`; the exit code is 1 then.
+Writes what came of each whole part to `benchmarks/SOAK.md`. What fails is printed, fuzzed
+inputs are kept under `build/fuzz/failures`; the exit code is 1 then.
 """
 
 from __future__ import annotations
@@ -41,15 +41,41 @@ from tests.kts_source.planning.history import History, random_history, shortened
 from tests.kts_source.planning.reading import check_history, without_threads
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 REPORT: Final = Path("benchmarks") / "SOAK.md"
-PARTS: Final = ("fuzz", "histories", "exports", "faults")
-# How much a whole soak tries.
-INPUTS: Final = 10_000_000
-HISTORIES: Final = 20_000
-EXPORT_HISTORIES: Final = 10_000
-FAULTED_SCANS: Final = 10_000
+INTRODUCTION: Final = """# Soak: bad inputs, random histories, stores that fail
+
+The last whole run of each part by `make soak`, as it wrote it.
+"""
+PARTS: Final = {
+    "histories": (
+        "Histories of scans",
+        "Leaders, transactions, uploads, crashes, retention, lost objects and spoiled side files at"
+        " random; rows equal the surviving log at both isolation levels, or an error names the"
+        " missing ranges exactly when some are missing.",
+    ),
+    "exports": (
+        "Histories of exports",
+        "The same lives with exports into Parquet folders, Delta and Iceberg tables, which die,"
+        " race, resume, replay plans and lose objects; the table holds what was committed, each row"
+        " once.",
+    ),
+    "fuzz": (
+        "Bad inputs",
+        "Any bytes give a value or a format error with a position inside the input, within 5 s of"
+        " CPU time and 192 MiB; the kernels give the same as the readable decoder, on inputs that"
+        " lie between guard pages.",
+    ),
+    "faults": (
+        "Faulted scans",
+        "Scans of the golden tier through stores whose requests fail, stall, break off or lie; each"
+        " gives the consumer's rows or an error.",
+    ),
+}
+"""Title and promise of each part, in order."""
+TOTALS: Final = {"histories": 20_000, "exports": 10_000, "fuzz": 10_000_000, "faults": 10_000}
+"""What a whole soak tries."""
 ROUND_SECONDS: Final = 300.0
 """Of fuzzing, all targets together, before it counts whether that was enough."""
 BLOCK: Final = 100
@@ -82,15 +108,14 @@ class Histories:
         tried: How many.
         outcomes: Of the reads, by kind; "rows" counts rows compared.
         failures: What failed, shortened.
-        seconds: Spent, by the clock.
     """
 
     tried: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
-    seconds: float = 0.0
 
 
+Facts: TypeAlias = dict[str, int]
 Check: TypeAlias = Callable[[History, int, Counter[str]], object]
 """Lives through a history; the number decides what it leaves open."""
 
@@ -100,7 +125,6 @@ def soak_histories(
 ) -> Histories:
     """So many histories, a block at a time, on several processes."""
     result = Histories()
-    began = time.monotonic()
     blocks = [range(at, min(at + BLOCK, total)) for at in range(0, total, BLOCK)]
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=spawn) as pool:
@@ -113,7 +137,6 @@ def soak_histories(
             if len(result.failures) >= MOST_FAILURES:
                 pool.shutdown(cancel_futures=True)
                 break
-    result.seconds = time.monotonic() - began
     return result
 
 
@@ -232,90 +255,66 @@ def soak_faults(total: int, seed: int) -> Faulted:
         result.scans += int(re.findall(r"^(\d+) scans", table, re.M)[0])
         say(table)
     if done.returncode:
-        result.failures.append(done.stdout[-6000:])
-        say(done.stdout)
+        told = f"exit code {done.returncode}\n{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
+        result.failures.append(told)
+        say(told)
     return result
 
 
-def report(
-    minutes: float,
-    jobs: int,
-    seed: int,
-    results: Sequence[Result],
-    histories: Histories,
-    exports: Histories,
-    faulted: Faulted,
-) -> str:
-    """The text of the report."""
+def parsers_report(results: Sequence[Result]) -> tuple[Facts, list[str]]:
+    """What to say of bad inputs."""
+    words = sum((Counter(result.outcomes) for result in results), Counter())
+    accepted = words["value"] + words["stepped over"]
     inputs = sum(result.inputs for result in results)
-    failed = sum(result.failure is not None for result in results)
-    refused = inputs - sum(
-        count
-        for result in results
-        for word, count in result.outcomes.items()
-        if word in ("value", "stepped over")
-    )
-    lines = [
-        "# Soak: bad inputs and random histories",
-        "",
-        "The last run of `make soak`, as it wrote it. Fuzzing: any bytes give a value or a format"
-        " error with a position inside the input, within 5 s of CPU time and 192 MiB; the kernels"
-        " give the same as the readable decoder, on inputs that lie between guard pages. Histories:"
-        " leaders, transactions, uploads, crashes, retention and lost objects at random; rows equal"
-        " the surviving log at both isolation levels, or an error names the missing ranges exactly"
-        " when some are missing. Exports: the same lives with exports into Parquet folders, Delta"
-        " and Iceberg tables, which die, race, resume, replay plans and lose objects; the table"
-        " holds what was committed, each row once. Faulted scans: scans of the golden tier through"
-        " stores whose requests fail, stall, break off or lie; each gives the consumer's rows or an"
-        " error.",
-        "",
-        "| | |",
-        "|---|---|",
-        f"| when | {datetime.now(UTC):%Y-%m-%d %H:%M} UTC |",
-        f"| took | {minutes:.0f} minutes, {jobs} processes |",
-        f"| seed | {seed} |",
-        f"| code | {_commit()} |",
-        f"| bad inputs tried | {inputs:,}, of them refused {refused:,} |",
-        f"| inputs that failed | {failed} |",
-        f"| histories tried | {histories.tried:,} in {histories.seconds:.0f} s |",
-        f"| rows compared in histories | {histories.outcomes['rows']:,} |",
-        f"| histories that failed | {len(histories.failures)} |",
-        f"| export histories tried | {exports.tried:,} in {exports.seconds:.0f} s |",
-        f"| rows compared in them | {exports.outcomes['rows']:,} |",
-        f"| export histories that failed | {len(exports.failures)} |",
-        f"| faulted scans tried | {faulted.scans:,} |",
-        f"| faulted scans that failed | {len(faulted.failures)} |",
-        f"| versions | {_versions()} |",
-        "",
-        "## Parsers",
-        "",
-        "| target | engine | inputs | accepted | refused | slowest, ms | most memory, MiB |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    lines = ["| target | engine | inputs | accepted | refused | slowest, ms | most memory, MiB |"]
+    lines.append("|---|---|---|---|---|---|---|")
     for result in results:
-        accepted = sum(result.outcomes.get(word, 0) for word in ("value", "stepped over"))
+        taken = sum(result.outcomes.get(word, 0) for word in ("value", "stepped over"))
         lines.append(
-            f"| {result.target} | {result.engine} | {result.inputs:,} | {accepted:,} |"
-            f" {sum(result.outcomes.values()) - accepted:,} |"
+            f"| {result.target} | {result.engine} | {result.inputs:,} | {taken:,} |"
+            f" {sum(result.outcomes.values()) - taken:,} |"
             f" {result.slowest_seconds * 1000:.1f} | {result.growth_bytes / (1 << 20):.1f} |"
         )
-    words = sum((Counter(result.outcomes) for result in results), Counter())
-    lines += ["", "| outcome | inputs |", "|---|---|"]
-    lines += [f"| {word} | {count:,} |" for word, count in words.most_common()]
-    for title, what, found in (
-        ("Reads of histories", "reads", histories),
-        ("Exports of histories", "exports", exports),
-    ):
-        lines += ["", f"## {title}", "", f"| outcome | {what} |", "|---|---|"]
-        lines += [
-            f"| {word} | {count:,} |"
-            for word, count in found.outcomes.most_common()
-            if word != "rows"
-        ]
-    for table in faulted.tables:
-        name, _, rest = table.partition(":")
-        lines += ["", f"## Faulted scans: {name}", "", "```text", *rest.split("\n")[1:], "```"]
-    return "\n".join([*lines, ""])
+    lines += ["", *_outcomes("inputs", words)]
+    failed = sum(result.failure is not None for result in results)
+    return {"tried": inputs, "refused": inputs - accepted, "failed": failed}, lines
+
+
+def histories_report(found: Histories) -> tuple[Facts, list[str]]:
+    """What to say of histories."""
+    facts = {"tried": found.tried, "rows": found.outcomes["rows"], "failed": len(found.failures)}
+    return facts, _outcomes("how often", found.outcomes)
+
+
+def faults_report(found: Faulted) -> tuple[Facts, list[str]]:
+    """What to say of stores that fail."""
+    tables = (table.partition(":") for table in found.tables)
+    lines = [
+        line
+        for name, _, rest in tables
+        for line in (f"{name}:", "", "```text", *rest.split("\n")[1:], "```", "")
+    ]
+    return {"tried": found.scans, "failed": len(found.failures)}, lines[:-1]
+
+
+def _outcomes(what: str, counts: Counter[str]) -> list[str]:
+    lines = [f"| outcome | {what} |", "|---|---|"]
+    return lines + [f"| {word} | {n:,} |" for word, n in counts.most_common() if word != "rows"]
+
+
+def write_section(part: str, facts: Mapping[str, str | int], lines: Sequence[str]) -> None:
+    """Writes one part of the report in place of what stood there; the others stay."""
+    title, about = PARTS[part]
+    table = ["| | |", "|---|---|"]
+    for name, fact in facts.items():
+        table.append(f"| {name} | {fact if isinstance(fact, str) else format(fact, ',')} |")
+    sections = {title: "\n".join([title, "", about, "", *table, "", *lines, ""])}
+    if REPORT.exists():
+        for text in REPORT.read_text().split("\n## ")[1:]:
+            sections.setdefault(text.partition("\n")[0], text)
+    ordered = [sections[name] for name, _ in PARTS.values() if name in sections]
+    REPORT.write_text("\n## ".join([INTRODUCTION, *ordered]))
+    say(f"wrote {title} into {REPORT}")
 
 
 def _versions() -> str:
@@ -339,35 +338,35 @@ def main() -> int:
     parser.add_argument("--share", type=float, default=1.0, help="of a whole soak")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))
-    parser.add_argument("--only", choices=PARTS)
+    parser.add_argument("--only", choices=tuple(PARTS))
     parser.add_argument(
         "--target", action="append", default=[], help="of the fuzzer; all others not"
     )
     given = parser.parse_args()
     logging.disable(logging.CRITICAL)
     say(f"seed {given.seed}")
-    began = time.monotonic()
-
-    def share(total: int, part: str) -> int:
-        return math.ceil(total * given.share) if given.only in (None, part) else 0
-
-    histories = soak_histories(scan_block, share(HISTORIES, "histories"), given.seed, given.jobs)
-    say(f"{histories.tried:,} histories: {dict(histories.outcomes)}")
-    exports = soak_histories(
-        export_block, share(EXPORT_HISTORIES, "exports"), given.seed, given.jobs
-    )
-    say(f"{exports.tried:,} export histories: {dict(exports.outcomes)}")
-    results = soak_parsers(share(INPUTS, "fuzz"), given.seed, given.target, given.jobs)
-    scans = share(FAULTED_SCANS, "faults")
-    faulted = soak_faults(scans, given.seed) if scans else Faulted()
-    if given.only is None and not given.target:
-        minutes = (time.monotonic() - began) / 60
-        text = report(minutes, given.jobs, given.seed, results, histories, exports, faulted)
-        REPORT.write_text(text)
-        say(f"wrote {REPORT}")
-    failed = bool(histories.failures or exports.failures or faulted.failures) or any(
-        result.failure for result in results
-    )
+    failed = False
+    for part, total in TOTALS.items():
+        if given.only not in (None, part):
+            continue
+        began = time.monotonic()
+        wanted = math.ceil(total * given.share)
+        if part == "fuzz":
+            facts, lines = parsers_report(
+                soak_parsers(wanted, given.seed, given.target, given.jobs)
+            )
+        elif part == "faults":
+            facts, lines = faults_report(soak_faults(wanted, given.seed))
+        else:
+            block = scan_block if part == "histories" else export_block
+            facts, lines = histories_report(soak_histories(block, wanted, given.seed, given.jobs))
+        say(f"{part}: {facts}")
+        failed = failed or facts["failed"] > 0
+        if given.share == 1 and not given.target:
+            spent = f"{(time.monotonic() - began) / 60:.0f} minutes, {given.jobs} processes"
+            about = {"when": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", "took": spent}
+            run = {**about, "seed": f"{given.seed}", "code": _commit(), "versions": _versions()}
+            write_section(part, {**facts, **run}, lines)
     return 1 if failed else 0
 
 
