@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from kts_source.errors import AccessDeniedError, UnsupportedTargetError
-from tests.kts_source.export.exporting import Lake
+from kts_source.export.tables.target_store import LocalTarget
+from tests.kts_source.export.exporting import Lake, assert_holds, source
 from tests.kts_source.export.tables.rows import by_country, tier_of
 
 if TYPE_CHECKING:
@@ -34,12 +36,12 @@ def lake(tmp_path: Path) -> Lake:
 def test_another_export_with_other_partitions(
     lake: Lake, first: list[str], second: list[str], match: str
 ) -> None:
-    source = tier_of(lake.folder / "tier", ["CH", "DE"])
-    lake.export(source, transform=by_country, partition_by=first)
+    given = tier_of(lake.folder / "tier", ["CH", "DE"])
+    lake.export(given, transform=by_country, partition_by=first)
     with pytest.raises(UnsupportedTargetError, match=match):
-        lake.export(source, transform=by_country, partition_by=second, export_id="more")
+        lake.export(given, transform=by_country, partition_by=second, export_id="more")
     assert sorted(lake.read()["country"].to_pylist()) == ["CH", "DE"]
-    lake.export(source, transform=by_country, partition_by=first, export_id="more")
+    lake.export(given, transform=by_country, partition_by=first, export_id="more")
     assert sorted(lake.read()["country"].to_pylist()) == ["CH", "CH", "DE", "DE"]
 
 
@@ -59,24 +61,24 @@ def test_files_of_other_writers(lake: Lake, path: str, asked: list[str], is_righ
     file.parent.mkdir(parents=True)
     columns = {"offset": pa.array([9], pa.int64()), "country": ["FR"]}
     pq.write_table(pa.table(columns if "=" not in path else {"offset": columns["offset"]}), file)
-    source = tier_of(lake.folder / "tier", ["CH", "DE"])
+    given = tier_of(lake.folder / "tier", ["CH", "DE"])
     if not is_right:
         with pytest.raises(UnsupportedTargetError, match=f"the file {path} .* would mix them up"):
-            lake.export(source, transform=by_country, partition_by=asked)
+            lake.export(given, transform=by_country, partition_by=asked)
         assert len(list((lake.folder / "table").rglob("*.parquet"))) == 1
         return
-    lake.export(source, transform=by_country, partition_by=asked)
+    lake.export(given, transform=by_country, partition_by=asked)
     found = set(lake.read()["country"].to_pylist())
     assert found == {"CH", "DE"} | (set() if path.startswith("_") else {"FR"})
     # What it wrote itself is no reason to refuse the next run.
-    assert lake.export(source, transform=by_country, partition_by=asked).rows == 0
+    assert lake.export(given, transform=by_country, partition_by=asked).rows == 0
 
 
 def test_a_log_that_cannot_be_listed_is_not_an_empty_one(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = tier_of(lake.folder / "tier", ["CH", "DE"])
-    lake.export(source, transform=by_country)
+    given = tier_of(lake.folder / "tier", ["CH", "DE"])
+    lake.export(given, transform=by_country)
     real = os.scandir
 
     def denied(path: Any) -> Any:  # noqa: ANN401
@@ -86,6 +88,25 @@ def test_a_log_that_cannot_be_listed_is_not_an_empty_one(
 
     monkeypatch.setattr(os, "scandir", denied)
     with pytest.raises(AccessDeniedError, match="_kts/commits"):
-        lake.export(source, transform=by_country)
+        lake.export(given, transform=by_country)
     monkeypatch.undo()
     assert sorted(lake.read()["country"].to_pylist()) == ["CH", "DE"]
+
+
+def test_a_folder_waits_for_its_turn_behind_many_exports(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create, others = LocalTarget.create, iter(range(30))
+
+    def beaten(target: LocalTarget, key: str, data: bytes) -> bool:
+        if key.endswith(".json") and (other := next(others, None)) is not None:
+            document = json.loads(data)
+            document["exports"] = {f"other-{other}": {}}
+            document["files"] = []
+            assert create(target, key, json.dumps(document).encode())
+        return create(target, key, data)
+
+    monkeypatch.setattr(LocalTarget, "create", beaten)
+    lake.export(source())
+    assert next(others, None) is None
+    assert_holds(lake.read(), ["txn"])

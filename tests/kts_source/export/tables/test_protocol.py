@@ -135,26 +135,6 @@ def test_two_exports_of_the_same_offsets_into_an_existing_table(lake: Lake) -> N
     assert_holds(lake.read(), ["txn"])
 
 
-def test_a_folder_waits_for_its_turn_behind_many_exports(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lake = Lake(tmp_path, "parquet")
-    create, others = LocalTarget.create, iter(range(30))
-
-    def beaten(target: LocalTarget, key: str, data: bytes) -> bool:
-        if key.endswith(".json") and (other := next(others, None)) is not None:
-            document = json.loads(data)
-            document["exports"] = {f"other-{other}": {}}
-            document["files"] = []
-            assert create(target, key, json.dumps(document).encode())
-        return create(target, key, data)
-
-    monkeypatch.setattr(LocalTarget, "create", beaten)
-    lake.export(source())
-    assert next(others, None) is None
-    assert_holds(lake.read(), ["txn"])
-
-
 def test_two_exports_of_different_topics_go_on(lake: Lake) -> None:
     other = source("timeline")
     lake.export(source("txn"), executor=Interposed(lambda: lake.export(other)))
