@@ -142,7 +142,7 @@ def test_demo_in_a_fresh_clone_prints_real_rows(bare_path: Path, tmp_path: Path)
             sum(part[f"rows_in_tier_{level}"] for part in partitions)
             for level in ("read_uncommitted", "read_committed")
         )
-        counts = rf"^{topic} +{uncommitted:,} +{committed:,}$"
+        counts = rf"^ *{topic} +{uncommitted:,} +{committed:,} *$"
         assert re.search(counts, out, re.MULTILINE), f"{counts}\n{out}"
     assert re.search(r"[\d,]+ requests", out)
     assert re.search(r"[\d.,]+ [KM]iB", out)
