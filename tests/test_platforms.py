@@ -12,8 +12,12 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[1]
 UV = Path(sys.executable).parent / "uv"
@@ -63,6 +67,17 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("dist")
     subprocess.run([UV, "build", "--wheel", "--quiet", "--out-dir", out, ROOT], check=True)
     return next(out.glob("*.whl"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def uv_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What PySpark needs, so that uv does not unpack an archive of 450 MB a version to read it."""
+    file = tmp_path_factory.mktemp("uv") / "uv.toml"
+    needs = 'name = "pyspark"\nrequires-dist = ["py4j>=0.10.9.7,<0.11"]\n'
+    file.write_text(f"[[dependency-metadata]]\n{needs}")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("UV_CONFIG_FILE", str(file))
+        yield
 
 
 def resolved(
