@@ -184,11 +184,14 @@ def _segment(entry: SegmentEntry, manifest: SegmentManifest) -> RemoteSegment:
     )
 
 
+_INDEX_FIELDS: Final = tuple((kind, kind.name.lower()) for kind in IndexType)
+
+
 def _stored_indexes(manifest: SegmentManifest, indexes: ObjectRef) -> dict[IndexType, StoredIndex]:
     ranges = manifest.segment_indexes
     stored = {}
-    for kind in IndexType:
-        part: IndexRange | None = getattr(ranges, kind.name.lower())
+    for kind, field in _INDEX_FIELDS:
+        part: IndexRange | None = getattr(ranges, field)
         if part is None:
             continue
         if part.stop > indexes.size:
