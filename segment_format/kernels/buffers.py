@@ -93,13 +93,18 @@ class _Layout(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Shape:
-    """What the batches of a decoder have in common, see `ColumnBuffers`. There is one of a kind."""
+    """What the batches of a decoder have in common, see `ColumnBuffers`. There is one of a kind.
+
+    Attributes:
+        bits: Of a row in `columns`, and of an entry in each of `growing`.
+    """
 
     columns: tuple[Column, ...]
     growing: tuple[_Growing, ...]
     first_rooms: tuple[int, ...]
     max_rows: int
     max_bytes: int
+    bits: tuple[int, tuple[int, ...]]
 
 
 @functools.lru_cache(64)
@@ -107,7 +112,11 @@ def _shape(names: tuple[str, ...], max_rows: int, max_bytes: int) -> _Shape:
     columns = tuple(COLUMNS[name] for name in names)
     growing = tuple(each for each in _GROWING if each.column in names)
     rooms = tuple(min(each.first_room, max_bytes) for each in growing)
-    return _Shape(columns, growing, rooms, max_rows, max_bytes)
+    bits = (
+        sum(buffer.bits for column in columns for buffer in column.buffers),
+        tuple(sum(buffer.bits for buffer in each.buffers) for each in growing),
+    )
+    return _Shape(columns, growing, rooms, max_rows, max_bytes, bits)
 
 
 def _aligned(size: int) -> int:
@@ -201,10 +210,14 @@ class ColumnBuffers:
         """What is filled, copied where it is little: the last batches of many segments, of a few
         rows each, would otherwise keep a MiB each.
         """
-        layout, used = self._layout, self._used()
+        layout, slots, (row_bits, growing_bits) = self._layout, self._slots, self._shape.bits
+        bits = row_bits * slots[c.ROWS]
+        for growing, each in zip(self._shape.growing, growing_bits, strict=True):
+            bits += each * slots[growing.filled]
+        if _WORTH_COPYING * bits >= 8 * layout.size:
+            return Filled(slots, self._memory, layout.starts)
+        used = self._used()
         size = sum(_aligned(one) for _, one in used)
-        if _WORTH_COPYING * size >= layout.size:
-            return Filled(self._slots, self._memory, layout.starts)
         old, memory = np.frombuffer(self._memory, np.uint8), allocate(size)
         new = np.frombuffer(memory, np.uint8)
         starts: dict[int, int] = {}
@@ -214,7 +227,7 @@ class ColumnBuffers:
             new[to : to + one] = old[start : start + one]
             starts[slot] = to
             to += _aligned(one)
-        return Filled(self._slots, memory, starts)
+        return Filled(slots, memory, starts)
 
     def _grown(self, growing: _Growing) -> int:
         max_rows, max_bytes = self._shape.max_rows, self._shape.max_bytes
