@@ -340,7 +340,11 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))
     parser.add_argument("--only", choices=tuple(PARTS))
     parser.add_argument(
-        "--target", action="append", default=[], help="of the fuzzer; all others not"
+        "--target",
+        action="append",
+        default=[],
+        choices=[target.name for target in targets()],
+        help="of the fuzzer; all others not",
     )
     given = parser.parse_args()
     logging.disable(logging.CRITICAL)
