@@ -87,7 +87,7 @@ def iter_arrow(
 ) -> Iterator[pa.RecordBatch]:
     """The records of whole entries as Arrow batches.
 
-    Memory: a few batches of at most `max_rows` rows and 8 MiB (one record larger than that is a
+    Memory: a few batches of at most `max_rows` rows and 4 MiB (one record larger than that is a
     batch of its own), and one decompressed batch of at most `DEFAULT_MAX_BATCH_BYTES`.
 
     Args:

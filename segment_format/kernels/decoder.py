@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
     Bytes = NDArray[np.uint8]
 
-DEFAULT_MAX_ROWS: Final = 4096
-DEFAULT_MAX_BYTES: Final = 8 << 20
+DEFAULT_MAX_ROWS: Final = 8192
+DEFAULT_MAX_BYTES: Final = 4 << 20
 MAX_OFFSET: Final = 2**63 - 1
 MIN_OFFSET: Final = -(2**63)
 _MAX_BATCH_BYTES: Final = 2**31 - 1
