@@ -167,6 +167,22 @@ class StoreUnavailableError(StoreError):
     retriable: ClassVar[bool] = True
 
 
+class BrokerError(TieredKafkaError):
+    """A broker that refuses, is too old, or answers what cannot be used."""
+
+
+class BrokerUnavailableError(BrokerError):
+    """No broker gave a proper answer, however often it was asked."""
+
+    retriable: ClassVar[bool] = True
+
+
+class LeaderChangedError(BrokerError):
+    """The leader of a partition changed while it was being planned."""
+
+    retriable: ClassVar[bool] = True
+
+
 class ExportError(TieredKafkaError):
     """An export that cannot begin or go on."""
 

@@ -148,12 +148,12 @@ def _waves(scan: ScanPlan, held: Sequence[OffsetRange | None], commit_bytes: int
     last_task = {
         (part.topic, part.partition): number
         for number, task in enumerate(scan.tasks)
-        for part in task.slices
+        for part in task.parts
     }
 
     def wave(tasks: Sequence[ScanTask], first: int) -> Wave:
         stops = {
-            (part.topic, part.partition): part.stop_offset for task in tasks for part in task.slices
+            (part.topic, part.partition): part.stop_offset for task in tasks for part in task.parts
         }
         # All offsets behind a partition's last task are holes, and so are those of one without any.
         stops |= {
@@ -168,7 +168,7 @@ def _waves(scan: ScanPlan, held: Sequence[OffsetRange | None], commit_bytes: int
                 ahead[place] = replace(ahead[place], expected=stop, start=stop, stop=stop)
         exports = []
         for number, task in enumerate(tasks, first):
-            places = [(part.topic, part.partition) for part in task.slices]
+            places = [(part.topic, part.partition) for part in task.parts]
             topic_ids = {place: partitions[place].topic_id for place in places}
             exports.append(ExportTask(number, task, topic_ids))
         return Wave(tuple(exports), tuple(advances))
@@ -191,7 +191,7 @@ def _ends_a_segment(tasks: Sequence[ScanTask], number: int) -> bool:
     if number + 1 == len(tasks):
         return True
     last, following = (
-        (part.topic, part.partition, part.segment_id, part.start_offset)
-        for part in (tasks[number].slices[-1], tasks[number + 1].slices[0])
+        (part.topic, part.partition, getattr(part, "segment_id", None), part.start_offset)
+        for part in (tasks[number].parts[-1], tasks[number + 1].parts[0])
     )
     return last != following

@@ -22,6 +22,7 @@ from kts_source.store.storage_options import S3_OPTIONS, storage_options_from
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from kts_source.broker.settings import BrokerSettings
     from kts_source.cache.caches import CacheSettings
     from kts_source.options.selection import Selection
     from kts_source.predicate.model import Predicate
@@ -116,6 +117,8 @@ class ScanOptions:
     max_timestamp_ahead_ms: int | None
     where: Predicate | None
     given: frozenset[str]
+    brokers: BrokerSettings | None = field(default=None, repr=False)
+    tail: bool = True
 
     @property
     def read_committed(self) -> bool:

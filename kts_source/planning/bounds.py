@@ -64,12 +64,16 @@ class Place:
     Attributes:
         orphans: Objects that belong to no whole segment.
         fail_on_data_loss: Whether what is missing is an error; a warning otherwise.
+        holder: What holds the offsets.
+        beyond: What offsets above its end are.
     """
 
     topic: str
     partition: int
     orphans: tuple[Orphan, ...] = ()
     fail_on_data_loss: bool = True
+    holder: str = "the tier"
+    beyond: str = "not tiered yet"
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"
@@ -131,7 +135,7 @@ def _resolve_start(
     if options.timestamp_strategy == "latest":
         return partition.stop
     raise OffsetOutOfRangeError(
-        f"{place}: no record in the tier is dated at or after {wanted} ms"
+        f"{place}: no record that {place.holder} holds is dated at or after {wanted} ms"
         " (startingOffsetsByTimestampStrategy=latest makes the range empty instead)"
     )
 
@@ -190,9 +194,9 @@ def _clamped(option: str, offset: int, place: Place, partition: PartitionLog) ->
     """An offset that the user named, if the tier holds it or loss is allowed."""
     if partition.log_start <= offset <= partition.stop:
         return offset
-    reason = "not tiered yet" if offset > partition.stop else "below the log start"
+    reason = place.beyond if offset > partition.stop else "below the log start"
     place.raise_or_warn(
-        f"{option} asks for offset {offset}, which is {reason}: the tier holds"
+        f"{option} asks for offset {offset}, which is {reason}: {place.holder} holds"
         f" [{partition.log_start}, {partition.stop}){place.in_parts(offset, offset + 1)}"
         "; failOnDataLoss=false reads what there is",
         OffsetOutOfRangeError,

@@ -185,7 +185,7 @@ def _with_epochs(
     newest = lineage[-1].epoch if lineage else -1
     told: dict[int, int] = {}
     for segment in damaged:
-        for epoch, start, _ in _epoch_ranges(segment):
+        for epoch, start, _ in epoch_ranges(segment):
             if epoch > newest:
                 told[epoch] = min(start, told.get(epoch, start))
     for entry in [EpochEntry(epoch, start) for epoch, start in sorted(told.items())]:
@@ -203,7 +203,7 @@ def usable_range(segment: RemoteSegment, lineage: Sequence[EpochEntry]) -> Segme
     if not lineage or not segment.leader_epochs:
         return SegmentRange(segment, segment.start_offset, segment.stop_offset)
     start = stop = None
-    for epoch, epoch_start, epoch_stop in _epoch_ranges(segment):
+    for epoch, epoch_start, epoch_stop in epoch_ranges(segment):
         owned = _owned(epoch, lineage)
         if owned is None:
             if epoch < lineage[0].epoch:
@@ -225,7 +225,7 @@ def usable_range(segment: RemoteSegment, lineage: Sequence[EpochEntry]) -> Segme
     return SegmentRange(segment, start, stop)
 
 
-def _epoch_ranges(segment: RemoteSegment) -> Iterator[tuple[int, int, int]]:
+def epoch_ranges(segment: RemoteSegment) -> Iterator[tuple[int, int, int]]:
     """The epochs that own offsets [start, stop) of the segment. Where one is said to begin below
     the segment, it says nothing about offsets that the segment does not hold.
     """

@@ -10,13 +10,13 @@ from __future__ import annotations
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from kts_source.errors import TieredKafkaError
 from kts_source.layout.find_layout import find_layout
 from kts_source.options import parse_options
+from kts_source.planning.assemble import PlannedPartition, assembled
 from kts_source.planning.bounds import (
     Place,
     check_decided,
@@ -28,15 +28,14 @@ from kts_source.planning.bounds import (
 )
 from kts_source.planning.discover import discover
 from kts_source.planning.gc_pause import paused_collector
-from kts_source.planning.isolation import Decisions, report_isolation
+from kts_source.planning.isolation import Decisions
 from kts_source.planning.partial_log import PartitionView, can_plan_in_part
 from kts_source.planning.plan_checks import check_plan
-from kts_source.planning.pruning import fingerprint
-from kts_source.planning.replay import made_with, replayed
-from kts_source.planning.scan_plan import PartitionPlan, ScanPlan
+from kts_source.planning.replay import replayed
+from kts_source.planning.scan_plan import PartitionPlan
 from kts_source.planning.segment_catalog import PLANNING_THREADS, SegmentCatalog
 from kts_source.planning.side_files import SideFiles
-from kts_source.planning.slicing import bounded, cut, pack, spans, target_bytes
+from kts_source.planning.slicing import bounded, spans
 from kts_source.read.segment_source import SegmentSource
 from kts_source.tier import Tier, open_tier
 from segment_format.isolation import NO_ABORTED
@@ -48,21 +47,10 @@ if TYPE_CHECKING:
     from kts_source.planning.bounds import BoundsOf, Progress
     from kts_source.planning.lineage import PartitionLog
     from kts_source.planning.segment_catalog import ListedPartition
-    from kts_source.read.task import SegmentSlice
+    from kts_source.planning.scan_plan import ScanPlan
     from kts_source.store.object_store import ObjectStore
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Planned:
-    """A partition's plan, what of its segments is read, and how many aborted transactions have data
-    there.
-    """
-
-    plan: PartitionPlan
-    spans: list[SegmentSlice]
-    aborted: int
 
 
 def plan(options: Mapping[str, str], store: ObjectStore | None = None) -> ScanPlan:
@@ -94,8 +82,15 @@ def plan_scan(
         log.info("options without effect on this source: %s", ", ".join(options.ignored))
     opening = closing(open_tier(options)) if tier is None else nullcontext(tier)
     with opening as opened, paused_collector():
-        make = replayed if options.plan_file else _planned
-        plan = make(options, opened, progress)
+        if options.plan_file:
+            plan = replayed(options, opened, progress)
+        elif options.brokers is not None:
+            # Not at import time: most plans are of the tier alone.
+            from kts_source.planning.hybrid import planned_with_brokers
+
+            plan = planned_with_brokers(options, options.brokers, opened, progress)
+        else:
+            plan = _planned(options, opened, progress)
         check_plan(plan, options, opened.store)
     return plan
 
@@ -116,7 +111,7 @@ def _planned(options: ScanOptions, tier: Tier, progress: Progress | None) -> Sca
         check_named(options, held, {topic.topic for topic in topics})
         catalog.expect(len(parts))
 
-        def plan(part: ListedPartition) -> _Planned | None:
+        def plan(part: ListedPartition) -> PlannedPartition | None:
             source = SegmentSource(tier, key_ring, pack=part.side_files)
             side_files = SideFiles(source, max_batch_bytes=options.max_batch_bytes)
             try:
@@ -127,23 +122,17 @@ def _planned(options: ScanOptions, tier: Tier, progress: Progress | None) -> Sca
                 part.save()
 
         planned = [one for one in pool.map(plan, parts) if one is not None]
-    report_isolation([(one.plan, one.aborted) for one in planned])
-    wanted = [span for one in planned for span in one.spans]
-    target = target_bytes(wanted, options)
-    slices = bounded(part for span in wanted for part in cut(span, target))
-    return ScanPlan(
-        tuple(one.plan for one in planned),
-        tuple(pack(slices, target, options)),
-        options.columns,
-        fingerprint(options.where),
-        tuple(note for topic in topics for note in topic.notes),
-        made_with(options, {topic.topic: topic.asked_partitions for topic in topics}),
+    return assembled(
+        options,
+        planned,
+        (note for topic in topics for note in topic.notes),
+        {topic.topic: topic.asked_partitions for topic in topics},
     )
 
 
 def _plan_partition(
     options: ScanOptions, part: ListedPartition, side_files: SideFiles, progress: Progress | None
-) -> _Planned | None:
+) -> PlannedPartition | None:
     place = Place(part.topic, part.partition, part.orphans, options.fail_on_data_loss)
     goes_on = None
     if progress is not None:
@@ -173,7 +162,7 @@ def _plan_view(
     side_files: SideFiles,
     view: PartitionView,
     bounds_of: BoundsOf,
-) -> _Planned:
+) -> PlannedPartition:
     if view.unknown_lineage is not None:
         check_lineage_known(place, view.unknown_lineage)
 
@@ -203,5 +192,5 @@ def _plan_view(
         decisions.undecided,
     )
     check_decided(options.ending, place, stop, plan.stop, plan.end_reason)
-    slices = list(bounded(spans(plan, decisions, options, side_files)))
-    return _Planned(plan, slices, len(decisions.aborted))
+    slices = bounded(spans(plan, decisions, options, side_files))
+    return PlannedPartition(plan, [*slices], len(decisions.aborted))

@@ -27,15 +27,30 @@ def segment_name(part: RemoteSegment | SegmentSlice) -> SegmentName:
 
 
 @dataclass(frozen=True, slots=True)
+class BrokerPart:
+    """What brokers serve of a partition's range.
+
+    Attributes:
+        leader_epoch: Of the leader that was asked.
+        ranges: Offsets [start, stop), in order; those between them are the tier's.
+    """
+
+    leader_epoch: int
+    ranges: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PartitionPlan:
     """What is read of one partition, and why it ends where it ends.
 
     Attributes:
-        surviving: The log as far as it is tiered.
+        surviving: The log as far as it is tiered; with brokers, all of it, and the ranges that
+            the tier serves.
         start: First offset read, inclusive.
         stop: One past the last offset read.
         wanted_stop: The same before undecided transactions bounded it.
         undecided: Transactions that bound it.
+        brokers: What brokers serve; `None` where none were asked.
     """
 
     topic: str
@@ -47,6 +62,7 @@ class PartitionPlan:
     stop: int
     wanted_stop: int
     undecided: tuple[OpenTransaction, ...]
+    brokers: BrokerPart | None = None
 
     @property
     def topic_partition(self) -> str:
@@ -67,7 +83,9 @@ class PartitionPlan:
             first = self.undecided[0]
             producer = f"open transaction of producer {first.producer_id}"
             return f"{producer} since offset {first.first_offset}"
-        return "end of the tier" if self.stop == self.surviving.stop else "as asked for"
+        if self.stop < self.surviving.stop:
+            return "as asked for"
+        return "end of the tier" if self.brokers is None else "end of the log"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +143,13 @@ class ScanPlan:
                 for part in task.slices
                 if part.stop_offset > (start := first[part.topic, part.partition])
             )
-            if slices:
-                tasks.append(ScanTask(slices))
+            ranges = tuple(
+                part.from_offset(start)
+                for part in task.ranges
+                if part.stop_offset > (start := first[part.topic, part.partition])
+            )
+            if slices or ranges:
+                tasks.append(ScanTask(slices, ranges))
         return replace(self, partitions=partitions, tasks=tuple(tasks))
 
     @property

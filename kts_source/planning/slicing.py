@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from kts_source.errors import PlanTooLargeError
 from kts_source.layout.remote_segment import IndexType, SegmentObjects
@@ -20,6 +20,7 @@ from segment_format.index.leader_epoch_checkpoint import EpochEntry
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from kts_source.broker.broker_range import BrokerRange
     from kts_source.layout.remote_segment import RemoteSegment
     from kts_source.options import ScanOptions
     from kts_source.planning.isolation import Decisions
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from segment_format.index.offset_index import OffsetIndex
     from segment_format.isolation import AbortedIntervals
 
+_Piece = TypeVar("_Piece")
 _INDEX_ENTRY_BYTES = 8
 MAX_SLICES: Final = 1 << 22
 """Of one plan: 512 TiB in tasks of the usual size."""
@@ -110,7 +112,7 @@ def _stretches(
     return borders, [high - low for low, high in zip(positions, positions[2:], strict=False)]
 
 
-def bounded(slices: Iterable[SegmentSlice]) -> Iterator[SegmentSlice]:
+def bounded(slices: Iterable[_Piece]) -> Iterator[_Piece]:
     """The same, up to as many as a plan may have.
 
     Raises:
@@ -201,7 +203,21 @@ def cut(part: SegmentSlice, target: int) -> Iterator[SegmentSlice]:
         yield replace(part, cut_start=cut_start, cut_stop=cut_stop)
 
 
-def target_bytes(spans: Sequence[SegmentSlice], options: ScanOptions) -> int:
+def cut_range(part: BrokerRange, target: int, most_records: int | None) -> Iterator[BrokerRange]:
+    """Ranges of about `target` bytes, and of at most so many offsets, evenly."""
+    offsets = part.stop_offset - part.start_offset
+    count = math.ceil(part.work / target)
+    if most_records is not None:
+        count = max(count, math.ceil(offsets / most_records))
+    count = max(1, min(count, offsets))
+    if count > MAX_SLICES:
+        raise too_many_slices()
+    cuts = (part.start_offset + offsets * number // count for number in range(count + 1))
+    for start, stop in pairwise(cuts):
+        yield part.part(start, stop)
+
+
+def target_bytes(spans: Sequence[SegmentSlice | BrokerRange], options: ScanOptions) -> int:
     """Original bytes a task should hold, smaller where more tasks are asked for."""
     if options.min_partitions is None:
         return options.target_partition_bytes
@@ -209,21 +225,32 @@ def target_bytes(spans: Sequence[SegmentSlice], options: ScanOptions) -> int:
     return max(1, min(options.target_partition_bytes, share))
 
 
-def pack(slices: Iterable[SegmentSlice], target: int, options: ScanOptions) -> Iterator[ScanTask]:
-    """Neighbouring slices share a task up to the target size and the limits on segments and
+def pack(
+    parts: Iterable[SegmentSlice | BrokerRange], target: int, options: ScanOptions
+) -> Iterator[ScanTask]:
+    """Neighbours of one kind share a task up to the target size and the limits on segments and
     records.
     """
     limit = options.max_records_per_partition
-    group: list[SegmentSlice] = []
+    group: list[SegmentSlice | BrokerRange] = []
     work = records = 0
-    for part in slices:
-        most = min(part.stop_offset - part.start_offset, part.nominal_bytes)  # see `_offset_cuts`
+    for part in parts:
+        # A record takes a byte at least, see `_offset_cuts`; of ranges the bytes are a guess.
+        most = part.stop_offset - part.start_offset
+        if isinstance(part, SegmentSlice):
+            most = min(most, part.nominal_bytes)
         full = work + part.work > target or len(group) >= options.max_segments_per_task
+        full |= bool(group) and type(part) is not type(group[-1])
         if group and (full or (limit is not None and records + most > limit)):
-            yield ScanTask(tuple(group))
+            yield _task(group)
             group, work, records = [], 0, 0
         group.append(part)
         work += part.work
         records += most
     if group:
-        yield ScanTask(tuple(group))
+        yield _task(group)
+
+
+def _task(group: Sequence[SegmentSlice | BrokerRange]) -> ScanTask:
+    slices = tuple(part for part in group if isinstance(part, SegmentSlice))
+    return ScanTask(slices, tuple(part for part in group if not isinstance(part, SegmentSlice)))

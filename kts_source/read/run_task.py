@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kts_source.errors import InvalidOptionError
 from kts_source.read.read_settings import FOR_SPARK, BatchLimits, ReadSettings
 from kts_source.read.read_task import read_task
 from kts_source.read.segment_source import SegmentSource
@@ -19,7 +20,7 @@ from kts_source.store.storage_options import extra_arguments, s3_arguments, secr
 from kts_source.tier import open_tier
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping
+    from collections.abc import Callable, Generator, Iterator, Mapping
 
     import pyarrow as pa
 
@@ -61,7 +62,7 @@ def run_task(
             # LIMIT asks the first task alone; later ones are wanted whole and need not wait.
             ahead = replace(settings.read_ahead, slow_start=False)
             settings = replace(settings, read_ahead=ahead)
-        for batch in read_task(task, reader, settings, meter=meter):
+        for batch in _rows(task, reader, settings, options, meter):
             meter.rows += batch.num_rows
             yield batch
         outcome = DONE
@@ -75,6 +76,27 @@ def run_task(
         if options.fetch.metrics_path is not None:
             write_metrics(metrics, options.fetch.metrics_path, options.storage.reveal())
         on_end(metrics)
+
+
+def _rows(
+    task: ScanTask,
+    reader: SegmentSource,
+    settings: ReadSettings,
+    options: ScanOptions,
+    meter: TaskMeter,
+) -> Iterator[pa.RecordBatch]:
+    yield from read_task(task, reader, settings, meter=meter)
+    if task.ranges:
+        if options.brokers is None:
+            raise InvalidOptionError(
+                "the plan reads from brokers, so option kafka.bootstrap.servers must be given"
+            )
+        # Not at import time: few tasks read from brokers.
+        from kts_source.read.read_ranges import read_range, shared_cluster
+
+        cluster = shared_cluster(options.brokers)
+        for part in task.ranges:
+            yield from read_range(part, cluster, settings, meter=meter)
 
 
 def write_metrics(metrics: TaskMetrics, path: str, storage: Mapping[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kts_source.columns import PARTITION, SEGMENT_ID, TOPIC
 from kts_source.predicate.implied_ranges import (
@@ -14,12 +14,17 @@ from kts_source.predicate.implied_ranges import (
     specialised,
 )
 from segment_format.arrow import RecordDecoder
+from segment_format.kernels.decoder import MAX_OFFSET
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kts_source.broker.broker_range import BrokerRange
     from kts_source.read.read_settings import ReadSettings
     from kts_source.read.row_filter import FilteringDecoder
     from kts_source.read.slice_boundaries import Boundary
     from kts_source.read.task import SegmentSlice
+    from segment_format.isolation import AbortedIntervals
 
 
 def open_decoder(
@@ -28,39 +33,63 @@ def open_decoder(
     """Decodes the bytes of a slice from `first` to `last`, which is `None` where it is not known
     yet.
     """
-    where = settings.where
-    rest = TRUE if where is None else specialised(where, part.topic, part.partition)
-    box = region(rest)
-    make = partial(
-        RecordDecoder,
+    return _decoder(
+        settings,
+        place={TOPIC: part.topic, PARTITION: part.partition, SEGMENT_ID: part.segment_id},
+        position=first.position,
         start_offset=part.start_offset,
         stop_offset=part.stop_offset,
         aborted=part.aborted,
-        check_crcs=settings.check_crcs,
-        max_batch_bytes=settings.max_batch_bytes,
         lineage=part.lineage or None,
         offset_bounds=(
             first.after_offset + 1,
             # Where the slice's end is not known yet, what follows it is checked when it is.
             part.segment_stop if last is None or last.last_offset is None else last.last_offset,
         ),
+    )
+
+
+def open_range_decoder(
+    part: BrokerRange, start_offset: int, aborted: AbortedIntervals, settings: ReadSettings
+) -> RecordDecoder | FilteringDecoder:
+    """Decodes batches that brokers sent, from an offset of the range on. They come of no segment
+    that has an id.
+    """
+    return _decoder(
+        settings,
+        place={TOPIC: part.topic, PARTITION: part.partition, SEGMENT_ID: None},
+        position=0,
+        start_offset=start_offset,
+        stop_offset=part.stop_offset,
+        aborted=aborted,
+        offset_bounds=(0, MAX_OFFSET),
+    )
+
+
+def _decoder(
+    settings: ReadSettings, *, place: Mapping[str, Any], position: int, **wanted: Any
+) -> RecordDecoder | FilteringDecoder:
+    where = settings.where
+    rest = TRUE if where is None else specialised(where, place[TOPIC], place[PARTITION])
+    box = region(rest)
+    make = partial(
+        RecordDecoder,
+        check_crcs=settings.check_crcs,
+        max_batch_bytes=settings.max_batch_bytes,
         first_timestamp=first_millisecond(box),
         last_timestamp=last_millisecond(box),
-        constants={TOPIC: part.topic, PARTITION: part.partition, SEGMENT_ID: part.segment_id},
+        constants=place,
+        **wanted,
     )
     if rest == TRUE:
         return make(
             columns=settings.columns,
-            position=first.position,
+            position=position,
             max_rows=settings.batches.rows,
             max_bytes=settings.batches.size,
         )
     from kts_source.read.row_filter import FilteringDecoder  # brings in Arrow's functions
 
     return FilteringDecoder(
-        rest,
-        make,
-        columns=settings.columns,
-        position=first.position,
-        batches=settings.batches,
+        rest, make, columns=settings.columns, position=position, batches=settings.batches
     )

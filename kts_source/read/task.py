@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from kts_source.layout.remote_segment import IndexType
 
 if TYPE_CHECKING:
+    from kts_source.broker.broker_range import BrokerRange
     from kts_source.layout.remote_segment import SegmentObjects, StoredIndex
     from segment_format.index.leader_epoch_checkpoint import EpochEntry
     from segment_format.isolation import AbortedIntervals
@@ -80,11 +81,27 @@ class SegmentSlice:
 
 @dataclass(frozen=True, slots=True)
 class ScanTask:
-    """The slices one task reads, in this order."""
+    """What one task reads, in this order.
+
+    Attributes:
+        slices: Parts of segments.
+        ranges: Offsets that brokers serve.
+    """
 
     slices: tuple[SegmentSlice, ...]
+    ranges: tuple[BrokerRange, ...] = ()
 
     @property
     def nominal_bytes(self) -> int:
-        """Original bytes of all slices."""
-        return sum(part.nominal_bytes for part in self.slices)
+        """Original bytes of all slices, and about those of the ranges."""
+        return sum(part.nominal_bytes for part in self.parts)
+
+    @property
+    def parts(self) -> tuple[SegmentSlice | BrokerRange, ...]:
+        """Both, in the order in which they are read."""
+        return (*self.slices, *self.ranges)
+
+    @property
+    def topic_partitions(self) -> tuple[str, ...]:
+        """What is read, such as `orders-0`."""
+        return tuple(dict.fromkeys(f"{part.topic}-{part.partition}" for part in self.parts))

@@ -90,6 +90,10 @@ class TaskMetrics:
         batches_skipped_offset: Batches outside the offsets wanted.
         records_skipped_offset: Records outside the offsets wanted, in batches that were decoded.
         batches_skipped_timestamp: Batches dated, by their headers, outside what `where` wants.
+        broker_ranges: Ranges of offsets that were planned to come from brokers.
+        broker_requests: Fetches sent to brokers.
+        broker_bytes: Bytes of record batches that brokers sent.
+        broker_fallbacks: Slices that brokers finished because the tier did not give them.
         lost: Ranges of offsets that were left out because their objects had gone, as text.
         lost_ranges: The same, as values.
         pinned_by: How reads were held to the planned version of each object.
@@ -126,6 +130,10 @@ class TaskMetrics:
     batches_skipped_offset: int = 0
     records_skipped_offset: int = 0
     batches_skipped_timestamp: int = 0
+    broker_ranges: int = 0
+    broker_requests: int = 0
+    broker_bytes: int = 0
+    broker_fallbacks: int = 0
     lost: tuple[str, ...] = ()
     lost_ranges: tuple[LostRange, ...] = ()
     pinned_by: str = ""
@@ -172,6 +180,11 @@ class TaskMetrics:
             f" {self.batches_skipped_offset} outside the offsets,"
             f" {self.batches_skipped_timestamp} outside the timestamps"
         )
+        if self.broker_requests:
+            parts.append(
+                f"{self.broker_bytes} bytes in {self.broker_requests} fetches from brokers,"
+                f" {self.broker_fallbacks} of them in place of the tier"
+            )
         if self.lost:
             parts.append(f"lost: {'; '.join(self.lost)}")
         return ", ".join(parts)
@@ -227,6 +240,15 @@ class Stopwatch:
             yield item
 
 
+@dataclass(slots=True)
+class BrokerWork:
+    """What brokers did for a task; see `TaskMetrics`."""
+
+    requests: int = 0
+    bytes: int = 0
+    fallbacks: int = 0
+
+
 class TaskMeter:
     """Adds up one attempt of a task while it runs.
 
@@ -243,6 +265,7 @@ class TaskMeter:
         self._began = time.monotonic()
         self._work = tier.store.counters
         self.stopwatch = Stopwatch()
+        self.brokers = BrokerWork()
         self.rows = 0
         self._lost: list[tuple[LostRange, str]] = []
         self._decoded = Counter[str]()
@@ -259,11 +282,10 @@ class TaskMeter:
         """The sum, to be taken before the store is closed."""
         tier, times = self._tier, self.stopwatch
         decoded: dict[str, Any] = dict(self._decoded)
-        topic_partitions = [f"{part.topic}-{part.partition}" for part in self._task.slices]
         return TaskMetrics(
             **dataclasses.asdict(self._place),
             outcome=outcome,
-            topic_partitions=tuple(dict.fromkeys(topic_partitions)),
+            topic_partitions=self._task.topic_partitions,
             slices=len(self._task.slices),
             rows=self.rows,
             seconds=round(time.monotonic() - self._began, 6),
@@ -278,6 +300,10 @@ class TaskMeter:
             decode_seconds=round(times.decode, 6),
             decoded_bytes=decoded.pop("bytes", 0),
             **decoded,
+            broker_ranges=len(self._task.ranges),
+            broker_requests=self.brokers.requests,
+            broker_bytes=self.brokers.bytes,
+            broker_fallbacks=self.brokers.fallbacks,
             lost=tuple(text for _, text in self._lost),
             lost_ranges=tuple(lost for lost, _ in self._lost),
             pinned_by=tier.store.pinning,

@@ -82,7 +82,8 @@ class RecordDecoder:
         position: Log position of the first byte that will be fed; errors name log positions.
         first_timestamp: Least timestamp wanted, in milliseconds.
         last_timestamp: Largest one, inclusive.
-        constants: Columns that are no part of a record: what all rows have, a string or an int32.
+        constants: Columns that are no part of a record: what all rows have, a string, an int32, or
+            `None` for a string that is null.
 
     Raises:
         ValueError: Unknown columns or a bound out of range.
@@ -104,7 +105,7 @@ class RecordDecoder:
         position: int = 0,
         first_timestamp: int = MIN_OFFSET,
         last_timestamp: int = MAX_OFFSET,
-        constants: Mapping[str, str | int] = MappingProxyType({}),
+        constants: Mapping[str, str | int | None] = MappingProxyType({}),
     ) -> None:
         _check_range("max_rows", max_rows, 1, _LIMIT_MAX_ROWS)
         _check_range("max_bytes", max_bytes, 1, _LIMIT_MAX_BYTES)

@@ -1,0 +1,48 @@
+"""A range of offsets that brokers serve, as a plan fixes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerRange:
+    """Offsets of one partition that are read from brokers.
+
+    Attributes:
+        topic_id: The incarnation; brokers are asked by it, so a re-created topic gives no rows.
+        leader_epoch: Epoch of the leader that the range was planned with.
+        start_offset: First offset, inclusive.
+        stop_offset: One past the last offset; the log reached that far when it was planned.
+        read_committed: Whether brokers tell what was aborted; otherwise every batch comes.
+        nominal_bytes: How many bytes that may be: an estimate.
+    """
+
+    topic: str
+    topic_id: str
+    partition: int
+    leader_epoch: int
+    start_offset: int
+    stop_offset: int
+    read_committed: bool
+    nominal_bytes: int
+
+    @property
+    def work(self) -> int:
+        """Estimated work, in bytes of a plain segment."""
+        return self.nominal_bytes
+
+    def part(self, start_offset: int, stop_offset: int) -> BrokerRange:
+        """Some of its offsets [start, stop)."""
+        offsets = self.stop_offset - self.start_offset
+        share = self.nominal_bytes * (stop_offset - start_offset) // max(offsets, 1)
+        return replace(
+            self,
+            start_offset=start_offset,
+            stop_offset=stop_offset,
+            nominal_bytes=max(share, 1),
+        )
+
+    def from_offset(self, offset: int) -> BrokerRange:
+        """The offsets that are not below one of them."""
+        return self if offset <= self.start_offset else self.part(offset, self.stop_offset)

@@ -1,0 +1,399 @@
+"""A cluster: which topics it has, who leads their partitions, and what the leaders know of offsets.
+
+Every request about partitions names the leader epoch that the metadata gave, so that answers of a
+leader that was replaced do not pass for the new one's.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from kts_source.broker.connection import Connection, LostConnectionError
+from kts_source.broker.error_codes import (
+    DENIED,
+    NEW_LEADER,
+    PASSING,
+    UNKNOWN_TOPIC_OR_PARTITION,
+    error_name,
+)
+from kts_source.errors import BrokerError, BrokerUnavailableError, LeaderChangedError
+from kts_source.texts import some
+from segment_format.kafka_uuid import uuid_to_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from kts_source.broker.settings import BrokerSettings
+
+TopicPartition: TypeAlias = tuple[str, int]
+
+LATEST: Final = -1
+EARLIEST: Final = -2
+EARLIEST_LOCAL: Final = -4
+
+_PATIENCE_SECONDS: Final = 60.0
+"""How long a question is asked again while answers say that it may pass."""
+_FIRST_PAUSE_SECONDS: Final = 0.05
+_MAX_PAUSE_SECONDS: Final = 1.0
+_EXPIRES_EARLY_SECONDS: Final = 30.0
+_REPLICA_ID: Final = -1  # a consumer
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """Who leads a partition.
+
+    Attributes:
+        node: Id of the broker; −1 while there is none.
+        epoch: Leader epoch.
+    """
+
+    node: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterTopic:
+    """A topic as the cluster has it.
+
+    Attributes:
+        topic_id: Its incarnation, 22 characters.
+        leaders: Partition number to its leader, all partitions, ascending.
+    """
+
+    topic: str
+    topic_id: str
+    leaders: Mapping[int, Leader]
+
+
+@dataclass(frozen=True, slots=True)
+class EpochEnd:
+    """What a leader knows of an epoch that it was asked for.
+
+    Attributes:
+        epoch: The greatest epoch it knows that is not above the one asked; −1 none.
+        end_offset: One past that epoch's last offset; −1 none.
+    """
+
+    epoch: int
+    end_offset: int
+
+
+class Cluster:
+    """Asks brokers. From any thread; one connection to each broker.
+
+    Args:
+        settings: How brokers are reached.
+    """
+
+    def __init__(self, settings: BrokerSettings) -> None:
+        self.settings = settings
+        self._nodes: dict[int, tuple[str, int]] = {}
+        self._leaders: dict[TopicPartition, Leader] = {}
+        self._connections: dict[int, Connection] = {}
+        self._locks: dict[int, threading.Lock] = defaultdict(threading.Lock)
+        self._any: Connection | None = None
+        self._any_lock = threading.RLock()
+
+    def close(self) -> None:
+        """Hangs up everywhere."""
+        for connection in (self._any, *self._connections.values()):
+            if connection is not None:
+                connection.close()
+        self._any = None
+        self._connections.clear()
+
+    def topics(self, names: Iterable[str] | None) -> dict[str, ClusterTopic]:
+        """Topics by name; those that the cluster does not have are left out.
+
+        Args:
+            names: Which; `None` = all that may be described, internal ones left out.
+
+        Raises:
+            BrokerError: The cluster refuses to describe one that was named.
+            BrokerUnavailableError: No broker answers, or a partition stays without a leader.
+        """
+        wanted = None if names is None else sorted(set(names))
+        began = time.monotonic()
+        for pause in _pauses():
+            found, undecided = self._described(wanted)
+            if not undecided:
+                return found
+            if time.monotonic() - began > _PATIENCE_SECONDS:
+                raise BrokerUnavailableError(f"no leader for {some(undecided)}")
+            pause()
+        raise AssertionError
+
+    def known_leader(self, place: TopicPartition) -> Leader | None:
+        """Who led the partition when metadata were last asked for, if they were."""
+        return self._leaders.get(place)
+
+    def renew_leader(self, place: TopicPartition) -> ClusterTopic | None:
+        """Asks anew who leads a partition; `None` where the topic is gone."""
+        topic = self.topics([place[0]]).get(place[0])
+        return topic if topic is not None and place[1] in topic.leaders else None
+
+    def offsets(
+        self, places: Iterable[TopicPartition], timestamp: int, *, read_committed: bool
+    ) -> dict[TopicPartition, int]:
+        """What leaders answer to ListOffsets.
+
+        Args:
+            places: Partitions whose leaders are known by `topics`.
+            timestamp: `LATEST`, `EARLIEST`, `EARLIEST_LOCAL`, or milliseconds: the first offset
+                whose record is dated at or after it, −1 where there is none.
+            read_committed: Whether `LATEST` is the last stable offset, not the high watermark.
+
+        Raises:
+            LeaderChangedError: A partition has another leader since.
+            BrokerError: See `topics`.
+        """
+        from kafka.protocol.consumer import ListOffsetsRequest
+
+        topic_type = ListOffsetsRequest.ListOffsetsTopic
+
+        def request(names: Sequence[TopicPartition]) -> Any:  # noqa: ANN401
+            topics = [
+                topic_type(
+                    name=topic,
+                    partitions=[
+                        topic_type.ListOffsetsPartition(
+                            partition_index=number,
+                            current_leader_epoch=self._leaders[topic, number].epoch,
+                            timestamp=timestamp,
+                        )
+                        for number in numbers
+                    ],
+                )
+                for topic, numbers in _by_topic(names)
+            ]
+            return ListOffsetsRequest(
+                replica_id=_REPLICA_ID, isolation_level=int(read_committed), topics=topics
+            )
+
+        def parse(answer: Any) -> dict[TopicPartition, tuple[int, int]]:  # noqa: ANN401
+            return {
+                (topic.name, part.partition_index): (part.error_code, part.offset)
+                for topic in answer.topics
+                for part in topic.partitions
+            }
+
+        return self._ask_leaders(places, request, parse)
+
+    def epoch_ends(self, place: TopicPartition, epochs: Sequence[int]) -> list[EpochEnd]:
+        """What the leader knows of epochs, in their order (OffsetForLeaderEpoch, KIP-320).
+
+        Raises:
+            LeaderChangedError: The partition has another leader since.
+            BrokerError: See `topics`.
+        """
+        from kafka.protocol.consumer import OffsetForLeaderEpochRequest
+
+        topic_type = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
+        topic, number = place
+
+        def request(_places: Sequence[TopicPartition]) -> Any:  # noqa: ANN401
+            partitions = [
+                topic_type.OffsetForLeaderPartition(
+                    partition=number,
+                    current_leader_epoch=self._leaders[place].epoch,
+                    leader_epoch=epoch,
+                )
+                for epoch in epochs
+            ]
+            return OffsetForLeaderEpochRequest(
+                replica_id=_REPLICA_ID, topics=[topic_type(topic=topic, partitions=partitions)]
+            )
+
+        def parse(answer: Any) -> dict[TopicPartition, tuple[int, list[EpochEnd]]]:  # noqa: ANN401
+            parts = [part for one in answer.topics for part in one.partitions]
+            codes = [part.error_code for part in parts if part.error_code]
+            if not codes and len(parts) != len(epochs):
+                raise BrokerError(f"{len(epochs)} epochs were asked for, {len(parts)} answered")
+            ends = [EpochEnd(part.leader_epoch, part.end_offset) for part in parts]
+            return {place: (codes[0] if codes else 0, ends)}
+
+        if not epochs:
+            return []
+        answered: list[EpochEnd] = self._ask_leaders([place], request, parse)[place]
+        return answered
+
+    def ask(self, node: int, request: Any, *, patience_seconds: float = 0.0) -> Any:  # noqa: ANN401
+        """One answer of one broker.
+
+        Raises:
+            LostConnectionError: It did not answer.
+            BrokerError: It refuses.
+        """
+        with self._locks[node]:
+            return self.connection(node).ask(request, patience_seconds=patience_seconds)
+
+    def connection(self, node: int) -> Connection:
+        """The connection to a broker, opened or opened anew where there is none.
+
+        Raises:
+            LostConnectionError: It cannot be reached.
+            BrokerError: It refuses.
+        """
+        known = self._connections.get(node)
+        if known is not None and known.is_usable(_EXPIRES_EARLY_SECONDS):
+            return known
+        if known is not None:
+            known.close()
+            del self._connections[node]
+        if node not in self._nodes:
+            raise LostConnectionError(f"broker {node} is not in the cluster's metadata")
+        opened = Connection(self.settings, *self._nodes[node])
+        self._connections[node] = opened
+        return opened
+
+    def supports(self, node: int, request: Any, version: int) -> bool:  # noqa: ANN401
+        """Whether a broker knows at least this version of a request."""
+        with self._locks[node]:
+            return self.connection(node).version(request) >= version
+
+    def _ask_leaders(
+        self,
+        places: Iterable[TopicPartition],
+        request: Callable[[Sequence[TopicPartition]], Any],
+        parse: Callable[[Any], Mapping[TopicPartition, tuple[int, Any]]],
+    ) -> dict[TopicPartition, Any]:
+        """Asks each leader about its partitions, again where the answer may pass."""
+        waiting = dict.fromkeys(places, "not asked yet")
+        answered: dict[TopicPartition, Any] = {}
+        began = time.monotonic()
+        for pause in _pauses():
+            by_node: dict[int, list[TopicPartition]] = defaultdict(list)
+            for place in waiting:
+                by_node[self._leaders[place].node].append(place)
+            for node, mine in by_node.items():
+                try:
+                    answers = parse(self.ask(node, request(mine)))
+                except LostConnectionError as error:
+                    waiting.update(dict.fromkeys(mine, str(error)))
+                    continue
+                for place in mine:
+                    code, value = answers.get(place, (UNKNOWN_TOPIC_OR_PARTITION, None))
+                    if code == 0:
+                        answered[place] = value
+                        del waiting[place]
+                        continue
+                    waiting[place] = error_name(code)
+                    _refuse(place, code)
+            if not waiting:
+                return answered
+            if time.monotonic() - began > _PATIENCE_SECONDS:
+                texts = [f"{topic}-{number}: {why}" for (topic, number), why in waiting.items()]
+                raise BrokerUnavailableError(f"brokers do not answer about {some(texts)}")
+            pause()
+            self._check_leaders(waiting)
+        raise AssertionError
+
+    def _check_leaders(self, waiting: Iterable[TopicPartition]) -> None:
+        """Raises `LeaderChangedError` where somebody else leads now."""
+        before = {place: self._leaders[place] for place in waiting}
+        self.topics({topic for topic, _ in before})
+        for place, leader in before.items():
+            if self._leaders.get(place) != leader:
+                topic, number = place
+                raise LeaderChangedError(
+                    f"the leader changed from epoch {leader.epoch} while the scan was planned",
+                    topic=topic,
+                    partition=number,
+                )
+
+    def _described(
+        self, names: Sequence[str] | None
+    ) -> tuple[dict[str, ClusterTopic], list[str]]:
+        """Topics, and what has no leader yet."""
+        from kafka.protocol.metadata import MetadataRequest
+
+        topic_type = MetadataRequest.MetadataRequestTopic
+        asked = None if names is None else [topic_type(name=name) for name in names]
+        answer = self._ask_any(
+            MetadataRequest(topics=asked, allow_auto_topic_creation=False)
+        )
+        self._nodes = {node.node_id: (node.host, node.port) for node in answer.brokers}
+        found: dict[str, ClusterTopic] = {}
+        undecided: list[str] = []
+        for topic in answer.topics:
+            if topic.error_code == UNKNOWN_TOPIC_OR_PARTITION:
+                continue
+            if topic.error_code in DENIED and names is not None:
+                raise BrokerError(
+                    "not allowed to describe the topic: the user needs Describe and Read on it",
+                    topic=topic.name,
+                )
+            if topic.error_code or (names is None and topic.is_internal):
+                if topic.error_code in PASSING:
+                    undecided.append(f"{topic.name}: {error_name(topic.error_code)}")
+                elif topic.error_code and names is not None:
+                    raise BrokerError(error_name(topic.error_code), topic=topic.name)
+                continue
+            leaders = {
+                part.partition_index: Leader(part.leader_id, part.leader_epoch)
+                for part in sorted(topic.partitions, key=lambda part: part.partition_index)
+            }
+            undecided += [f"{topic.name}-{n}" for n, one in leaders.items() if one.node < 0]
+            for number, leader in leaders.items():
+                self._leaders[topic.name, number] = leader
+            found[topic.name] = ClusterTopic(topic.name, uuid_to_text(topic.topic_id), leaders)
+        return found, undecided
+
+    def _ask_any(self, request: Any) -> Any:  # noqa: ANN401
+        """The answer of any broker: the one asked last, or one of the bootstrap servers."""
+        with self._any_lock:
+            if self._any is not None and self._any.is_usable(_EXPIRES_EARLY_SECONDS):
+                try:
+                    return self._any.ask(request)
+                except LostConnectionError:
+                    self._any = None
+            failed: list[str] = []
+            began = time.monotonic()
+            for pause in _pauses():
+                for host, port in self.settings.bootstrap:
+                    try:
+                        opened = Connection(self.settings, host, port)
+                        answer = opened.ask(request)
+                    except LostConnectionError as error:
+                        failed.append(str(error))
+                        continue
+                    self._any = opened
+                    return answer
+                if time.monotonic() - began > self.settings.request_timeout_seconds:
+                    break
+                pause()
+        raise BrokerUnavailableError(
+            f"no broker of kafka.bootstrap.servers answers: {some(dict.fromkeys(failed))}; to read"
+            " the tier of a cluster that is gone, leave that option out"
+        )
+
+
+def _refuse(place: TopicPartition, code: int) -> None:
+    """Raises what an error code means where it will not pass."""
+    if code in PASSING or code in NEW_LEADER:
+        return
+    topic, number = place
+    what = error_name(code)
+    if code in DENIED:
+        what = "not allowed to read the topic: the user needs Describe and Read on it"
+    raise BrokerError(what, topic=topic, partition=number)
+
+
+def _by_topic(places: Iterable[TopicPartition]) -> list[tuple[str, list[int]]]:
+    numbers: dict[str, list[int]] = defaultdict(list)
+    for topic, number in places:
+        numbers[topic].append(number)
+    return list(numbers.items())
+
+
+def _pauses() -> Iterable[Callable[[], None]]:
+    """Longer and longer ones, for ever; called between two attempts."""
+    seconds = _FIRST_PAUSE_SECONDS
+    while True:
+        yield lambda wait=seconds: time.sleep(wait)  # type: ignore[misc]
+        seconds = min(2 * seconds, _MAX_PAUSE_SECONDS)

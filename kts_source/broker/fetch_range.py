@@ -1,0 +1,328 @@
+"""A range of offsets of one partition, from whichever brokers lead it or may serve it.
+
+Each answer is trimmed to whole batches: the last one is usually cut. The next request is sent
+before the batches are handed out, so the broker works while they are decoded. An empty answer is
+not the end: a broker that waits for its tier, or throttles, gives nothing and no error.
+
+Source: `FetchRequest`, `FetchResponse` (KIP-227, KIP-392, KIP-516), `CompletedFetch`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from kts_source.broker.connection import LostConnectionError
+from kts_source.broker.error_codes import (
+    DENIED,
+    NEW_LEADER,
+    OFFSET_OUT_OF_RANGE,
+    PASSING,
+    TOPIC_GONE,
+    error_name,
+)
+from kts_source.errors import BrokerError, BrokerUnavailableError, DataLossError
+from segment_format.index.transaction_index import AbortedTxn
+from segment_format.isolation import NO_ABORTED, AbortedIntervals
+from segment_format.kafka_uuid import uuid_from_text
+from segment_format.record.batch_header import MAGIC_2, RecordBatchHeader
+from segment_format.record.control_record import ControlRecordType, batch_control_type
+from segment_format.record.framing import iter_entries
+from segment_format.record.records import iter_batches
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from kts_source.broker.broker_range import BrokerRange
+    from kts_source.broker.cluster import Cluster
+    from kts_source.broker.connection import Connection, Pending
+
+log = logging.getLogger(__name__)
+
+_PATIENCE_SECONDS: Final = 120.0
+"""Without a single new batch."""
+_FIRST_PAUSE_SECONDS: Final = 0.02
+_MAX_PAUSE_SECONDS: Final = 1.0
+_ANSWER_SLACK: Final = 1 << 20
+"""Bytes of an answer that are not records: aborted transactions, mostly."""
+_NO_SESSION: Final = (0, -1)
+_MAX_OFFSET: Final = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedBatches:
+    """Whole batches of one answer.
+
+    Attributes:
+        data: Their bytes; valid until the next answer is asked for.
+        start_offset: What was asked for: rows below it are not wanted.
+        next_offset: One past the last offset of the last batch.
+        aborted: Transactions among them to leave out, when only committed rows are wanted.
+        listed: Producer id and first offset of the aborted transactions that the broker lists.
+    """
+
+    data: memoryview
+    start_offset: int
+    next_offset: int
+    aborted: AbortedIntervals
+    listed: frozenset[tuple[int, int]]
+
+
+class RangeFetcher:
+    """Fetches one range. Used by one thread.
+
+    Args:
+        cluster: Whom to ask. Its connections to the brokers asked must be nobody else's meanwhile.
+        wanted: What to fetch.
+        max_batch_bytes: Bound on one batch.
+    """
+
+    def __init__(self, cluster: Cluster, wanted: BrokerRange, *, max_batch_bytes: int) -> None:
+        self._cluster = cluster
+        self._wanted = wanted
+        self._settings = cluster.settings
+        self._most_bytes = max(self._settings.partition_fetch_bytes, max_batch_bytes)
+        self._epoch = wanted.leader_epoch
+        self._leader = -1
+        self._node = -1
+        self._asked = False
+        self.bytes = 0
+        self.requests = 0
+
+    def batches(self) -> Generator[FetchedBatches]:
+        """The batches that hold the range, in order.
+
+        Raises:
+            DataLossError: The log start has passed the range, the topic is gone, or another
+                leader does not have the offsets that were planned.
+            BrokerError: Brokers refuse, or do not answer for too long.
+        """
+        at = self._wanted.start_offset
+        sent: tuple[Connection, Pending] | None = None
+        pause = _FIRST_PAUSE_SECONDS
+        progress = time.monotonic()
+        why = "no answer"
+        try:
+            while at < self._wanted.stop_offset:
+                try:
+                    sent = sent or self._sent(at)
+                    connection, pending = sent
+                    sent = None
+                    answer = connection.receive(
+                        pending, most_bytes=self._most_bytes + _ANSWER_SLACK
+                    )
+                    found = self._found(answer, at)
+                except LostConnectionError as error:
+                    why = str(error)
+                    self._node = -1
+                    found = None
+                except _TryAgain as error:
+                    why = str(error)
+                    found = None
+                if found is None:
+                    if time.monotonic() - progress > _PATIENCE_SECONDS:
+                        raise BrokerUnavailableError(
+                            f"brokers gave no batch for {_PATIENCE_SECONDS:.0f} s: {why}",
+                            **self._place(at),
+                        )
+                    time.sleep(pause)
+                    pause = min(2 * pause, _MAX_PAUSE_SECONDS)
+                    continue
+                at = found.next_offset
+                if at < self._wanted.stop_offset:
+                    try:
+                        sent = self._sent(at)
+                    except LostConnectionError as error:
+                        why = str(error)
+                        self._node = -1
+                yield found
+                progress = time.monotonic()
+                pause = _FIRST_PAUSE_SECONDS
+        finally:
+            if sent is not None:  # its answer would be taken for another's
+                sent[0].close()
+
+    def _sent(self, at: int) -> tuple[Connection, Pending]:
+        if self._leader < 0 and not self._knows_leader():
+            self._find_leader()
+        if self._node < 0:
+            self._node = self._leader
+        connection = self._cluster.connection(self._node)
+        self.requests += 1
+        patience = self._settings.fetch_max_wait_ms / 1000
+        return connection, connection.send(self._request(at), patience_seconds=patience)
+
+    def _request(self, at: int) -> Any:  # noqa: ANN401
+        from kafka.protocol.consumer import FetchRequest
+
+        wanted, settings = self._wanted, self._settings
+        topic_type = FetchRequest.FetchTopic
+        session_id, session_epoch = _NO_SESSION
+        part = topic_type.FetchPartition(
+            partition=wanted.partition,
+            current_leader_epoch=self._epoch,
+            fetch_offset=at,
+            last_fetched_epoch=-1,
+            log_start_offset=-1,
+            partition_max_bytes=settings.partition_fetch_bytes,
+        )
+        return FetchRequest(
+            replica_id=-1,
+            max_wait_ms=settings.fetch_max_wait_ms,
+            min_bytes=settings.fetch_min_bytes,
+            max_bytes=settings.partition_fetch_bytes,
+            isolation_level=int(wanted.read_committed),
+            session_id=session_id,
+            session_epoch=session_epoch,
+            rack_id=settings.rack,
+            topics=[topic_type(topic_id=uuid_from_text(wanted.topic_id), partitions=[part])],
+        )
+
+    def _knows_leader(self) -> bool:
+        """Takes the leader that the cluster knows, if it is of the epoch that was planned. One that
+        leads no more says so; the topic is asked for by its id.
+        """
+        known = self._cluster.known_leader((self._wanted.topic, self._wanted.partition))
+        if self._asked or known is None or known.epoch != self._wanted.leader_epoch:
+            return False
+        self._leader = known.node
+        self._asked = True
+        return True
+
+    def _find_leader(self) -> None:
+        """Asks who leads now; a new leader must prove that it has what was planned."""
+        wanted = self._wanted
+        place = wanted.topic, wanted.partition
+        topic = self._cluster.renew_leader(place)
+        if topic is None or topic.topic_id != wanted.topic_id:
+            now = "is gone" if topic is None else f"was created again as {topic.topic_id}"
+            raise DataLossError(
+                f"topic id {wanted.topic_id} was planned, and the topic {now}",
+                **self._place(wanted.start_offset),
+            )
+        leader = topic.leaders[wanted.partition]
+        if leader.epoch != wanted.leader_epoch:
+            (end,) = self._cluster.epoch_ends(place, [wanted.leader_epoch])
+            if end.epoch != wanted.leader_epoch or end.end_offset < wanted.stop_offset:
+                raise DataLossError(
+                    f"offsets up to {wanted.stop_offset} of leader epoch {wanted.leader_epoch} were"
+                    f" planned; the leader of epoch {leader.epoch} has epoch {end.epoch} up to"
+                    f" {end.end_offset}: records were lost in an unclean election",
+                    **self._place(wanted.start_offset),
+                )
+        self._leader, self._epoch = leader.node, leader.epoch
+        self._node = -1
+
+    def _found(self, answer: Any, at: int) -> FetchedBatches | None:  # noqa: ANN401
+        """The whole batches of an answer, or `None` where there are none yet."""
+        code = answer.error_code
+        parts = [part for topic in answer.responses for part in topic.partitions]
+        if not code and not parts:  # a client quota: the broker says how long to stay away
+            time.sleep(min(answer.throttle_time_ms / 1000, _PATIENCE_SECONDS / 4))
+            raise _TryAgain("the client quota is used up")
+        part = parts[0] if parts else None
+        code = code or part.error_code
+        if code:
+            self._handle(code, part, at)
+        if part.preferred_read_replica >= 0 and not part.records:
+            self._node = part.preferred_read_replica
+            raise _TryAgain(f"broker {self._node} is nearer")
+        records = part.records
+        if not records:
+            raise _TryAgain("answers are empty: the broker waits for its tier, or a quota is used up")
+        data = memoryview(records)
+        size, next_offset = whole_batches(data)
+        if not size or next_offset <= at:
+            raise _TryAgain("answers hold no whole batch")
+        self.bytes += size
+        data = data[:size]
+        listed = frozenset(
+            (one.producer_id, one.first_offset) for one in part.aborted_transactions or ()
+        )
+        aborted = NO_ABORTED
+        if self._wanted.read_committed and listed:
+            aborted = aborted_intervals(listed, data, next_offset)
+        return FetchedBatches(data, at, next_offset, aborted, listed)
+
+    def _handle(self, code: int, part: Any, at: int) -> None:  # noqa: ANN401
+        """Raises what an error code means."""
+        if self._node != self._leader and code in {OFFSET_OUT_OF_RANGE, *PASSING}:
+            self._node = -1  # a follower may lag behind
+            raise _TryAgain(f"a follower says {error_name(code)}")
+        if code in NEW_LEADER or code in TOPIC_GONE or code in PASSING:
+            if code in NEW_LEADER or code in TOPIC_GONE:
+                self._leader = -1
+            raise _TryAgain(f"a broker says {error_name(code)}")
+        place = self._place(at)
+        if code == OFFSET_OUT_OF_RANGE:
+            start = part.log_start_offset if part is not None else -1
+            raise DataLossError(
+                f"offset {at} is gone since the plan was made: the log of the brokers starts at"
+                f" {start}",
+                **place,
+            )
+        if code in DENIED:
+            raise BrokerError("not allowed to read the topic: the user needs Read on it", **place)
+        raise BrokerError(f"a broker refuses to be read: {error_name(code)}", **place)
+
+    def _place(self, offset: int) -> Any:  # noqa: ANN401
+        return {
+            "topic": self._wanted.topic,
+            "partition": self._wanted.partition,
+            "offset": offset,
+        }
+
+
+class _TryAgain(Exception):  # noqa: N818  # no error, but what an answer asks for
+    """The same offset must be asked for again."""
+
+
+def whole_batches(data: memoryview) -> tuple[int, int]:
+    """Bytes at the front of an answer that are whole entries, and one past their last offset.
+
+    Raises:
+        CorruptRecordError: They are no entries, or their offsets do not ascend.
+    """
+    from segment_format.arrow import RecordDecoder
+
+    # Nothing is wanted of any entry, so the kernel walks their headers alone.
+    walk = RecordDecoder(
+        columns=(),
+        start_offset=_MAX_OFFSET - 1,
+        offset_bounds=(0, _MAX_OFFSET),
+        check_crcs=False,
+        max_rows=1,
+    )
+    for _ in walk.feed(data):
+        pass
+    return walk.counters.bytes, walk.next_offset
+
+
+def aborted_intervals(
+    listed: frozenset[tuple[int, int]], data: memoryview, next_offset: int
+) -> AbortedIntervals:
+    """The intervals that the aborted transactions of an answer have in its batches.
+
+    Args:
+        listed: Producer id and first offset, as brokers list them: without an end.
+        data: Whole batches.
+        next_offset: One past their last offset.
+    """
+    producers = {producer for producer, _ in listed}
+    markers: list[tuple[int, int]] = []
+    for entry in iter_entries(data):
+        if entry.magic != MAGIC_2:
+            continue
+        header = RecordBatchHeader.from_bytes(data, entry.position)
+        if header.is_control_batch and header.producer_id in producers:
+            (batch,) = iter_batches(data[entry.position : entry.stop])
+            if batch_control_type(batch) is ControlRecordType.ABORT:
+                markers.append((batch.producer_id, batch.base_offset))
+    txns = []
+    for producer, first in listed:
+        ends = (at for one, at in markers if one == producer and at > first)
+        last = min(ends, default=next_offset)
+        txns.append(AbortedTxn(producer, first, last, last))
+    return AbortedIntervals.from_txns(txns, start_offset=0, stop_offset=_MAX_OFFSET)

@@ -1,0 +1,217 @@
+"""What the brokers say of the selected partitions, asked in the order that makes it exact.
+
+The end comes first, then the log start, and the tier is listed after both: so whatever lies between
+them and is not in the listing is still served by brokers, which delete their copy of a segment only
+after it was uploaded.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from kts_source.broker.broker_range import BrokerRange
+from kts_source.broker.cluster import (
+    EARLIEST,
+    EARLIEST_LOCAL,
+    LATEST,
+    Cluster,
+    ClusterTopic,
+    TopicPartition,
+)
+from kts_source.broker.fetch_range import FetchedBatches, RangeFetcher
+from kts_source.errors import InvalidOptionError, TopicNotFoundError
+from kts_source.options.selection import Assign, SubscribePattern
+from kts_source.texts import some
+
+if TYPE_CHECKING:
+    from kts_source.broker.settings import BrokerSettings
+    from kts_source.options import ScanOptions
+
+_SAMPLE_BYTES: Final = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerLog:
+    """A partition's log as its leader describes it.
+
+    Attributes:
+        topic_id: The incarnation.
+        leader_epoch: Of the leader that was asked.
+        log_start: First offset that a consumer may see.
+        end: One past the last: the last stable offset for `read_committed`, else the high
+            watermark.
+    """
+
+    topic: str
+    topic_id: str
+    partition: int
+    leader_epoch: int
+    log_start: int
+    end: int
+
+
+class ClusterView:
+    """Asks the brokers of a cluster for a plan. From any thread.
+
+    Args:
+        settings: How brokers are reached.
+        options: What is read.
+
+    Attributes:
+        topics: Those selected, by name.
+        logs: Their partitions, by topic and number, in order.
+
+    Raises:
+        TopicNotFoundError: The cluster does not have a topic or a partition.
+        InvalidOptionError: It has another incarnation than option `topicId` names.
+        BrokerError: Brokers refuse, or do not answer.
+    """
+
+    def __init__(self, settings: BrokerSettings, options: ScanOptions) -> None:
+        self._cluster = Cluster(settings)
+        # Fetches of planning have connections of their own, used by one thread at a time.
+        small = replace(settings, partition_fetch_bytes=1)
+        self._probing = Cluster(small)
+        self._sampling = Cluster(replace(settings, partition_fetch_bytes=_SAMPLE_BYTES))
+        self._lock = threading.Lock()
+        self._max_batch_bytes = options.max_batch_bytes
+        self._read_committed = options.read_committed
+        try:
+            self.topics = self._selected(options)
+            places = _places(options, self.topics)
+            ends = self._cluster.offsets(places, LATEST, read_committed=options.read_committed)
+            starts = self._cluster.offsets(places, EARLIEST, read_committed=False)
+        except BaseException:
+            self.close()
+            raise
+        self.logs = {
+            place: BrokerLog(
+                topic=place[0],
+                topic_id=self.topics[place[0]].topic_id,
+                partition=place[1],
+                leader_epoch=self.topics[place[0]].leaders[place[1]].epoch,
+                log_start=starts[place],
+                # DeleteRecords may pass the last stable offset.
+                end=max(ends[place], starts[place]),
+            )
+            for place in places
+        }
+
+    def close(self) -> None:
+        """Hangs up."""
+        for cluster in (self._cluster, self._probing, self._sampling):
+            cluster.close()
+
+    def owned(self, log: BrokerLog, epochs: Iterable[int]) -> dict[int, tuple[int, int]]:
+        """Which of some epochs are on the leader's branch, and which offsets [start, stop) each
+        owns there.
+
+        Every epoch is asked for by itself: the answer about the newest says nothing about older
+        segments of a dead branch (`LeaderEpochFileCache.endOffsetFor`).
+        """
+        wanted = sorted(set(epochs))
+        asked = sorted({one for epoch in wanted for one in (epoch - 1, epoch) if one >= 0})
+        place = log.topic, log.partition
+        ends = dict(zip(asked, self._cluster.epoch_ends(place, asked), strict=True))
+        found = {}
+        for epoch in wanted:
+            end = ends[epoch]
+            if end.epoch == epoch:
+                before = ends[epoch - 1].end_offset if epoch else 0
+                found[epoch] = (max(before, 0), end.end_offset)
+        return found
+
+    def first_offset_dated(self, log: BrokerLog, timestamp_ms: int) -> int | None:
+        """The first offset dated at or after a time, as the leader answers; `None` = there is none
+        below the end.
+        """
+        place = log.topic, log.partition
+        found = self._cluster.offsets([place], timestamp_ms, read_committed=self._read_committed)
+        offset = found[place]
+        return offset if 0 <= offset < log.end else None
+
+    def local_start(self, log: BrokerLog) -> int:
+        """The first offset on the leader's own disk (KIP-405)."""
+        place = log.topic, log.partition
+        return self._cluster.offsets([place], EARLIEST_LOCAL, read_committed=False)[place]
+
+    def aborted_behind(self, log: BrokerLog, offset: int) -> frozenset[tuple[int, int]]:
+        """Producer id and first offset of the aborted transactions whose marker stands at or behind
+        an offset and that begin below it, as far as the leader knows; perhaps others.
+
+        At the end of what is stable an answer has no records, and then no transactions either: one
+        record further back it has both.
+        """
+        at = min(offset, log.end - 1)
+        return self._first_answer(self._probing, log, at).listed
+
+    def bytes_per_offset(self, log: BrokerLog, start: int) -> float:
+        """About how many bytes an offset takes, by the first batches of a range."""
+        found = self._first_answer(self._sampling, log, start)
+        offsets = found.next_offset - found.start_offset
+        return len(found.data) / max(offsets, 1)
+
+    def _first_answer(self, cluster: Cluster, log: BrokerLog, at: int) -> FetchedBatches:
+        wanted = BrokerRange(
+            topic=log.topic,
+            topic_id=log.topic_id,
+            partition=log.partition,
+            leader_epoch=log.leader_epoch,
+            start_offset=at,
+            stop_offset=at + 1,
+            read_committed=True,
+            nominal_bytes=0,
+        )
+        with self._lock:
+            fetcher = RangeFetcher(cluster, wanted, max_batch_bytes=self._max_batch_bytes)
+            with closing(fetcher.batches()) as answers:
+                return next(answers)
+
+    def _selected(self, options: ScanOptions) -> dict[str, ClusterTopic]:
+        selection = options.selection
+        if isinstance(selection, SubscribePattern):
+            everything = self._cluster.topics(None)
+            names = selection.wanted(everything)
+            found = {name: everything[name] for name in names}
+            if not found:
+                raise TopicNotFoundError(
+                    f"no topic of the cluster matches {selection.pattern!r}; it has"
+                    f" {some(sorted(everything)) or 'none'}"
+                )
+        else:
+            names = selection.wanted(())
+            found = self._cluster.topics(names)
+        for name in names:
+            if name not in found:
+                raise TopicNotFoundError(
+                    "the cluster has no such topic, or does not show it to this user; to read what"
+                    " the tier holds of a topic that is gone, leave kafka.bootstrap.servers out",
+                    topic=name,
+                )
+            wanted = options.topic_ids.get(name, options.topic_ids.get(""))
+            if wanted not in (None, found[name].topic_id):
+                raise InvalidOptionError(
+                    f"option 'topicId': the cluster has topic {name!r} under id"
+                    f" {found[name].topic_id}, not {wanted}; to read an earlier one from the tier,"
+                    " leave kafka.bootstrap.servers out"
+                )
+        return dict(sorted(found.items()))
+
+
+def _places(options: ScanOptions, topics: dict[str, ClusterTopic]) -> list[TopicPartition]:
+    if not isinstance(options.selection, Assign):
+        return [(topic.topic, number) for topic in topics.values() for number in topic.leaders]
+    wanted = options.selection.partitions
+    for name, topic in topics.items():
+        for number in wanted[name]:
+            if number not in topic.leaders:
+                raise TopicNotFoundError(
+                    f"the topic has {len(topic.leaders)} partitions, and not this one",
+                    topic=name,
+                    partition=number,
+                )
+    return [(name, number) for name in topics for number in wanted[name]]

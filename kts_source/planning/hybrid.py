@@ -1,0 +1,249 @@
+"""Plans a scan of tier and brokers: the whole topic, from its log start to its end.
+
+What the tier has on the leader's branch is read from it; everything else is a range of offsets that
+brokers serve. So a hole, a damaged segment or one that cannot be described is no loss here.
+"""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from kts_source.broker.broker_range import BrokerRange
+from kts_source.errors import LeaderChangedError, TieredKafkaError
+from kts_source.layout.find_layout import find_layout
+from kts_source.planning.assemble import PlannedPartition, assembled
+from kts_source.planning.bounds import Place, check_named, requested_bounds
+from kts_source.planning.cluster_view import ClusterView
+from kts_source.planning.isolation import Decisions
+from kts_source.planning.scan_plan import BrokerPart, PartitionPlan
+from kts_source.planning.segment_catalog import PLANNING_THREADS, SegmentCatalog
+from kts_source.planning.side_files import SideFiles
+from kts_source.planning.slicing import bounded, spans
+from kts_source.planning.union_isolation import NotUsableError, aborted_in_tier
+from kts_source.planning.union_log import between, claimed_epochs, union_log
+from kts_source.read.segment_source import SegmentSource
+from segment_format.isolation import NO_ABORTED
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kts_source.broker.settings import BrokerSettings
+    from kts_source.layout.layout import TopicFolder
+    from kts_source.layout.remote_segment import RemoteSegment
+    from kts_source.options import ScanOptions
+    from kts_source.planning.bounds import Progress
+    from kts_source.planning.cluster_view import BrokerLog
+    from kts_source.planning.lineage import PartitionLog
+    from kts_source.planning.scan_plan import ScanPlan
+    from kts_source.planning.segment_catalog import ListedPartition
+    from kts_source.read.task import SegmentSlice
+    from kts_source.tier import Tier
+
+log = logging.getLogger(__name__)
+
+_ATTEMPTS: Final = 5
+"""A plan begins anew where a leader changes under it."""
+_SIZED_BY: Final = 3
+"""The newest segments tell how many bytes an offset takes."""
+_FEW_OFFSETS: Final = 100_000
+"""Where no segment tells, a range of so many offsets is not worth a request to find out."""
+_GUESSED_BYTES: Final = 200.0
+
+
+def planned_with_brokers(
+    options: ScanOptions, settings: BrokerSettings, tier: Tier, progress: Progress | None
+) -> ScanPlan:
+    """Plans one scan of tier and brokers.
+
+    Raises:
+        TieredKafkaError: See `ClusterView` and `requested_bounds`.
+    """
+    for attempt in range(_ATTEMPTS):
+        try:
+            with closing(ClusterView(settings, options)) as view:
+                return _planned(options, tier, view, progress)
+        except LeaderChangedError as error:
+            if attempt + 1 == _ATTEMPTS:
+                raise
+            log.info("planning anew: %s", error)
+    raise AssertionError
+
+
+def _planned(
+    options: ScanOptions, tier: Tier, view: ClusterView, progress: Progress | None
+) -> ScanPlan:
+    key_ring = options.key_ring.loaded()
+    check_named(options, view.logs.keys(), view.topics.keys())
+    with (
+        ThreadPoolExecutor(PLANNING_THREADS, "kts-describe") as describing,
+        ThreadPoolExecutor(PLANNING_THREADS, "kts-plan") as pool,
+    ):
+        # What cannot be described is left to brokers.
+        catalog = SegmentCatalog(
+            tier, find_layout(options.layout), describing, fail_on_data_loss=False
+        )
+        listed = _listed(options, catalog, view, pool)
+        catalog.expect(len(view.logs))
+
+        def plan(brokers: BrokerLog) -> PlannedPartition:
+            part = listed.get((brokers.topic, brokers.partition))
+            source = SegmentSource(tier, key_ring, pack=part.side_files if part else None)
+            side_files = SideFiles(source, max_batch_bytes=options.max_batch_bytes)
+            try:
+                segments = part.all() if part else []
+                return _plan_partition(options, brokers, segments, side_files, view, progress)
+            except TieredKafkaError as error:
+                place = {"topic": brokers.topic, "partition": brokers.partition}
+                raise error.located(**place) from error.__cause__
+            finally:
+                if part is not None:
+                    part.save()
+
+        planned = list(pool.map(plan, view.logs.values()))
+    asked: dict[str, list[int]] = {}
+    for topic, number in view.logs:
+        asked.setdefault(topic, []).append(number)
+    return assembled(options, planned, _notes(options, tier, listed, view), asked)
+
+
+def _listed(
+    options: ScanOptions, catalog: SegmentCatalog, view: ClusterView, pool: ThreadPoolExecutor
+) -> dict[tuple[str, int], ListedPartition]:
+    """The partitions that have objects in the tier, of the incarnations that the cluster has."""
+    folders: list[TopicFolder] = []
+    for topic in view.topics.values():
+        found = catalog.layout.topic_folders(catalog.store, options.key_prefix, topic.topic)
+        folders += [folder for folder in found if folder.topic_id == topic.topic_id]
+    places = [
+        (folder, number)
+        for folder in folders
+        for number in catalog.layout.partitions(catalog.store, folder)
+        if (folder.topic, number) in view.logs
+    ]
+    listed = pool.map(lambda place: catalog.listed(*place), places)
+    return {(part.topic, part.partition): part for part in listed}
+
+
+def _notes(
+    options: ScanOptions,
+    tier: Tier,
+    listed: dict[tuple[str, int], ListedPartition],
+    view: ClusterView,
+) -> list[str]:
+    if not options.path:
+        return []
+    without = [topic for topic in view.topics if all(topic != name for name, _ in listed)]
+    where = tier.store.uri(options.key_prefix)
+    found = [
+        f"topic {name}: nothing of topic id {view.topics[name].topic_id} at {where}; all of it is"
+        " read from brokers"
+        for name in without
+    ]
+    for note in found:
+        log.warning("%s", note)
+    return found
+
+
+def _plan_partition(
+    options: ScanOptions,
+    brokers: BrokerLog,
+    segments: Sequence[RemoteSegment],
+    side_files: SideFiles,
+    view: ClusterView,
+    progress: Progress | None,
+) -> PlannedPartition:
+    place = Place(
+        brokers.topic,
+        brokers.partition,
+        fail_on_data_loss=options.fail_on_data_loss,
+        holder="the cluster",
+        beyond="above the last stable offset" if options.read_committed else "not written yet",
+    )
+    epochs = claimed_epochs(segments)
+    owned = view.owned(brokers, epochs) if epochs else {}
+    not_usable: frozenset[str] = frozenset()
+    while True:
+        known = union_log(segments, brokers, owned, not_usable)
+        if not options.tail:
+            end = max((span.stop for span in known.ranges), default=brokers.log_start)
+            known = replace(known, stop=end)
+        start, stop = _bounds(options, place, known, brokers, view, progress)
+        side_files.bounds = start, stop
+        aborted = NO_ABORTED
+        if start < stop and options.read_committed:
+            try:
+                aborted = aborted_in_tier(known, start, stop, side_files, brokers, view)
+            except NotUsableError as error:
+                log.warning("%s: segment %s is read from brokers", place, error.segment_id)
+                not_usable |= {error.segment_id}
+                continue
+        break
+    rest = tuple(between(known.ranges, start, stop))
+    plan = PartitionPlan(
+        brokers.topic,
+        brokers.topic_id,
+        brokers.partition,
+        known,
+        (),
+        start,
+        stop,
+        stop,
+        (),
+        BrokerPart(brokers.leader_epoch, tuple((span.start, span.stop) for span in rest)),
+    )
+    decisions = Decisions(aborted, stop, ())
+    pieces: list[SegmentSlice | BrokerRange] = list(
+        bounded(spans(plan, decisions, options, side_files))
+    )
+    if rest:
+        each = _bytes_per_offset(known, brokers, rest[0].start, rest[-1].stop, view)
+        pieces += [
+            BrokerRange(
+                brokers.topic,
+                brokers.topic_id,
+                brokers.partition,
+                brokers.leader_epoch,
+                span.start,
+                span.stop,
+                options.read_committed,
+                max(1, round((span.stop - span.start) * each)),
+            )
+            for span in rest
+        ]
+        pieces.sort(key=lambda piece: piece.start_offset)
+    return PlannedPartition(plan, pieces, len(aborted))
+
+
+def _bounds(
+    options: ScanOptions,
+    place: Place,
+    known: PartitionLog,
+    brokers: BrokerLog,
+    view: ClusterView,
+    progress: Progress | None,
+) -> tuple[int, int]:
+    def lookup(timestamp_ms: int) -> tuple[PartitionLog, int | None]:
+        return known, view.first_offset_dated(brokers, timestamp_ms)
+
+    goes_on = None
+    if progress is not None:
+        goes_on = progress.bounds_of(brokers.topic, brokers.topic_id, brokers.partition)
+    bounds_of = goes_on or partial(requested_bounds, options, place)
+    return bounds_of(known, lookup)
+
+
+def _bytes_per_offset(
+    known: PartitionLog, brokers: BrokerLog, start: int, stop: int, view: ClusterView
+) -> float:
+    newest = [span.segment for span in known.ranges[-_SIZED_BY:]]
+    if newest:
+        offsets = sum(segment.stop_offset - segment.start_offset for segment in newest)
+        return sum(segment.objects.size_in_bytes for segment in newest) / max(offsets, 1)
+    if stop - start < _FEW_OFFSETS:
+        return _GUESSED_BYTES
+    return view.bytes_per_offset(brokers, start)

@@ -1,0 +1,91 @@
+"""Which transactions of the tier's part were aborted, where brokers serve the rest.
+
+Every run of segments that follow each other is decided by itself: abort markers in it stand in the
+transaction indexes of its segments; transactions that are open at its end began below the last
+stable offset, so they are decided by now, and the leader says which of them were aborted. Asking at
+the end of the tier alone would be wrong where brokers fill a hole.
+
+Source: `LocalLog.collectAbortedTransactions`, `TransactionIndex`, KIP-98.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from kts_source.planning.union_log import runs
+from segment_format.index.transaction_index import AbortedTxn
+from segment_format.isolation import AbortedIntervals
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from kts_source.planning.cluster_view import BrokerLog, ClusterView
+    from kts_source.planning.lineage import PartitionLog, SegmentRange
+    from kts_source.planning.side_files import SideFiles
+
+log = logging.getLogger(__name__)
+
+
+class NotUsableError(Exception):
+    """A segment whose side files do not tell its transactions.
+
+    Attributes:
+        segment_id: Which.
+    """
+
+    def __init__(self, segment_id: str) -> None:
+        super().__init__(segment_id)
+        self.segment_id = segment_id
+
+
+def aborted_in_tier(
+    partition: PartitionLog,
+    start: int,
+    stop: int,
+    side_files: SideFiles,
+    brokers: BrokerLog,
+    view: ClusterView,
+) -> AbortedIntervals:
+    """The aborted transactions with data in the tier's part of offsets [start, stop).
+
+    Raises:
+        NotUsableError: A segment's transaction index or producer snapshot cannot be used.
+        BrokerError: The leader does not answer.
+    """
+    txns: list[AbortedTxn] = []
+    for run in runs(partition.ranges):
+        read = [span for span in run if span.start < stop and span.stop > start]
+        if not read:
+            continue
+        last = run.index(read[-1])
+        # A range that ends inside its segment goes on in the next one, whose snapshot is of its
+        # own end; the last of the run ends inside of it only where the log's end does.
+        while last + 1 < len(run) and run[last].stop < run[last].segment.stop_offset:
+            last += 1
+        txns += _decided(run[run.index(read[0]) : last + 1], side_files, brokers, view)
+    return AbortedIntervals.from_txns(txns, start_offset=start, stop_offset=stop)
+
+
+def _decided(
+    run: Sequence[SegmentRange], side_files: SideFiles, brokers: BrokerLog, view: ClusterView
+) -> Iterator[AbortedTxn]:
+    for number, span in enumerate(run):
+        entries = side_files.aborted(span.segment)
+        if entries is None:
+            raise NotUsableError(span.segment.segment_id)
+        end = span.stop if number + 1 < len(run) else span.segment.stop_offset
+        yield from (txn for txn in entries if span.start <= txn.last_offset < end)
+    last = run[-1].segment
+    snapshot = side_files.snapshot(last)
+    if snapshot is None:
+        raise NotUsableError(last.segment_id)
+    end = last.stop_offset
+    still_open = {
+        (entry.producer_id, entry.current_txn_first_offset)
+        for entry in snapshot
+        if 0 <= entry.current_txn_first_offset < brokers.end
+    }
+    if still_open:
+        for producer, first in still_open & view.aborted_behind(brokers, end):
+            yield AbortedTxn(producer, first, end, end)
