@@ -43,6 +43,10 @@ class BrokerRange:
             nominal_bytes=max(share, 1),
         )
 
+    def between(self, start_offset: int, stop_offset: int) -> BrokerRange:
+        """The same for other offsets."""
+        return replace(self, start_offset=start_offset, stop_offset=stop_offset)
+
     def from_offset(self, offset: int) -> BrokerRange:
         """The offsets that are not below one of them."""
         return self if offset <= self.start_offset else self.part(offset, self.stop_offset)

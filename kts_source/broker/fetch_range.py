@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from kts_source.broker.connection import LostConnectionError
@@ -33,7 +33,7 @@ from segment_format.record.framing import iter_entries
 from segment_format.record.records import iter_batches
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
 
     from kts_source.broker.broker_range import BrokerRange
     from kts_source.broker.cluster import Cluster
@@ -69,6 +69,10 @@ class FetchedBatches:
     aborted: AbortedIntervals
     listed: frozenset[tuple[int, int]]
 
+    def up_to(self, position: int, next_offset: int) -> FetchedBatches:
+        """Those that stand before a position."""
+        return replace(self, data=self.data[:position], next_offset=next_offset)
+
 
 class RangeFetcher:
     """Fetches one range. Used by one thread.
@@ -77,9 +81,19 @@ class RangeFetcher:
         cluster: Whom to ask. Its connections to the brokers asked must be nobody else's meanwhile.
         wanted: What to fetch.
         max_batch_bytes: Bound on one batch.
+        on_loss: Called with offsets [start, stop) that are gone, and why, to go on behind them;
+            they are an error without it.
     """
 
-    def __init__(self, cluster: Cluster, wanted: BrokerRange, *, max_batch_bytes: int) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        wanted: BrokerRange,
+        *,
+        max_batch_bytes: int,
+        on_loss: Callable[[int, int, DataLossError], None] | None = None,
+    ) -> None:
+        self._on_loss = on_loss
         self._cluster = cluster
         self._wanted = wanted
         self._settings = cluster.settings
@@ -107,8 +121,7 @@ class RangeFetcher:
         try:
             while at < self._wanted.stop_offset:
                 try:
-                    sent = sent or self._sent(at)
-                    connection, pending = sent
+                    connection, pending = sent or self._sent(at)
                     sent = None
                     answer = connection.receive(
                         pending, most_bytes=self._most_bytes + _ANSWER_SLACK
@@ -118,6 +131,9 @@ class RangeFetcher:
                     why = str(error)
                     self._node = -1
                     found = None
+                except DataLossError as error:
+                    at = self._behind_loss(at, error)
+                    continue
                 except _TryAgain as error:
                     why = str(error)
                     found = None
@@ -143,6 +159,17 @@ class RangeFetcher:
         finally:
             if sent is not None:  # its answer would be taken for another's
                 sent[0].close()
+
+    def _behind_loss(self, at: int, error: DataLossError) -> int:
+        """Where to go on behind what is gone."""
+        if self._on_loss is None:
+            raise error
+        stop = self._wanted.stop_offset
+        behind = min(error.log_start, stop) if isinstance(error, _LogStartError) else stop
+        if behind <= at:
+            raise error
+        self._on_loss(at, behind, error)
+        return behind
 
     def _sent(self, at: int) -> tuple[Connection, Pending]:
         if self._leader < 0 and not self._knows_leader():
@@ -258,11 +285,13 @@ class RangeFetcher:
         place = self._place(at)
         if code == OFFSET_OUT_OF_RANGE:
             start = part.log_start_offset if part is not None else -1
-            raise DataLossError(
+            gone = _LogStartError(
                 f"offset {at} is gone since the plan was made: the log of the brokers starts at"
                 f" {start}",
                 **place,
             )
+            gone.log_start = start
+            raise gone
         if code in DENIED:
             raise BrokerError("not allowed to read the topic: the user needs Read on it", **place)
         raise BrokerError(f"a broker refuses to be read: {error_name(code)}", **place)
@@ -273,6 +302,16 @@ class RangeFetcher:
             "partition": self._wanted.partition,
             "offset": offset,
         }
+
+
+class _LogStartError(DataLossError):
+    """Retention or DeleteRecords passed an offset.
+
+    Attributes:
+        log_start: The first that is left.
+    """
+
+    log_start: int = -1
 
 
 class _TryAgain(Exception):  # noqa: N818  # no error, but what an answer asks for

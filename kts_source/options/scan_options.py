@@ -119,6 +119,7 @@ class ScanOptions:
     given: frozenset[str]
     brokers: BrokerSettings | None = field(default=None, repr=False)
     tail: bool = True
+    broker_fallback: bool = True
 
     @property
     def read_committed(self) -> bool:

@@ -162,6 +162,7 @@ def segment_slice(
         stop_offset=stop,
         aborted=aborted,
         lineage=lineage,
+        topic_id=segment.topic_id,
     )
 
 

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 from kts_source.broker.cluster import Cluster
 from kts_source.broker.fetch_range import RangeFetcher
-from kts_source.errors import CorruptSegmentError, TieredKafkaError
+from kts_source.errors import CorruptSegmentError
+from kts_source.read.task_metrics import LostRange
 from segment_format.errors import SegmentFormatError
 from segment_format.isolation import NO_ABORTED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     import pyarrow as pa
 
     from kts_source.broker.broker_range import BrokerRange
+    from kts_source.broker.fetch_range import FetchedBatches
     from kts_source.broker.settings import BrokerSettings
+    from kts_source.errors import DataLossError
     from kts_source.read.read_settings import ReadSettings
     from kts_source.read.row_filter import FilteringDecoder
     from kts_source.read.task_metrics import TaskMeter
     from segment_format.arrow import RecordDecoder
     from segment_format.isolation import AbortedIntervals
 
+log = logging.getLogger(__name__)
 _local = threading.local()
 
 
@@ -41,17 +46,11 @@ def shared_cluster(settings: BrokerSettings) -> Cluster:
     return _local.cluster
 
 
-def _count(meter: TaskMeter | None, decoder: RecordDecoder | FilteringDecoder) -> None:
-    if meter is not None:
-        meter.add_decoded(decoder.counters)
-
-
 def read_range(
     part: BrokerRange,
     cluster: Cluster,
     settings: ReadSettings,
     *,
-    aborted: AbortedIntervals = NO_ABORTED,
     meter: TaskMeter | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a range, offsets ascending.
@@ -60,7 +59,6 @@ def read_range(
         part: What to read.
         cluster: From whom; nobody else may use its connections meanwhile.
         settings: How.
-        aborted: Transactions to leave out, where brokers are not asked for them.
         meter: Where to count.
 
     Raises:
@@ -68,35 +66,81 @@ def read_range(
         BrokerError: Brokers refuse, or do not answer.
         CorruptSegmentError: What they sent is not what was written.
     """
+
+    def leave_out(start: int, stop: int, error: DataLossError) -> None:
+        text = f"offsets [{start}, {stop}) are left out: {error.message}"
+        log.warning("%s-%s: %s", part.topic, part.partition, text)
+        if meter is not None:
+            lost = LostRange(part.topic, part.partition, start, stop, in_part=False)
+            meter.add_lost(lost, f"{part.topic}-{part.partition} {text}")
+
+    fetcher = RangeFetcher(
+        cluster,
+        part,
+        max_batch_bytes=settings.max_batch_bytes,
+        on_loss=None if settings.fail_on_data_loss else leave_out,
+    )
+    with counted(fetcher, meter), closing(fetcher.batches()) as fetched:
+        yield from rows_of(fetched, part, settings, meter=meter)
+
+
+def rows_of(
+    fetched: Iterable[FetchedBatches],
+    part: BrokerRange,
+    settings: ReadSettings,
+    *,
+    aborted: AbortedIntervals = NO_ABORTED,
+    meter: TaskMeter | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a range in batches that brokers sent.
+
+    Args:
+        fetched: The batches, as `RangeFetcher` gives them.
+        part: The range; rows outside of it are left out.
+        settings: How to decode.
+        aborted: Transactions to leave out, where the range is fetched without them.
+        meter: Where to count.
+    """
     from kts_source.read.slice_decoder import open_range_decoder
 
-    fetcher = RangeFetcher(cluster, part, max_batch_bytes=settings.max_batch_bytes)
     decoder = None
     left_out = aborted
     try:
-        with closing(fetcher.batches()) as fetched:
-            for found in fetched:
-                # Rows gather across answers, unless one brings other transactions to leave out.
-                mine = found.aborted if part.read_committed else aborted
-                if decoder is None or mine != left_out:
-                    if decoder is not None:
-                        yield from decoder.finish()
-                        _count(meter, decoder)
-                    decoder = open_range_decoder(part, found.start_offset, mine, settings)
-                    left_out = mine
-                decoded = decoder.feed(found.data)
-                yield from decoded if meter is None else meter.stopwatch.decoding(decoded)
+        for found in fetched:
+            # Rows gather across answers, unless one brings other transactions to leave out.
+            mine = found.aborted if part.read_committed else aborted
+            if decoder is not None and mine != left_out:
+                yield from _finished(decoder, meter)
+                decoder = None
+            if decoder is None:
+                # What an earlier decoder had, it had in whole batches.
+                decoder = open_range_decoder(part, mine, settings)
+                left_out = mine
+            decoded = decoder.feed(found.data)
+            yield from decoded if meter is None else meter.stopwatch.decoding(decoded)
         if decoder is not None:
-            yield from decoder.finish()
-            _count(meter, decoder)
+            yield from _finished(decoder, meter)
     except SegmentFormatError as error:
         place = {"topic": part.topic, "partition": part.partition, "offset": error.offset}
         raise CorruptSegmentError(
             f"a broker sent what is not valid: {error.message}", **place
         ) from error
-    except TieredKafkaError as error:
-        raise error.located(topic=part.topic, partition=part.partition) from error.__cause__
+
+
+@contextmanager
+def counted(fetcher: RangeFetcher, meter: TaskMeter | None) -> Iterator[None]:
+    """Counts what was fetched, however it ends."""
+    try:
+        yield
     finally:
         if meter is not None:
             meter.brokers.requests += fetcher.requests
             meter.brokers.bytes += fetcher.bytes
+
+
+def _finished(
+    decoder: RecordDecoder | FilteringDecoder, meter: TaskMeter | None
+) -> Iterator[pa.RecordBatch]:
+    yield from decoder.finish()
+    if meter is not None:
+        meter.add_decoded(decoder.counters)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from kts_source.read.fallback import BrokerFallback
     from kts_source.read.read_settings import ReadSettings
     from kts_source.read.task import ScanTask, SegmentSlice
     from kts_source.read.task_metrics import TaskMeter
@@ -43,8 +44,9 @@ def read_task(
     settings: ReadSettings,
     *,
     meter: TaskMeter | None = None,
+    fallback: BrokerFallback | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a task, in the order of its slices; offsets ascend within a slice.
+    """The rows of a task's slices, in their order; offsets ascend within a slice.
 
     Close the iterator to stop what is under way.
 
@@ -53,6 +55,7 @@ def read_task(
         reader: What reads it.
         settings: How.
         meter: Where to count.
+        fallback: What finishes a slice that the tier does not give; the columns hold `offset` then.
 
     Raises:
         DataLossError: An object has gone since the plan was made; unless the settings say to go on,
@@ -65,10 +68,55 @@ def read_task(
         reader.stopwatch = meter.stopwatch
     slices = task.slices
     while slices:
-        lost = yield from _read(slices, reader, settings, meter)
+        if fallback is None:
+            lost = yield from _read(slices, reader, settings, meter)
+        else:
+            lost = yield from _read_or_fall_back(slices, reader, settings, meter, fallback)
         if lost is None:
             return
         slices = slices[next(at for at, part in enumerate(slices) if part is lost) + 1 :]
+
+
+def _read_or_fall_back(
+    slices: tuple[SegmentSlice, ...],
+    reader: SegmentSource,
+    settings: ReadSettings,
+    meter: TaskMeter | None,
+    fallback: BrokerFallback,
+) -> Generator[pa.RecordBatch, None, SegmentSlice | None]:
+    """As `_read`; where the tier fails brokers serve the rest of the slice that was being read,
+    which is returned.
+    """
+    at = _Position(slices[0])
+    try:
+        for batch in _read(slices, reader, settings, meter, at):
+            yield batch
+            at.next_offset = batch.column("offset")[-1].as_py() + 1
+    except TieredKafkaError as error:
+        part = at.part
+        place = error.topic, error.partition, error.offset
+        # The request of a later slice may have failed: this one only has rows that wait.
+        later = any(place == (one.topic, one.partition, one.start_offset) for one in slices)
+        mine = not later or place == (part.topic, part.partition, part.start_offset)
+        if not fallback.covers(part, error, counts=mine):
+            raise
+        yield from fallback.rest(part, at.next_offset, reader, error)
+        return part
+    fallback.went_well()
+    return None
+
+
+@dataclass(slots=True)
+class _Position:
+    """How far a task has come.
+
+    Attributes:
+        part: The slice that is being read.
+        next_offset: Rows of it below this one were returned.
+    """
+
+    part: SegmentSlice
+    next_offset: int = 0
 
 
 def _read(
@@ -76,8 +124,11 @@ def _read(
     reader: SegmentSource,
     settings: ReadSettings,
     meter: TaskMeter | None,
+    at: _Position | None = None,
 ) -> Generator[pa.RecordBatch, None, SegmentSlice | None]:
-    """The rows up to the first slice whose object has gone, which is returned."""
+    """The rows up to the first slice whose object has gone, which is returned; unless `at`, which
+    follows what is read, says that somebody else deals with it.
+    """
     decoding: _SliceDecoder | None = None
     ahead = settings.read_ahead
     spans = _spans(slices, reader, early=ahead.slow_start)
@@ -89,10 +140,14 @@ def _read(
                     if decoding is not None:
                         yield from decoding.finish(meter)
                     decoding = _SliceDecoder(span, reader, settings)
+                    if at is not None:
+                        at.part, at.next_offset = span.part, 0
                 yield from decoding.feed(span, window)
                 if decoding.done and span.part is slices[-1]:
                     break
         except VanishedSpanError as error:
+            if at is not None:
+                raise
             part = cast("_SliceSpan", error.span).part
             whole = decoding is None or decoding.span.part is not part
             text = f"{_lost(part, started=not whole)}: no object {error.uri}"

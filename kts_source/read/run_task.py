@@ -85,18 +85,17 @@ def _rows(
     options: ScanOptions,
     meter: TaskMeter,
 ) -> Iterator[pa.RecordBatch]:
-    yield from read_task(task, reader, settings, meter=meter)
-    if task.ranges:
-        if options.brokers is None:
-            raise InvalidOptionError(
-                "the plan reads from brokers, so option kafka.bootstrap.servers must be given"
-            )
-        # Not at import time: few tasks read from brokers.
-        from kts_source.read.read_ranges import read_range, shared_cluster
+    if options.brokers is not None and (task.ranges or options.broker_fallback):
+        # Not at import time: most scans are of the tier alone.
+        from kts_source.read.with_brokers import rows_with_brokers
 
-        cluster = shared_cluster(options.brokers)
-        for part in task.ranges:
-            yield from read_range(part, cluster, settings, meter=meter)
+        yield from rows_with_brokers(task, reader, settings, options, meter)
+        return
+    if task.ranges:
+        raise InvalidOptionError(
+            "the plan reads from brokers, so option kafka.bootstrap.servers must be given"
+        )
+    yield from read_task(task, reader, settings, meter=meter)
 
 
 def write_metrics(metrics: TaskMetrics, path: str, storage: Mapping[str, Any]) -> None:

@@ -50,16 +50,14 @@ def open_decoder(
 
 
 def open_range_decoder(
-    part: BrokerRange, start_offset: int, aborted: AbortedIntervals, settings: ReadSettings
+    part: BrokerRange, aborted: AbortedIntervals, settings: ReadSettings
 ) -> RecordDecoder | FilteringDecoder:
-    """Decodes batches that brokers sent, from an offset of the range on. They come of no segment
-    that has an id.
-    """
+    """Decodes batches of a range that brokers sent; they are of no segment that has an id."""
     return _decoder(
         settings,
         place={TOPIC: part.topic, PARTITION: part.partition, SEGMENT_ID: None},
         position=0,
-        start_offset=start_offset,
+        start_offset=part.start_offset,
         stop_offset=part.stop_offset,
         aborted=aborted,
         offset_bounds=(0, MAX_OFFSET),

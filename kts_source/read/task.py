@@ -38,6 +38,7 @@ class SegmentSlice:
         aborted: Intervals whose transactional batches are left out.
         lineage: Epochs that own the offset range; a batch of another epoch is an error. Empty =
             not checked.
+        topic_id: The incarnation.
     """
 
     topic: str
@@ -52,6 +53,7 @@ class SegmentSlice:
     stop_offset: int
     aborted: AbortedIntervals
     lineage: tuple[EpochEntry, ...]
+    topic_id: str = ""
 
     @property
     def is_whole(self) -> bool:
