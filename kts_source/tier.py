@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from kts_source.cache.caches import Caches
+from kts_source.store.empty_store import EmptyStore
 from kts_source.store.open_store import open_store
 
 if TYPE_CHECKING:
@@ -36,12 +37,14 @@ class Tier:
 def open_tier(options: ScanOptions) -> Tier:
     """The tier that a scan reads. Nothing is asked of it yet.
 
-    A folder of this machine is cached only where an option names a cache folder: its files are as
+    Without a path there is nothing in it: brokers alone are read. A folder of this machine is cached only where an option names a cache folder: its files are as
     near as their copies would be.
 
     Raises:
         InvalidOptionError: See `open_store`.
     """
+    if not options.path:
+        return Tier(EmptyStore())
     fetch, settings = options.fetch, options.cache
     store = open_store(options.path, options.storage, retry_policy=fetch.retry_policy)
     if fetch.fallback_path is not None:

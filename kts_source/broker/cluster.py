@@ -306,17 +306,13 @@ class Cluster:
                     partition=number,
                 )
 
-    def _described(
-        self, names: Sequence[str] | None
-    ) -> tuple[dict[str, ClusterTopic], list[str]]:
+    def _described(self, names: Sequence[str] | None) -> tuple[dict[str, ClusterTopic], list[str]]:
         """Topics, and what has no leader yet."""
         from kafka.protocol.metadata import MetadataRequest
 
         topic_type = MetadataRequest.MetadataRequestTopic
         asked = None if names is None else [topic_type(name=name) for name in names]
-        answer = self._ask_any(
-            MetadataRequest(topics=asked, allow_auto_topic_creation=False)
-        )
+        answer = self._ask_any(MetadataRequest(topics=asked, allow_auto_topic_creation=False))
         self._nodes = {node.node_id: (node.host, node.port) for node in answer.brokers}
         found: dict[str, ClusterTopic] = {}
         undecided: list[str] = []

@@ -217,7 +217,8 @@ class Connection:
             from kts_source.broker.tls import ssl_context
 
             plain.settimeout(timeout)
-            return ssl_context(security).wrap_socket(plain, server_hostname=host)
+            secured: socket.socket = ssl_context(security).wrap_socket(plain, server_hostname=host)
+            return secured
         except OSError as error:
             plain.close()
             import ssl

@@ -1,4 +1,4 @@
-"""Error codes of Kafka's protocol that a reader meets (`org.apache.kafka.common.protocol.Errors`)."""
+"""Error codes of Kafka's protocol that a reader meets. Source: `Errors` in Kafka."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from kts_source.broker.connection import LostConnectionError
 from kts_source.broker.error_codes import (
@@ -249,16 +249,19 @@ class RangeFetcher:
         if not code and not parts:  # a client quota: the broker says how long to stay away
             time.sleep(min(answer.throttle_time_ms / 1000, _PATIENCE_SECONDS / 4))
             raise _TryAgain("the client quota is used up")
-        part = parts[0] if parts else None
-        code = code or part.error_code
-        if code:
-            self._handle(code, part, at)
+        if code or not parts:
+            self._handle(code, -1, at)
+        part = parts[0]
+        if part.error_code:
+            self._handle(part.error_code, part.log_start_offset, at)
         if part.preferred_read_replica >= 0 and not part.records:
             self._node = part.preferred_read_replica
             raise _TryAgain(f"broker {self._node} is nearer")
         records = part.records
         if not records:
-            raise _TryAgain("answers are empty: the broker waits for its tier, or a quota is used up")
+            raise _TryAgain(
+                "answers are empty: the broker waits for its tier, or a quota is used up"
+            )
         data = memoryview(records)
         size, next_offset = whole_batches(data)
         if not size or next_offset <= at:
@@ -273,7 +276,7 @@ class RangeFetcher:
             aborted = aborted_intervals(listed, data, next_offset)
         return FetchedBatches(data, at, next_offset, aborted, listed)
 
-    def _handle(self, code: int, part: Any, at: int) -> None:  # noqa: ANN401
+    def _handle(self, code: int, log_start: int, at: int) -> NoReturn:
         """Raises what an error code means."""
         if self._node != self._leader and code in {OFFSET_OUT_OF_RANGE, *PASSING}:
             self._node = -1  # a follower may lag behind
@@ -284,13 +287,12 @@ class RangeFetcher:
             raise _TryAgain(f"a broker says {error_name(code)}")
         place = self._place(at)
         if code == OFFSET_OUT_OF_RANGE:
-            start = part.log_start_offset if part is not None else -1
             gone = _LogStartError(
                 f"offset {at} is gone since the plan was made: the log of the brokers starts at"
-                f" {start}",
+                f" {log_start}",
                 **place,
             )
-            gone.log_start = start
+            gone.log_start = log_start
             raise gone
         if code in DENIED:
             raise BrokerError("not allowed to read the topic: the user needs Read on it", **place)

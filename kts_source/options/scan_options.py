@@ -148,7 +148,7 @@ def parse_options(given: Mapping[str, str]) -> ScanOptions:
     values = _parse_known(texts)
     selection = _one_selection(values)
     fetch = fetch_options(values, storage_texts, fallback_texts)
-    path, storage = hide_query(_path(values), storage_options_from(storage_texts))
+    path, storage = hide_query(_path(values, brokers=False), storage_options_from(storage_texts))
     return ScanOptions(
         path=path,
         key_prefix=values["keyPrefix"],
@@ -231,16 +231,17 @@ def _unknown(name: str) -> str:
     return f"unknown option {name!r}; known are {', '.join(option.name for option in OPTIONS)}"
 
 
-def _path(values: Mapping[str, Any]) -> str:
-    if not values["path"]:
+def _path(values: Mapping[str, Any], *, brokers: bool) -> str:
+    if not values["path"] and not brokers:
         raise InvalidOptionError(
-            "option 'path' is missing: the root of the tier, such as s3://bucket or file:///folder"
+            "option 'path' is missing: the root of the tier, such as s3://bucket or file:///folder; only"
+            " with kafka.bootstrap.servers it may be left out, and brokers alone are read"
         )
     if values["keyPrefix"].startswith("/") or ".." in re.split(r"[/\\]", values["keyPrefix"]):
         raise InvalidOptionError(
             f"option 'keyPrefix' must stay below the path: {values['keyPrefix']!r}"
         )
-    return str(values["path"])
+    return str(values["path"] or "")
 
 
 def _one_selection(values: Mapping[str, Any]) -> Selection:

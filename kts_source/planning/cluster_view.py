@@ -8,7 +8,6 @@ after it was uploaded.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
@@ -28,6 +27,8 @@ from kts_source.options.selection import Assign, SubscribePattern
 from kts_source.texts import some
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from kts_source.broker.settings import BrokerSettings
     from kts_source.options import ScanOptions
 

@@ -17,13 +17,21 @@ def explain(plan: ScanPlan, prices: Mapping[str, Price] = S3_PRICES) -> str:
     """The plan as lines of text; `prices` by storage class."""
     work = estimate(plan.tasks)
     slices = sum(len(task.slices) for task in plan.tasks)
+    ranges = [part for task in plan.tasks for part in task.ranges]
+    tier_bytes = plan.nominal_bytes - sum(part.nominal_bytes for part in ranges)
     lines = [
-        f"{len(plan.tasks)} tasks, {slices} slices, {plan.nominal_bytes:,} bytes of segments",
+        f"{len(plan.tasks)} tasks, {slices} slices, {tier_bytes:,} bytes of segments",
         f"{work.requests:,} requests for {work.bytes:,} stored bytes,"
         f" about ${work.cost(prices):.4f}",
     ]
     for name, (requests, size) in sorted(work.by_class.items()):
         lines.append(f"  {name}: {requests:,} requests, {size:,} bytes")
+    if ranges:
+        offsets = sum(part.stop_offset - part.start_offset for part in ranges)
+        size = plan.nominal_bytes - tier_bytes
+        lines.append(
+            f"{len(ranges)} ranges of {offsets:,} offsets from brokers, about {size:,} bytes"
+        )
     lines += plan.notes
     kept = None if plan.where is None else _kept(plan)
     if kept is not None:
@@ -79,6 +87,12 @@ def _partition(
             elif left != (low, high):
                 what += f", where leaves [{left[0]}, {left[1]})"
         yield f"  segment {segment.segment_id}: {what}, {segment.objects.size_in_bytes:,} bytes"
+    if part.brokers is not None:
+        for start, stop in part.brokers.ranges:
+            low, high = max(start, part.start), min(stop, part.stop)
+            if low < high:
+                epoch = part.brokers.leader_epoch
+                yield f"  brokers: offsets [{low}, {high}), leader epoch {epoch}"
     for hole in log.holes:
         yield f"  hole: offsets [{hole.start}, {hole.stop}) {hole.between}"
     for gap in log.unverifiable:

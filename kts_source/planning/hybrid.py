@@ -98,8 +98,8 @@ def _planned(
                 segments = part.all() if part else []
                 return _plan_partition(options, brokers, segments, side_files, view, progress)
             except TieredKafkaError as error:
-                place = {"topic": brokers.topic, "partition": brokers.partition}
-                raise error.located(**place) from error.__cause__
+                error.located(topic=brokers.topic, partition=brokers.partition)
+                raise error from error.__cause__
             finally:
                 if part is not None:
                     part.save()

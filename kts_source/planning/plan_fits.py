@@ -14,11 +14,13 @@ from kts_source.layout.remote_segment import IndexType
 from kts_source.options.parsing import MAX_INT32
 from kts_source.predicate.model import MAX_INT64, MIN_INT64
 from kts_source.store.object_store import check_key
+from segment_format.kafka_uuid import uuid_from_text
 from segment_format.manifest.chunk_index import FixedChunkIndex
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from kts_source.broker.broker_range import BrokerRange
     from kts_source.layout.remote_segment import RemoteSegment
     from kts_source.planning.scan_plan import PartitionPlan, ScanPlan
     from kts_source.read.task import SegmentSlice
@@ -55,9 +57,13 @@ def check_fits(plan: ScanPlan, segments: Iterable[RemoteSegment]) -> None:
     if len(parts) != len(plan.partitions):
         raise ValueError("a partition stands twice")
     slices: dict[tuple[str, int], list[SegmentSlice]] = {place: [] for place in parts}
+    ranges: dict[tuple[str, int], list[BrokerRange]] = {place: [] for place in parts}
     for task in plan.tasks:
-        if not task.slices:
-            raise ValueError("a task without slices")
+        if not task.parts:
+            raise ValueError("a task that reads nothing")
+        for each in task.ranges:
+            _check_range(each, parts[each.topic, each.partition])
+            ranges[each.topic, each.partition].append(each)
         for piece in task.slices:
             before = slices[piece.topic, piece.partition]
             part = parts[piece.topic, piece.partition]
@@ -65,6 +71,7 @@ def check_fits(plan: ScanPlan, segments: Iterable[RemoteSegment]) -> None:
             before.append(piece)
     for place, part in parts.items():
         _check_complete(part, slices[place], leaves_rows_out=plan.where is not None)
+        _check_ranges(part, ranges[place])
 
 
 def _check_segment(segment: RemoteSegment) -> None:
@@ -109,9 +116,34 @@ def _check_partition(part: PartitionPlan) -> None:
         _within(0, transaction.first_offset, MAX_INT64)
     if part.stop < part.wanted_stop and not part.undecided:
         raise ValueError("a range ends early and no transaction says why")
+    if part.brokers is not None:
+        _within(-1, part.brokers.leader_epoch, MAX_INT32)
+        _within(0, *(offset for span in part.brokers.ranges for offset in span), MAX_INT64)
     _names(*(key for orphan in part.orphans for key in orphan.keys))
     _texts(*(orphan.reason for orphan in part.orphans))
     _texts(*(skipped.reason for skipped in log.skipped))
+
+
+def _check_range(piece: BrokerRange, part: PartitionPlan) -> None:
+    if part.brokers is None or type(piece.read_committed) is not bool:
+        raise TypeError("a range of a partition that reads nothing from brokers")
+    _texts(piece.topic_id)
+    uuid_from_text(piece.topic_id)
+    if (piece.topic_id, piece.leader_epoch) != (part.topic_id, part.brokers.leader_epoch):
+        raise ValueError("a range of another topic id or leader epoch than its partition")
+    _within(part.start, piece.start_offset, piece.stop_offset, part.stop)
+    _within(0, piece.nominal_bytes, MAX_INT64)
+
+
+def _check_ranges(part: PartitionPlan, ranges: Sequence[BrokerRange]) -> None:
+    """Whether the ranges, in order, are what is to be read from brokers."""
+    planned = part.brokers.ranges if part.brokers is not None else ()
+    wanted = ((max(low, part.start), min(high, part.stop)) for low, high in planned)
+    found = [(piece.start_offset, piece.stop_offset) for piece in ranges]
+    if any(high > low for (_, high), (low, _) in pairwise(found)):
+        raise ValueError("two ranges of the same offsets")
+    if _joined(wanted) != _joined(found):
+        raise ValueError(f"ranges are not all that brokers serve of {part.topic}-{part.partition}")
 
 
 def _check_slice(piece: SegmentSlice, part: PartitionPlan, before: SegmentSlice | None) -> None:

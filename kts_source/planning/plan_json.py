@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from kts_source.broker.broker_range import BrokerRange
 from kts_source.errors import InvalidOptionError
 from kts_source.layout.layout import Orphan
 from kts_source.layout.remote_segment import ObjectRef, RemoteSegment
 from kts_source.layout.segment_facts import segment_facts, segment_from_facts
 from kts_source.planning.lineage import Hole, PartitionLog, SegmentRange, SkippedSegment
 from kts_source.planning.plan_fits import check_fits
-from kts_source.planning.scan_plan import PartitionPlan, ScanPlan, segment_name
+from kts_source.planning.scan_plan import BrokerPart, PartitionPlan, ScanPlan, segment_name
 from kts_source.planning.slicing import segment_slice
 from kts_source.read.task import ScanTask, SegmentSlice
 from segment_format.errors import SegmentFormatError
@@ -37,7 +38,9 @@ if TYPE_CHECKING:
     from kts_source.planning.scan_plan import SegmentName
 
 VERSION: Final = 2
-_READ: Final = (1, VERSION)
+WITH_BROKERS: Final = 3
+"""Of plans that read from brokers: what knows only the tier would leave rows out."""
+_READ: Final = (1, VERSION, WITH_BROKERS)
 
 
 def plan_to_json(plan: ScanPlan) -> str:
@@ -54,13 +57,18 @@ def plan_to_json(plan: ScanPlan) -> str:
 
     partitions = [_partition_to(part, number) for part in plan.partitions]
     document = {
-        "version": VERSION,
+        "version": VERSION
+        if all(part.brokers is None for part in plan.partitions)
+        else WITH_BROKERS,
         "madeWith": dict(plan.made_with),
         "columns": plan.columns,
         "where": plan.where,
         "notes": plan.notes,
         "partitions": partitions,
-        "tasks": [[_slice_to(part, numbers) for part in task.slices] for task in plan.tasks],
+        "tasks": [
+            [_slice_to(part, numbers) for part in task.slices] + [*map(_range_to, task.ranges)]
+            for task in plan.tasks
+        ],
         "segments": [_segment_to(segment) for segment in segments],
     }
     return json.dumps(document, separators=(",", ":"))
@@ -85,10 +93,7 @@ def plan_from_json(text: str) -> ScanPlan:
         segments = [_segment_from(_from_version_1(e) if version == 1 else e) for e in entries]
         plan = ScanPlan(
             tuple(_partition_from(entry, segments) for entry in document["partitions"]),
-            tuple(
-                ScanTask(tuple(_slice_from(part, segments) for part in task))
-                for task in document["tasks"]
-            ),
+            tuple(_task_from(task, segments) for task in document["tasks"]),
             tuple(document["columns"]),
             document.get("where"),
             tuple(str(note) for note in document.get("notes", ())),
@@ -136,6 +141,7 @@ def _partition_to(part: PartitionPlan, number: Any) -> dict[str, Any]:  # noqa: 
         "holes": holes(log.holes),
         "unverifiable": holes(log.unverifiable),
         "skipped": [[number(skipped.segment), skipped.reason] for skipped in log.skipped],
+        **_brokers_to(part.brokers),
     }
 
 
@@ -165,7 +171,43 @@ def _partition_from(entry: dict[str, Any], segments: Sequence[RemoteSegment]) ->
         stop=entry["stop"],
         wanted_stop=entry["wantedStop"],
         undecided=tuple(OpenTransaction(*pair) for pair in entry["undecided"]),
+        brokers=_brokers_from(entry.get("brokers")),
     )
+
+
+def _brokers_to(part: BrokerPart | None) -> dict[str, Any]:
+    if part is None:
+        return {}
+    return {"brokers": {"leaderEpoch": part.leader_epoch, "ranges": part.ranges}}
+
+
+def _brokers_from(entry: dict[str, Any] | None) -> BrokerPart | None:
+    if entry is None:
+        return None
+    return BrokerPart(entry["leaderEpoch"], tuple((low, high) for low, high in entry["ranges"]))
+
+
+def _task_from(entries: list[dict[str, Any]], segments: Sequence[RemoteSegment]) -> ScanTask:
+    slices = tuple(_slice_from(entry, segments) for entry in entries if "segment" in entry)
+    return ScanTask(slices, tuple(map(_range_from, entries[len(slices) :])))
+
+
+def _range_to(part: BrokerRange) -> dict[str, Any]:
+    return {
+        "topic": part.topic,
+        "topicId": part.topic_id,
+        "partition": part.partition,
+        "leaderEpoch": part.leader_epoch,
+        "offsets": [part.start_offset, part.stop_offset],
+        "readCommitted": part.read_committed,
+        "bytes": part.nominal_bytes,
+    }
+
+
+def _range_from(entry: dict[str, Any]) -> BrokerRange:
+    start, stop = entry["offsets"]
+    place = entry["topic"], entry["topicId"], entry["partition"], entry["leaderEpoch"]
+    return BrokerRange(*place, start, stop, entry["readCommitted"], entry["bytes"])
 
 
 def _slice_to(part: SegmentSlice, numbers: dict[SegmentName, int]) -> dict[str, Any]:

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from kts_source.options import ScanOptions
     from kts_source.planning.bounds import BoundsOf, Progress
     from kts_source.planning.lineage import PartitionLog
-    from kts_source.planning.segment_catalog import ListedPartition
     from kts_source.planning.scan_plan import ScanPlan
+    from kts_source.planning.segment_catalog import ListedPartition
     from kts_source.store.object_store import ObjectStore
 
 log = logging.getLogger(__name__)

@@ -32,6 +32,7 @@ from kts_source.planning.bounds import (
     check_no_holes,
     requested_bounds,
 )
+from kts_source.planning.plan_brokers import check_brokers
 from kts_source.planning.plan_checks import objects_read
 from kts_source.planning.plan_json import plan_from_json
 from kts_source.planning.pruning import fingerprint
@@ -105,6 +106,7 @@ def replayed(options: ScanOptions, tier: Tier, progress: Progress | None = None)
     if progress is not None:
         clipped = plan.from_offsets([progress.first_missing(part) for part in plan.partitions])
     _check_objects(clipped, tier.store)
+    check_brokers(clipped, options)
     source = SegmentSource(tier, options.key_ring.loaded())
     side_files = SideFiles(source, max_batch_bytes=options.max_batch_bytes)
     for part, left in zip(plan.partitions, clipped.partitions, strict=True):
@@ -237,6 +239,11 @@ def _check_bounds(
     log = part.surviving
 
     def lookup(timestamp_ms: int) -> tuple[PartitionLog, int | None]:
+        if part.brokers is not None:
+            raise InvalidOptionError(
+                f"{place}: the plan of option 'planFile' reads from brokers too, so a bound by"
+                " timestamp cannot be compared with it: leave it out, or plan anew"
+            )
         offset = first_offset_at_or_after(log, timestamp_ms, side_files)
         ranges = log.ranges
         if ranges and ranges[0].start > log.log_start and offset in (None, ranges[0].start):

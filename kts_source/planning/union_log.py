@@ -90,9 +90,7 @@ def union_log(
     return PartitionLog(lineage, low, brokers.end, ranges, (), tuple(skipped))
 
 
-def _is_owned(
-    segment: RemoteSegment, log_start: int, owned: Mapping[int, tuple[int, int]]
-) -> bool:
+def _is_owned(segment: RemoteSegment, log_start: int, owned: Mapping[int, tuple[int, int]]) -> bool:
     at = max(segment.start_offset, log_start)
     for epoch, low, high in epoch_ranges(segment):
         if high <= at:

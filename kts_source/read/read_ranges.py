@@ -42,8 +42,8 @@ def shared_cluster(settings: BrokerSettings) -> Cluster:
         return known
     if known is not None:
         known.close()
-    _local.cluster = Cluster(settings)
-    return _local.cluster
+    opened = _local.cluster = Cluster(settings)
+    return opened
 
 
 def read_range(
@@ -121,9 +121,11 @@ def rows_of(
         if decoder is not None:
             yield from _finished(decoder, meter)
     except SegmentFormatError as error:
-        place = {"topic": part.topic, "partition": part.partition, "offset": error.offset}
         raise CorruptSegmentError(
-            f"a broker sent what is not valid: {error.message}", **place
+            f"a broker sent what is not valid: {error.message}",
+            topic=part.topic,
+            partition=part.partition,
+            offset=error.offset,
         ) from error
 
 

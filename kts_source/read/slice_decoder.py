@@ -65,7 +65,11 @@ def open_range_decoder(
 
 
 def _decoder(
-    settings: ReadSettings, *, place: Mapping[str, Any], position: int, **wanted: Any
+    settings: ReadSettings,
+    *,
+    place: Mapping[str, Any],
+    position: int,
+    **wanted: Any,  # noqa: ANN401  # arguments of `RecordDecoder`
 ) -> RecordDecoder | FilteringDecoder:
     where = settings.where
     rest = TRUE if where is None else specialised(where, place[TOPIC], place[PARTITION])

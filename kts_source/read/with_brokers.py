@@ -1,4 +1,4 @@
-"""A task that may need brokers: the slices of the tier with brokers behind them, then its ranges."""
+"""A task that may need brokers: its slices with brokers behind the tier, then its ranges."""
 
 from __future__ import annotations
 
