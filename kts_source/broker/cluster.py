@@ -251,10 +251,19 @@ class Cluster:
         self._connections[node] = opened
         return opened
 
-    def supports(self, node: int, request: Any, version: int) -> bool:  # noqa: ANN401
-        """Whether a broker knows at least this version of a request."""
-        with self._locks[node]:
-            return self.connection(node).version(request) >= version
+    def knows(self, place: TopicPartition, request: Any, version: int) -> bool:  # noqa: ANN401
+        """Whether the leader of a partition knows at least this version of a request.
+
+        Raises:
+            LeaderChangedError: It does not answer any more.
+        """
+        node = self._leaders[place].node
+        try:
+            with self._locks[node]:
+                return self.connection(node).version(request) >= version
+        except LostConnectionError as error:
+            topic, number = place
+            raise LeaderChangedError(str(error), topic=topic, partition=number) from None
 
     def _ask_leaders(
         self,

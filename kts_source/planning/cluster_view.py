@@ -25,6 +25,8 @@ from kts_source.broker.fetch_range import FetchedBatches, RangeFetcher
 from kts_source.errors import InvalidOptionError, TopicNotFoundError
 from kts_source.options.selection import Assign, SubscribePattern
 from kts_source.texts import some
+from segment_format.record.batch_header import MAGIC_2, RecordBatchHeader
+from segment_format.record.framing import read_prefix
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,6 +35,10 @@ if TYPE_CHECKING:
     from kts_source.options import ScanOptions
 
 _SAMPLE_BYTES: Final = 64 << 10
+_KAFKA_3_5: Final = 8
+"""Version of ListOffsets that can ask for the first local offset."""
+_KAFKA_4_0: Final = 10
+"""The one that can ask the tier for a timestamp without waiting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +51,9 @@ class BrokerLog:
         log_start: First offset that a consumer may see.
         end: One past the last: the last stable offset for `read_committed`, else the high
             watermark.
+        high_watermark: One past the last offset that consumers may see.
+        last_stable_offset: The same for `read_committed`.
+        local_start: First offset on the leader's own disk; `None` where it does not tell.
     """
 
     topic: str
@@ -53,6 +62,9 @@ class BrokerLog:
     leader_epoch: int
     log_start: int
     end: int
+    high_watermark: int
+    last_stable_offset: int
+    local_start: int | None
 
 
 class ClusterView:
@@ -86,6 +98,12 @@ class ClusterView:
             places = _places(options, self.topics)
             ends = self._cluster.offsets(places, LATEST, read_committed=options.read_committed)
             starts = self._cluster.offsets(places, EARLIEST, read_committed=False)
+            # What follows is for people.
+            watermarks = self._cluster.offsets(places, LATEST, read_committed=False)
+            stable = ends
+            if not options.read_committed:
+                stable = self._cluster.offsets(places, LATEST, read_committed=True)
+            local = self._local_starts(places)
         except BaseException:
             self.close()
             raise
@@ -98,6 +116,9 @@ class ClusterView:
                 log_start=starts[place],
                 # DeleteRecords may pass the last stable offset.
                 end=max(ends[place], starts[place]),
+                high_watermark=watermarks[place],
+                last_stable_offset=stable[place],
+                local_start=local.get(place),
             )
             for place in places
         }
@@ -135,10 +156,25 @@ class ClusterView:
         offset = found[place]
         return offset if 0 <= offset < log.end else None
 
-    def local_start(self, log: BrokerLog) -> int:
-        """The first offset on the leader's own disk (KIP-405)."""
+    def decided_from(self, log: BrokerLog) -> int:
+        """The first offset from which on brokers tell all aborted transactions.
+
+        Those before Kafka 4.0 may miss some where they read from the tier themselves (KAFKA-17801);
+        what is on their own disk they tell exactly.
+        """
+        from kafka.protocol.consumer import ListOffsetsRequest
+
         place = log.topic, log.partition
-        return self._cluster.offsets([place], EARLIEST_LOCAL, read_committed=False)[place]
+        if not self._read_committed or self._cluster.knows(place, ListOffsetsRequest, _KAFKA_4_0):
+            return log.log_start
+        return log.log_start if log.local_start is None else log.local_start
+
+    def _local_starts(self, places: list[TopicPartition]) -> dict[TopicPartition, int]:
+        """Of the partitions whose leader can tell."""
+        from kafka.protocol.consumer import ListOffsetsRequest
+
+        able = [one for one in places if self._cluster.knows(one, ListOffsetsRequest, _KAFKA_3_5)]
+        return self._cluster.offsets(able, EARLIEST_LOCAL, read_committed=False)
 
     def aborted_behind(self, log: BrokerLog, offset: int) -> frozenset[tuple[int, int]]:
         """Producer id and first offset of the aborted transactions whose marker stands at or behind
@@ -149,6 +185,14 @@ class ClusterView:
         """
         at = min(offset, log.end - 1)
         return self._first_answer(self._probing, log, at).listed
+
+    def first_timestamp_ms(self, log: BrokerLog, offset: int) -> int | None:
+        """When the first batch at or behind an offset began; `None` where there is none."""
+        if offset >= log.end:
+            return None
+        data = self._first_answer(self._probing, log, offset).data
+        entry = read_prefix(data)
+        return None if entry.magic != MAGIC_2 else RecordBatchHeader.from_bytes(data).base_timestamp
 
     def bytes_per_offset(self, log: BrokerLog, start: int) -> float:
         """About how many bytes an offset takes, by the first batches of a range."""

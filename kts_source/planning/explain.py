@@ -10,7 +10,7 @@ from kts_source.planning.scan_plan import segment_name
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from kts_source.planning.scan_plan import PartitionPlan, ScanPlan, SegmentName
+    from kts_source.planning.scan_plan import BrokerPart, PartitionPlan, ScanPlan, SegmentName
 
 
 def explain(plan: ScanPlan, prices: Mapping[str, Price] = S3_PRICES) -> str:
@@ -88,11 +88,7 @@ def _partition(
                 what += f", where leaves [{left[0]}, {left[1]})"
         yield f"  segment {segment.segment_id}: {what}, {segment.objects.size_in_bytes:,} bytes"
     if part.brokers is not None:
-        for start, stop in part.brokers.ranges:
-            low, high = max(start, part.start), min(stop, part.stop)
-            if low < high:
-                epoch = part.brokers.leader_epoch
-                yield f"  brokers: offsets [{low}, {high}), leader epoch {epoch}"
+        yield from _brokers(part, part.brokers)
     for hole in log.holes:
         yield f"  hole: offsets [{hole.start}, {hole.stop}) {hole.between}"
     for gap in log.unverifiable:
@@ -101,3 +97,17 @@ def _partition(
         yield f"  skipped segment {skipped.segment.segment_id}: {skipped.reason}"
     for orphan in part.orphans:
         yield f"  orphans {', '.join(orphan.keys)}: {orphan.reason}"
+
+
+def _brokers(part: PartitionPlan, brokers: BrokerPart) -> Iterator[str]:
+    seam = part.surviving.ranges[-1].stop if part.surviving.ranges else part.surviving.log_start
+    local = "unknown" if brokers.local_start is None else str(brokers.local_start)
+    yield (
+        f"  cluster: high watermark {brokers.high_watermark}, last stable offset"
+        f" {brokers.last_stable_offset}, local start {local}, leader epoch {brokers.leader_epoch};"
+        f" the tier ends at {seam}, {brokers.high_watermark - seam} offsets behind"
+    )
+    for start, stop in brokers.ranges:
+        low, high = max(start, part.start), min(stop, part.stop)
+        if low < high:
+            yield f"  brokers: offsets [{low}, {high})"

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from kts_source.broker.broker_range import BrokerRange
-from kts_source.errors import LeaderChangedError, TieredKafkaError
+from kts_source.errors import BrokerError, LeaderChangedError, TieredKafkaError
 from kts_source.layout.find_layout import find_layout
 from kts_source.planning.assemble import PlannedPartition, assembled
 from kts_source.planning.bounds import Place, check_named, requested_bounds
@@ -184,6 +184,12 @@ def _plan_partition(
                 continue
         break
     rest = tuple(between(known.ranges, start, stop))
+    if rest and rest[0].start < (decided := view.decided_from(brokers)):
+        raise BrokerError(
+            f"offsets from {rest[0].start} to {decided} would be read by brokers from their tier,"
+            " and those before Kafka 4.0 may return aborted records there (KAFKA-17801): give the"
+            " tier's path, or read with isolationLevel=read_uncommitted"
+        )
     plan = PartitionPlan(
         brokers.topic,
         brokers.topic_id,
@@ -194,7 +200,13 @@ def _plan_partition(
         stop,
         stop,
         (),
-        BrokerPart(brokers.leader_epoch, tuple((span.start, span.stop) for span in rest)),
+        BrokerPart(
+            brokers.leader_epoch,
+            tuple((span.start, span.stop) for span in rest),
+            brokers.high_watermark,
+            brokers.last_stable_offset,
+            brokers.local_start,
+        ),
     )
     decisions = Decisions(aborted, stop, ())
     pieces: list[SegmentSlice | BrokerRange] = list(

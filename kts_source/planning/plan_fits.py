@@ -119,6 +119,10 @@ def _check_partition(part: PartitionPlan) -> None:
     if part.brokers is not None:
         _within(-1, part.brokers.leader_epoch, MAX_INT32)
         _within(0, *(offset for span in part.brokers.ranges for offset in span), MAX_INT64)
+        _within(0, part.brokers.high_watermark, MAX_INT64)
+        _within(0, part.brokers.last_stable_offset, MAX_INT64)
+        if part.brokers.local_start is not None:
+            _within(0, part.brokers.local_start, MAX_INT64)
     _names(*(key for orphan in part.orphans for key in orphan.keys))
     _texts(*(orphan.reason for orphan in part.orphans))
     _texts(*(skipped.reason for skipped in log.skipped))

@@ -178,13 +178,27 @@ def _partition_from(entry: dict[str, Any], segments: Sequence[RemoteSegment]) ->
 def _brokers_to(part: BrokerPart | None) -> dict[str, Any]:
     if part is None:
         return {}
-    return {"brokers": {"leaderEpoch": part.leader_epoch, "ranges": part.ranges}}
+    return {
+        "brokers": {
+            "leaderEpoch": part.leader_epoch,
+            "ranges": part.ranges,
+            "highWatermark": part.high_watermark,
+            "lastStableOffset": part.last_stable_offset,
+            "localStart": part.local_start,
+        }
+    }
 
 
 def _brokers_from(entry: dict[str, Any] | None) -> BrokerPart | None:
     if entry is None:
         return None
-    return BrokerPart(entry["leaderEpoch"], tuple((low, high) for low, high in entry["ranges"]))
+    return BrokerPart(
+        entry["leaderEpoch"],
+        tuple((low, high) for low, high in entry["ranges"]),
+        entry["highWatermark"],
+        entry["lastStableOffset"],
+        entry["localStart"],
+    )
 
 
 def _task_from(entries: list[dict[str, Any]], segments: Sequence[RemoteSegment]) -> ScanTask:

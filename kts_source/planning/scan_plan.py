@@ -33,10 +33,16 @@ class BrokerPart:
     Attributes:
         leader_epoch: Of the leader that was asked.
         ranges: Offsets [start, stop), in order; those between them are the tier's.
+        high_watermark: One past the last offset that consumers may see.
+        last_stable_offset: The same for `read_committed`.
+        local_start: First offset on the leader's own disk; `None` where it does not tell.
     """
 
     leader_epoch: int
     ranges: tuple[tuple[int, int], ...]
+    high_watermark: int
+    last_stable_offset: int
+    local_start: int | None
 
 
 @dataclass(frozen=True, slots=True)
