@@ -47,6 +47,13 @@ class PartitionWatermark:
         unverifiable: Gaps that may or may not have held records, likewise.
         skipped: Segments that are not read, with the reason.
         orphans: Objects that belong to no segment.
+        high_watermark: The cluster's end of the log; this and what follows is `None` where no
+            brokers were asked.
+        cluster_stable_offset: The cluster's last stable offset.
+        local_start: First offset on the leader's own disk; `None` also where it does not tell.
+        broker_offsets: Offsets that only brokers serve: holes of the tier, and what lies behind it.
+        broker_bytes: About how many bytes that is.
+        oldest_untiered_ms: When the first batch behind the tier began; `None` where there is none.
     """
 
     topic: str
@@ -65,6 +72,12 @@ class PartitionWatermark:
     unverifiable: tuple[tuple[int, int], ...]
     skipped: tuple[str, ...]
     orphans: tuple[str, ...]
+    high_watermark: int | None = None
+    cluster_stable_offset: int | None = None
+    local_start: int | None = None
+    broker_offsets: int | None = None
+    broker_bytes: int | None = None
+    oldest_untiered_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +115,12 @@ _SCHEMA = pa.schema(
         "unverifiable": _PAIRS,
         "skipped": pa.list_(pa.string()),
         "orphans": pa.list_(pa.string()),
+        "high_watermark": pa.int64(),
+        "cluster_stable_offset": pa.int64(),
+        "local_start": pa.int64(),
+        "broker_offsets": pa.int64(),
+        "broker_bytes": pa.int64(),
+        "oldest_untiered_ms": pa.int64(),
     }
 )
 
@@ -109,7 +128,8 @@ _SCHEMA = pa.schema(
 def describe(
     options: Mapping[str, str] | ScanOptions, store: ObjectStore | None = None
 ) -> TierDescription:
-    """The watermarks of the selected partitions.
+    """The watermarks of the selected partitions. With brokers among the options, also what the
+    cluster holds beyond the tier.
 
     Holes are reported, not raised; bounds and a plan file among the options are ignored.
 
@@ -134,7 +154,12 @@ def describe(
         plan = plan_scan(whole, tier)
         reader = SegmentSource(tier, whole.key_ring.loaded())
         side_files = SideFiles(reader, max_batch_bytes=whole.max_batch_bytes)
-        return TierDescription(tuple(_watermark(part, side_files) for part in plan.partitions))
+        found = [_watermark(part, side_files) for part in plan.partitions]
+    if whole.brokers is not None:
+        from kts_source.planning.describe_brokers import with_brokers
+
+        found = with_brokers(found, plan, whole)
+    return TierDescription(tuple(found))
 
 
 def _stable_timestamp(part: PartitionPlan, side_files: SideFiles) -> int | None:
