@@ -167,6 +167,16 @@ class StoreUnavailableError(StoreError):
     retriable: ClassVar[bool] = True
 
 
+class BrokerError(TieredKafkaError):
+    """A broker that refuses, is too old, or answers what cannot be used."""
+
+
+class BrokerUnavailableError(BrokerError):
+    """No broker gave a proper answer, however often it was asked."""
+
+    retriable: ClassVar[bool] = True
+
+
 class ExportError(TieredKafkaError):
     """An export that cannot begin or go on."""
 
