@@ -9,13 +9,13 @@ there is looked for again where the key is needed.
 from __future__ import annotations
 
 import functools
-import importlib
 import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from kts_source.callbacks import called, is_callback
 from kts_source.errors import InvalidOptionError
 from kts_source.secret import Secret
 from segment_format.errors import UnknownKeyError
@@ -31,7 +31,6 @@ KEY_OPTION_PATTERN: Final = re.compile(
     r"encryption\.key\.pairs\.(?P<id>.+)\.private\.key\.(?P<source>file|env|callback)",
     re.IGNORECASE,
 )
-_CALLBACK: Final = re.compile(r"(?P<module>[A-Za-z_][\w.]*):(?P<function>[A-Za-z_]\w*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,7 @@ class KeyRing:
                 raise InvalidOptionError(
                     f"the private key {key_id!r} is given as {places[key_id][0]} and as {source}"
                 )
-            if source == "callback" and not _CALLBACK.fullmatch(text):
+            if source == "callback" and not is_callback(text):
                 raise InvalidOptionError(f"option {name} must be written module:function")
             places[key_id] = source, text
         return cls(Secret(places))
@@ -145,10 +144,8 @@ def _data_key(wrapped: WrappedDataKey, pem: bytes) -> bytes:
 
 def _called(callback: str, key_id: str) -> bytes:
     """What the user's function gives for a key id. Its own error may quote a key: not chained."""
-    match = _CALLBACK.fullmatch(callback)
-    assert match is not None
     try:
-        given = getattr(importlib.import_module(match["module"]), match["function"])(key_id)
+        given = called(callback, key_id)
     except Exception as error:  # noqa: BLE001  # the user's code may raise anything
         raise UnknownKeyError(
             f"the callback {callback} failed for key id {key_id!r}: {type(error).__name__}"

@@ -37,7 +37,9 @@ class Tier:
 def open_tier(options: ScanOptions) -> Tier:
     """The tier that a scan reads. Nothing is asked of it yet.
 
-    Without a path there is nothing in it: brokers alone are read. A folder of this machine is cached only where an option names a cache folder: its files are as
+    Without a path there is nothing in it: brokers alone are read.
+
+    A folder of this machine is cached only where an option names a cache folder: its files are as
     near as their copies would be.
 
     Raises:

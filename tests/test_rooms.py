@@ -6,8 +6,9 @@ from tests.test_rings import ALL_IMPORTS
 
 # The rooms of ring 1 and what is around them, inner ones first: each imports only those before it.
 ROOMS = (
-    ("errors", "secret", "columns", "quiet", "texts"),
-    ("store", "predicate", "keyring", "broker"),
+    ("errors", "secret", "columns", "quiet", "texts", "callbacks"),
+    ("store", "predicate", "keyring"),
+    ("broker",),
     ("layout",),
     ("cache",),
     ("options",),

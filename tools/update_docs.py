@@ -1,28 +1,39 @@
-"""Renews the tables of options in docs/options.md from the options themselves."""
+"""Renews the tables of options in the docs from the options themselves."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
+from kts_source.broker.kafka_table import kafka_tables
 from kts_source.options import options_tables
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "options.md"
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+DOCS: Final = Path(__file__).resolve().parents[1] / "docs"
+PAGES: Final[Mapping[Path, Callable[[], Mapping[str, str]]]] = {
+    DOCS / "options.md": options_tables,
+    DOCS / "brokers.md": kafka_tables,
+}
 
 
-def renewed(text: str) -> str:
-    """The page with its tables as the options are now.
+def renewed(page: Path) -> str:
+    """The text of one of `PAGES` with its tables as the options are now.
 
     Raises:
         SystemExit: The page has lost the marks of a table.
     """
-    for name, table in options_tables().items():
+    text = page.read_text()
+    for name, table in PAGES[page]().items():
         begin, end = f"<!-- {name}:begin -->\n", f"<!-- {name}:end -->"
         if text.count(begin) != 1 or text.count(end) != 1:
-            raise SystemExit(f"{PAGE} has lost its {name}:begin and {name}:end marks")
+            raise SystemExit(f"{page} has lost its {name}:begin and {name}:end marks")
         head, tail = text.split(begin)[0], text.split(end)[1]
         text = f"{head}{begin}\n{table}\n\n{end}{tail}"
     return text
 
 
 if __name__ == "__main__":
-    PAGE.write_text(renewed(PAGE.read_text()))
+    for page in PAGES:
+        page.write_text(renewed(page))

@@ -1,4 +1,1 @@
-"""Kafka brokers: connections, what a cluster tells of its topics, and ranges of offsets as bytes.
-
-The messages are kafka-python's (extra `kafka`); sockets, leaders and retries are here.
-"""
+"""Brokers beside the tier: how they are reached, spoken to and read."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Final
 
+from kts_source.broker.sasl import require_kafka, sasl_client
 from kts_source.errors import BrokerError
 from kts_source.secret import scrub
 
@@ -61,9 +62,11 @@ class Connection:
     Raises:
         LostConnectionError: The broker cannot be reached, or hung up.
         BrokerError: It is too old, or refuses the login.
+        InvalidOptionError: The extra `kafka` is not installed.
     """
 
     def __init__(self, settings: BrokerSettings, host: str, port: int) -> None:
+        require_kafka()
         self._settings = settings
         self._place = f"{host}:{port}"
         self._correlation = 0
@@ -257,8 +260,6 @@ class Connection:
     def _log_in(self, host: str) -> None:
         from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 
-        from kts_source.broker.sasl import sasl_client
-
         security = self._settings.security.reveal()
         handshake = self.ask(SaslHandshakeRequest(mechanism=security.mechanism, version=1))
         if handshake.error_code != _NO_ERROR:
@@ -272,7 +273,9 @@ class Connection:
         while not client.is_done():
             answer = self.ask(SaslAuthenticateRequest(auth_bytes=client.auth_bytes(), version=1))
             if answer.error_code != _NO_ERROR:
-                reason = scrub(answer.error_message or f"error {answer.error_code}", ())
+                reason = scrub(
+                    answer.error_message or f"error {answer.error_code}", security.secret_values()
+                )
                 raise BrokerError(f"broker {self._place} refused the login: {reason}")
             client.receive(bytes(answer.auth_bytes))
             lifetime_ms = answer.session_lifetime_ms

@@ -199,7 +199,7 @@ class RangeFetcher:
             replica_id=-1,
             max_wait_ms=settings.fetch_max_wait_ms,
             min_bytes=settings.fetch_min_bytes,
-            max_bytes=settings.partition_fetch_bytes,
+            max_bytes=min(settings.fetch_max_bytes, settings.partition_fetch_bytes),
             isolation_level=int(wanted.read_committed),
             session_id=session_id,
             session_epoch=session_epoch,

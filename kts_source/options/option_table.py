@@ -183,7 +183,23 @@ _MORE: Final = (
         default="true",
     ),
     Option(
-        "checkCrcs", parse_bool, "Verify the checksum of every record batch read.", default="true"
+        "checkCrcs",
+        parse_bool,
+        "Verify the checksum of every record batch read. Alias: `kafka.check.crcs`.",
+        default="true",
+    ),
+    Option(
+        "tail",
+        parse_bool,
+        "With `kafka.bootstrap.servers`: read from brokers what the tier does not hold, above all"
+        " the newest records. `false` reads the tier alone; brokers then tell what of it is valid.",
+        default="true",
+    ),
+    Option(
+        "brokerFallback",
+        parse_bool,
+        "With `kafka.bootstrap.servers`: read from brokers, too, what the store fails to give.",
+        default="true",
     ),
     Option(
         "minPartitions",

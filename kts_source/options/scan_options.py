@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from kts_source.broker.kafka_options import broker_settings
 from kts_source.columns import ALL_COLUMNS, DEFAULT_COLUMNS, HEADERS, LINEAGE_COLUMNS
 from kts_source.errors import InvalidOptionError
 from kts_source.keyring import KEY_OPTION_PATTERN, KEY_SOURCES, KeyRing
@@ -31,11 +32,13 @@ if TYPE_CHECKING:
 _BY_LOWER_NAME: Final = {option.name.lower(): option for option in OPTIONS}
 _ALIASES: Final = {
     "kafka.isolation.level": "isolationLevel",
+    "kafka.check.crcs": "checkCrcs",
     # Names of KIP-1254.
     "fetch.remote.connect.timeout.ms": "fetchConnectTimeoutMs",
     "fetch.remote.read.timeout.ms": "fetchReadTimeoutMs",
 }
 _STORAGE: Final = re.compile(r"s3\..*|storageoptions", re.DOTALL)
+_KAFKA: Final = re.compile(r"kafka\..*", re.DOTALL)
 _FALLBACK: Final = re.compile(r"fallback\.(s3\..+|storageoptions)")
 
 _NOT_SUPPORTED: Final[Mapping[str, str]] = {
@@ -85,6 +88,9 @@ class ScanOptions:
         ignored: Options accepted without effect, in lower case, sorted.
         where: Rows for which it is not true are left out.
         given: Names of the options that the user gave, as the table of options spells them.
+        brokers: How to reach the brokers; `None` without `kafka.bootstrap.servers`.
+        tail: Whether brokers serve what the tier does not hold.
+        broker_fallback: Whether brokers serve what the store fails to give.
     """
 
     path: str
@@ -117,9 +123,9 @@ class ScanOptions:
     max_timestamp_ahead_ms: int | None
     where: Predicate | None
     given: frozenset[str]
-    brokers: BrokerSettings | None = field(default=None, repr=False)
-    tail: bool = True
-    broker_fallback: bool = True
+    brokers: BrokerSettings | None
+    tail: bool
+    broker_fallback: bool
 
     @property
     def read_committed(self) -> bool:
@@ -144,11 +150,17 @@ def parse_options(given: Mapping[str, str]) -> ScanOptions:
     fallback = _take(texts, _FALLBACK)
     fallback_texts = {name.removeprefix("fallback."): text for name, text in fallback.items()}
     _replace_aliases(texts)
+    _refuse(texts)
+    kafka_texts = _take(texts, _KAFKA)
     ignored = _take_ignored(texts)
     values = _parse_known(texts)
+    brokers, idle = broker_settings(kafka_texts)
+    _check_broker_options(values, texts, brokers)
     selection = _one_selection(values)
     fetch = fetch_options(values, storage_texts, fallback_texts)
-    path, storage = hide_query(_path(values, brokers=False), storage_options_from(storage_texts))
+    path, storage = hide_query(
+        _path(values, brokers=brokers is not None), storage_options_from(storage_texts)
+    )
     return ScanOptions(
         path=path,
         key_prefix=values["keyPrefix"],
@@ -174,12 +186,15 @@ def parse_options(given: Mapping[str, str]) -> ScanOptions:
         prefetch_bytes=values["prefetchBytes"],
         storage=storage,
         key_ring=KeyRing.from_options(key_texts),
-        ignored=ignored,
+        ignored=tuple(sorted({*ignored, *idle})),
         fetch=fetch,
         cache=cache_settings(values, patience_seconds=fetch.retry_policy.read_timeout_seconds),
         max_timestamp_ahead_ms=values["maxTimestampAheadMs"],
         where=_where(values),
         given=frozenset(_BY_LOWER_NAME[name].name for name in texts),
+        brokers=brokers,
+        tail=brokers is not None and values["tail"],
+        broker_fallback=brokers is not None and values["brokerFallback"],
     )
 
 
@@ -198,14 +213,26 @@ def _replace_aliases(texts: dict[str, str]) -> None:
                 raise InvalidOptionError(f"options {name}={other!r} and {alias}={text!r} disagree")
 
 
-def _take_ignored(texts: dict[str, str]) -> tuple[str, ...]:
+def _refuse(texts: Mapping[str, str]) -> None:
     if refused := texts.keys() & _NOT_SUPPORTED.keys():
         name = min(refused)
         raise InvalidOptionError(f"option {name!r} is not supported: {_NOT_SUPPORTED[name]}")
-    ignored = {name for name in texts if name.startswith("kafka.") or name in _IGNORED}
+
+
+def _take_ignored(texts: dict[str, str]) -> tuple[str, ...]:
+    ignored = [name for name in texts if name in _IGNORED]
     for name in ignored:
         del texts[name]
-    return tuple(sorted(ignored))
+    return tuple(ignored)
+
+
+def _check_broker_options(
+    values: Mapping[str, Any], texts: Mapping[str, str], brokers: BrokerSettings | None
+) -> None:
+    """Who asks for what brokers hold, and names none, would get less than that."""
+    for name in ("tail", "brokerFallback"):
+        if brokers is None and name.lower() in texts and values[name]:
+            raise InvalidOptionError(f"option {name}=true needs option kafka.bootstrap.servers")
 
 
 def _parse_known(texts: Mapping[str, str]) -> dict[str, Any]:
@@ -234,7 +261,7 @@ def _unknown(name: str) -> str:
 def _path(values: Mapping[str, Any], *, brokers: bool) -> str:
     if not values["path"] and not brokers:
         raise InvalidOptionError(
-            "option 'path' is missing: the root of the tier, such as s3://bucket or file:///folder; only"
+            "option 'path' is missing: the root of the tier, such as s3://bucket or file:///folder;"
             " with kafka.bootstrap.servers it may be left out, and brokers alone are read"
         )
     if values["keyPrefix"].startswith("/") or ".." in re.split(r"[/\\]", values["keyPrefix"]):

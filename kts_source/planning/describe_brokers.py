@@ -26,9 +26,9 @@ def with_brokers(
     """
     assert options.brokers is not None
     sizes: dict[tuple[str, int], int] = {}
-    for part in (part for task in plan.tasks for part in task.ranges):
-        place = part.topic, part.partition
-        sizes[place] = sizes.get(place, 0) + part.nominal_bytes
+    for each in (piece for task in plan.tasks for piece in task.ranges):
+        place = each.topic, each.partition
+        sizes[place] = sizes.get(place, 0) + each.nominal_bytes
     found = []
     with closing(ClusterView(options.brokers, options)) as view:
         for mark, part in zip(watermarks, plan.partitions, strict=True):

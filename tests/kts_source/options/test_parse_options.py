@@ -130,6 +130,7 @@ def test_alias_of_the_isolation_level() -> None:
     [
         ("isolationLevel", "kafka.isolation.level", "read_committed", "READ_COMMITTED "),
         ("fetchReadTimeoutMs", "fetch.remote.read.timeout.ms", "2500", "+2500"),
+        ("checkCrcs", "kafka.check.crcs", "false", "False"),
     ],
 )
 def test_an_option_and_its_alias_may_say_the_same(
@@ -141,11 +142,28 @@ def test_an_option_and_its_alias_may_say_the_same(
     assert f"'{alias}' must be" in refused(**{alias: "x"})
 
 
-def test_kafka_options_are_accepted_and_listed() -> None:
-    options = parse_options(
-        {**BASE, "kafka.bootstrap.servers": "x:9092", "kafkaConsumer.pollTimeoutMs": "5"}
-    )
-    assert options.ignored == ("kafka.bootstrap.servers", "kafkaconsumer.polltimeoutms")
+def test_kafka_options_have_no_effect_without_brokers() -> None:
+    given = {"kafka.ssl.truststore.location": "/gone", "kafkaConsumer.pollTimeoutMs": "5"}
+    options = parse_options({**BASE, **given})
+    assert options.ignored == ("kafka.ssl.truststore.location", "kafkaconsumer.polltimeoutms")
+    assert (options.brokers, options.tail, options.broker_fallback) == (None, False, False)
+
+
+def test_brokers_of_kafka_options() -> None:
+    brokers = {"kafka.bootstrap.servers": "x:9092", "kafka.group.id": "g"}
+    options = parse_options({**BASE, **brokers})
+    assert options.brokers is not None
+    assert options.brokers.bootstrap == (("x", 9092),)
+    assert options.ignored == ("kafka.group.id",)
+    assert (options.tail, options.broker_fallback) == (True, True)
+    tier_only = parse_options({**BASE, **brokers, "tail": "false", "brokerFallback": "FALSE"})
+    assert (tier_only.tail, tier_only.broker_fallback) == (False, False)
+
+
+@pytest.mark.parametrize("name", ["tail", "brokerFallback"])
+def test_what_brokers_hold_needs_brokers(name: str) -> None:
+    assert f"{name}=true needs option kafka.bootstrap.servers" in refused(**{name: "true"})
+    assert parse_options({**BASE, name: "false"}).brokers is None
 
 
 def test_selections() -> None:

@@ -1,0 +1,228 @@
+"""Who we are, told to a broker: the SASL exchanges, by kafka-python's mechanisms.
+
+    SaslHandshake(mechanism), then SaslAuthenticate(auth_bytes) until the exchange is done
+
+A client makes and takes the bytes of SaslAuthenticate; the connection sends them.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from kts_source.broker.oauth import forget, token
+from kts_source.broker.settings import (
+    OAUTHBEARER,
+    SCRAM_MECHANISMS,
+    AwsCredentials,
+    Kerberos,
+    Password,
+    TokenCallback,
+    TokenEndpoint,
+)
+from kts_source.errors import BrokerError, InvalidOptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kts_source.broker.settings import Security
+
+_LEAST_ITERATIONS: Final = 4096
+"""Kafka's least for SCRAM (`ScramMechanism`). Who asks for less may be out to guess the password
+from its proof.
+"""
+_ITERATIONS: Final = re.compile(rb"(?:^|,)i=(\d{1,9})(?:,|$)")
+_MSK_REGION: Final = re.compile(r"\.kafka(?:-serverless)?\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?")
+
+
+class SaslClient(Protocol):
+    """One login. All that it raises is `BrokerError`, without credentials."""
+
+    def auth_bytes(self) -> bytes:
+        """What to send next."""
+
+    def receive(self, auth_bytes: bytes) -> None:
+        """Takes the broker's answer."""
+
+    def is_done(self) -> bool:
+        """Whether nothing more is to be sent."""
+
+
+def sasl_client(security: Security, host: str) -> SaslClient:
+    """A new login by the mechanism of the settings.
+
+    Args:
+        security: With a mechanism.
+        host: Name of the broker, as it was connected to.
+
+    Raises:
+        InvalidOptionError: A package is missing.
+        BrokerError: Credentials are not to be had.
+    """
+    require_kafka()
+    name = security.mechanism
+    with _explained(name, "cannot begin"):
+        match security.login:
+            case Password():
+                mechanism = _password_mechanism(name, security.login)
+            case TokenEndpoint() | TokenCallback():
+                mechanism = _token_mechanism(security.login)
+            case AwsCredentials():
+                mechanism = _MskIam(security.login, host)
+            case Kerberos():
+                mechanism = _kerberos_mechanism(security.login, host)
+            case _:
+                raise AssertionError(name)
+    return _Client(security, mechanism)
+
+
+def require_kafka() -> None:
+    """Raises InvalidOptionError where kafka-python is missing, or is not the one that is meant."""
+    try:
+        import kafka.net.sasl  # noqa: F401
+    except ImportError:
+        raise InvalidOptionError(
+            "option kafka.bootstrap.servers needs kafka-python 3.0: pip install"
+            " 'tiered-kafka[kafka]'"
+        ) from None
+
+
+class _Client:
+    """A mechanism of kafka-python behind checks of what a broker sends, and errors of ours."""
+
+    def __init__(self, security: Security, mechanism: Any) -> None:  # noqa: ANN401  # untyped there
+        self._name = security.mechanism
+        self._login = security.login
+        self._mechanism = mechanism
+
+    def auth_bytes(self) -> bytes:
+        with _explained(self._name, "cannot go on"):
+            return bytes(self._mechanism.auth_bytes())
+
+    def receive(self, auth_bytes: bytes) -> None:
+        if isinstance(self._login, Password) and (found := _ITERATIONS.search(auth_bytes)):
+            count = int(found[1])
+            if count < _LEAST_ITERATIONS:
+                raise BrokerError(
+                    f"the broker asks for {count} iterations of {self._name}, less than Kafka's"
+                    f" least of {_LEAST_ITERATIONS}: the password is not proved to it"
+                )
+        if isinstance(self._login, TokenEndpoint) and auth_bytes:
+            forget(self._login)  # a refusal: the broker closes when it has our answer
+        with _explained(self._name, "failed, the broker's answer is not that of one who knows us"):
+            self._mechanism.receive(auth_bytes)
+
+    def is_done(self) -> bool:
+        return bool(self._mechanism.is_done())
+
+
+@contextmanager
+def _explained(name: str, what: str) -> Iterator[None]:
+    """Tells of errors by their class only: their texts may quote what was sent."""
+    try:
+        yield
+    except (BrokerError, InvalidOptionError):
+        raise
+    except Exception as error:  # noqa: BLE001  # every library has its own
+        raise BrokerError(f"login by {name} {what}: {type(error).__name__}") from None
+
+
+def _password_mechanism(name: str, login: Password) -> Any:  # noqa: ANN401
+    from kafka.net.sasl import get_sasl_mechanism
+
+    username = login.username
+    if name in SCRAM_MECHANISMS:  # saslname of RFC 5802, which kafka-python leaves to its callers
+        username = username.replace("=", "=3D").replace(",", "=2C")
+    return get_sasl_mechanism(name)(
+        sasl_mechanism=name, sasl_plain_username=username, sasl_plain_password=login.password
+    )
+
+
+def _token_mechanism(login: TokenEndpoint | TokenCallback) -> Any:  # noqa: ANN401
+    from kafka.net.sasl import get_sasl_mechanism
+    from kafka.net.sasl.oauth import AbstractTokenProvider
+
+    class Provider(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python is not typed
+        def token(self) -> str:
+            return token(login)
+
+        def extensions(self) -> dict[str, str]:
+            return dict(login.extensions)
+
+    return get_sasl_mechanism(OAUTHBEARER)(sasl_oauth_token_provider=Provider())
+
+
+class _MskIam:
+    """AWS_MSK_IAM: one message, signed by the credentials that botocore finds here and now.
+
+    kafka-python's own class knows neither profiles nor the region that a broker's name holds.
+    """
+
+    def __init__(self, login: AwsCredentials, host: str) -> None:
+        from botocore.session import Session
+        from kafka.net.sasl.msk import AwsMskIamClient
+
+        session = Session(profile=login.profile or None)
+        credentials = session.get_credentials()
+        if credentials is None:
+            raise BrokerError(
+                "no AWS credentials for AWS_MSK_IAM on this machine: neither environment, profile"
+                " nor role has any"
+            )
+        found = _MSK_REGION.search(host)
+        region = found[1] if found else session.get_config_variable("region")
+        if not region:
+            raise BrokerError(
+                f"the AWS region of broker {host} is not known: set AWS_REGION or a profile"
+            )
+        frozen = credentials.get_frozen_credentials()
+        self._message = AwsMskIamClient(
+            host=host,
+            access_key=frozen.access_key,
+            secret_key=frozen.secret_key,
+            region=region,
+            token=frozen.token,
+        ).first_message()
+        self._is_done = False
+
+    def auth_bytes(self) -> bytes:
+        return bytes(self._message)
+
+    def receive(self, auth_bytes: bytes) -> None:
+        self._is_done = True
+
+    def is_done(self) -> bool:
+        return self._is_done
+
+
+def _kerberos_mechanism(login: Kerberos, host: str) -> Any:  # noqa: ANN401
+    try:
+        import gssapi
+    except (ImportError, OSError):  # the package, or the library below it
+        raise InvalidOptionError(
+            "option kafka.sasl.mechanism GSSAPI needs Kerberos and its binding: pip install gssapi"
+        ) from None
+    from kafka.net.sasl.gssapi import SaslMechanismGSSAPI
+
+    class Mechanism(SaslMechanismGSSAPI):  # type: ignore[misc]  # kafka-python is not typed
+        """As the parent, which takes no credentials, begins; it goes on by the parent."""
+
+        def __init__(self) -> None:
+            self._is_done = self._is_authenticated = False
+            self.auth_id = f"{login.service}@{host}"
+            kinds = gssapi.NameType
+            self.gssapi_name = gssapi.Name(self.auth_id, name_type=kinds.hostbased_service)
+            ours = gssapi.Name(login.principal, name_type=kinds.user) if login.principal else None
+            store = {"client_keytab": login.keytab} if login.keytab else None
+            credentials = None
+            if ours is not None or store is not None:
+                credentials = gssapi.Credentials(name=ours, usage="initiate", store=store)
+            self._client_ctx = gssapi.SecurityContext(
+                name=self.gssapi_name.canonicalize(gssapi.MechType.kerberos),
+                creds=credentials,
+                usage="initiate",
+            )
+            self._next_token = self._client_ctx.step(None)
+
+    return Mechanism()

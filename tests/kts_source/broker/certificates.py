@@ -1,0 +1,152 @@
+"""Certificates, keys and stores for tests: made here, JKS by the format that Java documents."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import ipaddress
+import struct
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    pkcs12,
+)
+from cryptography.x509.oid import NameOID
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+PASSWORD = "pass-Wörd"
+_DAY = datetime.timedelta(days=1)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A key and the certificates up to its authority, its own first."""
+
+    key: ec.EllipticCurvePrivateKey
+    chain: tuple[x509.Certificate, ...]
+
+    @property
+    def chain_der(self) -> tuple[bytes, ...]:
+        return tuple(one.public_bytes(Encoding.DER) for one in self.chain)
+
+    @property
+    def chain_pem(self) -> str:
+        return "".join(one.public_bytes(Encoding.PEM).decode() for one in self.chain)
+
+    @property
+    def key_der(self) -> bytes:
+        return self.key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())
+
+    def key_pem(self, password: str | None = None) -> str:
+        how = BestAvailableEncryption(password.encode()) if password else NoEncryption()
+        return self.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, how).decode()
+
+    def pkcs12(self, password: str = PASSWORD) -> bytes:
+        how = BestAvailableEncryption(password.encode())
+        # Not in the order of the chain: a store has none.
+        rest = list(reversed(self.chain[1:]))
+        return pkcs12.serialize_key_and_certificates(b"me", self.key, self.chain[0], rest, how)
+
+
+def made(
+    name: str, issuer: Identity | None = None, *, is_authority: bool = False, hosts: str = ""
+) -> Identity:
+    """A new identity, signed by itself or by another one, for names or addresses."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.datetime.now(datetime.UTC)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer.chain[0].subject if issuer else subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _DAY)
+        .not_valid_after(now + _DAY)
+        .add_extension(x509.BasicConstraints(is_authority, None), critical=True)
+    )
+    if hosts:
+        names = [
+            x509.IPAddress(ipaddress.ip_address(host)) if host[0].isdigit() else x509.DNSName(host)
+            for host in hosts.split(",")
+        ]
+        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    certificate = builder.sign(issuer.key if issuer else key, hashes.SHA256())
+    return Identity(key, (certificate, *(issuer.chain if issuer else ())))
+
+
+@cache
+def authority() -> Identity:
+    return made("authority", is_authority=True)
+
+
+@cache
+def between() -> Identity:
+    return made("between", authority(), is_authority=True)
+
+
+@cache
+def server() -> Identity:
+    return made("server", authority(), hosts="localhost,127.0.0.1")
+
+
+@cache
+def client() -> Identity:
+    """Two certificates below the authority, so that a chain has to be shown."""
+    return made("client", between())
+
+
+@cache
+def stranger() -> Identity:
+    return made("stranger", is_authority=True, hosts="localhost")
+
+
+def trust_pkcs12(certificates: Sequence[x509.Certificate], password: str = PASSWORD) -> bytes:
+    return pkcs12.serialize_key_and_certificates(
+        None, None, None, list(certificates), BestAvailableEncryption(password.encode())
+    )
+
+
+def jks(
+    certificates: Sequence[bytes],
+    password: str = PASSWORD,
+    *,
+    version: int = 2,
+    key_chain: Sequence[bytes] = (),
+) -> bytes:
+    """A JKS store: trusted certificates, and before them a key with its chain."""
+
+    def utf(text: str) -> bytes:
+        return struct.pack(">H", len(text)) + text.encode()
+
+    def certificate(der: bytes) -> bytes:
+        kind = utf("X.509") if version == 2 else b""
+        return kind + struct.pack(">I", len(der)) + der
+
+    entries = []
+    if key_chain:
+        head = struct.pack(">I", 1) + utf("key") + struct.pack(">Q", 1)
+        secret = b"sealed by Sun's own cipher"
+        body = struct.pack(">I", len(secret)) + secret + struct.pack(">I", len(key_chain))
+        entries.append(head + body + b"".join(map(certificate, key_chain)))
+    entries += [
+        struct.pack(">I", 2) + utf(f"ca{n}") + struct.pack(">Q", 1) + certificate(der)
+        for n, der in enumerate(certificates)
+    ]
+    body = struct.pack(">III", 0xFEEDFEED, version, len(entries)) + b"".join(entries)
+    return body + jks_digest(body, password)
+
+
+def jks_digest(body: bytes, password: str = PASSWORD) -> bytes:
+    return hashlib.sha1(password.encode("utf-16-be") + b"Mighty Aphrodite" + body).digest()

@@ -1,0 +1,212 @@
+"""Every row of the table: honoured, refused by name, or without effect."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from kts_source.broker.kafka_options import broker_settings
+from kts_source.broker.kafka_table import (
+    COUNTED,
+    PLAIN_OPTIONS,
+    REFUSED,
+    SECURITY_OPTIONS,
+    WITHOUT_EFFECT,
+    kafka_tables,
+)
+from kts_source.broker.settings import BrokerSettings, Security
+from kts_source.errors import InvalidOptionError
+
+SERVERS = {"kafka.bootstrap.servers": "broker:9092"}
+
+
+def settings(**changes: str) -> BrokerSettings:
+    """Settings of `bootstrap.servers` and options whose dots are written as two underscores."""
+    found, _ = broker_settings(SERVERS | kafka(changes))
+    assert found is not None
+    return found
+
+
+def kafka(changes: dict[str, str]) -> dict[str, str]:
+    return {f"kafka.{name.replace('__', '.')}": text for name, text in changes.items()}
+
+
+def refused(**changes: str) -> str:
+    with pytest.raises(InvalidOptionError) as caught:
+        broker_settings(SERVERS | kafka(changes))
+    return str(caught.value)
+
+
+def test_without_servers_nothing_has_an_effect() -> None:
+    given = {"kafka.ssl.engine.factory.class": "x", "kafka.security.protocol": "nonsense"}
+    assert broker_settings(given) == (None, tuple(sorted(given)))
+    assert broker_settings({}) == (None, ())
+
+
+def test_defaults_are_those_of_the_table() -> None:
+    found = settings()
+    assert found.bootstrap == (("broker", 9092),)
+    assert found.security.reveal() == Security("PLAINTEXT")
+    said = {
+        "client.id": found.client_id,
+        "client.rack": found.rack,
+        "request.timeout.ms": f"{found.request_timeout_seconds * 1000:.0f}",
+        "socket.connection.setup.timeout.ms": f"{found.connect_timeout_seconds * 1000:.0f}",
+        "fetch.max.wait.ms": f"{found.fetch_max_wait_ms}",
+        "fetch.min.bytes": f"{found.fetch_min_bytes}",
+        "fetch.max.bytes": f"{found.fetch_max_bytes}",
+        "max.partition.fetch.bytes": f"{found.partition_fetch_bytes}",
+    }
+    assert said == {name: text for name, text, _ in PLAIN_OPTIONS if name in said}
+    assert len(said) == len(PLAIN_OPTIONS) - 3  # servers, and two aliases that others take
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "field", "value"),
+    [
+        ("client.id", "ours", "client_id", "ours"),
+        ("client.rack", "eu-1a", "rack", "eu-1a"),
+        ("request.timeout.ms", "5000", "request_timeout_seconds", 5.0),
+        ("socket.connection.setup.timeout.ms", "250", "connect_timeout_seconds", 0.25),
+        ("fetch.max.wait.ms", "0", "fetch_max_wait_ms", 0),
+        ("fetch.min.bytes", " 7 ", "fetch_min_bytes", 7),
+        ("fetch.max.bytes", "1000", "fetch_max_bytes", 1000),
+        ("fetch.max.bytes", "2147483647", "fetch_max_bytes", 57_671_680),
+        ("max.partition.fetch.bytes", "1", "partition_fetch_bytes", 1),
+        ("max.partition.fetch.bytes", "57671681", "partition_fetch_bytes", 57_671_680),
+    ],
+)
+def test_honoured(option: str, text: str, field: str, value: object) -> None:
+    found, ignored = broker_settings({**SERVERS, f"kafka.{option}": text})
+    assert getattr(found, field) == value
+    assert ignored == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "servers"),
+    [
+        ("a:1", [("a", 1)]),
+        (" a-b.example:9092 , 10.0.0.1:65535,", [("a-b.example", 9092), ("10.0.0.1", 65535)]),
+        ("[::1]:9092", [("::1", 9092)]),
+        ("[fe80::1%eth0]:1,[2001:db8::2]:2", [("fe80::1%eth0", 1), ("2001:db8::2", 2)]),
+        ("a:1,a:1,a:2", [("a", 1), ("a", 2)]),
+        ("PLAINTEXT://a:1", [("a", 1)]),
+    ],
+)
+def test_servers(text: str, servers: list[tuple[str, int]]) -> None:
+    assert settings(bootstrap__servers=text).bootstrap == tuple(servers)
+
+
+@pytest.mark.parametrize(
+    "text", ["a", "a:", ":1", "a:0", "a:65536", "a:1:2", "::1:9092", "a b:1", "u@a:1", "a:1;b:2"]
+)
+def test_servers_that_are_none(text: str) -> None:
+    problem = refused(bootstrap__servers=f"ok:1,{text}")
+    assert "kafka.bootstrap.servers" in problem
+    assert "entry 2" in problem
+
+
+def test_no_servers_and_the_wrong_protocol() -> None:
+    assert "names no broker" in refused(bootstrap__servers=" , ")
+    assert "security.protocol" in refused(bootstrap__servers="SASL_SSL://a:1")
+
+
+@pytest.mark.parametrize(
+    "option",
+    [name for name, default, _ in PLAIN_OPTIONS if default.isdecimal()],
+)
+@pytest.mark.parametrize("text", ["", "x", "-1", "1.5", "1e3", "2147483648", "99999999999999"])
+def test_numbers_that_are_none(option: str, text: str) -> None:
+    problem = refused(**{option.replace(".", "__"): text})
+    assert f"'kafka.{option}' must be a whole number" in problem
+
+
+def test_a_broker_may_not_wait_longer_than_we_do() -> None:
+    assert "less than kafka.request.timeout.ms" in refused(
+        fetch__max__wait__ms="1000", request__timeout__ms="1000"
+    )
+
+
+def test_names_that_cannot_be_sent() -> None:
+    assert "printable" in refused(client__id="a\nb")
+    assert "printable" in refused(client__rack="r" * 250)
+    assert "zero byte" in refused(client__rack="a\0b")
+    assert "half a character" in refused(client__rack="a\ud800")
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_by_name_and_what_to_do(name: str) -> None:
+    option = name.replace("*", "class")
+    problem = refused(**{option.replace(".", "__"): "hunter2"})
+    assert f"'kafka.{option}' is not supported: {REFUSED[name]}" in problem
+    assert "hunter2" not in problem
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sasl.login.class",
+        "sasl.login.refresh.window.factor",
+        "sasl.oauthbearer.jwt.retriever.class",
+        "sasl.oauthbearer.assertion.private.key.file",
+        "sasl.server.callback.handler.class",
+        "ssl.truststore",
+        "security.protocoll",
+    ],
+)
+def test_security_is_never_ignored(name: str) -> None:
+    assert f"'kafka.{name}' is not supported" in refused(**{name.replace(".", "__"): "x"})
+
+
+def test_a_typo_in_an_option_of_security_is_told() -> None:
+    assert "did you mean kafka.ssl.truststore.location" in refused(ssl__trustore__location="x")
+
+
+@pytest.mark.parametrize("name", [*WITHOUT_EFFECT, "whatever.of.a.plugin"])
+def test_without_effect(name: str) -> None:
+    option = f"kafka.{name.replace('*', 'id')}"
+    sasl = {"kafka.security.protocol": "PLAINTEXT"} if "sasl" in name else {}
+    assert broker_settings({**SERVERS, option: "x", **sasl})[1] == (option,)
+
+
+def test_options_that_the_protocol_does_not_use_have_no_effect() -> None:
+    idle = {"kafka.ssl.truststore.location": "/gone", "kafka.sasl.jaas.config": "nonsense"}
+    found, ignored = broker_settings({**SERVERS, **idle, "kafka.security.protocol": "plaintext"})
+    assert found is not None
+    assert found.security.reveal() == Security("PLAINTEXT")
+    assert ignored == tuple(sorted(idle))
+
+
+@pytest.mark.parametrize("option", ["ssl__truststore__location", "sasl__mechanism"])
+def test_security_without_its_protocol_would_be_none(option: str) -> None:
+    assert "needs kafka.security.protocol" in refused(**{option: "x"})
+
+
+def test_an_unknown_protocol() -> None:
+    problem = refused(security__protocol="hunter2")
+    assert "must be PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL" in problem
+    assert "hunter2" not in problem
+
+
+def test_the_tables_of_the_docs_name_every_option_once() -> None:
+    names = [name for name, _, _ in (*PLAIN_OPTIONS, *SECURITY_OPTIONS)]
+    assert len(names) == len(COUNTED)
+    assert not COUNTED & {*REFUSED, *WITHOUT_EFFECT}
+    tables = kafka_tables()
+    rows = tables["kafka-options"] + tables["kafka-security"]
+    assert all(rows.count(f"| `kafka.{name}` |") == 1 for name in names)
+    assert all(f"`kafka.{name}`" in tables["kafka-refused"] for name in REFUSED)
+
+
+def test_options_are_parsed_without_ssl_and_kafka() -> None:
+    program = (
+        "import sys; from kts_source.broker.kafka_options import broker_settings;"
+        "broker_settings({'kafka.bootstrap.servers': 'a:1'});"
+        "print(sorted({'ssl', 'kafka', 'cryptography'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout == "[]\n"

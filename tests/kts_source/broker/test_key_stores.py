@@ -1,0 +1,192 @@
+"""Stores are opened as Java opens them, and whatever is in a file, nothing worse than an error."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kts_source.broker.key_stores import (
+    KeyStoreError,
+    key_entry,
+    pem_certificates,
+    pem_key,
+    trusted_certificates,
+)
+from tests.kts_source.broker.certificates import (
+    PASSWORD,
+    authority,
+    between,
+    client,
+    jks,
+    jks_digest,
+    server,
+    stranger,
+    trust_pkcs12,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ROOTS = (authority().chain_der[0], stranger().chain_der[0])
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("password", [PASSWORD, None])
+def test_certificates_of_jks(version: int, password: str | None) -> None:
+    assert trusted_certificates(jks(ROOTS, version=version), password) == ROOTS
+
+
+def test_jks_trusts_of_a_key_s_chain_the_key_s_own_certificate() -> None:
+    store = jks(ROOTS, key_chain=client().chain_der)
+    assert trusted_certificates(store, PASSWORD) == (client().chain_der[0], *ROOTS)
+
+
+def test_certificates_of_pkcs12() -> None:
+    store = trust_pkcs12([authority().chain[0], stranger().chain[0]])
+    assert set(trusted_certificates(store, PASSWORD)) == set(ROOTS)
+    assert set(trusted_certificates(client().pkcs12(), PASSWORD)) == set(client().chain_der)
+
+
+@pytest.mark.parametrize("store", [jks(ROOTS), trust_pkcs12(authority().chain)])
+def test_a_wrong_password_opens_no_trust_store(store: bytes) -> None:
+    with pytest.raises(KeyStoreError, match="wrong password") as caught:
+        trusted_certificates(store, "wr0ng-secret")
+    assert "wr0ng" not in str(caught.value)
+
+
+def test_key_and_chain_of_pkcs12() -> None:
+    entry = key_entry(client().pkcs12(), PASSWORD)
+    assert entry.key == client().key_der
+    assert entry.chain == client().chain_der  # ours, the one between, the authority
+    assert len(entry.chain) == 3
+
+
+def test_a_chain_holds_only_what_vouches_for_the_key() -> None:
+    certificate = between().chain[0]
+    assert stranger().chain[0] not in client().chain
+    from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, pkcs12
+
+    mixed = pkcs12.serialize_key_and_certificates(
+        b"me",
+        client().key,
+        client().chain[0],
+        [stranger().chain[0], certificate],
+        BestAvailableEncryption(PASSWORD.encode()),
+    )
+    assert key_entry(mixed, PASSWORD).chain == client().chain_der[:2]
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (client().pkcs12("another-password"), "wrong password"),
+        (trust_pkcs12(authority().chain), "no private key"),
+        (jks(ROOTS, key_chain=client().chain_der), "keytool -importkeystore"),
+        (b"\xce\xce\xce\xce" + bytes(40), "JCEKS"),
+        (b"", "neither PKCS12 nor JKS"),
+        (b"-----BEGIN CERTIFICATE-----", "neither PKCS12 nor JKS"),
+    ],
+)
+def test_no_key_of_these(data: bytes, words: str) -> None:
+    with pytest.raises(KeyStoreError, match=words):
+        key_entry(data, PASSWORD)
+
+
+def test_pem_in_one_line_as_options_often_have_it() -> None:
+    for text in (client().chain_pem, client().chain_pem.replace("\n", " ")):
+        assert pem_certificates(f"subject: me\n{text}") == client().chain_der
+    for text in (client().key_pem(), client().key_pem().replace("\n", "   ")):
+        assert pem_key(text + client().chain_pem, None) == client().key_der
+
+
+def test_an_encrypted_key_in_pem() -> None:
+    text = client().key_pem(PASSWORD)
+    assert pem_key(text, PASSWORD) == client().key_der
+    with pytest.raises(KeyStoreError, match="cannot be opened") as caught:
+        pem_key(text, "wr0ng-secret")
+    assert "wr0ng" not in str(caught.value)
+    with pytest.raises(KeyStoreError, match=r"needs kafka\.ssl\.key\.password"):
+        pem_key(text, None)
+    assert pem_key(client().key_pem(), "a password that is not needed") == client().key_der
+
+
+def test_keys_that_are_refused() -> None:
+    key = rsa.generate_private_key(65537, 2048)
+    older = key.private_bytes(Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption())
+    with pytest.raises(KeyStoreError, match="openssl pkcs8 -topk8"):
+        pem_key(older.decode(), None)
+    with pytest.raises(KeyStoreError, match="has 2"):
+        pem_key(client().key_pem() + server().key_pem(), None)
+    with pytest.raises(KeyStoreError, match="has 0"):
+        pem_key(client().chain_pem, None)
+    broken = "-----BEGIN PRIVATE KEY-----\nMIIB\n-----END PRIVATE KEY-----"
+    with pytest.raises(KeyStoreError, match="no private key in PKCS#8"):
+        pem_key(broken, None)
+    with pytest.raises(KeyStoreError, match="no base64"):
+        pem_key(broken.replace("MIIB", "M?"), None)
+
+
+def test_pem_without_certificates_trusts_nobody() -> None:
+    with pytest.raises(KeyStoreError, match="no BEGIN CERTIFICATE"):
+        pem_certificates(client().key_pem())
+    with pytest.raises(KeyStoreError, match="cannot be read"):
+        pem_certificates("-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----")
+
+
+def test_an_empty_store_is_an_error() -> None:
+    """With nothing to trust, the authorities of the machine would be trusted instead."""
+    with pytest.raises(KeyStoreError, match="no certificate"):
+        trusted_certificates(jks([]), PASSWORD)
+
+
+@pytest.mark.parametrize("size", range(0, 60, 3))
+def test_a_store_that_is_cut(size: int) -> None:
+    body = jks(ROOTS)[: 12 + size]
+    with pytest.raises(KeyStoreError, match=r"cut short|unknown"):
+        trusted_certificates(body + jks_digest(body), PASSWORD)
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_a_damaged_store_ends_in_an_error_or_in_certificates(data: st.DataObject) -> None:
+    body = bytearray(jks(ROOTS, key_chain=client().chain_der)[:-20])
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(body) - 1))
+        body[at] = data.draw(st.integers(0, 255))
+    try:
+        found = trusted_certificates(bytes(body) + jks_digest(bytes(body)), PASSWORD)
+    except KeyStoreError:
+        return
+    assert 0 < sum(map(len, found)) < len(body)
+
+
+@pytest.mark.skipif(shutil.which("keytool") is None, reason="needs keytool")
+@pytest.mark.parametrize("kind", ["JKS", "PKCS12"])
+def test_stores_of_keytool(kind: str, tmp_path: Path) -> None:
+    store, certificate = tmp_path / "store", tmp_path / "ca.pem"
+    certificate.write_text(authority().chain_pem)
+
+    def keytool(*arguments: str) -> None:
+        common = ("-keystore", store, "-storetype", kind, "-storepass", "keytool-1")
+        subprocess.run(["keytool", *arguments, *common], check=True, capture_output=True)
+
+    keytool("-importcert", "-noprompt", "-alias", "ca", "-file", str(certificate))
+    assert trusted_certificates(store.read_bytes(), "keytool-1") == authority().chain_der
+    name = ("-dname", "CN=me", "-keyalg", "EC", "-alias", "me", "-keypass", "keytool-1")
+    keytool("-genkeypair", *name)
+    found = trusted_certificates(store.read_bytes(), "keytool-1")
+    assert len(found) == 2
+    assert authority().chain_der[0] in found
+    if kind == "PKCS12":
+        (own,) = set(found) - set(authority().chain_der)
+        assert key_entry(store.read_bytes(), "keytool-1").chain == (own,)
+    else:
+        with pytest.raises(KeyStoreError, match="only Java opens"):
+            key_entry(store.read_bytes(), "keytool-1")

@@ -1,0 +1,349 @@
+"""Handshakes with a server on loopback: who is believed, who is shown, which versions."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import stat
+import tempfile
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kts_source.broker.kafka_options import broker_settings
+from kts_source.broker.tls import ssl_context
+from kts_source.errors import InvalidOptionError
+from tests.kts_source.broker.certificates import (
+    PASSWORD,
+    Identity,
+    authority,
+    between,
+    client,
+    jks,
+    server,
+    stranger,
+    trust_pkcs12,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from kts_source.broker.settings import Security
+
+BASE = {"kafka.bootstrap.servers": "a:1", "kafka.security.protocol": "SSL"}
+ROOT = authority().chain_pem
+
+
+@contextmanager
+def listening(
+    folder: Path,
+    identity: Identity,
+    *,
+    asks_for_certificate: bool = False,
+    newest: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3,
+) -> Iterator[int]:
+    """A server that says whom it sees and hangs up; gives its port."""
+    pem = folder / "server.pem"
+    pem.write_text(identity.key_pem() + identity.chain_pem)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pem)
+    context.maximum_version = newest
+    if asks_for_certificate:
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(cadata=ROOT)
+
+    def serve() -> None:
+        while True:
+            try:
+                plain, _ = listener.accept()
+            except OSError:
+                return
+            with plain:
+                plain.settimeout(10)
+                try:
+                    with context.wrap_socket(plain, server_side=True) as wrapped:
+                        seen: dict[str, Any] = dict(wrapped.getpeercert() or {})
+                        names = [value for ((_, value),) in seen.get("subject", ())]
+                        wrapped.sendall(f"hello {names} {wrapped.version()}".encode())
+                except OSError:  # refused, by one of the two
+                    continue
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def greeting(security: Security, port: int, name: str = "localhost") -> str:
+    with (
+        socket.create_connection(("127.0.0.1", port), 10) as plain,
+        ssl_context(security).wrap_socket(plain, server_hostname=name) as wrapped,
+    ):
+        return wrapped.recv(1000).decode()
+
+
+def security(options: dict[str, str]) -> Security:
+    found, _ = broker_settings(BASE | {f"kafka.ssl.{name}": v for name, v in options.items()})
+    assert found is not None
+    return found.security.reveal()
+
+
+def refused(options: dict[str, str]) -> str:
+    with pytest.raises(InvalidOptionError) as caught:
+        security(options)
+    assert caught.value.__cause__ is None
+    return str(caught.value)
+
+
+def _stored(folder: Path, name: str, data: bytes | str) -> str:
+    path = folder / name
+    path.write_bytes(data.encode() if isinstance(data, str) else data)
+    return str(path)
+
+
+def _trust(kind: str, data: bytes | str, password: str | None) -> Callable[[Path], dict[str, str]]:
+    def options(folder: Path) -> dict[str, str]:
+        word = {} if password is None else {"truststore.password": password}
+        return {"truststore.location": _stored(folder, "trust", data), **word} | (
+            {"truststore.type": kind} if kind else {}
+        )
+
+    return options
+
+
+TRUST_STORES: dict[str, Callable[[Path], dict[str, str]]] = {
+    "JKS": _trust("JKS", jks(authority().chain_der), PASSWORD),
+    "JKS by default": _trust("", jks(authority().chain_der), PASSWORD),
+    "JKS without password": _trust("", jks(authority().chain_der), None),
+    "PKCS12": _trust("pkcs12", trust_pkcs12(authority().chain), PASSWORD),
+    "PKCS12 called JKS": _trust("JKS", trust_pkcs12(authority().chain), PASSWORD),
+    "PEM": _trust("PEM", client().chain_pem, None),
+    "PEM in the option": lambda _: {"truststore.type": "PEM", "truststore.certificates": ROOT},
+    "the server's own certificate": lambda _: {
+        "truststore.type": "PEM",
+        "truststore.certificates": server().chain_pem.split("-----END")[0]
+        + "-----END CERTIFICATE-----",
+    },
+}
+
+
+@pytest.mark.parametrize("store", TRUST_STORES)
+def test_who_is_trusted_and_nobody_else(store: str, tmp_path: Path) -> None:
+    found = security(TRUST_STORES[store](tmp_path))
+    with listening(tmp_path, server()) as port:
+        assert greeting(found, port) == "hello [] TLSv1.3"
+        assert greeting(found, port, "127.0.0.1").startswith("hello")
+        with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
+            greeting(found, port, "broker.example")
+    with (
+        listening(tmp_path, stranger()) as port,
+        pytest.raises(ssl.SSLCertVerificationError, match="verify failed"),
+    ):
+        greeting(found, port)
+
+
+def test_without_a_trust_store_the_machine_s_authorities_count(tmp_path: Path) -> None:
+    with (
+        listening(tmp_path, server()) as port,
+        pytest.raises(ssl.SSLCertVerificationError, match="verify failed"),
+    ):
+        greeting(security({}), port)
+
+
+def test_an_empty_algorithm_leaves_the_name_unchecked_but_not_the_signature(
+    tmp_path: Path,
+) -> None:
+    options = {**TRUST_STORES["JKS"](tmp_path), "endpoint.identification.algorithm": ""}
+    with listening(tmp_path, server()) as port:
+        assert greeting(security(options), port, "broker.example").startswith("hello")
+    with listening(tmp_path, stranger()) as port, pytest.raises(ssl.SSLCertVerificationError):
+        greeting(security(options), port, "broker.example")
+
+
+KEY_STORES: dict[str, Callable[[Path], dict[str, str]]] = {
+    "PKCS12": lambda folder: {
+        "keystore.type": "PKCS12",
+        "keystore.location": _stored(folder, "key", client().pkcs12()),
+        "keystore.password": PASSWORD,
+    },
+    "PKCS12 called JKS": lambda folder: {
+        "keystore.location": _stored(folder, "key", client().pkcs12()),
+        "keystore.password": PASSWORD,
+    },
+    "PEM": lambda folder: {
+        "keystore.type": "PEM",
+        "keystore.location": _stored(folder, "key", client().chain_pem + client().key_pem()),
+    },
+    "encrypted PEM": lambda folder: {
+        "keystore.type": "PEM",
+        "keystore.location": _stored(folder, "key", client().key_pem("k1") + client().chain_pem),
+        "key.password": "k1",
+    },
+    "PEM in the options": lambda _: {
+        "keystore.type": "PEM",
+        "keystore.key": client().key_pem("k1").replace("\n", " "),
+        "keystore.certificate.chain": client().chain_pem,
+        "key.password": "k1",
+    },
+}
+
+
+@pytest.mark.parametrize("store", KEY_STORES)
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_who_is_shown(
+    store: str, in_memory: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ssl_context.cache_clear()
+    if not in_memory:
+        monkeypatch.delattr(os, "memfd_create", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    found = security(KEY_STORES[store](tmp_path) | TRUST_STORES["JKS"](tmp_path))
+    with listening(tmp_path, server(), asks_for_certificate=True) as port:
+        # The server knows the authority only: the one between was shown as well.
+        assert greeting(found, port) == "hello ['client'] TLSv1.3"
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_a_key_in_a_file_is_private_and_short_lived(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "memfd_create", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    seen = []
+
+    def spied(context: ssl.SSLContext, path: str) -> None:
+        seen.append((Path(path).parent, stat.S_IMODE(Path(path).stat().st_mode)))
+        raise ssl.SSLError
+
+    monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", spied)
+    ssl_context.cache_clear()
+    with pytest.raises(InvalidOptionError, match=r"kafka\.ssl\.keystore"):
+        security(KEY_STORES["PEM in the options"](tmp_path))
+    assert seen == [(tmp_path, 0o600)]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_that_asks_for_a_certificate_gets_none_from_who_has_none(tmp_path: Path) -> None:
+    found = security(TRUST_STORES["JKS"](tmp_path))
+    with (
+        listening(tmp_path, server(), asks_for_certificate=True) as port,
+        pytest.raises(ssl.SSLError, match=r"(?i)certificate.required"),
+    ):
+        greeting(found, port)
+
+
+@pytest.mark.parametrize(
+    ("options", "spoken"),
+    [
+        ({}, "TLSv1.3"),
+        ({"enabled.protocols": "TLSv1.2"}, "TLSv1.2"),
+        ({"enabled.protocols": "TLSv1,TLSv1.1,TLSv1.2"}, "TLSv1.2"),
+        ({"enabled.protocols": "TLSv1.3"}, "TLSv1.3"),
+        ({"protocol": "TLSv1.2"}, "TLSv1.2"),
+        ({"protocol": "TLS"}, "TLSv1.3"),
+    ],
+)
+def test_versions(options: dict[str, str], spoken: str, tmp_path: Path) -> None:
+    found = security({**TRUST_STORES["JKS"](tmp_path), **options})
+    with listening(tmp_path, server()) as port:
+        assert greeting(found, port) == f"hello [] {spoken}"
+
+
+def test_a_version_that_is_not_allowed_is_not_spoken(tmp_path: Path) -> None:
+    found = security({**TRUST_STORES["JKS"](tmp_path), "enabled.protocols": "TLSv1.3"})
+    with (
+        listening(tmp_path, server(), newest=ssl.TLSVersion.TLSv1_2) as port,
+        pytest.raises(ssl.SSLError),
+    ):
+        greeting(found, port)
+
+
+P12 = {"keystore.type": "PKCS12", "keystore.password": "wr0ng-secret"}
+INLINE = {"truststore.type": "PEM", "truststore.certificates": ROOT}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"truststore.location": "/gone"}, "'kafka.ssl.truststore.location' names no file"),
+        ({"truststore.location": "/"}, "'kafka.ssl.truststore.location' names no file"),
+        ({"truststore.location": "/dev/zero"}, "'kafka.ssl.truststore.location' names no file"),
+        ({"truststore.location": ROOT}, "is a path"),
+        ({"truststore.type": "BCFKS"}, "'kafka.ssl.truststore.type' must be JKS, PKCS12 or PEM"),
+        ({"truststore.password": "wr0ng-secret"}, "needs kafka.ssl.truststore.location"),
+        ({"truststore.certificates": ROOT}, "needs kafka.ssl.truststore.type PEM"),
+        (INLINE | {"truststore.location": "/a"}, "mean the same"),
+        (INLINE | {"truststore.password": "wr0ng-secret"}, "no meaning with PEM"),
+        (INLINE | {"truststore.certificates": "wr0ng-secret"}, "no BEGIN CERTIFICATE"),
+        (P12, "'kafka.ssl.keystore.password' needs kafka.ssl.keystore.location"),
+        ({"keystore.location": "/a"}, "needs kafka.ssl.keystore.password"),
+        ({"keystore.key": client().key_pem()}, "needs kafka.ssl.keystore.type PEM"),
+        (
+            {"keystore.type": "PEM", "keystore.key": client().key_pem()},
+            "'kafka.ssl.keystore.key' needs kafka.ssl.keystore.certificate.chain",
+        ),
+        (
+            {"keystore.type": "PEM", "keystore.certificate.chain": ROOT},
+            "'kafka.ssl.keystore.certificate.chain' needs kafka.ssl.keystore.key",
+        ),
+        ({"keystore.type": "PEM", "keystore.password": "x"}, "give kafka.ssl.key.password"),
+        ({"endpoint.identification.algorithm": "ldaps"}, "must be https, or empty"),
+        ({"enabled.protocols": "TLSv1.1"}, "must leave TLSv1.2 or TLSv1.3"),
+        ({"enabled.protocols": "TLSv1.3", "protocol": "TLSv1.2"}, "must leave"),
+        ({"enabled.protocols": "wr0ng-secret"}, "must be TLSv1.2, TLSv1.3 or both"),
+        ({"protocol": "TLSv1.1"}, "'kafka.ssl.protocol' must be TLS, TLSv1.2 or TLSv1.3"),
+    ],
+)
+def test_refused_with_words_that_help(options: dict[str, str], words: str) -> None:
+    problem = refused(options)
+    assert words in problem
+    assert "wr0ng" not in problem
+    assert "BEGIN PRIVATE" not in problem
+
+
+def test_files_that_cannot_be_opened(tmp_path: Path) -> None:
+    password = {"keystore.password": "wr0ng-secret"}
+    for problem in (
+        refused(KEY_STORES["PKCS12"](tmp_path) | password),
+        refused(TRUST_STORES["JKS"](tmp_path) | {"truststore.password": "wr0ng-secret"}),
+        refused(KEY_STORES["encrypted PEM"](tmp_path) | {"key.password": "wr0ng-secret"}),
+    ):
+        assert ".location' cannot be opened" in problem
+        assert "wr0ng" not in problem
+    big = tmp_path / "big"
+    with big.open("wb") as file:
+        file.truncate((16 << 20) + 1)
+    assert "more than 16 MiB" in refused({"truststore.location": str(big)})
+    big.write_bytes(b"\xff\xfe")
+    assert "not text" in refused({"truststore.location": str(big), "truststore.type": "PEM"})
+
+
+def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = TRUST_STORES["JKS"](tmp_path)
+
+    def denied(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", "wr0ng-secret")
+
+    monkeypatch.setattr(Path, "open", denied)
+    assert "cannot be read: Permission denied" in refused(options)
+
+
+def test_a_key_that_is_not_the_certificate_s_is_told_at_once() -> None:
+    options = {
+        "keystore.type": "PEM",
+        "keystore.key": server().key_pem(),
+        "keystore.certificate.chain": client().chain_pem,
+    }
+    assert "the first certificate must be the key's" in refused(options)
+    options["keystore.key"] = between().key_pem()
+    options["keystore.certificate.chain"] = between().chain_pem
+    assert security(options).tls
