@@ -125,7 +125,7 @@ def test_endpoints(url: str) -> None:
     ("url", "words"),
     [
         ("http://login.example/t", "must be https"),
-        ("http://localhost.example/t", "must be https"),
+        ("http://localhost.hunter2/t", "must be https"),
         ("file:///hunter2", "is no URL"),
         ("hunter2", "is no URL"),
         ("https://a:99999/", "is no URL"),

@@ -1,0 +1,197 @@
+"""Tokens from an endpoint on loopback: asked for as RFC 6749 says, kept, renewed, never shown."""
+
+from __future__ import annotations
+
+import base64
+import http.server
+import json
+import ssl
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs
+
+import pytest
+
+from kts_source.broker import oauth
+from kts_source.broker.sasl import sasl_client
+from kts_source.broker.settings import Security, TokenEndpoint
+from kts_source.errors import BrokerError, BrokerUnavailableError
+from tests.kts_source.broker.certificates import authority, server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SECRET = "hunter2+/ ü"
+
+
+class Endpoint(http.server.ThreadingHTTPServer):
+    """Answers with what it is told to, and notes what it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.answers: list[tuple[int, bytes]] = []
+        self.asked: list[tuple[str, dict[str, str], dict[str, list[str]]]] = []
+
+    def url(self, scheme: str = "http") -> str:
+        return f"{scheme}://localhost:{self.server_address[1]}/realm/token?x=1"
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    server: Endpoint
+
+    def do_POST(self) -> None:  # the library's name
+        body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        self.server.asked.append((self.path, dict(self.headers), parse_qs(body)))
+        status, data = self.server.answers.pop(0)
+        self.send_response(status)
+        if 300 <= status < 400:
+            self.send_header("Location", "/elsewhere")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def serving(context: ssl.SSLContext | None = None) -> Iterator[Endpoint]:
+    with Endpoint() as endpoint:
+        if context is not None:
+            endpoint.socket = context.wrap_socket(endpoint.socket, server_side=True)
+        thread = threading.Thread(target=endpoint.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield endpoint
+        finally:
+            endpoint.shutdown()
+            thread.join()
+
+
+@pytest.fixture
+def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
+    monkeypatch.setattr(oauth, "_held", {})
+    monkeypatch.setattr(oauth, "_PAUSE_SECONDS", 0.0)
+    with serving() as found:
+        yield found
+
+
+def source(
+    endpoint: Endpoint, *, url: str = "", scope: str = "", urlencoded: bool = False
+) -> TokenEndpoint:
+    return TokenEndpoint(url or endpoint.url(), "alice", SECRET, scope, urlencoded, ())
+
+
+def answer(token: str, **more: object) -> tuple[int, bytes]:
+    return 200, json.dumps({"access_token": token, **more}).encode()
+
+
+@pytest.mark.parametrize(
+    ("urlencoded", "pair"), [(False, f"alice:{SECRET}"), (True, "alice:hunter2%2B%2F+%C3%BC")]
+)
+def test_what_is_asked(endpoint: Endpoint, urlencoded: bool, pair: str) -> None:
+    endpoint.answers.append(answer("t1"))
+    assert oauth.token(source(endpoint, scope="a b&c", urlencoded=urlencoded)) == "t1"
+    ((path, headers, form),) = endpoint.asked
+    assert path == "/realm/token?x=1"
+    assert form == {"grant_type": ["client_credentials"], "scope": ["a b&c"]}
+    assert base64.b64decode(headers["Authorization"].removeprefix("Basic ")).decode() == pair
+
+
+def test_a_token_is_kept_for_most_of_its_life(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    endpoint.answers += [answer("t1", expires_in=100), answer("t2", expires_in=100), answer("t3")]
+    assert oauth.token(source(endpoint)) == "t1"
+    now[0] += 79
+    assert oauth.token(source(endpoint)) == "t1"
+    assert oauth.token(source(endpoint, scope="other")) == "t2"
+    now[0] += 2
+    assert oauth.token(source(endpoint)) == "t3"
+
+
+@pytest.mark.parametrize(
+    "life", [{}, {"expires_in": "x"}, {"expires_in": -1}, {"expires_in": True}]
+)
+def test_a_token_of_unknown_life_is_used_once(endpoint: Endpoint, life: dict[str, object]) -> None:
+    endpoint.answers += [answer("t1", **life), answer("t2", **life)]
+    assert [oauth.token(source(endpoint)) for _ in range(2)] == ["t1", "t2"]
+
+
+def test_a_token_that_a_broker_refused_is_forgotten(endpoint: Endpoint) -> None:
+    endpoint.answers += [answer("t1", expires_in=1000), answer("t2", expires_in=1000)]
+    for token in ("t1", "t2", "t2"):
+        security = Security("SASL_SSL", None, "OAUTHBEARER", source(endpoint))
+        client = sasl_client(security, "broker")
+        assert client.auth_bytes() == f"n,,\x01auth=Bearer {token}\x01\x01".encode()
+        client.receive(b'{"status":"invalid_token"}' if token == "t1" else b"")
+
+
+@pytest.mark.parametrize("status", [500, 503, 429])
+def test_an_endpoint_that_fails_is_asked_again(endpoint: Endpoint, status: int) -> None:
+    endpoint.answers += [(status, b"hunter2"), (status, b""), answer("t1")]
+    assert oauth.token(source(endpoint)) == "t1"
+    endpoint.answers += [(status, b"hunter2")] * 3
+    with pytest.raises(BrokerUnavailableError, match=f"at localhost answered {status}") as caught:
+        oauth.token(source(endpoint))
+    assert caught.value.retriable
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "words"),
+    [
+        (401, b'{"error":"invalid_client"}', r"answered 401 \(invalid_client\): check"),
+        (400, b'{"error":"hunter2"}', "answered 400: check"),
+        (400, b'["hunter2"]', "answered 400: check"),
+        (403, b"<html>hunter2", "answered 403: check"),
+        (302, b"", "answered 302: check"),
+        (204, b"", "answered 204: check"),
+        (200, b"hunter2", "without an access_token"),
+        (200, b"[1]", "without an access_token"),
+        (200, b'{"access_token":null}', "without an access_token"),
+        (200, b'{"access_token":"a\\u0001hunter2"}', "without an access_token"),
+        (200, b"[" * 100_000, "without an access_token"),
+        (200, b'{"access_token":"' + b"a" * (1 << 20) + b'"}', "without an access_token"),
+    ],
+)
+def test_answers_that_are_no_token(
+    endpoint: Endpoint, status: int, body: bytes, words: str
+) -> None:
+    endpoint.answers.append((status, body))
+    with pytest.raises(BrokerError, match=words) as caught:
+        oauth.token(source(endpoint))
+    assert not caught.value.retriable
+    assert "hunter2" not in str(caught.value)
+    assert len(endpoint.asked) == 1  # nor does the secret follow a redirect
+
+
+def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(oauth, "_held", {})
+    monkeypatch.setattr(oauth, "_PAUSE_SECONDS", 0.0)
+    with serving() as endpoint:
+        gone = source(endpoint)
+    with pytest.raises(BrokerUnavailableError, match="does not answer: ConnectionRefusedError"):
+        oauth.token(gone)
+
+
+def test_over_tls_only_from_whom_is_trusted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(oauth, "_held", {})
+    pem = tmp_path / "server.pem"
+    pem.write_text(server().key_pem() + server().chain_pem)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pem)
+    with serving(context) as endpoint:
+        endpoint.answers.append(answer("t1"))
+        with pytest.raises(BrokerError, match="the token endpoint at localhost is not trusted"):
+            oauth.token(source(endpoint, url=endpoint.url("https")))
+        assert endpoint.asked == []
+        pem.write_text(authority().chain_pem)
+        monkeypatch.setenv("SSL_CERT_FILE", str(pem))
+        assert oauth.token(source(endpoint, url=endpoint.url("https"))) == "t1"
