@@ -131,8 +131,17 @@ class RangeFetcher:
                     why = str(error)
                     self._node = -1
                     found = None
+                except _LogStartMoved as error:
+                    text = (
+                        f"offset {at} is gone since the plan was made: the log of the brokers"
+                        f" starts at {error.log_start}"
+                    )
+                    at = self._behind_loss(
+                        at, error.log_start, DataLossError(text, **self._place(at))
+                    )
+                    continue
                 except DataLossError as error:
-                    at = self._behind_loss(at, error)
+                    at = self._behind_loss(at, self._wanted.stop_offset, error)
                     continue
                 except _TryAgain as error:
                     why = str(error)
@@ -160,14 +169,11 @@ class RangeFetcher:
             if sent is not None:  # its answer would be taken for another's
                 sent[0].close()
 
-    def _behind_loss(self, at: int, error: DataLossError) -> int:
+    def _behind_loss(self, at: int, first_left: int, error: DataLossError) -> int:
         """Where to go on behind what is gone."""
-        if self._on_loss is None:
-            raise error
-        stop = self._wanted.stop_offset
-        behind = min(error.log_start, stop) if isinstance(error, _LogStartError) else stop
-        if behind <= at:
-            raise error
+        behind = min(first_left, self._wanted.stop_offset)
+        if self._on_loss is None or behind <= at:
+            raise error from None
         self._on_loss(at, behind, error)
         return behind
 
@@ -287,13 +293,7 @@ class RangeFetcher:
             raise _TryAgain(f"a broker says {error_name(code)}")
         place = self._place(at)
         if code == OFFSET_OUT_OF_RANGE:
-            gone = _LogStartError(
-                f"offset {at} is gone since the plan was made: the log of the brokers starts at"
-                f" {log_start}",
-                **place,
-            )
-            gone.log_start = log_start
-            raise gone
+            raise _LogStartMoved(log_start)
         if code in DENIED:
             raise BrokerError("not allowed to read the topic: the user needs Read on it", **place)
         raise BrokerError(f"a broker refuses to be read: {error_name(code)}", **place)
@@ -306,14 +306,16 @@ class RangeFetcher:
         }
 
 
-class _LogStartError(DataLossError):
+class _LogStartMoved(Exception):  # noqa: N818  # what an answer tells
     """Retention or DeleteRecords passed an offset.
 
     Attributes:
         log_start: The first that is left.
     """
 
-    log_start: int = -1
+    def __init__(self, log_start: int) -> None:
+        super().__init__(log_start)
+        self.log_start = log_start
 
 
 class _TryAgain(Exception):  # noqa: N818  # no error, but what an answer asks for

@@ -135,7 +135,7 @@ def _resolve_start(
     if options.timestamp_strategy == "latest":
         return partition.stop
     raise OffsetOutOfRangeError(
-        f"{place}: no record that {place.holder} holds is dated at or after {wanted} ms"
+        f"{place}: no record in {place.holder} is dated at or after {wanted} ms"
         " (startingOffsetsByTimestampStrategy=latest makes the range empty instead)"
     )
 
