@@ -9,8 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 from kts_source.broker.connection import Connection, LostConnectionError
 from kts_source.broker.error_codes import (
@@ -20,6 +19,7 @@ from kts_source.broker.error_codes import (
     UNKNOWN_TOPIC_OR_PARTITION,
     error_name,
 )
+from kts_source.broker.topics import ClusterTopic, EpochEnd, Leader, TopicPartition
 from kts_source.errors import BrokerError, BrokerUnavailableError, LeaderChangedError
 from kts_source.texts import some
 from segment_format.kafka_uuid import uuid_to_text
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from kts_source.broker.settings import BrokerSettings
-
-TopicPartition: TypeAlias = tuple[str, int]
 
 LATEST: Final = -1
 EARLIEST: Final = -2
@@ -41,46 +39,6 @@ _FIRST_PAUSE_SECONDS: Final = 0.05
 _MAX_PAUSE_SECONDS: Final = 1.0
 _EXPIRES_EARLY_SECONDS: Final = 30.0
 _REPLICA_ID: Final = -1  # a consumer
-
-
-@dataclass(frozen=True, slots=True)
-class Leader:
-    """Who leads a partition.
-
-    Attributes:
-        node: Id of the broker; −1 while there is none.
-        epoch: Leader epoch.
-    """
-
-    node: int
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterTopic:
-    """A topic as the cluster has it.
-
-    Attributes:
-        topic_id: Its incarnation, 22 characters.
-        leaders: Partition number to its leader, all partitions, ascending.
-    """
-
-    topic: str
-    topic_id: str
-    leaders: Mapping[int, Leader]
-
-
-@dataclass(frozen=True, slots=True)
-class EpochEnd:
-    """What a leader knows of an epoch that it was asked for.
-
-    Attributes:
-        epoch: The greatest epoch it knows that is not above the one asked; −1 none.
-        end_offset: One past that epoch's last offset; −1 none.
-    """
-
-    epoch: int
-    end_offset: int
 
 
 class Cluster:

@@ -18,8 +18,6 @@ from kts_source.broker.cluster import (
     EARLIEST_LOCAL,
     LATEST,
     Cluster,
-    ClusterTopic,
-    TopicPartition,
 )
 from kts_source.broker.fetch_range import FetchedBatches, RangeFetcher
 from kts_source.errors import InvalidOptionError, TopicNotFoundError
@@ -32,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from kts_source.broker.settings import BrokerSettings
+    from kts_source.broker.topics import ClusterTopic, TopicPartition
     from kts_source.options import ScanOptions
 
 _SAMPLE_BYTES: Final = 64 << 10
