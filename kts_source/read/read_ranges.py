@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 from contextlib import closing, contextmanager
@@ -42,7 +43,9 @@ def shared_cluster(settings: BrokerSettings) -> Cluster:
         return known
     if known is not None:
         known.close()
+        atexit.unregister(known.close)
     opened = _local.cluster = Cluster(settings)
+    atexit.register(opened.close)
     return opened
 
 

@@ -1,0 +1,87 @@
+"""Scans of tier and brokers beside what a consumer is given."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from kts_source.options import parse_options
+from kts_source.planning.planner import plan_scan
+from kts_source.read.run_task import run_task
+from tests.integration.oracle import Row, consumed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from kts_source.planning.scan_plan import ScanPlan
+    from kts_source.read.task_metrics import TaskMetrics
+
+Rows = dict[tuple[str, int], list[Row]]
+
+_COLUMNS = "topic,partition,offset,timestamp,timestampType,key,value,headers"
+
+
+def hybrid_options(bootstrap: str, tier: object = None, **more: str) -> dict[str, str]:
+    """Options that read topics from brokers, and from a tier if one is given."""
+    options = {"kafka.bootstrap.servers": bootstrap, "columns": _COLUMNS, **more}
+    if tier is not None:
+        options |= {"path": str(tier), "layout": "local-tiered-storage"}
+    return {name.replace("__", "."): text for name, text in options.items()}
+
+
+def planned(options: Mapping[str, str]) -> ScanPlan:
+    """The plan of these options."""
+    return plan_scan(parse_options(options))
+
+
+def rows_of(
+    plan: ScanPlan, options: Mapping[str, str], ended: list[TaskMetrics] | None = None
+) -> Rows:
+    """What the tasks of a plan return, by partition, in the order of tasks."""
+    parsed = parse_options(options)
+    take = (ended if ended is not None else []).append
+    batches = [batch for task in plan.tasks for batch in run_task(task, parsed, on_end=take)]
+    return _by_partition(batches)
+
+
+def consumed_rows(bootstrap: str, plan: ScanPlan, isolation: str) -> Rows:
+    """What a consumer is given of the offsets that a plan covers."""
+    return {
+        (part.topic, part.partition): consumed(
+            bootstrap, part.topic, part.partition, part.start, part.stop, isolation=isolation
+        )
+        for part in plan.partitions
+    }
+
+
+def assert_as_consumed(found: Rows, expected: Rows) -> None:
+    """The same rows in the same order, and no partition more or less."""
+    for place in sorted(found.keys() | expected.keys()):
+        mine, theirs = found.get(place, []), expected.get(place, [])
+        if mine != theirs:
+            offsets = [row.offset for row in mine], [row.offset for row in theirs]
+            missing = sorted(set(offsets[1]) - set(offsets[0]))[:10]
+            extra = sorted(set(offsets[0]) - set(offsets[1]))[:10]
+            raise AssertionError(
+                f"{place}: {len(mine)} rows, a consumer has {len(theirs)}; missing {missing}, not"
+                f" a consumer's {extra}"
+            )
+
+
+def _by_partition(batches: Iterable[pa.RecordBatch]) -> Rows:
+    found: Rows = defaultdict(list)
+    for batch in batches:
+        times = batch.column("timestamp").cast(pa.int64())
+        for at, row in enumerate(batch.drop_columns("timestamp").to_pylist()):
+            headers = tuple((one["key"], one["value"]) for one in row["headers"])
+            place = row["topic"], row["partition"]
+            milliseconds = times[at].as_py() // 1000
+            found[place].append(
+                Row(
+                    *(row["offset"], milliseconds, row["timestampType"]),
+                    *(row["key"], row["value"], headers),
+                )
+            )
+    return dict(found)
