@@ -39,7 +39,7 @@ class RandomWork:
         """
         kind = self._random.random()
         topic, partition = self._random.choice(self._pairs)
-        count = self._random.randint(1, 60)
+        count = self._random.randint(1, 200)
         name = f"work-{self._seed}-{self._random.randrange(_TRANSACTIONS)}"
         if kind < 0.4:
             codec = self._random.choice(CODECS)

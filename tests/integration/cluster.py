@@ -94,9 +94,7 @@ class Cluster:
     def __enter__(self) -> Self:
         """Formats and starts all nodes, and waits until they serve."""
         self.tier.mkdir(parents=True)
-        cluster_id = (
-            base64.urlsafe_b64encode(b"\x00" + secrets.token_bytes(15)).decode().rstrip("=")
-        )
+        cluster_id = base64.urlsafe_b64encode(b"\x00" + secrets.token_bytes(15)).decode()
         for node in self.nodes.values():
             port = self.nodes[1].ports["CONTROLLER"]
             node.configure(self.tier, port, self.spec.interval_ms, self._settings(node.number))

@@ -123,7 +123,7 @@ class Node:
 
     def begin_format(self, cluster_id: str) -> subprocess.Popen[bytes]:
         """Starts to format the disk; `start` may follow when the process has ended with 0."""
-        command = ("kafka.tools.StorageTool", "format", "-t", cluster_id)
+        command = ("kafka.tools.StorageTool", "format", "-t", cluster_id.rstrip("="))
         return self._java("-Xmx128m", *command, "-c", str(self._properties))
 
     def start(self) -> None:
