@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import secrets
-import socket
 import subprocess
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
+from confluent_kafka import IsolationLevel, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
+from tests.integration.admin import TIERED
+from tests.integration.cluster import Cluster
 from tests.integration.dump_log_segments import dump_log_segments
-from tests.integration.kafka_jars import kafka_class_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -23,59 +21,7 @@ if TYPE_CHECKING:
 
 PartitionOffsets = dict[tuple[str, int], int]
 
-START_SECONDS = 90
 SETTLE_SECONDS = 90
-STOP_SECONDS = 40
-
-_PROPERTIES = """
-node.id=1
-process.roles=broker,controller
-listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}
-advertised.listeners=PLAINTEXT://127.0.0.1:{port}
-listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
-controller.listener.names=CONTROLLER
-controller.quorum.voters=1@127.0.0.1:{controller_port}
-log.dirs={folder}/logs
-auto.create.topics.enable=false
-num.network.threads=2
-num.io.threads=4
-offsets.topic.num.partitions=1
-offsets.topic.replication.factor=1
-group.initial.rebalance.delay.ms=0
-transaction.state.log.num.partitions=1
-transaction.state.log.replication.factor=1
-transaction.state.log.min.isr=1
-log.retention.check.interval.ms=1000
-log.initial.task.delay.ms=500
-remote.log.storage.system.enable=true
-remote.log.metadata.manager.class.name=org.apache.kafka.server.log.remote.metadata.storage.TopicBasedRemoteLogMetadataManager
-remote.log.metadata.manager.listener.name=PLAINTEXT
-remote.log.metadata.manager.impl.prefix=rlmm.config.
-rlmm.config.remote.log.metadata.topic.replication.factor=1
-rlmm.config.remote.log.metadata.topic.num.partitions=1
-remote.log.manager.task.interval.ms=500
-remote.log.storage.manager.class.name=org.apache.kafka.server.log.remote.storage.LocalTieredStorage
-remote.log.storage.manager.impl.prefix=rsm.config.
-rsm.config.dir={folder}/tier
-"""
-
-_LOG4J = """
-rootLogger.level=warn
-rootLogger.appenderRef.console.ref=console
-appender.console.type=Console
-appender.console.name=console
-appender.console.layout.type=PatternLayout
-appender.console.layout.pattern=%d %p %c{1}: %m%n
-"""
-
-TIERED_TOPIC: Mapping[str, str] = {
-    "remote.storage.enable": "true",
-    "local.retention.bytes": "1",
-    "retention.ms": "-1",
-    "internal.segment.bytes": "20000",
-    "index.interval.bytes": "1000",
-}
-"""Closed segments move to the tier, and small ones so that there are many."""
 
 
 @dataclass(frozen=True)
@@ -102,9 +48,9 @@ class Broker:
 
         Args:
             partitions: Topic to its number of partitions.
-            settings: Topic settings with `_` for `.`, on top of `TIERED_TOPIC`.
+            settings: Topic settings with `_` for `.`, on top of `TIERED`.
         """
-        config = {**TIERED_TOPIC, **{k.replace("_", "."): v for k, v in settings.items()}}
+        config = {**TIERED, **{k.replace("_", "."): v for k, v in settings.items()}}
         topics = [NewTopic(name, count, 1, config=config) for name, count in partitions.items()]
         admin = self.new_admin()
         for future in admin.create_topics(topics).values():
@@ -217,65 +163,6 @@ def running_broker(folder: Path) -> Iterator[Broker]:
     Raises:
         RuntimeError: The broker did not start; with the end of its log.
     """
-    class_path = kafka_class_path()
-    port, controller_port = _free_ports(2)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "tier").mkdir()
-    properties = folder / "server.properties"
-    properties.write_text(
-        _PROPERTIES.format(port=port, controller_port=controller_port, folder=folder)
-    )
-    (folder / "log4j2.properties").write_text(_LOG4J)
-    java = ["java", f"-Dlog4j2.configurationFile={folder / 'log4j2.properties'}"]
-    log_file = folder / "broker.log"
-    cluster_id = base64.urlsafe_b64encode(b"\x00" + secrets.token_bytes(15)).decode().rstrip("=")
-    with log_file.open("wb") as output:
-        subprocess.run(
-            [
-                *(*java, "-cp", class_path, "kafka.tools.StorageTool", "format"),
-                *("-t", cluster_id, "-c", str(properties)),
-            ],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            check=True,
-            timeout=60,
-        )
-        process = subprocess.Popen(
-            [*java, "-Xmx768m", "-cp", class_path, "kafka.Kafka", str(properties)],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    broker = Broker(f"127.0.0.1:{port}", folder, folder / "tier", class_path)
-    try:
-        _wait_until_ready(broker, process, log_file)
-        yield broker
-    finally:
-        process.terminate()
-        try:
-            process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _wait_until_ready(broker: Broker, process: subprocess.Popen[bytes], log_file: Path) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while process.poll() is None and time.monotonic() < deadline:
-        with contextlib.suppress(KafkaException):
-            if broker.new_admin().list_topics(timeout=2).brokers:
-                return
-        time.sleep(0.2)
-    tail = log_file.read_text(errors="replace")[-4000:]
-    raise RuntimeError(f"the broker did not start (exit code {process.poll()}):\n{tail}")
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports nobody listens on, all different."""
-    with contextlib.ExitStack() as stack:
-        ports = []
-        for _ in range(count):
-            listener = stack.enter_context(socket.socket())
-            listener.bind(("127.0.0.1", 0))
-            ports.append(int(listener.getsockname()[1]))
-        return ports
+    with Cluster(folder) as cluster:
+        node = cluster.nodes[1]
+        yield Broker(node.bootstrap, node.folder, cluster.tier, cluster.class_path)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, TypeAlias
 
-from tests.integration.workload import BASE_MS, STEP_MS, TOPICS, TierFacts
+from tests.integration.filler import BASE_MS, STEP_MS
+from tests.integration.workload import TOPICS, TierFacts
 
 Options: TypeAlias = Mapping[str, str]
 PartitionNumbers: TypeAlias = dict[str, dict[str, int]]

@@ -15,13 +15,25 @@ from tests.needs import needs
 KAFKA_VERSION = "4.1.1"
 CACHE = Path(__file__).resolve().parents[2] / ".cache" / "kafka-jars"
 
-# The test jar holds LocalTieredStorage; the last one lets the broker's log be read.
-ARTIFACTS = (
-    f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}",
-    f"org.apache.kafka:kafka-tools:{KAFKA_VERSION}",
-    f"org.apache.kafka:kafka-storage:{KAFKA_VERSION}:test",
-    "org.apache.logging.log4j:log4j-slf4j-impl:2.24.3",
-)
+OLDEST_KAFKA = "3.9.2"
+NEWEST_KAFKA = "4.3.1"
+"""The first release line whose tiered storage is meant for production, and the newest release of
+which all jars resolve."""
+
+
+def kafka_artifacts(version: str) -> tuple[str, ...]:
+    """What a broker of this version, its tools and its tier on a folder need from Maven."""
+    return (
+        f"org.apache.kafka:kafka_2.13:{version}",
+        f"org.apache.kafka:kafka-tools:{version}",
+        # Holds LocalTieredStorage.
+        f"org.apache.kafka:kafka-storage:{version}:test",
+        # Lets the broker's log be read.
+        "org.apache.logging.log4j:log4j-slf4j-impl:2.24.3",
+    )
+
+
+ARTIFACTS = kafka_artifacts(KAFKA_VERSION)
 
 # The newest version of which all jars resolve.
 SPARK_KAFKA = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"

@@ -11,24 +11,16 @@ trimmed        1; DeleteRecords moved the log start into a tiered segment
 
 from __future__ import annotations
 
-import itertools
-import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from confluent_kafka import Producer
+from tests.integration.filler import CODECS, Filler
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from tests.integration.broker import Broker, PartitionOffsets
 
-BASE_MS = 1_700_000_000_000
-STEP_MS = 1_000
-"""Create time of the record number n of a partition: `BASE_MS + n * STEP_MS`, some are late."""
-LATE_MS = 90_000
-
-CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 PLAIN_RECORDS = 1500
 TRIM_TO = 777
 
@@ -58,88 +50,12 @@ class TierFacts:
         return self.tier_stable if isolation_level == "read_committed" else self.tier_ends
 
 
-class _Filler:
-    """Sends random records, always the same ones, to partitions of one broker."""
-
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        self._random = random.Random(20240601)
-        self._sent: dict[tuple[str, int], Iterator[int]] = {}
-        self._producers: dict[str, Producer] = {}
-
-    def producer(self, name: str, **settings: str | int) -> Producer:
-        """One producer a name, made at its first use."""
-        if name not in self._producers:
-            config: dict[str, str | int] = {
-                "bootstrap.servers": self._broker.bootstrap,
-                "log_level": 0,
-                "linger.ms": 20,
-                "batch.num.messages": 40,
-                "enable.idempotence": "true",
-                **settings,
-            }
-            self._producers[name] = Producer(config)
-        return self._producers[name]
-
-    def transactional(self, name: str) -> Producer:
-        """A producer that is ready to begin a transaction."""
-        is_new = name not in self._producers
-        settings: dict[str, str | int] = {
-            "transactional.id": name,
-            "transaction.timeout.ms": 900_000,
-        }
-        producer = self.producer(name, **settings)
-        if is_new:
-            producer.init_transactions(30)
-        return producer
-
-    def plain(self, codec: str) -> Producer:
-        """A producer without transactions."""
-        return self.producer(f"codec {codec}", **{"compression.type": codec})
-
-    def send(self, producer: Producer, topic: str, partition: int, count: int) -> None:
-        """Sends and waits until the broker has them."""
-        numbers = self._sent.setdefault((topic, partition), itertools.count())
-        for number in itertools.islice(numbers, count):
-            late = LATE_MS if number % 13 == 5 else 0
-            producer.produce(
-                topic,
-                partition=partition,
-                timestamp=BASE_MS + number * STEP_MS - late,
-                key=self._random.choice((None, b"", b"key %d" % number)),
-                value=self._value(),
-                headers=self._headers(number),
-            )
-            if number % 25 == 0:
-                producer.poll(0)
-        if producer.flush(60):
-            raise TimeoutError(f"the broker did not take the records of {topic}-{partition}")
-
-    def _value(self) -> bytes | None:
-        kind = self._random.random()
-        if kind < 0.03:
-            return None
-        if kind < 0.06:
-            return b""
-        return self._random.randbytes(self._random.randint(1, 40)) * self._random.randint(1, 5)
-
-    def _headers(self, number: int) -> list[tuple[str, str | bytes | None]]:
-        if number % 3:
-            return []
-        headers: list[tuple[str, str | bytes | None]] = [
-            ("n", str(number).encode()),
-            ("n", None),
-            ("ключ", b""),
-        ]
-        return headers[: number % 4 + 1]
-
-
 def fill(broker: Broker) -> TierFacts:
     """Creates and fills the topics, waits until the tier has settled, asks the broker for facts."""
     created = {name: TOPICS[name] for name in TOPICS if name != "append"}
     broker.create_topics(created)
     broker.create_topics({"append": 1}, message_timestamp_type="LogAppendTime")
-    filler = _Filler(broker)
+    filler = Filler(broker.bootstrap, 20240601)
     for codec in (*CODECS, *CODECS):
         for partition in range(3):
             # Uneven, so that partitions are told apart by their offsets.
@@ -159,7 +75,7 @@ def fill(broker: Broker) -> TierFacts:
     return _facts(broker)
 
 
-def _transactions(filler: _Filler) -> None:
+def _transactions(filler: Filler) -> None:
     one, two = filler.transactional("one"), filler.transactional("two")
     plain = filler.plain("none")
     for round_number in range(12):

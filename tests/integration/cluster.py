@@ -1,0 +1,191 @@
+"""A real Kafka cluster with tiered storage on a folder: KRaft, on free local ports.
+
+Node 1 is broker and controller, and holds the internal topics. A cluster with `replicas` > 1 has
+further brokers, and user topics with several replicas live on those: any of them may die.
+"""
+
+from __future__ import annotations
+
+import base64
+import secrets
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self
+
+from confluent_kafka import KafkaException
+
+from tests.integration.admin import Admin
+from tests.integration.kafka_jars import KAFKA_VERSION, kafka_artifacts, kafka_class_path
+from tests.integration.nodes import Node, free_ports
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from tests.integration.certificates import Certificates
+
+START_SECONDS = 90
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSpec:
+    """What a cluster is like.
+
+    Attributes:
+        replicas: How many brokers may hold a user topic: 1, which is node 1, or 2: nodes 2 and 3.
+        version: Of Kafka, as on Maven Central.
+        certificates: With them the brokers listen on SASL_SSL (SCRAM and PLAIN) and SSL too.
+        passwords: User to password, for PLAIN; `Admin.add_scram_user` makes SCRAM users.
+        has_acls: Whether users other than plaintext ones need ACLs.
+        has_racks: Whether node n is in `rack-n` and consumers may read from their rack's replica.
+        interval_ms: How often a broker looks for segments to tier and to delete.
+        settings: More broker settings.
+    """
+
+    replicas: int = 1
+    version: str = KAFKA_VERSION
+    certificates: Certificates | None = None
+    passwords: Mapping[str, str] = field(default_factory=dict, repr=False)
+    has_acls: bool = False
+    has_racks: bool = False
+    interval_ms: int = 300
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
+class Cluster:
+    """A cluster that starts with `with` and ends with it.
+
+    Args:
+        folder: Empty or absent; holds the nodes' folders `node-1`, … and the tier in `tier`.
+        spec: What it is like.
+
+    Attributes:
+        tier: The storage plugin's folder, which outlives the brokers.
+        nodes: By `node.id`.
+        admin: Asks and changes it as an administrator.
+    """
+
+    def __init__(self, folder: Path, spec: ClusterSpec | None = None) -> None:
+        self.spec = spec or ClusterSpec()
+        self.folder = folder
+        self.tier = folder / "tier"
+        self.class_path = kafka_class_path(kafka_artifacts(self.spec.version))
+        self.nodes = {number: self._node(number) for number in self._numbers()}
+        self.admin = Admin(
+            {n: node.bootstrap for n, node in self.nodes.items()},
+            self.class_path,
+            folder,
+            tuple(self.replica_nodes()),
+        )
+
+    @property
+    def bootstrap(self) -> str:
+        """Where plaintext clients find all nodes."""
+        return ",".join(node.bootstrap for node in self.nodes.values())
+
+    def address(self, listener: str) -> str:
+        """Bootstrap servers of one listener: `PLAINTEXT`, `SASL_SSL` or `SSL`."""
+        return ",".join(f"127.0.0.1:{node.ports[listener]}" for node in self.nodes.values())
+
+    def replica_nodes(self) -> list[int]:
+        """The nodes that user topics live on."""
+        return [number for number in self.nodes if number > 1] or [1]
+
+    def __enter__(self) -> Self:
+        """Formats and starts all nodes, and waits until they serve."""
+        self.tier.mkdir(parents=True)
+        cluster_id = base64.urlsafe_b64encode(b"\x00" + secrets.token_bytes(15)).decode()
+        for node in self.nodes.values():
+            port = self.nodes[1].ports["CONTROLLER"]
+            node.configure(self.tier, port, self.spec.interval_ms, self._settings(node.number))
+        formats = [node.begin_format(cluster_id) for node in self.nodes.values()]
+        try:
+            for node, process in zip(self.nodes.values(), formats, strict=True):
+                if process.wait(60) != 0:
+                    raise RuntimeError(f"the disk was not formatted:\n{node.log_end()}")
+            # Alone at first, so that the internal topics come to live on node 1.
+            self.start_node(1)
+            for number in self.nodes:
+                if number == 1:
+                    self.admin.create_internal_topics()
+                else:
+                    self.nodes[number].start()
+            self.wait_ready()
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stops all nodes."""
+        self._stop()
+
+    def start_node(self, number: int) -> None:
+        """Starts a node that was stopped or killed, and waits until it serves."""
+        self.nodes[number].start()
+        self.wait_ready()
+
+    def restart_node(self, number: int, *, is_clean: bool = True) -> None:
+        """Stops (or kills) a node and starts it again."""
+        self.nodes[number].stop() if is_clean else self.nodes[number].kill()
+        self.start_node(number)
+
+    def wait_ready(self, seconds: float = START_SECONDS) -> None:
+        """Waits until every node that runs answers and is known to all others.
+
+        Raises:
+            RuntimeError: A node ended, or the time passed; with the ends of the logs.
+        """
+        deadline = time.monotonic() + seconds
+        running = [node for node in self.nodes.values() if node.is_running]
+        wanted = {node.number for node in running}
+        while not all(self._knows(node, wanted) for node in running):
+            dead = [node.number for node in running if not node.is_running]
+            if dead or time.monotonic() > deadline:
+                logs = "\n".join(node.log_end() for node in running)
+                raise RuntimeError(f"not ready; nodes that ended: {dead}\n{logs}")
+            time.sleep(0.1)
+
+    def log_ends(self) -> str:
+        """The ends of all nodes' logs, for error messages."""
+        return "\n".join(node.log_end() for node in self.nodes.values())
+
+    def _knows(self, node: Node, wanted: set[int]) -> bool:
+        try:
+            return set(self.admin.brokers_known_to(node.number)) >= wanted
+        except KafkaException:
+            return False
+
+    def _numbers(self) -> range:
+        return range(1, 2 if self.spec.replicas == 1 else self.spec.replicas + 2)
+
+    def _node(self, number: int) -> Node:
+        names = ["PLAINTEXT"]
+        if self.spec.certificates:
+            names += ["SASL_SSL", "SSL"]
+        if number == 1:
+            names.append("CONTROLLER")
+        ports = dict(zip(names, free_ports(len(names)), strict=True))
+        return Node(number, self.folder / f"node-{number}", self.class_path, ports)
+
+    def _settings(self, number: int) -> dict[str, str]:
+        spec = self.spec
+        found: dict[str, str] = {}
+        if spec.certificates:
+            found |= spec.certificates.broker_settings(spec.passwords)
+        if spec.has_acls:
+            found["authorizer.class.name"] = (
+                "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
+            )
+            found["super.users"] = "User:ANONYMOUS"
+        if spec.has_racks:
+            found["broker.rack"] = f"rack-{number}"
+            found["replica.selector.class"] = (
+                "org.apache.kafka.common.replica.RackAwareReplicaSelector"
+            )
+        return found | dict(spec.settings)
+
+    def _stop(self) -> None:
+        # The controller last: a broker's clean shutdown asks it.
+        for number in sorted(self.nodes, reverse=True):
+            self.nodes[number].stop()

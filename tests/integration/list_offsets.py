@@ -1,0 +1,49 @@
+"""Kafka's ListOffsets request, version 9, for the questions that librdkafka does not ask."""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+EARLIEST_LOCAL = -4
+LATEST_TIERED = -5
+
+_VERSION = 9
+_TIMEOUT_SECONDS = 10
+
+
+def list_offset(address: str, topic: str, partition: int, timestamp: int) -> int:
+    """The offset that a partition's leader answers.
+
+    Args:
+        address: `host:port` of the leader, plaintext.
+        topic: Its name.
+        partition: Its number.
+        timestamp: `EARLIEST_LOCAL`, or `LATEST_TIERED` (inclusive, -1: nothing is tiered).
+
+    Raises:
+        RuntimeError: The broker answers an error; with Kafka's code.
+    """
+    name = topic.encode()
+    # Compact lengths are one more than the length; each struct ends with its (no) tagged fields.
+    body = b"".join(
+        (
+            struct.pack(">ib", -1, 0),
+            b"\x02" + bytes([len(name) + 1]) + name,
+            b"\x02" + struct.pack(">iiq", partition, -1, timestamp) + b"\0",
+            b"\0\0",
+        )
+    )
+    header = struct.pack(">hhih", 2, _VERSION, 1, -1) + b"\0"
+    host, port = address.rsplit(":", 1)
+    with socket.create_connection((host, int(port)), _TIMEOUT_SECONDS) as connection:
+        connection.sendall(struct.pack(">i", len(header + body)) + header + body)
+        stream = connection.makefile("rb")
+        (length,) = struct.unpack(">i", stream.read(4))
+        answer = stream.read(length)
+    # Correlation id, tags, throttle time, one topic, its name, one partition.
+    at = 4 + 1 + 4 + 1 + 1 + len(name) + 1
+    _, error, _, offset, _ = struct.unpack_from(">ihqqi", answer, at)
+    if error:
+        raise RuntimeError(f"ListOffsets({timestamp}) of {topic}-{partition}: error {error}")
+    return int(offset)

@@ -1,0 +1,100 @@
+"""Recipes for histories that are lost: the tier has segments that the leader never knew."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+from tests.integration.admin import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.integration.cluster import Cluster
+
+_CHECKPOINTS = (
+    "replication-offset-checkpoint",
+    "recovery-point-offset-checkpoint",
+)
+
+
+def lose_branch(cluster: Cluster, topic: str, partition: int = 0) -> int:
+    """Makes the one node forget the newest part of a partition, as a disk that lost writes would.
+
+    The topic keeps its segments locally (`local_retention_bytes="-2"`, `retention_ms="-1"`) and
+    has several of them, tiered. Half of the first one's batches stay; the tier keeps all.
+
+    Returns:
+        The new end: the offset that the next record gets, under a new leader epoch.
+    """
+    node = cluster.nodes[1]
+    node.stop()
+    folder = node.logs / f"{topic}-{partition}"
+    first, *newer = sorted(folder.glob("*.log"))
+    for path in newer:
+        path.unlink()
+    for suffix in ("*.snapshot", "*.index", "*.timeindex", "*.txnindex"):
+        for path in folder.glob(suffix):
+            path.unlink()
+    end = _cut_in_half(first)
+    for name in _CHECKPOINTS:
+        _forget(node.logs / name, topic, partition)
+    (node.logs / ".kafka_cleanshutdown").unlink(missing_ok=True)
+    cluster.start_node(1)
+    wait_until(lambda: cluster.admin.leader(topic, partition) == 1)
+    return end
+
+
+def elect_unclean(
+    cluster: Cluster, topic: str, lost: Callable[[], None], partition: int = 0
+) -> tuple[int, int]:
+    """Lets the replica of a topic on two nodes lead that has not seen the newest records.
+
+    Afterwards the old leader is down; `Cluster.start_node` makes it follow and cut its log.
+
+    Args:
+        cluster: With two replicas.
+        topic: Created with `replicas=(2, 3)`, either order.
+        lost: Writes what will be lost, and waits until it is tiered if the tier should have it.
+        partition: Of the topic.
+
+    Returns:
+        The old leader and the new one.
+    """
+    old = cluster.admin.leader(topic, partition)
+    (new,) = {number for number in cluster.replica_nodes() if number != old}
+    cluster.nodes[new].stop()
+    wait_until(lambda: cluster.admin.in_sync(topic, partition) == [old])
+    lost()
+    cluster.nodes[old].kill()
+    cluster.start_node(new)
+    wait_until(lambda: cluster.admin.leader(topic, partition) == -1)
+    cluster.admin.elect_unclean(topic, partition)
+    wait_until(lambda: cluster.admin.leader(topic, partition) == new)
+    return old, new
+
+
+def _cut_in_half(log: Path) -> int:
+    """Cuts a segment behind half of its batches; returns the offset after the last one left."""
+    data = log.read_bytes()
+    ends: list[tuple[int, int]] = []
+    at = 0
+    # Kafka's DefaultRecordBatch: base offset, length, ..., last offset delta at byte 23.
+    while at + 61 <= len(data):
+        base, length = struct.unpack_from(">qi", data, at)
+        (delta,) = struct.unpack_from(">i", data, at + 23)
+        at += 12 + length
+        ends.append((at, base + delta + 1))
+    if len(ends) < 2:
+        raise ValueError(f"{log} has {len(ends)} batches; two are needed")
+    size, offset = ends[len(ends) // 2 - 1]
+    log.write_bytes(data[:size])
+    return offset
+
+
+def _forget(checkpoint: Path, topic: str, partition: int) -> None:
+    """Drops a partition from a checkpoint: version, count, then a line a partition."""
+    version, _, *lines = checkpoint.read_text().splitlines()
+    kept = [line for line in lines if not line.startswith(f"{topic} {partition} ")]
+    checkpoint.write_text("\n".join([version, str(len(kept)), *kept]) + "\n")
