@@ -5,10 +5,11 @@ No error shows a value: passwords get into the wrong options.
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from typing import TYPE_CHECKING, Final
 
-from kts_source.broker.kafka_table import COUNTED, PREFIX, refusal
+from kts_source.broker.kafka_table import COUNTED, NEEDS_KAFKA, PREFIX, refusal
 from kts_source.broker.security_options import security_from
 from kts_source.broker.settings import MAX_FETCH_BYTES, BrokerSettings
 from kts_source.errors import InvalidOptionError
@@ -49,6 +50,8 @@ def broker_settings(
         if reason := refusal(name):
             raise InvalidOptionError(f"option '{PREFIX}{name}' is not supported: {reason}")
         _check_characters(name, given[name])
+    if importlib.util.find_spec("kafka") is None:  # which takes long to import
+        raise InvalidOptionError(NEEDS_KAFKA)
     security, idle = security_from(given)
     settings = BrokerSettings(
         bootstrap=_servers(given[_BOOTSTRAP], security.protocol),

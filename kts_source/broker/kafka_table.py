@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 PREFIX: Final = "kafka."
+NEEDS_KAFKA: Final = (
+    "option 'kafka.bootstrap.servers' needs kafka-python 3.0: pip install 'tiered-kafka[kafka]'"
+)
 
 PLAIN_OPTIONS: Final[tuple[tuple[str, str, str], ...]] = (
     (

@@ -198,11 +198,13 @@ def _pkcs12(data: bytes, password: str | None) -> PKCS12KeyAndCertificates:
     if data.startswith(_JCEKS_MAGIC):
         raise KeyStoreError(f"is a JCEKS store; {_CONVERT}")
     if not data.startswith(b"\x30"):
-        raise KeyStoreError("is neither PKCS12 nor JKS")
+        is_pem = b"-----BEGIN" in data
+        raise KeyStoreError(f"is neither PKCS12 nor JKS{', but PEM: say so by type' * is_pem}")
     try:
         return pkcs12.load_pkcs12(data, None if password is None else password.encode())
     except Exception:  # noqa: BLE001  # many kinds; their texts are of no use to the user
-        raise KeyStoreError("cannot be opened: wrong password, or damaged") from None
+        reason = "it needs its password" if password is None else "wrong password"
+        raise KeyStoreError(f"cannot be opened: {reason}, or damaged") from None
 
 
 def _der(match: re.Match[str]) -> bytes:

@@ -11,6 +11,7 @@ import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from kts_source.broker.kafka_table import NEEDS_KAFKA
 from kts_source.broker.oauth import forget, token
 from kts_source.broker.settings import (
     OAUTHBEARER,
@@ -82,10 +83,7 @@ def require_kafka() -> None:
     try:
         import kafka.net.sasl  # noqa: F401
     except ImportError:
-        raise InvalidOptionError(
-            "option kafka.bootstrap.servers needs kafka-python 3.0: pip install"
-            " 'tiered-kafka[kafka]'"
-        ) from None
+        raise InvalidOptionError(NEEDS_KAFKA) from None
 
 
 class _Client:

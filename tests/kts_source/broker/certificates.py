@@ -75,6 +75,15 @@ def made(
         .not_valid_before(now - _DAY)
         .not_valid_after(now + _DAY)
         .add_extension(x509.BasicConstraints(is_authority, None), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(
+            # Python from 3.13 on asks for these two where it trusts by its defaults.
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(
+                (issuer.key if issuer else key).public_key()
+            ),
+            critical=False,
+        )
+        .add_extension(_usage(is_authority), critical=True)
     )
     if hosts:
         names = [
@@ -84,6 +93,20 @@ def made(
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
     certificate = builder.sign(issuer.key if issuer else key, hashes.SHA256())
     return Identity(key, (certificate, *(issuer.chain if issuer else ())))
+
+
+def _usage(is_authority: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=is_authority,
+        crl_sign=is_authority,
+        encipher_only=False,
+        decipher_only=False,
+    )
 
 
 @cache

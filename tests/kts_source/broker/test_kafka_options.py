@@ -200,6 +200,12 @@ def test_the_tables_of_the_docs_name_every_option_once() -> None:
     assert all(f"`kafka.{name}`" in tables["kafka-refused"] for name in REFUSED)
 
 
+def test_a_package_that_is_missing_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "kafka", None)
+    assert "pip install 'tiered-kafka[kafka]'" in refused()
+    assert broker_settings({"kafka.group.id": "x"}) == (None, ("kafka.group.id",))
+
+
 def test_options_are_parsed_without_ssl_and_kafka() -> None:
     program = (
         "import sys; from kts_source.broker.kafka_options import broker_settings;"

@@ -61,6 +61,11 @@ def test_a_wrong_password_opens_no_trust_store(store: bytes) -> None:
     assert "wr0ng" not in str(caught.value)
 
 
+def test_pkcs12_does_not_open_without_its_password() -> None:
+    with pytest.raises(KeyStoreError, match="needs its password"):
+        trusted_certificates(trust_pkcs12(authority().chain), None)
+
+
 def test_key_and_chain_of_pkcs12() -> None:
     entry = key_entry(client().pkcs12(), PASSWORD)
     assert entry.key == client().key_der
@@ -91,7 +96,7 @@ def test_a_chain_holds_only_what_vouches_for_the_key() -> None:
         (jks(ROOTS, key_chain=client().chain_der), "keytool -importkeystore"),
         (b"\xce\xce\xce\xce" + bytes(40), "JCEKS"),
         (b"", "neither PKCS12 nor JKS"),
-        (b"-----BEGIN CERTIFICATE-----", "neither PKCS12 nor JKS"),
+        (b"-----BEGIN CERTIFICATE-----", "but PEM: say so by type"),
     ],
 )
 def test_no_key_of_these(data: bytes, words: str) -> None:

@@ -178,14 +178,16 @@ def test_no_error_shows_what_a_user_wrote(case: tuple[dict[str, str], tuple[str,
 
 @pytest.mark.parametrize("name", sorted(COUNTED - {"client.id", "client.rack"}))
 @pytest.mark.parametrize("protocol", ["SSL", "SASL_SSL"])
-@pytest.mark.parametrize("value", [SECRET, f"/{SECRET}", f"http://{SECRET}/", f"a:1,{SECRET}"])
-def test_a_secret_in_the_wrong_option(name: str, protocol: str, value: str, tmp_path: Path) -> None:
-    options = everything(tmp_path) | {"kafka.security.protocol": protocol, f"kafka.{name}": value}
-    try:
-        shown = repr(broker_settings(options))
-    except InvalidOptionError as error:
-        shown = "".join(traceback.format_exception(error))
-    assert SECRET not in shown
+def test_a_secret_in_the_wrong_option(name: str, protocol: str, tmp_path: Path) -> None:
+    base = everything(tmp_path) | {"kafka.security.protocol": protocol}
+    if not name.startswith("ssl.key"):  # opening the store takes a while
+        base = {option: text for option, text in base.items() if "ssl.keystore" not in option}
+    for value in (SECRET, f"/{SECRET}", f"http://{SECRET}/", f"a:1,{SECRET}"):
+        try:
+            shown = repr(broker_settings({**base, f"kafka.{name}": value}))
+        except InvalidOptionError as error:
+            shown = "".join(traceback.format_exception(error))
+        assert SECRET not in shown
 
 
 EXAMPLES = [
