@@ -29,6 +29,7 @@ PARTS: Final = (
     "scan",
     "fixed",
     "decode",
+    "metadata",
     "fetch",
     "plan",
     "export",

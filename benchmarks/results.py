@@ -21,6 +21,7 @@ _TITLES: Final = {
     "scan": "Scans of many kinds of topics",
     "fixed": "Fixed costs, cold start, cores",
     "decode": "Log bytes to Arrow, one core",
+    "metadata": "Records of `__remote_log_metadata`, one core",
     "fetch": "Fetching",
     "plan": "Planning 100,000 segments",
     "export": "Export, against the Parquet writer alone",

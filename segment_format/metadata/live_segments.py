@@ -1,6 +1,7 @@
 """The live set of segments, rebuilt from the events of `__remote_log_metadata`.
 
-Source: `org.apache.kafka.server.log.remote.metadata.storage.RemoteLogMetadataCache`, KIP-405.
+Source: `org.apache.kafka.server.log.remote.metadata.storage.RemoteLogMetadataCache`, KIP-405; for
+partition deletes `RemotePartitionMetadataStore`. `fold_columns` does the same with columns, fast.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from segment_format.metadata.model import (
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
     RemoteLogSegmentState,
+    RemotePartitionDelete,
+    RemotePartitionDeleteState,
 )
 
 if TYPE_CHECKING:
@@ -29,7 +32,8 @@ def known_segments(records: Iterable[MetadataRecord]) -> tuple[RemoteLogSegmentM
     Events of one metadata partition must come in their order; several metadata partitions may be
     chained. What a broker drops is dropped here: a segment that does not begin in
     COPY_SEGMENT_STARTED, a segment announced again after it left that state, an update of an
-    unknown segment, a transition Kafka does not allow, records of types 2 and 3.
+    unknown segment, a transition Kafka does not allow, snapshots (type 3). The end of a partition's
+    deletion forgets its segments.
 
     Args:
         records: Parsed events; those of other topics may be among them.
@@ -44,6 +48,8 @@ def known_segments(records: Iterable[MetadataRecord]) -> tuple[RemoteLogSegmentM
             _add(known, record)
         elif isinstance(record, RemoteLogSegmentMetadataUpdate):
             _update(known, record)
+        elif isinstance(record, RemotePartitionDelete):
+            _forget_partition(known, record)
     return tuple(sorted(known.values(), key=_order))
 
 
@@ -99,3 +105,13 @@ def _update(
         custom_metadata=update.custom_metadata,  # None clears the old value
         state=update.state,
     )
+
+
+def _forget_partition(
+    known: dict[_Key, RemoteLogSegmentMetadata], delete: RemotePartitionDelete
+) -> None:
+    if delete.state is not RemotePartitionDeleteState.DELETE_PARTITION_FINISHED:
+        return
+    partition = delete.topic_id_partition
+    for key in [key for key in known if key[:2] == (partition.topic_id, partition.partition)]:
+        del known[key]

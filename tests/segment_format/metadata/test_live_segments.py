@@ -177,7 +177,7 @@ def test_segments_of_other_topic_ids_and_partitions_are_others() -> None:
     assert len(known_segments([SEGMENT, *others])) == 3
 
 
-def test_partition_deletions_and_snapshots_change_nothing() -> None:
+def test_snapshots_and_the_beginning_of_a_partitions_deletion_change_nothing() -> None:
     snapshot = RemoteLogSegmentMetadataSnapshot(
         SEGMENT.segment_id.id,
         *(0, 9, 0, 1, 30),
@@ -185,7 +185,21 @@ def test_partition_deletions_and_snapshots_change_nothing() -> None:
         segment_size_in_bytes=1,
         state=DELETING,
     )
+    begun = [
+        RemotePartitionDelete(PARTITION, 1, 40, state)
+        for state in RemotePartitionDeleteState
+        if state is not RemotePartitionDeleteState.DELETE_PARTITION_FINISHED
+    ]
+    assert len(live_segments([SEGMENT, update(FINISHED), snapshot, *begun])) == 1
+
+
+def test_the_end_of_a_partitions_deletion_forgets_its_segments() -> None:
+    other = replace(
+        SEGMENT,
+        segment_id=RemoteLogSegmentId(replace(PARTITION, partition=1), SEGMENT.segment_id.id),
+    )
     delete = RemotePartitionDelete(
         PARTITION, 1, 40, RemotePartitionDeleteState.DELETE_PARTITION_FINISHED
     )
-    assert len(live_segments([SEGMENT, update(FINISHED), snapshot, delete])) == 1
+    assert known_segments([SEGMENT, other, delete, update(FINISHED)]) == (other,)
+    assert known_segments([SEGMENT, delete, SEGMENT]) == (SEGMENT,)

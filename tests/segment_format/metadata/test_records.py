@@ -35,6 +35,7 @@ from segment_format.metadata.remote_log_segment_metadata import (
     write_metadata_record,
 )
 from tests.golden_data import GOLDEN, LOCAL_TIER, VECTORS
+from tests.segment_format.metadata.any_records import int64s, records
 from tests.segment_format.outcomes import assert_value_or_positioned_error
 
 KAFKA: dict[str, Any] = json.loads((VECTORS / "kafka-vectors.json").read_text())
@@ -137,79 +138,6 @@ def test_records_of_real_brokers_are_written_as_they_were() -> None:
         record = parse_metadata_record(value)
         assert write_metadata_record(record) == value
         assert write_metadata_record(pickle.loads(pickle.dumps(record))) == value
-
-
-tags = st.lists(
-    st.builds(TaggedField, st.integers(1, 2**31 - 1), st.binary(max_size=6)),
-    max_size=2,
-    unique_by=lambda field: field.tag,
-).map(lambda fields: tuple(sorted(fields, key=lambda field: field.tag)))
-int32s = st.integers(-(2**31), 2**31 - 1)
-int64s = st.integers(-(2**63), 2**63 - 1)
-partitions = st.builds(
-    TopicIdPartition,
-    st.text(st.characters(codec="utf-8"), max_size=12),
-    st.uuids(),
-    st.integers(0, 2**31 - 1),
-)
-segments = st.builds(RemoteLogSegmentId, partitions, st.uuids())
-custom = st.none() | st.binary(max_size=20)
-
-
-@st.composite
-def bodies(draw: st.DrawFn) -> dict[str, object]:
-    start, end = sorted(draw(st.tuples(*[st.integers(0, 2**63 - 1)] * 2)))
-    epochs = draw(st.sets(st.integers(0, 2**31 - 1), min_size=1, max_size=4))
-    starts = sorted(
-        draw(st.lists(st.integers(0, 2**63 - 1), min_size=len(epochs), max_size=len(epochs)))
-    )
-    return {
-        "start_offset": start,
-        "end_offset": end,
-        "max_timestamp_ms": draw(int64s),
-        "broker_id": draw(int32s),
-        "event_timestamp_ms": draw(int64s),
-        "segment_leader_epochs": tuple(map(EpochEntry, sorted(epochs), starts)),
-        "segment_size_in_bytes": draw(st.integers(0, 2**31 - 1)),
-        "custom_metadata": draw(custom),
-        "state": draw(st.sampled_from(RemoteLogSegmentState)),
-        "txn_index_empty": draw(st.sampled_from([None, True, False])),
-    }
-
-
-@st.composite
-def segment_records(draw: st.DrawFn) -> MetadataRecord:
-    body = draw(bodies())
-    names = draw(st.permutations([entry.epoch for entry in body["segment_leader_epochs"]]))  # type: ignore[attr-defined]
-    order = tuple((epoch, draw(tags)) for epoch in names)
-    version = draw(st.sampled_from([0, 1]))
-    if draw(st.booleans()):
-        wire = WireDetails(version, draw(tags), epochs=order)
-        return RemoteLogSegmentMetadataSnapshot(draw(st.uuids()), **body, wire=wire)  # type: ignore[arg-type]
-    wire = WireDetails(version, draw(tags), draw(tags), draw(tags), order)
-    return RemoteLogSegmentMetadata(draw(segments), **body, wire=wire)  # type: ignore[arg-type]
-
-
-records = st.one_of(
-    segment_records(),
-    st.builds(
-        RemoteLogSegmentMetadataUpdate,
-        segments,
-        int32s,
-        int64s,
-        custom,
-        st.sampled_from(RemoteLogSegmentState),
-        st.builds(WireDetails, st.sampled_from([0, 1]), tags, tags, tags),
-    ),
-    st.builds(
-        RemotePartitionDelete,
-        partitions,
-        int32s,
-        int64s,
-        st.sampled_from(RemotePartitionDeleteState),
-        st.builds(WireDetails, st.sampled_from([0, 1]), tags, topic_id_partition_tags=tags),
-    ),
-)
 
 
 @settings(deadline=None)

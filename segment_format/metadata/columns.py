@@ -1,0 +1,121 @@
+"""Many records of `__remote_log_metadata` as columns, one row a record.
+
+The fields are those of `segment_format.metadata.model`. What a record type does not have is −1 in
+a column of numbers, zero in an id, null in an Arrow column and no entry among the leader epochs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    Integers: TypeAlias = NDArray[np.int64]
+    Ids: TypeAlias = NDArray[np.uint64]
+
+RECORD_TYPES = 4
+SEGMENT, UPDATE, PARTITION_DELETE, SNAPSHOT = range(RECORD_TYPES)
+"""Values of `MetadataColumns.record_type`: Kafka's api keys."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MetadataColumns:
+    """Columns of records, all of one length but for those of the leader epochs.
+
+    Attributes:
+        record_type: 0 segment, 1 update, 2 partition delete, 3 snapshot.
+        topic: Names, an Arrow `large_string` array.
+        topic_id: Two unsigned halves a row, the most significant first, as in Kafka's `Uuid`.
+        partition: Number of the partition.
+        segment_id: As `topic_id`.
+        start_offset: Base offset of the segment.
+        end_offset: Last offset, inclusive.
+        max_timestamp_ms: Largest timestamp, ms since 1970.
+        broker_id: Broker that reports.
+        event_timestamp_ms: Time of the event, ms since 1970.
+        segment_size_in_bytes: Size of the `.log` file.
+        state: Number of the segment's state; of the partition's for partition deletes.
+        txn_index_empty: 1 or 0; −1 where the record says nothing.
+        custom_metadata: Bytes of the storage plugin or null, an Arrow `large_binary` array.
+        epoch_count: How many leader epochs the row has.
+        epoch: Leader epochs of all rows, row after row, ascending within a row.
+        epoch_start_offset: First offset of each, within its segment.
+    """
+
+    record_type: Integers
+    topic: pa.LargeStringArray
+    topic_id: Ids
+    partition: Integers
+    segment_id: Ids
+    start_offset: Integers
+    end_offset: Integers
+    max_timestamp_ms: Integers
+    broker_id: Integers
+    event_timestamp_ms: Integers
+    segment_size_in_bytes: Integers
+    state: Integers
+    txn_index_empty: Integers
+    custom_metadata: pa.LargeBinaryArray
+    epoch_count: Integers
+    epoch: Integers
+    epoch_start_offset: Integers
+
+    def __len__(self) -> int:
+        return len(self.record_type)
+
+    def rows(self, places: Integers) -> MetadataColumns:
+        """The rows at these places, in this order, in memory of their own."""
+        first_entry = np.cumsum(self.epoch_count) - self.epoch_count
+        count = self.epoch_count[places]
+        entries = ragged_places(first_entry[places], count)
+        chosen: dict[str, object] = {"epoch": self.epoch[entries]}
+        chosen["epoch_start_offset"] = self.epoch_start_offset[entries]
+        indices = int64_array(places)
+        for field in fields(self):
+            column = getattr(self, field.name)
+            if field.name not in chosen:
+                arrow = isinstance(column, pa.Array)
+                chosen[field.name] = column.take(indices) if arrow else column[places]
+        return MetadataColumns(**chosen)  # type: ignore[arg-type]
+
+
+def concatenated(parts: Sequence[MetadataColumns]) -> MetadataColumns:
+    """The rows of all parts, at least one, one part after the other."""
+    joined: dict[str, object] = {}
+    for field in fields(MetadataColumns):
+        columns = [getattr(part, field.name) for part in parts]
+        arrow = isinstance(columns[0], pa.Array)
+        joined[field.name] = pa.concat_arrays(columns) if arrow else np.concatenate(columns)
+    return MetadataColumns(**joined)  # type: ignore[arg-type]
+
+
+def no_rows() -> MetadataColumns:
+    """Columns of length 0."""
+    empty: dict[str, object] = {
+        field.name: np.empty(0, np.int64) for field in fields(MetadataColumns)
+    }
+    empty["topic_id"] = empty["segment_id"] = np.empty((0, 2), np.uint64)
+    empty["topic"] = pa.nulls(0, pa.large_string())
+    empty["custom_metadata"] = pa.nulls(0, pa.large_binary())
+    return MetadataColumns(**empty)  # type: ignore[arg-type]
+
+
+def ragged_places(starts: Integers, counts: Integers, step: int = 1) -> Integers:
+    """`starts[0]`, and on by `step`, `counts[0]` times; then the same for the next row."""
+    ends = np.cumsum(counts)
+    total = int(ends[-1]) if len(ends) else 0
+    return np.repeat(starts - step * (ends - counts), counts) + step * np.arange(total)
+
+
+def int64_array(values: Integers, present: NDArray[np.bool_] | None = None) -> pa.Int64Array:
+    """An Arrow view of numbers; `pa.array` would bring in pandas."""
+    valid = None if present is None else pa.py_buffer(np.packbits(present, bitorder="little"))
+    data = pa.py_buffer(np.ascontiguousarray(values, np.int64))
+    return pa.Array.from_buffers(pa.int64(), len(values), [valid, data])

@@ -1,0 +1,227 @@
+from __future__ import annotations
+
+import base64
+import itertools
+import tracemalloc
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from segment_format.arrow import iter_arrow
+from segment_format.errors import InvalidMetadataError
+from segment_format.metadata import parse_columns
+from segment_format.metadata.column_records import metadata_records
+from segment_format.metadata.model import WireDetails
+from segment_format.metadata.parse_columns import parse_metadata_columns
+from segment_format.metadata.protocol import TaggedField, write_uvarint
+from segment_format.metadata.remote_log_segment_metadata import (
+    parse_metadata_record,
+    write_metadata_record,
+)
+from tests.golden_data import GOLDEN
+from tests.segment_format.metadata.any_records import records
+from tests.segment_format.metadata.test_records import COPY_STARTED, EXPECTED, RECORDS, VALUES
+
+if TYPE_CHECKING:
+    from segment_format.metadata.model import MetadataRecord
+
+REAL = [base64.b64decode(line["value"]) for line in RECORDS]
+
+
+def read(values: list[bytes], kind: pa.DataType | None = None) -> list[MetadataRecord]:
+    return list(metadata_records(parse_metadata_columns(pa.array(values, kind or pa.binary()))))
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])
+def test_records_of_real_brokers_and_kafkas_vectors_are_read_without_the_readable_parser(
+    monkeypatch: pytest.MonkeyPatch, kind: pa.DataType
+) -> None:
+    expected = [parse_metadata_record(value) for value in REAL] + list(EXPECTED.values())
+    monkeypatch.setattr(parse_columns, "parse_metadata_record", None)
+    assert read(REAL + [VALUES[name] for name in EXPECTED], kind) == expected
+
+
+def test_the_topic_a_real_broker_wrote_is_read_from_its_log() -> None:
+    found = []
+    for partition in range(3):
+        folder = GOLDEN / "metadata-topic" / f"__remote_log_metadata-{partition}"
+        log = (folder / "00000000000000000000.log").read_bytes()
+        for batch in iter_arrow(log, columns=["offset", "value"]):
+            columns = parse_metadata_columns(batch["value"], batch["offset"].to_numpy())
+            for offset, record in zip(
+                batch["offset"].to_pylist(), metadata_records(columns), strict=True
+            ):
+                found.append((partition, offset, record))
+    wanted = [
+        (line["partition"], line["offset"], parse_metadata_record(value))
+        for line, value in zip(RECORDS, REAL, strict=True)
+    ][: len(found)]
+    assert len(found) == 271
+    assert sorted(found, key=lambda one: one[:2]) == sorted(wanted, key=lambda one: one[:2])
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(records, max_size=12), st.sampled_from([pa.binary(), pa.large_binary()]), st.data())
+def test_any_records_mean_what_the_readable_parser_reads(
+    wanted: list[MetadataRecord], kind: pa.DataType, data: st.DataObject
+) -> None:
+    values = pa.array([write_metadata_record(record) for record in wanted], kind)
+    start = data.draw(st.integers(0, len(wanted)))
+    found = list(metadata_records(parse_metadata_columns(values.slice(start))))
+    assert found == wanted[start:]
+
+
+def outcome(value: bytes) -> MetadataRecord | InvalidMetadataError:
+    try:
+        return parse_metadata_record(value)
+    except InvalidMetadataError as error:
+        return error
+
+
+def damaged(value: bytes, data: st.DataObject) -> bytes:
+    changed = bytearray(value)
+    for _ in range(data.draw(st.integers(0, 3))):
+        changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
+    if data.draw(st.booleans()):
+        del changed[data.draw(st.integers(0, len(changed))) :]
+    return bytes(changed) + data.draw(st.sampled_from([b"", b"", b"\0"]))
+
+
+@settings(deadline=None, max_examples=400)
+@given(
+    st.lists(records.map(write_metadata_record) | st.sampled_from(REAL), min_size=1, max_size=4),
+    st.data(),
+)
+def test_damaged_records_mean_the_same_or_raise_the_same(
+    values: list[bytes], data: st.DataObject
+) -> None:
+    values = [damaged(value, data) for value in values]
+    outcomes = [outcome(value) for value in values]
+    refused = [place for place, one in enumerate(outcomes) if isinstance(one, InvalidMetadataError)]
+    if not refused:
+        assert read(values) == outcomes
+        return
+    offsets = np.arange(100, 100 + len(values))
+    with pytest.raises(InvalidMetadataError) as caught:
+        parse_metadata_columns(pa.array(values, pa.binary()), offsets)
+    wanted = outcomes[refused[0]]
+    assert isinstance(wanted, InvalidMetadataError)
+    assert str(caught.value) == str(wanted.at(wanted.position, 100 + refused[0]))
+
+
+def test_each_byte_of_a_real_record_may_be_another() -> None:
+    readable, wanted = [], []
+    for position, byte in itertools.product(
+        range(len(REAL[0])), (0, 1, 2, 3, 4, 14, 127, 128, 255)
+    ):
+        value = REAL[0][:position] + bytes([byte]) + REAL[0][position + 1 :]
+        one = outcome(value)
+        if isinstance(one, InvalidMetadataError):
+            with pytest.raises(InvalidMetadataError):
+                read([value])
+        else:
+            readable.append(value)
+            wanted.append(one)
+    assert len(readable) > 100
+    assert read(readable) == wanted
+
+
+def test_numbers_may_be_written_longer_than_they_need() -> None:
+    value = write_metadata_record(COPY_STARTED)
+    longer = b"\x81\x80\0" + b"\x80\x80\x80\x80\0" + value[2:]
+    assert value[3] == len("foo") + 1
+    longest = value[:3] + b"\x84\x80\x80\x80\0" + value[4:]
+    assert read([longer, value, longest]) == [COPY_STARTED] * 3
+
+
+def test_what_is_unusual_is_read_among_what_is_usual() -> None:
+    many = tuple(TaggedField(tag, bytes([tag])) for tag in range(1, 9))
+    unusual = [
+        replace(COPY_STARTED, wire=WireDetails(record_tags=many)),
+        replace(COPY_STARTED, wire=WireDetails(segment_id_tags=many[:1])),
+        replace(COPY_STARTED, wire=WireDetails(epochs=((2, many[:1]), (0, ())))),
+        replace(COPY_STARTED, wire=WireDetails(1, many[:3], epochs=((2, ()), (0, ())))),
+        replace(
+            COPY_STARTED,
+            segment_id=replace(
+                COPY_STARTED.segment_id,
+                topic_id_partition=replace(
+                    COPY_STARTED.segment_id.topic_id_partition, topic="ü" * 100
+                ),
+            ),
+            custom_metadata=bytes(20_000),
+        ),
+    ]
+    wanted = [*EXPECTED.values(), *unusual, *EXPECTED.values()] * 3
+    assert read([write_metadata_record(record) for record in wanted]) == wanted
+
+
+def test_order_is_kept_over_many_records() -> None:
+    wanted = [
+        replace(COPY_STARTED, broker_id=number) if number % 3 else EXPECTED["type2"]
+        for number in range(20_000)
+    ]
+    values = {id(record): write_metadata_record(record) for record in wanted}
+    assert read([values[id(record)] for record in wanted]) == wanted
+
+
+def test_an_error_names_the_value_where_offsets_are_not_known() -> None:
+    with pytest.raises(InvalidMetadataError, match=r"value 9001: .*at byte"):
+        read([REAL[0]] * 9001 + [REAL[0][:-1]])
+
+
+def test_what_are_no_values_is_refused() -> None:
+    with pytest.raises(ValueError, match="1 null values of 2"):
+        parse_metadata_columns(pa.array([REAL[0], None], pa.binary()))
+    with pytest.raises(TypeError, match="binary values wanted, not string"):
+        parse_metadata_columns(pa.array(["a"]))
+    assert read([]) == []
+
+
+HUGE = write_uvarint(2**31 - 1)
+HEAD = VALUES["type0"][: VALUES["type0"].index(bytes.fromhex("03000000000000000000000000"))]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"\1\0\0" + HUGE + bytes(200),
+        HEAD + HUGE + bytes(200),
+        VALUES["type0"][:-3] + HUGE + bytes(200),
+        VALUES["type0"][:-1] + HUGE + bytes(200),
+        VALUES["type0"][:-1] + b"\1\5" + HUGE + bytes(200),
+    ],
+    ids=["topic", "epochs", "custom metadata", "tagged fields", "tagged field"],
+)
+def test_lengths_in_the_data_do_not_decide_what_is_allocated(value: bytes) -> None:
+    values = pa.array([REAL[0]] * 999 + [value], pa.binary())
+    pool = pa.default_memory_pool().bytes_allocated()
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidMetadataError):
+            parse_metadata_columns(values)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 2_000_000  # of 0.15 MB of values
+    assert pa.default_memory_pool().bytes_allocated() - pool < 1_000_000
+
+
+def test_a_long_list_of_epochs_takes_memory_as_the_data_does() -> None:
+    epochs = tuple(
+        replace(COPY_STARTED.segment_leader_epochs[0], epoch=number, start_offset=number)
+        for number in range(10_000)
+    )
+    record = replace(COPY_STARTED, segment_leader_epochs=epochs)
+    values = pa.array([REAL[0]] * 1000 + [write_metadata_record(record)], pa.binary())
+    tracemalloc.start()
+    columns = parse_metadata_columns(values)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert columns.epoch_count[-1] == 10_000
+    assert peak < 20 * values.nbytes
