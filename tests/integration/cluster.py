@@ -76,6 +76,7 @@ class Cluster:
             self.class_path,
             folder,
             tuple(self.replica_nodes()),
+            self.spec.version,
         )
 
     @property
