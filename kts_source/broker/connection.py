@@ -38,6 +38,10 @@ class LostConnectionError(Exception):
     """The connection is of no use any more; another one may do. Its text holds no credential."""
 
 
+class LongAnswerError(LostConnectionError):
+    """An answer is longer than what is ready to be held."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pending:
     """A request that was sent, and whose answer is due.
@@ -131,9 +135,9 @@ class Connection:
         with self._losing():
             (size,) = _SIZE.unpack(self._read(4, pending.deadline))
             if not 4 <= size <= most_bytes:
-                raise LostConnectionError(
+                raise LongAnswerError(
                     f"{self._place} announced an answer of {size:,} bytes, at most {most_bytes:,}"
-                    " are expected: not a Kafka broker, or a TLS listener without TLS here"
+                    " are expected: a larger batch, no Kafka broker, or a listener with TLS"
                 )
             data = self._read(size, pending.deadline)
             (correlation,) = _CORRELATION.unpack(data[:4])

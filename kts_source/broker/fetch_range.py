@@ -14,16 +14,22 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from kts_source.broker.connection import LostConnectionError
+from kts_source.broker.connection import LongAnswerError, LostConnectionError
 from kts_source.broker.error_codes import (
     DENIED,
-    NEW_LEADER,
     OFFSET_OUT_OF_RANGE,
     PASSING,
     TOPIC_GONE,
     error_name,
 )
-from kts_source.errors import BrokerError, BrokerUnavailableError, DataLossError
+from kts_source.errors import (
+    BrokerError,
+    BrokerUnavailableError,
+    CorruptSegmentError,
+    DataLossError,
+    LeaderChangedError,
+)
+from segment_format.errors import SegmentFormatError
 from segment_format.index.transaction_index import AbortedTxn
 from segment_format.isolation import NO_ABORTED, AbortedIntervals
 from segment_format.kafka_uuid import uuid_from_text
@@ -127,9 +133,13 @@ class RangeFetcher:
                         pending, most_bytes=self._most_bytes + _ANSWER_SLACK
                     )
                     found = self._found(answer, at)
+                except LongAnswerError as error:
+                    raise BrokerError(
+                        f"{error}; a larger batch needs a larger maxBatchBytes", **self._place(at)
+                    ) from None
                 except LostConnectionError as error:
                     why = str(error)
-                    self._node = -1
+                    self._leader = self._node = -1
                     found = None
                 except _LogStartMoved as error:
                     text = (
@@ -161,7 +171,9 @@ class RangeFetcher:
                         sent = self._sent(at)
                     except LostConnectionError as error:
                         why = str(error)
-                        self._node = -1
+                        self._leader = self._node = -1
+                    except (_TryAgain, DataLossError) as error:
+                        why = str(error)  # met again behind these batches
                 yield found
                 progress = time.monotonic()
                 pause = _FIRST_PAUSE_SECONDS
@@ -237,7 +249,10 @@ class RangeFetcher:
             )
         leader = topic.leaders[wanted.partition]
         if leader.epoch != wanted.leader_epoch:
-            (end,) = self._cluster.epoch_ends(place, [wanted.leader_epoch])
+            try:
+                (end,) = self._cluster.epoch_ends(place, [wanted.leader_epoch])
+            except LeaderChangedError as error:
+                raise _TryAgain(str(error)) from None
             if end.epoch != wanted.leader_epoch or end.end_offset < wanted.stop_offset:
                 raise DataLossError(
                     f"offsets up to {wanted.stop_offset} of leader epoch {wanted.leader_epoch} were"
@@ -269,7 +284,12 @@ class RangeFetcher:
                 "answers are empty: the broker waits for its tier, or a quota is used up"
             )
         data = memoryview(records)
-        size, next_offset = whole_batches(data)
+        try:
+            size, next_offset = whole_batches(data)
+        except SegmentFormatError as error:
+            raise CorruptSegmentError(
+                f"a broker sent what is no record batch: {error.message}", **self._place(at)
+            ) from error
         if not size or next_offset <= at:
             raise _TryAgain("answers hold no whole batch")
         self.bytes += size
@@ -287,9 +307,8 @@ class RangeFetcher:
         if self._node != self._leader and code in {OFFSET_OUT_OF_RANGE, *PASSING}:
             self._node = -1  # a follower may lag behind
             raise _TryAgain(f"a follower says {error_name(code)}")
-        if code in NEW_LEADER or code in TOPIC_GONE or code in PASSING:
-            if code in NEW_LEADER or code in TOPIC_GONE:
-                self._leader = -1
+        if code in TOPIC_GONE or code in PASSING:
+            self._leader = -1
             raise _TryAgain(f"a broker says {error_name(code)}")
         place = self._place(at)
         if code == OFFSET_OUT_OF_RANGE:

@@ -36,8 +36,8 @@ _MOST_ALIKE: Final = 3
 """So many slices in a row may fail alike: a wrong key or layout must not move a whole scan onto the
 brokers.
 """
-_alike: dict[str, int] = {}
-"""Kind of failure to slices in a row, of this process."""
+_alike: dict[tuple[str, str], int] = {}
+"""Scan and kind of failure to slices in a row, of this process."""
 
 
 class BrokerFallback:
@@ -55,6 +55,8 @@ class BrokerFallback:
         self._cluster = cluster
         self._settings = settings
         self._meter = meter
+        # Tasks of one scan share the count; without an engine's name for it, those of one plan.
+        self._scan = (meter.scan if meter is not None else "") or str(id(cluster.settings))
 
     def covers(self, part: SegmentSlice, error: TieredKafkaError, *, counts: bool) -> bool:
         """Whether brokers may serve what is left of a slice.
@@ -68,7 +70,9 @@ class BrokerFallback:
             return False
         if not counts:
             return True
-        kind = type(error).__name__
+        kind = self._scan, type(error).__name__
+        if any(scan != self._scan for scan, _ in _alike):
+            _alike.clear()
         count = _alike[kind] = _alike.get(kind, 0) + 1
         if count > _MOST_ALIKE:
             error.message += (

@@ -9,7 +9,7 @@ import pyarrow.dataset
 import pytest
 
 from kts_source import backfill, register
-from kts_source.cli.app import app
+from kts_source.cli.app import main
 from tests.integration.broker import running_broker
 from tests.integration.filler import Filler
 from tests.integration.hybrid import consumed_rows, hybrid_options, planned
@@ -90,7 +90,7 @@ def test_the_command_line_reads_brokers_too(
 ) -> None:
     options = hybrid_options(broker.bootstrap, broker.tier, subscribe="orders")
     flags = [text for name, value in options.items() for text in ("-o", f"{name}={value}")]
-    app.main(["cat", "--json", *flags], standalone_mode=False)
+    assert main(["cat", "--json", *flags]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     found = {(line["partition"], line["offset"]) for line in lines}
     assert len(found) == len(lines)

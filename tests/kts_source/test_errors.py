@@ -49,7 +49,11 @@ def test_errors_are_what_a_caller_would_catch(
 
 
 def test_only_what_may_pass_is_retriable() -> None:
-    retriable = [errors.BrokerUnavailableError, errors.StoreUnavailableError]
+    retriable = [
+        errors.BrokerUnavailableError,
+        errors.LeaderChangedError,
+        errors.StoreUnavailableError,
+    ]
     assert [kind for kind in KINDS if kind.retriable] == retriable
 
 
