@@ -39,8 +39,9 @@ def check_plan(plan: ScanPlan, options: ScanOptions, store: ObjectStore) -> None
         if limit is not None and found > limit:
             brokers = f" and about {from_brokers:,} bytes from brokers" if from_brokers else ""
             raise PlanTooLargeError(
-                f"the plan needs {work.requests:,} requests for {work.bytes:,} bytes{brokers}, above"
-                f" {name}={limit}; narrow the offsets, timestamps or topics, or raise the limit"
+                f"the plan needs {work.requests:,} requests for {work.bytes:,} bytes{brokers},"
+                f" above {name}={limit}; narrow the offsets, timestamps or topics, or raise the"
+                " limit"
             )
 
 
