@@ -11,19 +11,24 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+from kts_source.broker.cluster import EARLIEST
 from kts_source.broker.connection import LostConnectionError
 from kts_source.broker.error_codes import (
     DENIED,
-    NEW_LEADER,
     OFFSET_OUT_OF_RANGE,
     PASSING,
     TOPIC_GONE,
     error_name,
 )
-from kts_source.errors import BrokerError, BrokerUnavailableError, DataLossError
+from kts_source.errors import (
+    BrokerError,
+    BrokerUnavailableError,
+    DataLossError,
+    LeaderChangedError,
+)
 from segment_format.index.transaction_index import AbortedTxn
 from segment_format.isolation import NO_ABORTED, AbortedIntervals
 from segment_format.kafka_uuid import uuid_from_text
@@ -69,10 +74,6 @@ class FetchedBatches:
     aborted: AbortedIntervals
     listed: frozenset[tuple[int, int]]
 
-    def up_to(self, position: int, next_offset: int) -> FetchedBatches:
-        """Those that stand before a position."""
-        return replace(self, data=self.data[:position], next_offset=next_offset)
-
 
 class RangeFetcher:
     """Fetches one range. Used by one thread.
@@ -98,6 +99,7 @@ class RangeFetcher:
         self._wanted = wanted
         self._settings = cluster.settings
         self._most_bytes = max(self._settings.partition_fetch_bytes, max_batch_bytes)
+        self._rack = self._settings.rack
         self._epoch = wanted.leader_epoch
         self._leader = -1
         self._node = -1
@@ -129,7 +131,11 @@ class RangeFetcher:
                     found = self._found(answer, at)
                 except LostConnectionError as error:
                     why = str(error)
-                    self._node = -1
+                    self._lose_node()
+                    found = None
+                except LeaderChangedError as error:  # once more, while it was looked for
+                    why = str(error)
+                    self._leader = -1
                     found = None
                 except _LogStartMoved as error:
                     text = (
@@ -161,7 +167,7 @@ class RangeFetcher:
                         sent = self._sent(at)
                     except LostConnectionError as error:
                         why = str(error)
-                        self._node = -1
+                        self._lose_node()
                 yield found
                 progress = time.monotonic()
                 pause = _FIRST_PAUSE_SECONDS
@@ -187,6 +193,16 @@ class RangeFetcher:
         patience = self._settings.fetch_max_wait_ms / 1000
         return connection, connection.send(self._request(at), patience_seconds=patience)
 
+    def _lose_node(self) -> None:
+        """The broker asked does not answer: the leader may have a successor by now, and a follower
+        is not asked again.
+        """
+        if self._node == self._leader:
+            self._leader = -1
+        else:
+            self._rack = ""
+        self._node = -1
+
     def _request(self, at: int) -> Any:  # noqa: ANN401
         from kafka.protocol.consumer import FetchRequest
 
@@ -209,7 +225,7 @@ class RangeFetcher:
             isolation_level=int(wanted.read_committed),
             session_id=session_id,
             session_epoch=session_epoch,
-            rack_id=settings.rack,
+            rack_id=self._rack,
             topics=[topic_type(topic_id=uuid_from_text(wanted.topic_id), partitions=[part])],
         )
 
@@ -236,6 +252,8 @@ class RangeFetcher:
                 **self._place(wanted.start_offset),
             )
         leader = topic.leaders[wanted.partition]
+        if leader.epoch < wanted.leader_epoch:
+            raise _TryAgain(f"a broker still knows the leader of epoch {leader.epoch}")
         if leader.epoch != wanted.leader_epoch:
             (end,) = self._cluster.epoch_ends(place, [wanted.leader_epoch])
             if end.epoch != wanted.leader_epoch or end.end_offset < wanted.stop_offset:
@@ -285,18 +303,26 @@ class RangeFetcher:
     def _handle(self, code: int, log_start: int, at: int) -> NoReturn:
         """Raises what an error code means."""
         if self._node != self._leader and code in {OFFSET_OUT_OF_RANGE, *PASSING}:
-            self._node = -1  # a follower may lag behind
+            # A follower may lag behind, and the leader would name it again.
+            self._node, self._rack = -1, ""
             raise _TryAgain(f"a follower says {error_name(code)}")
-        if code in NEW_LEADER or code in TOPIC_GONE or code in PASSING:
-            if code in NEW_LEADER or code in TOPIC_GONE:
-                self._leader = -1
+        if code in TOPIC_GONE or code in PASSING:
+            self._leader = -1  # also of a failed disk, or a partition that was moved away
             raise _TryAgain(f"a broker says {error_name(code)}")
         place = self._place(at)
         if code == OFFSET_OUT_OF_RANGE:
+            if log_start < 0:  # as brokers answer, `ReplicaManager.createLogReadResult`
+                log_start = self._log_start()
             raise _LogStartMoved(log_start)
         if code in DENIED:
             raise BrokerError("not allowed to read the topic: the user needs Read on it", **place)
         raise BrokerError(f"a broker refuses to be read: {error_name(code)}", **place)
+
+    def _log_start(self) -> int:
+        place = self._wanted.topic, self._wanted.partition
+        if self._cluster.known_leader(place) is None:
+            self._cluster.renew_leader(place)
+        return self._cluster.offsets([place], EARLIEST, read_committed=False)[place]
 
     def _place(self, offset: int) -> Any:  # noqa: ANN401
         return {

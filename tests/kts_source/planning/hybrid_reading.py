@@ -13,7 +13,7 @@ from unittest import mock
 
 import pyarrow as pa
 
-from kts_source.errors import ObjectNotFoundError
+from kts_source.errors import DataLossError, ObjectNotFoundError
 from kts_source.options import parse_options
 from kts_source.planning import hybrid
 from kts_source.planning.planner import plan_scan
@@ -144,6 +144,13 @@ def _rows(
             # Where a part of a segment ends, only its offset index tells.
             is_index = (error.uri or "").endswith((".indexes", ".index"))
             if not is_index or all(part.is_whole for part in task.slices):
+                raise
+            return None, [*facts, "boundaries lost"]
+        except DataLossError:
+            # They are counted from the segment's start, which the log start has passed.
+            starts = {part.partition: part.surviving.log_start for part in plan.partitions}
+            inner = [part for part in task.slices if not part.is_whole]
+            if not any(part.segment_start < starts[part.partition] for part in inner):
                 raise
             return None, [*facts, "boundaries lost"]
         facts += ["slices"] * len(task.slices) + ["ranges"] * len(task.ranges)
