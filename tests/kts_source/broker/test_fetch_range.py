@@ -128,8 +128,10 @@ def test_what_passes_changes_no_row(scene: Scene, name: str, after: int) -> None
 
 @pytest.mark.parametrize(
     "name",
-    ["hung up inside", "too late", "garbage", "a giant", "empty", "throttled"]
-    + ["no whole batch", "error 56", "error 75", "error 100"],
+    [
+        *("hung up inside", "too late", "garbage", "a giant", "empty", "throttled"),
+        *("no whole batch", "error 56", "error 75", "error 100"),
+    ],
 )
 def test_what_never_passes_is_an_error_in_time(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, name: str
