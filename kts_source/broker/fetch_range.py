@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+from kts_source.broker.cluster import EARLIEST
 from kts_source.broker.connection import LongAnswerError, LostConnectionError
 from kts_source.broker.error_codes import (
     DENIED,
@@ -75,10 +76,6 @@ class FetchedBatches:
     aborted: AbortedIntervals
     listed: frozenset[tuple[int, int]]
 
-    def up_to(self, position: int, next_offset: int) -> FetchedBatches:
-        """Those that stand before a position."""
-        return replace(self, data=self.data[:position], next_offset=next_offset)
-
 
 class RangeFetcher:
     """Fetches one range. Used by one thread.
@@ -104,6 +101,7 @@ class RangeFetcher:
         self._wanted = wanted
         self._settings = cluster.settings
         self._most_bytes = max(self._settings.partition_fetch_bytes, max_batch_bytes)
+        self._rack = self._settings.rack
         self._epoch = wanted.leader_epoch
         self._leader = -1
         self._node = -1
@@ -139,7 +137,11 @@ class RangeFetcher:
                     ) from None
                 except LostConnectionError as error:
                     why = str(error)
-                    self._leader = self._node = -1
+                    self._lose_node()
+                    found = None
+                except LeaderChangedError as error:  # once more, while it was looked for
+                    why = str(error)
+                    self._leader = -1
                     found = None
                 except _LogStartMoved as error:
                     text = (
@@ -171,8 +173,8 @@ class RangeFetcher:
                         sent = self._sent(at)
                     except LostConnectionError as error:
                         why = str(error)
-                        self._leader = self._node = -1
-                    except (_TryAgain, DataLossError) as error:
+                        self._lose_node()
+                    except (_TryAgain, LeaderChangedError, DataLossError) as error:
                         why = str(error)  # met again behind these batches
                 yield found
                 progress = time.monotonic()
@@ -199,6 +201,16 @@ class RangeFetcher:
         patience = self._settings.fetch_max_wait_ms / 1000
         return connection, connection.send(self._request(at), patience_seconds=patience)
 
+    def _lose_node(self) -> None:
+        """The broker asked does not answer: the leader may have a successor by now, and a follower
+        is not asked again.
+        """
+        if self._node == self._leader:
+            self._leader = -1
+        else:
+            self._rack = ""
+        self._node = -1
+
     def _request(self, at: int) -> Any:  # noqa: ANN401
         from kafka.protocol.consumer import FetchRequest
 
@@ -221,7 +233,7 @@ class RangeFetcher:
             isolation_level=int(wanted.read_committed),
             session_id=session_id,
             session_epoch=session_epoch,
-            rack_id=settings.rack,
+            rack_id=self._rack,
             topics=[topic_type(topic_id=uuid_from_text(wanted.topic_id), partitions=[part])],
         )
 
@@ -248,11 +260,10 @@ class RangeFetcher:
                 **self._place(wanted.start_offset),
             )
         leader = topic.leaders[wanted.partition]
+        if leader.epoch < wanted.leader_epoch:
+            raise _TryAgain(f"a broker still knows the leader of epoch {leader.epoch}")
         if leader.epoch != wanted.leader_epoch:
-            try:
-                (end,) = self._cluster.epoch_ends(place, [wanted.leader_epoch])
-            except LeaderChangedError as error:
-                raise _TryAgain(str(error)) from None
+            (end,) = self._cluster.epoch_ends(place, [wanted.leader_epoch])
             if end.epoch != wanted.leader_epoch or end.end_offset < wanted.stop_offset:
                 raise DataLossError(
                     f"offsets up to {wanted.stop_offset} of leader epoch {wanted.leader_epoch} were"
@@ -305,17 +316,26 @@ class RangeFetcher:
     def _handle(self, code: int, log_start: int, at: int) -> NoReturn:
         """Raises what an error code means."""
         if self._node != self._leader and code in {OFFSET_OUT_OF_RANGE, *PASSING}:
-            self._node = -1  # a follower may lag behind
+            # A follower may lag behind, and the leader would name it again.
+            self._node, self._rack = -1, ""
             raise _TryAgain(f"a follower says {error_name(code)}")
         if code in TOPIC_GONE or code in PASSING:
-            self._leader = -1
+            self._leader = -1  # also of a failed disk, or a partition that was moved away
             raise _TryAgain(f"a broker says {error_name(code)}")
         place = self._place(at)
         if code == OFFSET_OUT_OF_RANGE:
+            if log_start < 0:  # as brokers answer, `ReplicaManager.createLogReadResult`
+                log_start = self._log_start()
             raise _LogStartMoved(log_start)
         if code in DENIED:
             raise BrokerError("not allowed to read the topic: the user needs Read on it", **place)
         raise BrokerError(f"a broker refuses to be read: {error_name(code)}", **place)
+
+    def _log_start(self) -> int:
+        place = self._wanted.topic, self._wanted.partition
+        if self._cluster.known_leader(place) is None:
+            self._cluster.renew_leader(place)
+        return self._cluster.offsets([place], EARLIEST, read_committed=False)[place]
 
     def _place(self, offset: int) -> Any:  # noqa: ANN401
         return {

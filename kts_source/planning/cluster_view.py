@@ -183,7 +183,7 @@ class ClusterView:
         record further back it has both.
         """
         at = min(offset, log.end - 1)
-        return self._first_answer(self._probing, log, at).listed
+        return self._first_answer(self._probing, log, at, read_committed=True).listed
 
     def first_timestamp_ms(self, log: BrokerLog, offset: int) -> int | None:
         """When the first batch at or behind an offset began; `None` where there is none."""
@@ -199,7 +199,11 @@ class ClusterView:
         offsets = found.next_offset - found.start_offset
         return len(found.data) / max(offsets, 1)
 
-    def _first_answer(self, cluster: Cluster, log: BrokerLog, at: int) -> FetchedBatches:
+    def _first_answer(
+        self, cluster: Cluster, log: BrokerLog, at: int, *, read_committed: bool = False
+    ) -> FetchedBatches:
+        # Without a need for transactions, all is asked for: nothing comes from above the last
+        # stable offset otherwise.
         wanted = BrokerRange(
             topic=log.topic,
             topic_id=log.topic_id,
@@ -207,7 +211,7 @@ class ClusterView:
             leader_epoch=log.leader_epoch,
             start_offset=at,
             stop_offset=at + 1,
-            read_committed=True,
+            read_committed=read_committed,
             nominal_bytes=0,
         )
         with self._lock:

@@ -9,22 +9,22 @@ from __future__ import annotations
 
 import logging
 from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from kts_source.broker.broker_range import BrokerRange
-from kts_source.broker.fetch_range import FetchedBatches, RangeFetcher
+from kts_source.broker.fetch_range import RangeFetcher
 from kts_source.errors import CorruptSegmentError, StoreError, TieredKafkaError
 from kts_source.read.read_ranges import counted, rows_of
 from kts_source.read.slice_boundaries import slice_boundaries
-from segment_format.record.batch_header import MAGIC_2, RecordBatchHeader
-from segment_format.record.framing import iter_entries
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     import pyarrow as pa
 
     from kts_source.broker.cluster import Cluster
+    from kts_source.broker.fetch_range import FetchedBatches
     from kts_source.read.read_settings import ReadSettings
     from kts_source.read.segment_source import SegmentSource
     from kts_source.read.task import SegmentSlice
@@ -106,17 +106,18 @@ class BrokerFallback:
         if first.position >= last.position:
             return
         start = max(part.start_offset, next_offset)
-        # An inner boundary is where the batch begins whose last offset the index tells.
-        fetch_from = start if first.last_offset is None else max(start, first.last_offset)
-        stop = part.stop_offset if last.last_offset is None else last.last_offset
-        if fetch_from >= stop:
+        if start >= part.stop_offset:
             return
+        # An inner boundary is a position, and no offset of the index tells which batch begins
+        # there: an append may have many batches. So batches are counted from the segment's start.
+        is_counted = first.last_offset is not None or last.last_offset is not None
+        fetch_from = part.segment_start if is_counted else start
         log.warning(
             "%s-%s: offsets from %d to %d are read from brokers: %s",
             part.topic,
             part.partition,
             start,
-            stop,
+            part.stop_offset,
             error,
         )
         if self._meter is not None:
@@ -127,7 +128,7 @@ class BrokerFallback:
             partition=part.partition,
             leader_epoch=part.lineage[-1].epoch,
             start_offset=fetch_from,
-            stop_offset=min(stop, part.stop_offset),
+            stop_offset=part.stop_offset,
             read_committed=False,
             nominal_bytes=part.nominal_bytes,
         )
@@ -136,22 +137,30 @@ class BrokerFallback:
         )
         shown = wanted.between(start, part.stop_offset)
         with counted(fetcher, self._meter), closing(fetcher.batches()) as fetched:
-            batches = fetched if last.last_offset is None else before_batch_of(stop, fetched)
+            batches = (
+                between_positions(fetched, first.position, last.position) if is_counted else fetched
+            )
             yield from rows_of(
                 batches, shown, self._settings, aborted=part.aborted, meter=self._meter
             )
 
 
-def before_batch_of(offset: int, fetched: Iterator[FetchedBatches]) -> Iterator[FetchedBatches]:
-    """The batches without the one that holds an offset, and all behind it."""
+def between_positions(
+    fetched: Iterable[FetchedBatches], start: int, stop: int
+) -> Iterator[FetchedBatches]:
+    """The batches that stand at positions [start, stop) of a segment.
+
+    Args:
+        fetched: All batches of the segment from its first one on: what brokers send is byte for
+            byte what was uploaded.
+        start: Where a batch begins.
+        stop: Where another one begins, or the segment's end.
+    """
+    at = 0
     for found in fetched:
-        if found.next_offset <= offset:
-            yield found
-            continue
-        for entry in iter_entries(found.data):
-            last = entry.offset
-            if entry.magic == MAGIC_2:
-                last = RecordBatchHeader.from_bytes(found.data, entry.position).last_offset
-            if last >= offset:
-                yield found.up_to(entry.position, entry.offset)
-                return
+        low, high = max(start - at, 0), min(stop - at, len(found.data))
+        at += len(found.data)
+        if low < high:
+            yield replace(found, data=found.data[low:high])
+        if at >= stop:
+            return

@@ -16,7 +16,7 @@ from segment_format.errors import SegmentFormatError
 from segment_format.isolation import NO_ABORTED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     import pyarrow as pa
 
@@ -76,7 +76,9 @@ def read_range(
         if meter is not None:
             lost = LostRange(part.topic, part.partition, start, stop, in_part=False)
             meter.add_lost(lost, f"{part.topic}-{part.partition} {text}")
+        gone.append(stop)
 
+    gone: list[int] = []
     fetcher = RangeFetcher(
         cluster,
         part,
@@ -84,7 +86,7 @@ def read_range(
         on_loss=None if settings.fail_on_data_loss else leave_out,
     )
     with counted(fetcher, meter), closing(fetcher.batches()) as fetched:
-        yield from rows_of(fetched, part, settings, meter=meter)
+        yield from rows_of(fetched, part, settings, meter=meter, gone=gone)
 
 
 def rows_of(
@@ -94,6 +96,7 @@ def rows_of(
     *,
     aborted: AbortedIntervals = NO_ABORTED,
     meter: TaskMeter | None = None,
+    gone: Sequence[int] = (),
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a range in batches that brokers sent.
 
@@ -103,22 +106,26 @@ def rows_of(
         settings: How to decode.
         aborted: Transactions to leave out, where the range is fetched without them.
         meter: Where to count.
+        gone: Log starts that passed what was to be fetched next; it grows meanwhile. A batch may
+            begin below one, with rows that are gone.
     """
     from kts_source.read.slice_decoder import open_range_decoder
 
     decoder = None
     left_out = aborted
+    passed = 0
     try:
         for found in fetched:
             # Rows gather across answers, unless one brings other transactions to leave out.
             mine = found.aborted if part.read_committed else aborted
-            if decoder is not None and mine != left_out:
+            if decoder is not None and (mine != left_out or len(gone) > passed):
                 yield from _finished(decoder, meter)
                 decoder = None
             if decoder is None:
                 # What an earlier decoder had, it had in whole batches.
-                decoder = open_range_decoder(part, mine, settings)
-                left_out = mine
+                shown = part.from_offset(gone[-1]) if gone else part
+                decoder = open_range_decoder(shown, mine, settings)
+                left_out, passed = mine, len(gone)
             decoded = decoder.feed(found.data)
             yield from decoded if meter is None else meter.stopwatch.decoding(decoded)
         if decoder is not None:
