@@ -38,10 +38,6 @@ class LostConnectionError(Exception):
     """The connection is of no use any more; another one may do. Its text holds no credential."""
 
 
-class LongAnswerError(LostConnectionError):
-    """An answer is longer than what is ready to be held."""
-
-
 @dataclass(frozen=True, slots=True)
 class Pending:
     """A request that was sent, and whose answer is due.
@@ -135,9 +131,10 @@ class Connection:
         with self._losing():
             (size,) = _SIZE.unpack(self._read(4, pending.deadline))
             if not 4 <= size <= most_bytes:
-                raise LongAnswerError(
+                raise LostConnectionError(
                     f"{self._place} announced an answer of {size:,} bytes, at most {most_bytes:,}"
-                    " are expected: a larger batch, no Kafka broker, or a listener with TLS"
+                    " are expected: a batch above maxBatchBytes, no Kafka broker, or one that"
+                    " wants TLS"
                 )
             data = self._read(size, pending.deadline)
             (correlation,) = _CORRELATION.unpack(data[:4])

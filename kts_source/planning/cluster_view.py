@@ -19,7 +19,7 @@ from kts_source.broker.cluster import (
     LATEST,
     Cluster,
 )
-from kts_source.broker.fetch_range import FetchedBatches, RangeFetcher
+from kts_source.broker.fetch_range import RangeFetcher
 from kts_source.errors import InvalidOptionError, TopicNotFoundError
 from kts_source.options.selection import Assign, SubscribePattern
 from kts_source.texts import some
@@ -29,6 +29,7 @@ from segment_format.record.framing import read_prefix
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from kts_source.broker.fetched_batches import FetchedBatches
     from kts_source.broker.settings import BrokerSettings
     from kts_source.broker.topics import ClusterTopic, TopicPartition
     from kts_source.options import ScanOptions

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from kts_source.broker.broker_range import BrokerRange
-    from kts_source.broker.fetch_range import FetchedBatches
+    from kts_source.broker.fetched_batches import FetchedBatches
     from kts_source.broker.settings import BrokerSettings
     from kts_source.errors import DataLossError
     from kts_source.read.read_settings import ReadSettings

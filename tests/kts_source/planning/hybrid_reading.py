@@ -19,9 +19,9 @@ from kts_source.planning import hybrid
 from kts_source.planning.planner import plan_scan
 from kts_source.read import fallback
 from kts_source.read.read_settings import ReadSettings
+from kts_source.read.read_task import read_task
 from kts_source.read.segment_source import SegmentSource
 from kts_source.read.task_metrics import TaskMeter, TaskPlace
-from kts_source.read.with_brokers import rows_with_brokers
 from kts_source.tier import Tier
 from segment_format.kafka_uuid import uuid_from_text
 from tests.kts_source.broker.fake_broker import FakeCluster, FakePartition
@@ -139,7 +139,7 @@ def _rows(
     for task in plan.tasks:
         meter = TaskMeter(task, tier, TaskPlace())
         try:
-            batches += rows_with_brokers(task, reader, settings, options, meter)
+            batches += read_task(task, reader, settings, meter=meter)
         except ObjectNotFoundError as error:
             # Where a part of a segment ends, only its offset index tells.
             is_index = (error.uri or "").endswith((".indexes", ".index"))

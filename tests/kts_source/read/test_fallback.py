@@ -12,9 +12,9 @@ from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
 from kts_source.read import fallback
 from kts_source.read.read_settings import ReadSettings
+from kts_source.read.read_task import read_task
 from kts_source.read.segment_source import SegmentSource
 from kts_source.read.task_metrics import TaskMeter, TaskPlace
-from kts_source.read.with_brokers import rows_with_brokers
 from kts_source.tier import Tier
 from segment_format.kafka_uuid import uuid_from_text
 from segment_format.testing import LocalTierWriter, LogBuilder, SimpleRecord
@@ -72,7 +72,7 @@ def test_any_slice_of_a_segment_gives_its_rows(
             meter = TaskMeter(task, given, TaskPlace())
             settings = dataclasses.replace(ReadSettings.of(options), columns=("offset",))
             reader = SegmentSource(given, options.key_ring)
-            for batch in rows_with_brokers(task, reader, settings, options, meter):
+            for batch in read_task(task, reader, settings, meter=meter):
                 found += pa.Table.from_batches([batch])["offset"].to_pylist()
             fallbacks += meter.brokers.fallbacks
     assert fallbacks > 0
