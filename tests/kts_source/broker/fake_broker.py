@@ -6,82 +6,38 @@ that kind; see `Fault`.
 
 from __future__ import annotations
 
-import contextlib
-import socket
-import struct
 import threading
-import time
 import uuid
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from kafka.protocol.consumer import (
-    FetchRequest,
     FetchResponse,
-    ListOffsetsRequest,
     ListOffsetsResponse,
-    OffsetForLeaderEpochRequest,
     OffsetForLeaderEpochResponse,
 )
 from kafka.protocol.metadata import (
-    ApiVersionsRequest,
     ApiVersionsResponse,
-    MetadataRequest,
     MetadataResponse,
 )
 
 from kts_source.broker.settings import BrokerSettings, Security
 from kts_source.secret import Secret
 from segment_format.kafka_uuid import uuid_to_text
+from tests.kts_source.broker.fake_node import (
+    KINDS,
+    FakeNode,
+    Fault,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import TracebackType
 
     from tests.kts_source.broker.fake_log import FakeLog
 
-FETCH: Final = "Fetch"
-LIST_OFFSETS: Final = "ListOffsets"
-METADATA: Final = "Metadata"
-EPOCH_ENDS: Final = "OffsetForLeaderEpoch"
-API_VERSIONS: Final = "ApiVersions"
-_KINDS: Final = {
-    1: (FETCH, FetchRequest, (4, 17)),
-    2: (LIST_OFFSETS, ListOffsetsRequest, (1, 10)),
-    3: (METADATA, MetadataRequest, (0, 13)),
-    18: (API_VERSIONS, ApiVersionsRequest, (0, 4)),
-    23: (EPOCH_ENDS, OffsetForLeaderEpochRequest, (2, 4)),
-}
-_API_VERSIONS_KEY: Final = 18
 _NO_SUCH_TOPIC, _NOT_LEADER, _OUT_OF_RANGE = 3, 6, 1
 _FENCED, _UNKNOWN_EPOCH, _UNKNOWN_TOPIC_ID = 74, 75, 100
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """What happens to a request.
-
-    Attributes:
-        code: Error code of the answer, for every partition.
-        change: Called before the request is answered: the cluster changes under it.
-        alter: Makes other bytes of the answer, its size in front included; the connection is closed
-            behind them if `hang_up`.
-        edit: Changes the answer's message.
-        hang_up: Whether the connection ends.
-        pause: Seconds before the answer.
-        drip: Seconds between its bytes.
-        node: The fault waits for a request to this node; −1 any.
-    """
-
-    code: int = 0
-    change: Callable[[], object] | None = None
-    alter: Callable[[bytes], bytes] | None = None
-    edit: Callable[[Any], object] | None = None
-    hang_up: bool = False
-    pause: float = 0.0
-    drip: float = 0.0
-    node: int = -1
 
 
 @dataclass(slots=True)
@@ -119,7 +75,7 @@ class FakeCluster:
         self.fetches: list[tuple[int, int, int, str]] = []
         self.opened = 0
         self._versions = versions or {}
-        self._nodes = [_Node(self, number) for number in range(nodes)]
+        self._nodes = [FakeNode(self, number) for number in range(nodes)]
         self.lock = threading.RLock()
 
     def __enter__(self) -> FakeCluster:
@@ -194,7 +150,7 @@ class FakeCluster:
             ApiVersionsResponse.ApiVersion(
                 api_key=key, min_version=low, max_version=self._versions.get(kind, high)
             )
-            for key, (kind, _, (low, high)) in _KINDS.items()
+            for key, (kind, _, (low, high)) in KINDS.items()
         ]
         return ApiVersionsResponse(error_code=code, api_keys=keys, throttle_time_ms=0)
 
@@ -358,76 +314,3 @@ class FakeCluster:
         return FetchResponse(
             throttle_time_ms=0, error_code=0, session_id=0, responses=topics, node_endpoints=[]
         )
-
-
-class _Node:
-    """One listening port. A thread accepts, one more serves each connection."""
-
-    def __init__(self, cluster: FakeCluster, number: int) -> None:
-        self._cluster = cluster
-        self.number = number
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._socket.getsockname()[1]
-        self._open: set[socket.socket] = set()
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def stop(self) -> None:
-        """Closes the port and hangs up everywhere."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
-        for one in list(self._open):
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._socket.accept()
-            except OSError:
-                return
-            self._cluster.opened += 1
-            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._open.add(client)
-            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
-
-    def _serve(self, client: socket.socket) -> None:
-        with client, contextlib.suppress(OSError, EOFError):
-            file = client.makefile("rb")
-            while True:
-                (size,) = struct.unpack(">i", _exactly(file, 4))
-                data = _exactly(file, size)
-                if not self._respond(client, data):
-                    break
-        self._open.discard(client)
-
-    def _respond(self, client: socket.socket, data: bytes) -> bool:
-        key, version, correlation = struct.unpack(">hhi", data[:8])
-        kind, message, _ = _KINDS[key]
-        (length,) = struct.unpack(">h", data[8:10])
-        start = 10 + max(length, 0)
-        start += message.flexible_version_q(version)  # no tags
-        request = message[version].decode(memoryview(data)[start:])
-        answer, fault = self._cluster.answer(kind, self.number, request)
-        body = answer.encode(version=version)
-        flexible = type(answer).flexible_version_q(version) and key != _API_VERSIONS_KEY
-        body = struct.pack(">i", correlation) + (b"\0" if flexible else b"") + bytes(body)
-        framed = struct.pack(">i", len(body)) + body
-        if fault.pause:
-            time.sleep(fault.pause)
-        if fault.alter is not None:
-            framed = fault.alter(framed)
-        if fault.drip:
-            for at in range(len(framed)):
-                client.sendall(framed[at : at + 1])
-                time.sleep(fault.drip)
-        elif framed:
-            client.sendall(framed)
-        return not fault.hang_up
-
-
-def _exactly(file: Any, size: int) -> bytes:  # noqa: ANN401
-    data: bytes = file.read(size)
-    if len(data) != size:
-        raise EOFError
-    return data

@@ -24,8 +24,9 @@ from kts_source.options import parse_options
 from kts_source.read.read_ranges import read_range
 from kts_source.read.read_settings import ReadSettings
 from segment_format.testing import LogBuilder, SimpleRecord
-from tests.kts_source.broker.fake_broker import FETCH, FakeCluster, FakePartition, Fault
+from tests.kts_source.broker.fake_broker import FakeCluster, FakePartition
 from tests.kts_source.broker.fake_log import fake_log, with_log_start
+from tests.kts_source.broker.fake_node import FETCH, Fault
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

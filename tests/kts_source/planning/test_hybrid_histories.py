@@ -13,7 +13,7 @@ from tests.kts_source.planning.hybrid_reading import check_hybrid, in_one_thread
 def test_hybrid_histories() -> None:
     outcomes: Counter[str] = Counter()
     with in_one_thread(), FakeCluster() as cluster:
-        for seed in range(30):
+        for seed in range(60):
             check_hybrid(random_history(random.Random(seed)), seed, outcomes, cluster)
     for outcome in ("slices", "ranges", "fallbacks", "read_committed", "read_uncommitted"):
         assert outcomes[outcome] > 40, outcomes
