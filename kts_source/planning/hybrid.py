@@ -176,8 +176,8 @@ def _plan_partition(
         brokers.topic,
         brokers.partition,
         fail_on_data_loss=options.fail_on_data_loss,
-        holder="the cluster",
-        beyond="above the last stable offset" if options.read_committed else "not written yet",
+        holder="the cluster" if options.tail else "the tier",
+        beyond=_beyond(options),
     )
     epochs = claimed_epochs(segments)
     owned = view.owned(brokers, epochs) if epochs else {}
@@ -244,6 +244,13 @@ def _plan_partition(
         ]
         pieces.sort(key=lambda piece: piece.start_offset)
     return PlannedPartition(plan, pieces, len(aborted))
+
+
+def _beyond(options: ScanOptions) -> str:
+    """What is behind the end, in words."""
+    if not options.tail:
+        return "not tiered yet (tail=false)"
+    return "above the last stable offset" if options.read_committed else "not written yet"
 
 
 def _bounds(

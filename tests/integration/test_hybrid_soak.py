@@ -1,0 +1,46 @@
+"""A share of the soak of tier and brokers; `python -m tools.soak --only hybrid` runs more."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.integration.cluster import Cluster
+from tests.integration.hybrid_soak import MovingTopics, Soak
+from tests.needs import needs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+SCANS = int(os.environ.get("KTS_HYBRID_SCANS", "100000"))
+SECONDS = float(os.environ.get("KTS_HYBRID_SECONDS", "45"))
+
+
+@pytest.mark.timeout(SECONDS + 240)
+def test_scans_equal_a_consumer_while_everything_moves(tmp_path: Path) -> None:
+    needs("java", "mvn")
+    seed = int(os.environ.get("KTS_HYBRID_SEED", random.SystemRandom().randrange(1 << 31)))
+    print(f"KTS_HYBRID_SEED={seed}")  # noqa: T201  # shown where the test fails
+    with Cluster(tmp_path / "cluster") as cluster, MovingTopics(cluster, seed) as topics:
+        soak = Soak(topics, tmp_path, seed)
+        deadline = time.monotonic() + SECONDS
+        for number in range(SCANS):
+            soak.scan(number)
+            if time.monotonic() > deadline or len(soak.result.failures) > 4:
+                break
+    result = soak.result
+    print(f"{result.scans} scans, {result.rows} rows, {topics.trimmed} trims")  # noqa: T201
+    for word, count in result.outcomes.most_common():
+        print(f"{count:9,} {word}")  # noqa: T201
+    assert not result.failures, "\n".join(result.failures)
+    assert result.rows > 0
+    assert result.outcomes["equal"] > result.scans // 4
+    assert result.outcomes["slices of the tier"] > 0
+    assert result.outcomes["ranges of brokers"] > 0
+    assert topics.trimmed > 0
