@@ -208,38 +208,62 @@ class Broker:
 
 
 @contextlib.contextmanager
-def running_broker(folder: Path) -> Iterator[Broker]:
+def running_broker(folder: Path, *, settings: str = "") -> Iterator[Broker]:
     """Formats, starts and in the end stops a broker.
 
     Args:
         folder: Empty or absent; holds the broker's files and log, and the tier in `tier`.
+        settings: More lines of its properties.
 
     Raises:
         RuntimeError: The broker did not start; with the end of its log.
     """
+    cluster_id = base64.urlsafe_b64encode(b"\x00" + secrets.token_bytes(15)).decode().rstrip("=")
+    with _started(folder, settings, cluster_id) as broker:
+        yield broker
+
+
+@contextlib.contextmanager
+def restarted_broker(folder: Path, *, settings: str = "") -> Iterator[Broker]:
+    """Starts and in the end stops a broker on disks that one has written.
+
+    Args:
+        folder: Holds the log directory in `logs`.
+        settings: More lines of its properties.
+
+    Raises:
+        RuntimeError: The broker did not start; with the end of its log.
+    """
+    with _started(folder, settings, None) as broker:
+        yield broker
+
+
+@contextlib.contextmanager
+def _started(folder: Path, settings: str, cluster_id: str | None) -> Iterator[Broker]:
+    """A broker that runs; formatted before, where a cluster id is given."""
     class_path = kafka_class_path()
     port, controller_port = _free_ports(2)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "tier").mkdir()
+    (folder / "tier").mkdir(exist_ok=True)
     properties = folder / "server.properties"
     properties.write_text(
-        _PROPERTIES.format(port=port, controller_port=controller_port, folder=folder)
+        _PROPERTIES.format(port=port, controller_port=controller_port, folder=folder) + settings
     )
     (folder / "log4j2.properties").write_text(_LOG4J)
     java = ["java", f"-Dlog4j2.configurationFile={folder / 'log4j2.properties'}"]
     log_file = folder / "broker.log"
-    cluster_id = base64.urlsafe_b64encode(b"\x00" + secrets.token_bytes(15)).decode().rstrip("=")
     with log_file.open("wb") as output:
-        subprocess.run(
-            [
-                *(*java, "-cp", class_path, "kafka.tools.StorageTool", "format"),
-                *("-t", cluster_id, "-c", str(properties)),
-            ],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            check=True,
-            timeout=60,
-        )
+        if cluster_id is not None:
+            subprocess.run(
+                [
+                    *(*java, "-cp", class_path, "kafka.tools.StorageTool", "format"),
+                    *("-t", cluster_id, "-c", str(properties)),
+                ],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                check=True,
+                timeout=60,
+            )
         process = subprocess.Popen(
             [*java, "-Xmx768m", "-cp", class_path, "kafka.Kafka", str(properties)],
             stdout=output,

@@ -72,7 +72,8 @@ def surviving_log(replicas: Sequence[Replica], *, end_of_log: bool) -> Surviving
         stop = promised = best.stop
     else:
         return None
-    return SurvivingLog(best, max(stop, best.log_start), promised, (*notes, *_not_read(best)))
+    stop = max(stop, best.log_start)
+    return SurvivingLog(best, stop, promised, (*notes, *_not_read(best, lost=promised > stop)))
 
 
 def parts_at(one: Replica, other: Replica) -> int | None:
@@ -93,9 +94,9 @@ def _epoch_at(lineage: Sequence[EpochEntry], offset: int) -> int:
     return lineage[number].epoch if number >= 0 else -1
 
 
-def _not_read(replica: Replica) -> Iterator[Orphan]:
+def _not_read(replica: Replica, *, lost: bool) -> Iterator[Orphan]:
     yield from replica.files.not_read
-    if replica.problem and replica.segments:
+    if replica.problem and replica.segments and not lost:  # what is lost is told as such
         log = replica.segments[-1].log
         yield Orphan(
             (log.key,),
