@@ -37,6 +37,7 @@ TOPICS = {"orders": PARTITIONS, "latest": 2}
 TOPIC_SETTINGS = {
     "internal.segment.bytes": "20000",
     "index.interval.bytes": "500",
+    "segment.index.bytes": "4096",
     "retention.ms": "-1",
 }
 COMPACTED = {
@@ -218,7 +219,14 @@ def _ours(
 
 def _watermarks(broker: Broker, pairs: list[tuple[str, int]]) -> tuple[Offsets, Offsets]:
     """Log starts and ends as the broker tells them."""
-    consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "x", "log_level": 0})
+    consumer = Consumer(
+        {
+            "bootstrap.servers": broker.bootstrap,
+            "group.id": "x",
+            "isolation.level": "read_uncommitted",
+            "log_level": 0,
+        }
+    )
     try:
         found = {
             pair: consumer.get_watermark_offsets(TopicPartition(*pair), timeout=30)
