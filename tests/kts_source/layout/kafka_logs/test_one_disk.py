@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kts_source.errors import CorruptSegmentError, DataLossError
+from kts_source.errors import CorruptSegmentError, DataLossError, InvalidOptionError
+from kts_source.planning.planner import plan
 from segment_format.record.framing import iter_entries
+from segment_format.testing import LogBuilder, SimpleRecord
 from tests.kts_source.layout.kafka_logs.disk import (
     HIGH_WATERMARKS,
     LOG_STARTS,
+    TOPIC,
     Disk,
     expected,
     offsets,
@@ -168,3 +171,47 @@ def test_partition_younger_than_the_checkpoint_has_no_replicated_records(tmp_pat
     Disk(tmp_path).write(LOG, clean=False).checkpoint(HIGH_WATERMARKS, None)
     assert offsets(tmp_path) == []
     assert offsets(tmp_path, endOfLog="true") == expected(LOG)
+
+
+def test_plan_file_reads_the_same_rows(tmp_path: Path) -> None:
+    """Side files that were worked out travel in the plan."""
+    builder = LogBuilder()
+    for number in range(100):
+        builder.send(7 + number % 3, [SimpleRecord(bytes(400))])
+        if number % 5 == 4:
+            (builder.abort if number % 2 else builder.commit)(7 + number % 3)
+    log = builder.build()
+    disk = Disk(tmp_path / "disk").write(log, clean=False)
+    given = {
+        "path": str(disk.root),
+        "layout": "kafka-logs",
+        "subscribe": TOPIC,
+        "targetPartitionBytes": "9000",
+    }
+    made = plan(given)
+    assert any(not part.is_whole for task in made.tasks for part in task.slices)
+    file = tmp_path / "plan.json"
+    file.write_text(made.to_json())
+    assert sorted(offsets(disk.root, planFile=str(file))) == expected(log)
+
+
+def test_end_of_log_is_refused_for_other_layouts(tmp_path: Path) -> None:
+    with pytest.raises(InvalidOptionError, match="endOfLog"):
+        offsets(tmp_path, layout="aiven", endOfLog="true")
+
+
+def test_every_timestamp_is_found(tmp_path: Path) -> None:
+    """By time indexes that were worked out as by those of the disk."""
+    builder = LogBuilder(index_interval_bytes=200)
+    for number in range(60):
+        late = 7_000 if number % 9 == 4 else 0
+        builder.append([SimpleRecord(b"v", timestamp=1_000_000 + 1000 * number - late)])
+        if number == 30:
+            builder.roll()
+    log = builder.build()
+    Disk(tmp_path / "clean").write(log)
+    Disk(tmp_path / "crashed").write(log, clean=False)
+    for at in range(1_000_000, 1_060_000, 1500):
+        first = min(row.offset for row in log.all_rows if row.timestamp >= at)
+        for name in ("clean", "crashed"):
+            assert offsets(tmp_path / name, startingTimestamp=str(at))[0] == first
