@@ -4,6 +4,7 @@ the log ends, with the side files that fit.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from kts_source.errors import DataLossError
@@ -31,13 +32,28 @@ _NO_TIMESTAMP: Final = -1
 """Nothing that was flushed tells; planning looks into the segment."""
 
 
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Records that were there.
+
+    Attributes:
+        segment: Their offsets.
+        key: The file that tells of them.
+        reason: What is wrong with it.
+    """
+
+    segment: RemoteSegment
+    key: str
+    reason: str
+
+
 def described(
     store: ObjectStore,
     folder: TopicFolder,
     partition: int,
     log: SurvivingLog,
     recovery: Recovery,
-) -> tuple[list[tuple[RemoteSegment, SegmentFiles]], RemoteSegment | None]:
+) -> tuple[list[tuple[RemoteSegment, SegmentFiles]], list[Lost]]:
     """The segments in order, and what stands for records that were there and are lost.
 
     A log without records is one segment without offsets, unless there is no file at all.
@@ -58,18 +74,34 @@ def described(
         for number, segment in enumerate(replica.segments)
         if segment.base_offset < log.stop and _stop(replica, number) > replica.log_start
     ]
-    maker = _Maker(store, folder, partition, lineage, replica, recovery)
-    segments = [
-        (maker.segment(number, min(_stop(replica, number), log.stop)), replica.segments[number])
-        for number in kept
-    ]
+    maker = _Maker(store, folder, partition, lineage, replica, recovery, log.stop)
+    segments, lost = [], []
+    for number in kept:
+        stop = min(_stop(replica, number), log.stop)
+        files = replica.segments[number]
+        for base, index in replica.files.lost_logs:
+            if files.base_offset < base < stop:
+                lost.append(Lost(maker.lost(files, base, stop), index.key, "its log is not there"))
+                stop = base
+                break
+        walked = maker.walked(number, stop)
+        if walked is not None and walked.problem and walked.next_offset < stop:
+            reason = f"not whole from position {walked.size} on: {walked.problem}"
+            start = walked.next_offset
+            lost.append(Lost(maker.lost(files, start, stop), files.log.key, reason))
+            stop = start
+        segments.append((maker.segment(number, stop, walked), files))
     if not segments and replica.files.segments:
         first = replica.files.segments[0]
         segments = [(maker.empty(first, log.stop), first)]
-    lost = None
     if log.promised > log.stop:
         last = replica.segments[-1] if replica.segments else replica.files.segments[-1]
-        lost = maker.lost(last, log.stop, log.promised)
+        reason = (
+            f"not whole from position {replica.stop_size} on, but the log went on to offset"
+            f" {log.promised}: {replica.problem or 'the file ends'}"
+        )
+        segment = maker.lost(last, log.stop, log.promised)
+        lost.append(Lost(segment, last.log.key, reason))
     return segments, lost
 
 
@@ -91,28 +123,36 @@ class _Maker:
         lineage: tuple[EpochEntry, ...],
         replica: Replica,
         recovery: Recovery,
+        log_stop: int,
     ) -> None:
         self._store = store
+        self._log_stop = log_stop
         self._topic = folder.topic, folder.topic_id, partition
         self._lineage = lineage
         self._checkpoint = LeaderEpochCheckpoint(lineage).to_bytes()
         self._replica = replica
         self._recovery = recovery
 
-    def segment(self, number: int, stop: int) -> RemoteSegment:
+    def walked(self, number: int, stop: int) -> Walked | None:
+        """What the batches of segment `number` below an offset tell, where files do not."""
+        replica = self._replica
+        files = replica.segments[number]
+        if stop == self._log_stop < _stop(replica, number):
+            return self._recovery.walk(number, stop_offset=stop)
+        if files.base_offset in replica.walked:
+            return replica.walked[files.base_offset]
+        is_last = number + 1 == len(replica.segments)
+        if "index" not in files.files or (is_last and stop not in replica.files.snapshots):
+            return self._recovery.walk(number)
+        return None
+
+    def segment(self, number: int, stop: int, walked: Walked | None) -> RemoteSegment:
         """Segment `number` up to an offset."""
         replica = self._replica
         files = replica.segments[number]
-        is_last = number + 1 == len(replica.segments)
-        walked = replica.walked.get(files.base_offset)
-        if stop < _stop(replica, number):
-            walked = self._recovery.walk(number, stop_offset=stop)
-        elif walked is None and (
-            "index" not in files.files or (is_last and stop not in replica.files.snapshots)
-        ):
-            walked = self._recovery.walk(number)
         if walked is not None:
             return self._made(files, stop, walked.size, _rebuilt(files, walked), walked)
+        is_last = number + 1 == len(replica.segments)
         size = replica.stop_size if is_last else files.log.size
         return self._made(files, stop, size, self._stored(files, stop))
 
@@ -122,7 +162,7 @@ class _Maker:
 
     def lost(self, files: SegmentFiles, start: int, stop: int) -> RemoteSegment:
         """Offsets that were there."""
-        return self._made(files, stop, 0, {}, start=start, mark=" lost")
+        return self._made(files, stop, 0, {}, start=start, mark="lost")
 
     def _made(
         self,
@@ -141,7 +181,7 @@ class _Maker:
         indexes[IndexType.LEADER_EPOCH] = StoredIndex.rebuilt(ref, self._checkpoint)
         return RemoteSegment(
             *self._topic,
-            segment_id=files.log.key.removesuffix(".log") + mark,
+            segment_id=files.log.key.removesuffix(".log") + (f" {mark} {start}" if mark else ""),
             start_offset=start,
             end_offset=stop - 1,
             max_timestamp_ms=walked.side_files.max_timestamp if walked else _NO_TIMESTAMP,

@@ -114,17 +114,11 @@ class KafkaLogsLayout:
         segments, lost = described(store, folder, partition, log, recovery)
         with self._lock:
             self._described |= {segment.segment_id: segment for segment, _ in segments}
-            if lost is not None:
-                self._described[lost.segment_id] = lost
+            self._described |= {one.segment.segment_id: one.segment for one in lost}
         orphans = [*aside, *log.notes]
-        if lost is not None:
-            key = lost.objects.log.key
-            entry = _entry(lost, key, ())
-            reason = (
-                f"not whole from position {log.replica.stop_size} on, but the log went on to offset"
-                f" {log.promised}: {log.replica.problem or 'the file ends'}"
-            )
-            orphans.append(Orphan((key,), reason, lost.start_offset, entry))
+        for one in lost:
+            entry = _entry(one.segment, one.key, ())
+            orphans.append(Orphan((one.key,), one.reason, one.segment.start_offset, entry))
         return PartitionListing(
             tuple(
                 _entry(segment, files.log.key, tuple(sorted(files.files.items())))

@@ -223,7 +223,18 @@ class Recovery:
             first -= 1
         is_open = (self._known_at(first) if first else None) or {}
         for between in range(first, number):
-            is_open = self._walk(between, is_open, check_crcs=False).side_files.open_after
+            found = self._walk(between, is_open, check_crcs=False)
+            if found.problem:
+                raise CorruptSegmentError(
+                    f"{found.problem}; no sound producer snapshot behind it tells which"
+                    " transactions are open",
+                    topic=self._place[0],
+                    partition=self._place[1],
+                    offset=found.next_offset,
+                    uri=self._store.uri(self._files.segments[between].log.key),
+                    position=found.size,
+                )
+            is_open = found.side_files.open_after
         return is_open
 
     def _known_at(self, number: int) -> Mapping[int, int] | None:
@@ -269,7 +280,10 @@ class Recovery:
         entries = [entry for entry in entries if entry.start_offset < stop]
         first = entries[0].start_offset if entries else stop
         if log_start < first:
-            entries = [*self._epochs_between(log_start, first), *entries]
+            # A log start that was deleted up to is in this file before it is in its checkpoint.
+            told = self._epochs_between(log_start, first)
+            newest = told[-1].epoch if told else -1
+            entries = [*told, *(entry for entry in entries if entry.epoch > newest)]
         below = [entry for entry in entries if entry.start_offset <= log_start]
         if below:
             entries = [replace(below[-1], start_offset=log_start), *entries[len(below) :]]
@@ -286,7 +300,8 @@ class Recovery:
                 for batch in self._batches(segment, stop_offset=stop, check_crcs=False):
                     header = batch.header
                     epoch = header.partition_leader_epoch
-                    if header.next_offset > start and (not found or epoch > found[-1].epoch):
+                    newest = found[-1].epoch if found else -1
+                    if header.next_offset > start and epoch > newest:
                         found.append(EpochEntry(epoch, max(header.base_offset, start)))
             except SegmentFormatError as error:
                 raise self._located(error, segment) from error

@@ -50,12 +50,15 @@ class PartitionFiles:
         snapshots: Producer snapshots by the offset they are of.
         others: `leader-epoch-checkpoint` and the like, by name.
         not_read: What a broker would drop.
+        lost_logs: Base offset and an index of segments whose log is neither there nor was on its
+            way out. A broker would drop the index and serve what is left; here that is a loss.
     """
 
     segments: tuple[SegmentFiles, ...]
     snapshots: Mapping[int, ObjectInfo]
     others: Mapping[str, ObjectInfo]
     not_read: tuple[Orphan, ...]
+    lost_logs: tuple[tuple[int, ObjectInfo], ...]
 
 
 def partition_files(store: ObjectStore, folder: str) -> PartitionFiles:
@@ -101,17 +104,23 @@ def partition_files(store: ObjectStore, folder: str) -> PartitionFiles:
             snapshots[name.offset] = info
         else:
             segments[name.offset][name.kind] = info
-    for files in segments.values():
-        if "log" not in files:
+    bases = sorted(base for base, files in segments.items() if "log" in files)
+    going = {name.offset for name, _ in named if name.kind == "log"}
+    lost = []
+    for base, files in sorted(segments.items()):
+        if "log" in files:
+            continue
+        if bases and base > bases[0] and base not in going:
+            lost.append((base, next(iter(files.values()))))
+        else:
             keys = tuple(info.key for info in files.values())
             not_read.append(Orphan(keys, "indexes without a log, which a broker drops"))
     return PartitionFiles(
-        tuple(
-            SegmentFiles(base, files) for base, files in sorted(segments.items()) if "log" in files
-        ),
+        tuple(SegmentFiles(base, segments[base]) for base in bases),
         snapshots,
         others,
         tuple(not_read),
+        tuple(lost),
     )
 
 

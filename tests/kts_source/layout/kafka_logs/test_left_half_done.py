@@ -77,8 +77,9 @@ def test_swap_file_that_is_no_log_is_an_error_that_names_it(disk: Disk) -> None:
         offsets(disk.root)
 
 
-def test_indexes_without_a_log_are_dropped(disk: Disk) -> None:
+def test_indexes_of_a_log_on_its_way_out_are_dropped(disk: Disk) -> None:
     disk.put(f"{5:020d}.index", b"x" * 8)
+    disk.put(f"{5:020d}.log.deleted", b"")
     assert offsets(disk.root) == expected(LOG)
 
 

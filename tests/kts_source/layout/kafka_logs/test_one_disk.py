@@ -127,6 +127,38 @@ def test_corrupt_batch_below_the_recovery_point_is_an_error(tmp_path: Path) -> N
         offsets(tmp_path)
 
 
+@pytest.mark.parametrize("missing", ["", "index", "snapshot"])
+def test_corrupt_batch_after_a_clean_shutdown_is_an_error(tmp_path: Path, missing: str) -> None:
+    """Also where the log is gone over, as the high watermark cuts it or a side file is missing."""
+    for number in range(len(LOG.segments)):
+        root = tmp_path / str(number)
+        disk = Disk(root).write(LOG, high_watermark=END - 3)
+        for path in disk.files(missing) if missing else ():
+            path.unlink()
+        log = disk.files("log")[number]
+        data = bytearray(log.read_bytes())
+        data[100] ^= 1
+        log.write_bytes(bytes(data))
+        with pytest.raises((CorruptSegmentError, DataLossError), match=log.name):
+            offsets(root, "read_uncommitted")
+    with pytest.raises(DataLossError, match=log.name):  # the walk finds it, whoever is aborted
+        offsets(root)
+
+
+def test_log_that_only_its_index_tells_of_is_lost(tmp_path: Path) -> None:
+    disk = Disk(tmp_path).write(LOG)
+    gone = LOG.segments[1]
+    disk.files("log")[1].unlink()
+    with pytest.raises(DataLossError, match=rf"\[{gone.base_offset}, {gone.next_offset}\)"):
+        offsets(tmp_path)
+    left = [
+        offset
+        for offset in expected(LOG, "read_uncommitted")
+        if not gone.base_offset <= offset < gone.next_offset
+    ]
+    assert offsets(tmp_path, "read_uncommitted", failOnDataLoss="false") == left
+
+
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("kind", ["index", "timeindex", "txnindex", "snapshot"])
 def test_missing_side_files_are_worked_out_from_the_log(
@@ -157,6 +189,29 @@ def test_log_start_is_that_of_its_checkpoint(tmp_path: Path) -> None:
     disk = Disk(tmp_path).write(LOG)
     disk.checkpoint(LOG_STARTS, 17)
     assert offsets(tmp_path) == [offset for offset in expected(LOG) if offset >= 17]
+
+
+@pytest.mark.parametrize("first", [b"0 17", b"1 17", b"2 50"])
+def test_log_start_is_not_that_of_the_epochs_where_it_was_not_flushed(
+    tmp_path: Path, first: bytes
+) -> None:
+    """A broker that starts then serves again what was deleted."""
+    builder = LogBuilder()
+    for epoch in range(3):
+        if epoch:
+            builder.set_leader_epoch(epoch)
+        for _ in range(20):
+            builder.append([SimpleRecord(b"x")])
+    log = builder.build()
+    disk = Disk(tmp_path).write(log, clean=False)
+    later = {b"0 17": b"1 20\n2 40\n", b"1 17": b"2 40\n", b"2 50": b""}[first]
+    count = b"%d" % (1 + later.count(b"\n"))
+    disk.put("leader-epoch-checkpoint", b"0\n%s\n%s\n%s" % (count, first, later))
+    if first == b"1 17":  # contradicts the batches: never read as if nothing were wrong
+        with pytest.raises(CorruptSegmentError):
+            offsets(tmp_path)
+    else:
+        assert offsets(tmp_path) == expected(log)
 
 
 def test_without_any_high_watermark_the_end_must_be_chosen(tmp_path: Path) -> None:
