@@ -8,13 +8,13 @@ reads the tier itself needs no transaction index of it.
 from __future__ import annotations
 
 import logging
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Final
 
 from kts_source.broker.broker_range import BrokerRange
 from kts_source.broker.fetch_range import FetchedBatches, RangeFetcher
 from kts_source.errors import CorruptSegmentError, StoreError, TieredKafkaError
-from kts_source.read.read_ranges import counted, rows_of
+from kts_source.read.read_ranges import counted, leaves_out, rows_of
 from kts_source.read.slice_boundaries import slice_boundaries
 from segment_format.record.batch_header import MAGIC_2, RecordBatchHeader
 from segment_format.record.framing import iter_entries
@@ -128,14 +128,33 @@ class BrokerFallback:
             nominal_bytes=part.nominal_bytes,
         )
         fetcher = RangeFetcher(
-            self._cluster, wanted, max_batch_bytes=self._settings.max_batch_bytes
+            self._cluster,
+            wanted,
+            max_batch_bytes=self._settings.max_batch_bytes,
+            on_loss=leaves_out(wanted, self._settings, self._meter),
         )
         shown = wanted.between(start, part.stop_offset)
-        with counted(fetcher, self._meter), closing(fetcher.batches()) as fetched:
+        with (
+            _explained(fetcher),
+            counted(fetcher, self._meter),
+            closing(fetcher.batches()) as fetched,
+        ):
             batches = fetched if last.last_offset is None else before_batch_of(stop, fetched)
             yield from rows_of(
                 batches, shown, self._settings, aborted=part.aborted, meter=self._meter
             )
+
+
+@contextmanager
+def _explained(fetcher: RangeFetcher) -> Iterator[None]:
+    """Counts a failure no more where brokers do not have the offsets either: what retention deleted
+    says nothing about the store.
+    """
+    try:
+        yield
+    finally:
+        if fetcher.lost_offsets:
+            _alike.clear()
 
 
 def before_batch_of(offset: int, fetched: Iterator[FetchedBatches]) -> Iterator[FetchedBatches]:
