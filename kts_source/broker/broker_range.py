@@ -11,7 +11,8 @@ class BrokerRange:
 
     Attributes:
         topic_id: The incarnation; brokers are asked by it, so a re-created topic gives no rows.
-        leader_epoch: Epoch of the leader that the range was planned with.
+        leader_epoch: An epoch whose records, or later ones, reach the end of the range; a leader
+            of another one must have it up to there.
         start_offset: First offset, inclusive.
         stop_offset: One past the last offset; the log reached that far when it was planned.
         read_committed: Whether brokers tell what was aborted; otherwise every batch comes.

@@ -142,43 +142,78 @@ class Cluster:
 
         return self._ask_leaders(places, request, parse)
 
-    def epoch_ends(self, place: TopicPartition, epochs: Sequence[int]) -> list[EpochEnd]:
-        """What the leader knows of epochs, in their order (OffsetForLeaderEpoch, KIP-320).
+    def epoch_ends(
+        self, wanted: Mapping[TopicPartition, Sequence[int]]
+    ) -> dict[TopicPartition, list[EpochEnd]]:
+        """What leaders know of epochs, in the order asked (OffsetForLeaderEpoch, KIP-320).
 
         Raises:
-            LeaderChangedError: The partition has another leader since.
+            LeaderChangedError: A partition has another leader since.
             BrokerError: See `topics`.
         """
         from kafka.protocol.consumer import OffsetForLeaderEpochRequest
 
         topic_type = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
-        topic, number = place
 
-        def request(_places: Sequence[TopicPartition]) -> Any:  # noqa: ANN401
-            partitions = [
-                topic_type.OffsetForLeaderPartition(
-                    partition=number,
-                    current_leader_epoch=self._leaders[place].epoch,
-                    leader_epoch=epoch,
+        def request(places: Sequence[TopicPartition]) -> Any:  # noqa: ANN401
+            topics = [
+                topic_type(
+                    topic=topic,
+                    partitions=[
+                        topic_type.OffsetForLeaderPartition(
+                            partition=number,
+                            current_leader_epoch=self._leaders[topic, number].epoch,
+                            leader_epoch=epoch,
+                        )
+                        for number in numbers
+                        for epoch in wanted[topic, number]
+                    ],
                 )
-                for epoch in epochs
+                for topic, numbers in _by_topic(places)
             ]
-            return OffsetForLeaderEpochRequest(
-                replica_id=_REPLICA_ID, topics=[topic_type(topic=topic, partitions=partitions)]
-            )
+            return OffsetForLeaderEpochRequest(replica_id=_REPLICA_ID, topics=topics)
 
         def parse(answer: Any) -> dict[TopicPartition, tuple[int, list[EpochEnd]]]:  # noqa: ANN401
-            parts = [part for one in answer.topics for part in one.partitions]
-            codes = [part.error_code for part in parts if part.error_code]
-            if not codes and len(parts) != len(epochs):
-                raise BrokerError(f"{len(epochs)} epochs were asked for, {len(parts)} answered")
-            ends = [EpochEnd(part.leader_epoch, part.end_offset) for part in parts]
-            return {place: (codes[0] if codes else 0, ends)}
+            parts = defaultdict(list)
+            for topic in answer.topics:
+                for part in topic.partitions:
+                    parts[topic.topic, part.partition].append(part)
+            found = {}
+            for place, mine in parts.items():
+                code = next((part.error_code for part in mine if part.error_code), 0)
+                ends = [EpochEnd(part.leader_epoch, part.end_offset) for part in mine]
+                if not code and len(ends) != len(wanted[place]):
+                    raise BrokerError(f"asked for {len(wanted[place])} epochs, told {len(ends)}")
+                found[place] = code, ends
+            return found
 
-        if not epochs:
-            return []
-        answered: list[EpochEnd] = self._ask_leaders([place], request, parse)[place]
-        return answered
+        answered: dict[TopicPartition, list[EpochEnd]] = self._ask_leaders(
+            [place for place, epochs in wanted.items() if epochs], request, parse
+        )
+        return {place: answered.get(place, []) for place in wanted}
+
+    def last_epochs(self, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """The epochs of the last records below some offsets.
+
+        A leader that wrote nothing leaves no trace in its followers' logs: the epoch of its own is
+        not one that the next leader can be asked for.
+
+        Raises:
+            LeaderChangedError: A partition has another leader since.
+            BrokerError: See `topics`.
+        """
+        found = {place: self._leaders[place].epoch for place in ends}
+        unsure = {place: epoch for place, epoch in found.items() if epoch > 0 and ends[place] > 0}
+        while unsure:
+            before = self.epoch_ends({place: [epoch - 1] for place, epoch in unsure.items()})
+            unsure = {
+                place: known.epoch
+                for place, (known,) in before.items()
+                # The end of the epochs before is where this one begins.
+                if known.end_offset >= ends[place] and 0 <= known.epoch < unsure[place]
+            }
+            found |= unsure
+        return found
 
     def ask(self, node: int, request: Any, *, patience_seconds: float = 0.0) -> Any:  # noqa: ANN401
         """One answer of one broker.

@@ -61,6 +61,11 @@ class RangeFetcher:
         max_batch_bytes: Bound on one batch.
         on_loss: Called with offsets [start, stop) that are gone, and why, to go on behind them;
             they are an error without it.
+
+    Attributes:
+        bytes: Of whole batches, so far.
+        requests: Sent so far.
+        lost_offsets: Whether some of the range is gone.
     """
 
     def __init__(
@@ -83,6 +88,7 @@ class RangeFetcher:
         self._asked = False
         self.bytes = 0
         self.requests = 0
+        self.lost_offsets = False
 
     def batches(self) -> Generator[FetchedBatches]:
         """The batches that hold the range, in order.
@@ -106,23 +112,25 @@ class RangeFetcher:
                         pending, most_bytes=self._most_bytes + _ANSWER_SLACK
                     )
                     found = self._found(answer, at)
-                except LostConnectionError as error:
+                except (LostConnectionError, LeaderChangedError) as error:
+                    # Perhaps another broker leads now, and this one will never come back.
                     why = str(error)
-                    self._lose_node()
+                    if isinstance(error, LeaderChangedError):
+                        self._leader = -1
+                    else:
+                        self._lose_node()
                     found = None
-                except LeaderChangedError as error:  # once more, while it was looked for
-                    why = str(error)
-                    self._leader = -1
-                    found = None
-                except _LogStartMoved as error:
-                    text = (
-                        f"offset {at} is gone since the plan was made: the log of the brokers"
-                        f" starts at {error.log_start}"
-                    )
-                    at = self._behind_loss(
-                        at, error.log_start, DataLossError(text, **self._place(at))
-                    )
-                    continue
+                except _OutOfRange:
+                    log_start = self._log_start()
+                    if log_start is not None:
+                        text = (
+                            f"offset {at} is gone since the plan was made: the log of the brokers"
+                            f" starts at {log_start}"
+                        )
+                        gone = DataLossError(text, **self._place(at))
+                        at = self._behind_loss(at, log_start, gone)
+                        continue
+                    found, why = None, "another broker leads"
                 except DataLossError as error:
                     at = self._behind_loss(at, self._wanted.stop_offset, error)
                     continue
@@ -142,10 +150,10 @@ class RangeFetcher:
                 if at < self._wanted.stop_offset:
                     try:
                         sent = self._sent(at)
-                    except LostConnectionError as error:
+                    except (LostConnectionError, LeaderChangedError) as error:
                         why = str(error)
                         self._lose_node()
-                    except (_TryAgain, LeaderChangedError, DataLossError) as error:
+                    except (_TryAgain, DataLossError) as error:
                         why = str(error)  # met again behind these batches
                 yield found
                 progress = time.monotonic()
@@ -156,6 +164,7 @@ class RangeFetcher:
 
     def _behind_loss(self, at: int, first_left: int, error: DataLossError) -> int:
         """Where to go on behind what is gone."""
+        self.lost_offsets = True
         behind = min(first_left, self._wanted.stop_offset)
         if self._on_loss is None or behind <= at:
             raise error from None
@@ -234,7 +243,7 @@ class RangeFetcher:
         if leader.epoch < wanted.leader_epoch:
             raise _TryAgain(f"a broker still knows the leader of epoch {leader.epoch}")
         if leader.epoch != wanted.leader_epoch:
-            (end,) = self._cluster.epoch_ends(place, [wanted.leader_epoch])
+            (end,) = self._cluster.epoch_ends({place: [wanted.leader_epoch]})[place]
             if end.epoch != wanted.leader_epoch or end.end_offset < wanted.stop_offset:
                 raise DataLossError(
                     f"offsets up to {wanted.stop_offset} of leader epoch {wanted.leader_epoch} were"
@@ -245,6 +254,19 @@ class RangeFetcher:
         self._leader, self._epoch = leader.node, leader.epoch
         self._node = -1
 
+    def _log_start(self) -> int | None:
+        """Where the log starts now, which brokers do not say where they refuse an offset; `None`
+        where another broker leads.
+        """
+        place = self._wanted.topic, self._wanted.partition
+        try:
+            if self._cluster.known_leader(place) is None:
+                self._cluster.renew_leader(place)
+            return self._cluster.offsets([place], EARLIEST, read_committed=False)[place]
+        except LeaderChangedError:
+            self._leader = self._node = -1
+            return None
+
     def _found(self, answer: Any, at: int) -> FetchedBatches | None:  # noqa: ANN401
         """The whole batches of an answer, or `None` where there are none yet."""
         code = answer.error_code
@@ -253,10 +275,10 @@ class RangeFetcher:
             time.sleep(min(answer.throttle_time_ms / 1000, _PATIENCE_SECONDS / 4))
             raise _TryAgain("the client quota is used up")
         if code or not parts:
-            self._handle(code, -1, at)
+            self._handle(code, at)
         part = parts[0]
         if part.error_code:
-            self._handle(part.error_code, part.log_start_offset, at)
+            self._handle(part.error_code, at)
         if part.preferred_read_replica >= 0 and not part.records:
             self._node = part.preferred_read_replica
             raise _TryAgain(f"broker {self._node} is nearer")
@@ -284,7 +306,7 @@ class RangeFetcher:
             aborted = aborted_intervals(listed, data, next_offset)
         return FetchedBatches(data, at, next_offset, aborted, listed)
 
-    def _handle(self, code: int, log_start: int, at: int) -> NoReturn:
+    def _handle(self, code: int, at: int) -> NoReturn:
         """Raises what an error code means."""
         if self._node != self._leader and code in {OFFSET_OUT_OF_RANGE, *PASSING}:
             # A follower may lag behind, and the leader would name it again.
@@ -295,18 +317,10 @@ class RangeFetcher:
             raise _TryAgain(f"a broker says {error_name(code)}")
         place = self._place(at)
         if code == OFFSET_OUT_OF_RANGE:
-            if log_start < 0:  # as brokers answer, `ReplicaManager.createLogReadResult`
-                log_start = self._log_start()
-            raise _LogStartMoved(log_start)
+            raise _OutOfRange
         if code in DENIED:
             raise BrokerError("not allowed to read the topic: the user needs Read on it", **place)
         raise BrokerError(f"a broker refuses to be read: {error_name(code)}", **place)
-
-    def _log_start(self) -> int:
-        place = self._wanted.topic, self._wanted.partition
-        if self._cluster.known_leader(place) is None:
-            self._cluster.renew_leader(place)
-        return self._cluster.offsets([place], EARLIEST, read_committed=False)[place]
 
     def _place(self, offset: int) -> Any:  # noqa: ANN401
         return {
@@ -316,16 +330,8 @@ class RangeFetcher:
         }
 
 
-class _LogStartMoved(Exception):  # noqa: N818  # what an answer tells
-    """Retention or DeleteRecords passed an offset.
-
-    Attributes:
-        log_start: The first that is left.
-    """
-
-    def __init__(self, log_start: int) -> None:
-        super().__init__(log_start)
-        self.log_start = log_start
+class _OutOfRange(Exception):  # noqa: N818  # what an answer tells
+    """Retention or DeleteRecords passed an offset."""
 
 
 class _TryAgain(Exception):  # noqa: N818  # no error, but what an answer asks for

@@ -47,7 +47,7 @@ class BrokerLog:
 
     Attributes:
         topic_id: The incarnation.
-        leader_epoch: Of the leader that was asked.
+        leader_epoch: Of the last record below the end; the leader's own may have none yet.
         log_start: First offset that a consumer may see.
         end: One past the last: the last stable offset for `read_committed`, else the high
             watermark.
@@ -104,6 +104,7 @@ class ClusterView:
             if not options.read_committed:
                 stable = self._cluster.offsets(places, LATEST, read_committed=True)
             local = self._local_starts(places)
+            epochs = self._cluster.last_epochs(ends)
         except BaseException:
             self.close()
             raise
@@ -112,7 +113,7 @@ class ClusterView:
                 topic=place[0],
                 topic_id=self.topics[place[0]].topic_id,
                 partition=place[1],
-                leader_epoch=self.topics[place[0]].leaders[place[1]].epoch,
+                leader_epoch=epochs[place],
                 log_start=starts[place],
                 # DeleteRecords may pass the last stable offset.
                 end=max(ends[place], starts[place]),
@@ -138,7 +139,7 @@ class ClusterView:
         wanted = sorted(set(epochs))
         asked = sorted({one for epoch in wanted for one in (epoch - 1, epoch) if one >= 0})
         place = log.topic, log.partition
-        ends = dict(zip(asked, self._cluster.epoch_ends(place, asked), strict=True))
+        ends = dict(zip(asked, self._cluster.epoch_ends({place: asked})[place], strict=True))
         found = {}
         for epoch in wanted:
             end = ends[epoch]

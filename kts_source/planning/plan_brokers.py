@@ -48,7 +48,7 @@ def check_brokers(plan: ScanPlan, options: ScanOptions) -> None:
             epoch = part.brokers.leader_epoch
             if topics[part.topic].leaders[part.partition].epoch == epoch:
                 continue
-            (end,) = cluster.epoch_ends(place, [epoch])
+            (end,) = cluster.epoch_ends({place: [epoch]})[place]
             if end.epoch != epoch or end.end_offset < part.stop:
                 raise _lost(
                     part,

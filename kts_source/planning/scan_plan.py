@@ -31,7 +31,7 @@ class BrokerPart:
     """What brokers serve of a partition's range.
 
     Attributes:
-        leader_epoch: Of the leader that was asked.
+        leader_epoch: Of the last record below the end.
         ranges: Offsets [start, stop), in order; those between them are the tier's.
         high_watermark: One past the last offset that consumers may see.
         last_stable_offset: The same for `read_committed`.

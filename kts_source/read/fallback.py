@@ -8,14 +8,19 @@ reads the tier itself needs no transaction index of it.
 from __future__ import annotations
 
 import logging
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from kts_source.broker.broker_range import BrokerRange
 from kts_source.broker.fetch_range import RangeFetcher
-from kts_source.errors import CorruptSegmentError, StoreError, TieredKafkaError
-from kts_source.read.read_ranges import counted, rows_of
+from kts_source.errors import (
+    CorruptSegmentError,
+    DataLossError,
+    StoreError,
+    TieredKafkaError,
+)
+from kts_source.read.read_ranges import counted, leaves_out, rows_of
 from kts_source.read.slice_boundaries import slice_boundaries
 
 if TYPE_CHECKING:
@@ -132,17 +137,49 @@ class BrokerFallback:
             read_committed=False,
             nominal_bytes=part.nominal_bytes,
         )
-        fetcher = RangeFetcher(
-            self._cluster, wanted, max_batch_bytes=self._settings.max_batch_bytes
-        )
         shown = wanted.between(start, part.stop_offset)
-        with counted(fetcher, self._meter), closing(fetcher.batches()) as fetched:
-            batches = (
-                between_positions(fetched, first.position, last.position) if is_counted else fetched
-            )
-            yield from rows_of(
-                batches, shown, self._settings, aborted=part.aborted, meter=self._meter
-            )
+        gone: list[int] = []
+        leave_out = leaves_out(shown, self._settings, self._meter, gone)
+        fetcher = RangeFetcher(
+            self._cluster,
+            wanted,
+            max_batch_bytes=self._settings.max_batch_bytes,
+            # Batches cannot be counted across a gap.
+            on_loss=None if is_counted else leave_out,
+        )
+        try:
+            with (
+                _explained(fetcher),
+                counted(fetcher, self._meter),
+                closing(fetcher.batches()) as fetched,
+            ):
+                batches: Iterable[FetchedBatches] = fetched
+                if is_counted:
+                    batches = between_positions(fetched, first.position, last.position)
+                yield from rows_of(
+                    batches,
+                    shown,
+                    self._settings,
+                    aborted=part.aborted,
+                    meter=self._meter,
+                    gone=gone,
+                )
+        except DataLossError as lost:
+            if leave_out is None or not is_counted:
+                raise
+            leave_out(start, part.stop_offset, lost)
+
+
+@contextmanager
+def _explained(fetcher: RangeFetcher) -> Iterator[None]:
+    """Counts a failure no more where brokers do not have the offsets either: what retention deleted
+    says nothing about the store.
+    """
+    try:
+        yield
+    finally:
+        if fetcher.lost_offsets:
+            _alike.clear()
 
 
 def between_positions(

@@ -16,7 +16,7 @@ from segment_format.errors import SegmentFormatError
 from segment_format.isolation import NO_ABORTED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import pyarrow as pa
 
@@ -69,6 +69,25 @@ def read_range(
         BrokerError: Brokers refuse, or do not answer.
         CorruptSegmentError: What they sent is not what was written.
     """
+    gone: list[int] = []
+    fetcher = RangeFetcher(
+        cluster,
+        part,
+        max_batch_bytes=settings.max_batch_bytes,
+        on_loss=leaves_out(part, settings, meter, gone),
+    )
+    with counted(fetcher, meter), closing(fetcher.batches()) as fetched:
+        yield from rows_of(fetched, part, settings, meter=meter, gone=gone)
+
+
+def leaves_out(
+    part: BrokerRange, settings: ReadSettings, meter: TaskMeter | None, gone: list[int]
+) -> Callable[[int, int, DataLossError], None] | None:
+    """What to do about offsets that are gone: `None` where they are an error. `gone` gets where
+    they end.
+    """
+    if settings.fail_on_data_loss:
+        return None
 
     def leave_out(start: int, stop: int, error: DataLossError) -> None:
         text = f"offsets [{start}, {stop}) are left out: {error.message}"
@@ -78,15 +97,7 @@ def read_range(
             meter.add_lost(lost, f"{part.topic}-{part.partition} {text}")
         gone.append(stop)
 
-    gone: list[int] = []
-    fetcher = RangeFetcher(
-        cluster,
-        part,
-        max_batch_bytes=settings.max_batch_bytes,
-        on_loss=None if settings.fail_on_data_loss else leave_out,
-    )
-    with counted(fetcher, meter), closing(fetcher.batches()) as fetched:
-        yield from rows_of(fetched, part, settings, meter=meter, gone=gone)
+    return leave_out
 
 
 def rows_of(

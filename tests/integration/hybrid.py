@@ -43,7 +43,7 @@ def rows_of(
     parsed = parse_options(options)
     take = (ended if ended is not None else []).append
     batches = [batch for task in plan.tasks for batch in run_task(task, parsed, on_end=take)]
-    return _by_partition(batches)
+    return by_partition(batches)
 
 
 def consumed_rows(bootstrap: str, plan: ScanPlan, isolation: str) -> Rows:
@@ -70,7 +70,8 @@ def assert_as_consumed(found: Rows, expected: Rows) -> None:
             )
 
 
-def _by_partition(batches: Iterable[pa.RecordBatch]) -> Rows:
+def by_partition(batches: Iterable[pa.RecordBatch]) -> Rows:
+    """The rows of batches, by partition, in their order."""
     found: Rows = defaultdict(list)
     for batch in batches:
         times = batch.column("timestamp").cast(pa.int64())
