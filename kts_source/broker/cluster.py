@@ -53,7 +53,7 @@ class Cluster:
         self._nodes: dict[int, tuple[str, int]] = {}
         self._leaders: dict[TopicPartition, Leader] = {}
         self._connections: dict[int, Connection] = {}
-        self._locks: dict[int, threading.Lock] = defaultdict(threading.Lock)
+        self._locks: dict[int, threading.Lock] = {}
         self._any: Connection | None = None
         self._any_lock = threading.RLock()
 
@@ -222,7 +222,7 @@ class Cluster:
             LostConnectionError: It did not answer.
             BrokerError: It refuses.
         """
-        with self._locks[node]:
+        with self._locks.setdefault(node, threading.Lock()):
             return self.connection(node).ask(request, patience_seconds=patience_seconds)
 
     def connection(self, node: int) -> Connection:
@@ -252,7 +252,7 @@ class Cluster:
         """
         node = self._leaders[place].node
         try:
-            with self._locks[node]:
+            with self._locks.setdefault(node, threading.Lock()):
                 return self.connection(node).version(request) >= version
         except LostConnectionError as error:
             topic, number = place
@@ -353,7 +353,7 @@ class Cluster:
             failed: list[str] = []
             began = time.monotonic()
             for pause in _pauses():
-                for host, port in self.settings.bootstrap:
+                for host, port in dict.fromkeys((*self.settings.bootstrap, *self._nodes.values())):
                     try:
                         opened = Connection(self.settings, host, port)
                         answer = opened.ask(request)

@@ -133,7 +133,8 @@ class Connection:
             if not 4 <= size <= most_bytes:
                 raise LostConnectionError(
                     f"{self._place} announced an answer of {size:,} bytes, at most {most_bytes:,}"
-                    " are expected: not a Kafka broker, or a TLS listener without TLS here"
+                    " are expected: a batch above maxBatchBytes, no Kafka broker, or one that"
+                    " wants TLS"
                 )
             data = self._read(size, pending.deadline)
             (correlation,) = _CORRELATION.unpack(data[:4])

@@ -11,32 +11,28 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from kts_source.broker.cluster import EARLIEST
 from kts_source.broker.connection import LostConnectionError
 from kts_source.broker.error_codes import (
     DENIED,
-    NEW_LEADER,
     OFFSET_OUT_OF_RANGE,
     PASSING,
     TOPIC_GONE,
     error_name,
 )
+from kts_source.broker.fetched_batches import FetchedBatches, aborted_intervals, whole_batches
 from kts_source.errors import (
     BrokerError,
     BrokerUnavailableError,
+    CorruptSegmentError,
     DataLossError,
     LeaderChangedError,
 )
-from segment_format.index.transaction_index import AbortedTxn
-from segment_format.isolation import NO_ABORTED, AbortedIntervals
+from segment_format.errors import SegmentFormatError
+from segment_format.isolation import NO_ABORTED
 from segment_format.kafka_uuid import uuid_from_text
-from segment_format.record.batch_header import MAGIC_2, RecordBatchHeader
-from segment_format.record.control_record import ControlRecordType, batch_control_type
-from segment_format.record.framing import iter_entries
-from segment_format.record.records import iter_batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -54,30 +50,6 @@ _MAX_PAUSE_SECONDS: Final = 1.0
 _ANSWER_SLACK: Final = 1 << 20
 """Bytes of an answer that are not records: aborted transactions, mostly."""
 _NO_SESSION: Final = (0, -1)
-_MAX_OFFSET: Final = 2**63 - 1
-
-
-@dataclass(frozen=True, slots=True)
-class FetchedBatches:
-    """Whole batches of one answer.
-
-    Attributes:
-        data: Their bytes; valid until the next answer is asked for.
-        start_offset: What was asked for: rows below it are not wanted.
-        next_offset: One past the last offset of the last batch.
-        aborted: Transactions among them to leave out, when only committed rows are wanted.
-        listed: Producer id and first offset of the aborted transactions that the broker lists.
-    """
-
-    data: memoryview
-    start_offset: int
-    next_offset: int
-    aborted: AbortedIntervals
-    listed: frozenset[tuple[int, int]]
-
-    def up_to(self, position: int, next_offset: int) -> FetchedBatches:
-        """Those that stand before a position."""
-        return replace(self, data=self.data[:position], next_offset=next_offset)
 
 
 class RangeFetcher:
@@ -89,11 +61,6 @@ class RangeFetcher:
         max_batch_bytes: Bound on one batch.
         on_loss: Called with offsets [start, stop) that are gone, and why, to go on behind them;
             they are an error without it.
-
-    Attributes:
-        bytes: Of whole batches, so far.
-        requests: Sent so far.
-        lost_offsets: Whether some of the range is gone.
     """
 
     def __init__(
@@ -109,13 +76,13 @@ class RangeFetcher:
         self._wanted = wanted
         self._settings = cluster.settings
         self._most_bytes = max(self._settings.partition_fetch_bytes, max_batch_bytes)
+        self._rack = self._settings.rack
         self._epoch = wanted.leader_epoch
         self._leader = -1
         self._node = -1
         self._asked = False
         self.bytes = 0
         self.requests = 0
-        self.lost_offsets = False
 
     def batches(self) -> Generator[FetchedBatches]:
         """The batches that hold the range, in order.
@@ -139,20 +106,22 @@ class RangeFetcher:
                         pending, most_bytes=self._most_bytes + _ANSWER_SLACK
                     )
                     found = self._found(answer, at)
-                except (LostConnectionError, LeaderChangedError) as error:
-                    # Perhaps another broker leads now, and this one will never come back.
+                except LostConnectionError as error:
                     why = str(error)
-                    self._leader = self._node = -1
+                    self._lose_node()
                     found = None
-                except _OutOfRange:
-                    log_start = self._log_start()
-                    if log_start is None:
-                        continue
+                except LeaderChangedError as error:  # once more, while it was looked for
+                    why = str(error)
+                    self._leader = -1
+                    found = None
+                except _LogStartMoved as error:
                     text = (
                         f"offset {at} is gone since the plan was made: the log of the brokers"
-                        f" starts at {log_start}"
+                        f" starts at {error.log_start}"
                     )
-                    at = self._behind_loss(at, log_start, DataLossError(text, **self._place(at)))
+                    at = self._behind_loss(
+                        at, error.log_start, DataLossError(text, **self._place(at))
+                    )
                     continue
                 except DataLossError as error:
                     at = self._behind_loss(at, self._wanted.stop_offset, error)
@@ -173,9 +142,11 @@ class RangeFetcher:
                 if at < self._wanted.stop_offset:
                     try:
                         sent = self._sent(at)
-                    except (LostConnectionError, LeaderChangedError) as error:
+                    except LostConnectionError as error:
                         why = str(error)
-                        self._leader = self._node = -1
+                        self._lose_node()
+                    except (_TryAgain, LeaderChangedError, DataLossError) as error:
+                        why = str(error)  # met again behind these batches
                 yield found
                 progress = time.monotonic()
                 pause = _FIRST_PAUSE_SECONDS
@@ -185,7 +156,6 @@ class RangeFetcher:
 
     def _behind_loss(self, at: int, first_left: int, error: DataLossError) -> int:
         """Where to go on behind what is gone."""
-        self.lost_offsets = True
         behind = min(first_left, self._wanted.stop_offset)
         if self._on_loss is None or behind <= at:
             raise error from None
@@ -201,6 +171,16 @@ class RangeFetcher:
         self.requests += 1
         patience = self._settings.fetch_max_wait_ms / 1000
         return connection, connection.send(self._request(at), patience_seconds=patience)
+
+    def _lose_node(self) -> None:
+        """The broker asked does not answer: the leader may have a successor by now, and a follower
+        is not asked again.
+        """
+        if self._node == self._leader:
+            self._leader = -1
+        else:
+            self._rack = ""
+        self._node = -1
 
     def _request(self, at: int) -> Any:  # noqa: ANN401
         from kafka.protocol.consumer import FetchRequest
@@ -224,7 +204,7 @@ class RangeFetcher:
             isolation_level=int(wanted.read_committed),
             session_id=session_id,
             session_epoch=session_epoch,
-            rack_id=settings.rack,
+            rack_id=self._rack,
             topics=[topic_type(topic_id=uuid_from_text(wanted.topic_id), partitions=[part])],
         )
 
@@ -251,6 +231,8 @@ class RangeFetcher:
                 **self._place(wanted.start_offset),
             )
         leader = topic.leaders[wanted.partition]
+        if leader.epoch < wanted.leader_epoch:
+            raise _TryAgain(f"a broker still knows the leader of epoch {leader.epoch}")
         if leader.epoch != wanted.leader_epoch:
             (end,) = self._cluster.epoch_ends({place: [wanted.leader_epoch]})[place]
             if end.epoch != wanted.leader_epoch or end.end_offset < wanted.stop_offset:
@@ -263,17 +245,6 @@ class RangeFetcher:
         self._leader, self._epoch = leader.node, leader.epoch
         self._node = -1
 
-    def _log_start(self) -> int | None:
-        """Where the log starts now, which brokers do not say where they refuse an offset; `None`
-        where another broker leads.
-        """
-        place = self._wanted.topic, self._wanted.partition
-        try:
-            return self._cluster.offsets([place], EARLIEST, read_committed=False)[place]
-        except LeaderChangedError:
-            self._leader = self._node = -1
-            return None
-
     def _found(self, answer: Any, at: int) -> FetchedBatches | None:  # noqa: ANN401
         """The whole batches of an answer, or `None` where there are none yet."""
         code = answer.error_code
@@ -282,10 +253,10 @@ class RangeFetcher:
             time.sleep(min(answer.throttle_time_ms / 1000, _PATIENCE_SECONDS / 4))
             raise _TryAgain("the client quota is used up")
         if code or not parts:
-            self._handle(code, at)
+            self._handle(code, -1, at)
         part = parts[0]
         if part.error_code:
-            self._handle(part.error_code, at)
+            self._handle(part.error_code, part.log_start_offset, at)
         if part.preferred_read_replica >= 0 and not part.records:
             self._node = part.preferred_read_replica
             raise _TryAgain(f"broker {self._node} is nearer")
@@ -295,7 +266,12 @@ class RangeFetcher:
                 "answers are empty: the broker waits for its tier, or a quota is used up"
             )
         data = memoryview(records)
-        size, next_offset = whole_batches(data)
+        try:
+            size, next_offset = whole_batches(data)
+        except SegmentFormatError as error:
+            raise CorruptSegmentError(
+                f"a broker sent what is no record batch: {error.message}", **self._place(at)
+            ) from error
         if not size or next_offset <= at:
             raise _TryAgain("answers hold no whole batch")
         self.bytes += size
@@ -308,21 +284,29 @@ class RangeFetcher:
             aborted = aborted_intervals(listed, data, next_offset)
         return FetchedBatches(data, at, next_offset, aborted, listed)
 
-    def _handle(self, code: int, at: int) -> NoReturn:
+    def _handle(self, code: int, log_start: int, at: int) -> NoReturn:
         """Raises what an error code means."""
         if self._node != self._leader and code in {OFFSET_OUT_OF_RANGE, *PASSING}:
-            self._node = -1  # a follower may lag behind
+            # A follower may lag behind, and the leader would name it again.
+            self._node, self._rack = -1, ""
             raise _TryAgain(f"a follower says {error_name(code)}")
-        if code in NEW_LEADER or code in TOPIC_GONE or code in PASSING:
-            if code in NEW_LEADER or code in TOPIC_GONE:
-                self._leader = -1
+        if code in TOPIC_GONE or code in PASSING:
+            self._leader = -1  # also of a failed disk, or a partition that was moved away
             raise _TryAgain(f"a broker says {error_name(code)}")
         place = self._place(at)
         if code == OFFSET_OUT_OF_RANGE:
-            raise _OutOfRange
+            if log_start < 0:  # as brokers answer, `ReplicaManager.createLogReadResult`
+                log_start = self._log_start()
+            raise _LogStartMoved(log_start)
         if code in DENIED:
             raise BrokerError("not allowed to read the topic: the user needs Read on it", **place)
         raise BrokerError(f"a broker refuses to be read: {error_name(code)}", **place)
+
+    def _log_start(self) -> int:
+        place = self._wanted.topic, self._wanted.partition
+        if self._cluster.known_leader(place) is None:
+            self._cluster.renew_leader(place)
+        return self._cluster.offsets([place], EARLIEST, read_committed=False)[place]
 
     def _place(self, offset: int) -> Any:  # noqa: ANN401
         return {
@@ -332,58 +316,17 @@ class RangeFetcher:
         }
 
 
-class _OutOfRange(Exception):  # noqa: N818  # what an answer tells
-    """Retention or DeleteRecords passed an offset."""
+class _LogStartMoved(Exception):  # noqa: N818  # what an answer tells
+    """Retention or DeleteRecords passed an offset.
+
+    Attributes:
+        log_start: The first that is left.
+    """
+
+    def __init__(self, log_start: int) -> None:
+        super().__init__(log_start)
+        self.log_start = log_start
 
 
 class _TryAgain(Exception):  # noqa: N818  # no error, but what an answer asks for
     """The same offset must be asked for again."""
-
-
-def whole_batches(data: memoryview) -> tuple[int, int]:
-    """Bytes at the front of an answer that are whole entries, and one past their last offset.
-
-    Raises:
-        CorruptRecordError: They are no entries, or their offsets do not ascend.
-    """
-    from segment_format.arrow import RecordDecoder
-
-    # Nothing is wanted of any entry, so the kernel walks their headers alone.
-    walk = RecordDecoder(
-        columns=(),
-        start_offset=_MAX_OFFSET - 1,
-        offset_bounds=(0, _MAX_OFFSET),
-        check_crcs=False,
-        max_rows=1,
-    )
-    for _ in walk.feed(data):
-        pass
-    return walk.counters.bytes, walk.next_offset
-
-
-def aborted_intervals(
-    listed: frozenset[tuple[int, int]], data: memoryview, next_offset: int
-) -> AbortedIntervals:
-    """The intervals that the aborted transactions of an answer have in its batches.
-
-    Args:
-        listed: Producer id and first offset, as brokers list them: without an end.
-        data: Whole batches.
-        next_offset: One past their last offset.
-    """
-    producers = {producer for producer, _ in listed}
-    markers: list[tuple[int, int]] = []
-    for entry in iter_entries(data):
-        if entry.magic != MAGIC_2:
-            continue
-        header = RecordBatchHeader.from_bytes(data, entry.position)
-        if header.is_control_batch and header.producer_id in producers:
-            (batch,) = iter_batches(data[entry.position : entry.stop])
-            if batch_control_type(batch) is ControlRecordType.ABORT:
-                markers.append((batch.producer_id, batch.base_offset))
-    txns = []
-    for producer, first in listed:
-        ends = (at for one, at in markers if one == producer and at > first)
-        last = min(ends, default=next_offset)
-        txns.append(AbortedTxn(producer, first, last, last))
-    return AbortedIntervals.from_txns(txns, start_offset=0, stop_offset=_MAX_OFFSET)

@@ -33,7 +33,11 @@ _LEAST_ITERATIONS: Final = 4096
 """Kafka's least for SCRAM (`ScramMechanism`). Who asks for less may be out to guess the password
 from its proof.
 """
-_ITERATIONS: Final = re.compile(rb"(?:^|,)i=(\d{1,9})(?:,|$)")
+_MAX_ANSWERS: Final = 16  # Kerberos takes three; a broker could go on for ever
+_SCRAM_FIRST: Final = re.compile(rb"r=[!-+\--~]+,s=[A-Za-z0-9+/]+=*,i=([1-9][0-9]{0,8})")
+"""The server's first message as Kafka's `ScramMessages` writes it. Taken strictly: kafka-python
+takes the last of two iteration counts, and numbers as Python has them.
+"""
 _MSK_REGION: Final = re.compile(r"\.kafka(?:-serverless)?\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?")
 
 
@@ -93,19 +97,20 @@ class _Client:
         self._name = security.mechanism
         self._login = security.login
         self._mechanism = mechanism
+        self._awaits_scram = security.mechanism in SCRAM_MECHANISMS
+        self._answers = 0
 
     def auth_bytes(self) -> bytes:
         with _explained(self._name, "cannot go on"):
             return bytes(self._mechanism.auth_bytes())
 
     def receive(self, auth_bytes: bytes) -> None:
-        if isinstance(self._login, Password) and (found := _ITERATIONS.search(auth_bytes)):
-            count = int(found[1])
-            if count < _LEAST_ITERATIONS:
-                raise BrokerError(
-                    f"the broker asks for {count} iterations of {self._name}, less than Kafka's"
-                    f" least of {_LEAST_ITERATIONS}: the password is not proved to it"
-                )
+        self._answers += 1
+        if self._answers > _MAX_ANSWERS:
+            raise BrokerError(f"login by {self._name} failed: the broker comes to no end")
+        if self._awaits_scram:
+            self._awaits_scram = False
+            _check_scram(self._name, auth_bytes)
         if isinstance(self._login, TokenEndpoint) and auth_bytes:
             forget(self._login)  # a refusal: the broker closes when it has our answer
         with _explained(self._name, "failed, the broker's answer is not that of one who knows us"):
@@ -113,6 +118,18 @@ class _Client:
 
     def is_done(self) -> bool:
         return bool(self._mechanism.is_done())
+
+
+def _check_scram(name: str, message: bytes) -> None:
+    found = _SCRAM_FIRST.fullmatch(message)
+    if found is None:
+        raise BrokerError(f"login by {name} failed: the broker's first answer is none of SCRAM")
+    count = int(found[1])
+    if count < _LEAST_ITERATIONS:
+        raise BrokerError(
+            f"the broker asks for {count} iterations of {name}, less than Kafka's least of"
+            f" {_LEAST_ITERATIONS}: the password is not proved to it"
+        )
 
 
 @contextmanager

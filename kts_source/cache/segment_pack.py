@@ -73,6 +73,8 @@ class SegmentPack:
         """Keeps what was described just now."""
         if self._cache is None or not _is_certain(entry):
             return
+        if any(index.content is not None for index in segment.objects.indexes.values()):
+            return  # worked out from more than the objects of this segment
         suffixes = {info.key: suffix for suffix, info in entry.objects}
         facts = segment_facts(segment, lambda ref: suffixes.get(ref.key))
         if facts is None:

@@ -63,7 +63,10 @@ def _meant(options: ScanOptions, error: TierNotFoundError | KeyPrefixError) -> s
     if isinstance(error, StoreError):
         return ""
     with closing(open_tier(options)) as tier:
-        layout, wanted = find_layout(options.layout), options.selection.wanted(())
+        layout, wanted = (
+            find_layout(options.layout, end_of_log=options.end_of_log),
+            options.selection.wanted(()),
+        )
         found = likely_prefixes(tier.store, layout, options.key_prefix, wanted)
     return found[0] if len(found) == 1 else ""
 
@@ -100,7 +103,7 @@ def _unless_locked(options: ScanOptions) -> list[dict[str, Any]] | None:
 
 def _partitions(options: ScanOptions) -> list[tuple[ListedPartition, tuple[str, ...]]]:
     """Every partition, and the ids of keys that some of its segments want and the ring lacks."""
-    layout = find_layout(options.layout)
+    layout = find_layout(options.layout, end_of_log=options.end_of_log)
     held = set(options.key_ring.key_ids)
     with (
         closing(open_tier(options)) as tier,

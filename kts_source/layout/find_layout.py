@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from kts_source.errors import InvalidOptionError
 from kts_source.layout.aiven import AivenLayout
+from kts_source.layout.kafka_logs.kafka_logs import KafkaLogsLayout
 from kts_source.layout.local_tiered import LocalTieredLayout
 
 if TYPE_CHECKING:
@@ -15,13 +16,21 @@ if TYPE_CHECKING:
 ENTRY_POINT_GROUP: Final = "kts_source.layouts"
 
 
-def find_layout(name: str) -> Layout:
-    """The layout registered under `name`.
+def find_layout(name: str, *, end_of_log: bool = False) -> Layout:
+    """The layout registered under `name`, for one plan.
+
+    Args:
+        name: As option `layout` has it.
+        end_of_log: As option `endOfLog` has it.
 
     Raises:
         InvalidOptionError: No such layout; names those there are.
     """
-    layouts: tuple[Layout, ...] = (AivenLayout(), LocalTieredLayout())
+    layouts: tuple[Layout, ...] = (
+        AivenLayout(),
+        LocalTieredLayout(),
+        KafkaLogsLayout(end_of_log=end_of_log),
+    )
     built_in = {layout.name: layout for layout in layouts}
     if name in built_in:
         return built_in[name]

@@ -83,7 +83,7 @@ class PartitionListing:
 
 
 class Layout(Protocol):
-    """How a storage plugin lays segments out. Implementations hold no state.
+    """How a storage plugin lays segments out. An instance is of one plan; most hold no state.
 
     Attributes:
         name: Value of option `layout`.

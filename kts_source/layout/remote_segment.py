@@ -58,11 +58,22 @@ class ObjectRef:
 
 @dataclass(frozen=True, slots=True)
 class StoredIndex:
-    """Where a side file stands: bytes [start, stop) of an object, encrypted if the segment is."""
+    """Where a side file stands: bytes [start, stop) of an object, encrypted if the segment is.
+
+    Attributes:
+        content: The file itself, where a layout has worked it out: it stands nowhere, and `source`
+            is the log it was worked out from.
+    """
 
     source: ObjectRef
     start: int
     stop: int
+    content: bytes | None = None
+
+    @classmethod
+    def rebuilt(cls, log: ObjectRef, content: bytes) -> StoredIndex:
+        """A side file worked out from the log."""
+        return cls(log, 0, len(content), content)
 
     @property
     def size(self) -> int:
@@ -131,7 +142,7 @@ def plain_chunks(size: int) -> FixedChunkIndex:
     """The chunk table of a log of `size` bytes that is stored as it is: cut so that reads of it are
     bounded.
     """
-    step = min(_PLAIN_CHUNK_BYTES, size)
+    step = max(min(_PLAIN_CHUNK_BYTES, size), 1)
     last = size - (-(-size // step) - 1) * step if size else 0
     return FixedChunkIndex(
         original_chunk_size=step,

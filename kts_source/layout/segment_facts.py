@@ -9,7 +9,8 @@ The facts of a segment are a list, in this order:
     chunks: [chunk size, file size, stored chunk size, stored size of the last chunk], or
         [chunk size, file size, the manifest's text of all stored sizes, their sum],
     null or [wrapped data key, AAD in base64],
-    side files: [[kind, name of the object, first byte, stop byte], …]
+    side files: [[kind, name of the object, first byte, stop byte], …], of those that a layout
+        worked out from the log also their bytes in base64
 
 Objects are named as the caller likes, who keeps their keys, sizes and versions. Data keys stay
 wrapped, as manifests hold them; nothing that opens them is among the facts.
@@ -60,7 +61,13 @@ def segment_facts(
     chunks = _chunk_facts(objects.chunk_index)
     log = name_of(objects.log)
     indexes = [
-        [kind.value, name_of(index.source), index.start, index.stop]
+        [
+            kind.value,
+            name_of(index.source),
+            index.start,
+            index.stop,
+            *([] if index.content is None else [base64.b64encode(index.content).decode()]),
+        ]
         for kind, index in objects.indexes.items()
     ]
     if chunks is None or log is None or any(index[1] is None for index in indexes):
@@ -141,13 +148,14 @@ class _Indexes(Mapping[IndexType, StoredIndex]):
 
     def __init__(self, ref: Callable[[Any], ObjectRef], facts: list[Any]) -> None:
         self._ref = ref
-        self._facts: dict[IndexType, tuple[ObjectName, int, int]] = {
-            _KINDS[kind]: (name, low, high) for kind, name, low, high in facts
+        self._facts: dict[IndexType, tuple[ObjectName, int, int, list[str]]] = {
+            _KINDS[kind]: (name, low, high, content) for kind, name, low, high, *content in facts
         }
 
     def __getitem__(self, kind: IndexType) -> StoredIndex:
-        name, low, high = self._facts[kind]
-        return StoredIndex(self._ref(name), low, high)
+        name, low, high, content = self._facts[kind]
+        data = base64.b64decode(content[0]) if content else None
+        return StoredIndex(self._ref(name), low, high, data)
 
     def get(self, kind: IndexType, default: Any = None) -> Any:  # noqa: ANN401  # as Mapping's
         """See `Mapping.get`, without an exception for what is mostly not there."""

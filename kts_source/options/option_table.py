@@ -118,8 +118,16 @@ _MORE: Final = (
     Option(
         "layout",
         parse_text,
-        "How objects are laid out: `aiven`, `local-tiered-storage`, or the name of a plug-in.",
+        "How objects are laid out: `aiven`, `local-tiered-storage`, `kafka-logs` (brokers' own"
+        " disks), or the name of a plug-in.",
         default="aiven",
+    ),
+    Option(
+        "endOfLog",
+        parse_bool,
+        "With `layout=kafka-logs`: read all whole batches of the surviving replica, also those"
+        " above the high watermark that brokers recorded.",
+        default="false",
     ),
     Option(
         "subscribePattern",

@@ -85,6 +85,7 @@ class ScanOptions:
         cache: What is kept on local disk.
         max_timestamp_ahead_ms: No record is dated later after its upload; `None` = not assumed.
         key_ring: Private keys of encrypted segments.
+        end_of_log: Whether a disk is read beyond the high watermark.
         ignored: Options accepted without effect, in lower case, sorted.
         where: Rows for which it is not true are left out.
         given: Names of the options that the user gave, as the table of options spells them.
@@ -96,6 +97,7 @@ class ScanOptions:
     path: str
     key_prefix: str
     layout: str
+    end_of_log: bool
     selection: Selection
     topic_ids: Mapping[str, str]
     isolation_level: str
@@ -165,6 +167,7 @@ def parse_options(given: Mapping[str, str]) -> ScanOptions:
         path=path,
         key_prefix=values["keyPrefix"],
         layout=values["layout"],
+        end_of_log=_end_of_log(values),
         selection=selection,
         topic_ids=values["topicId"] or {},
         isolation_level=values["isolationLevel"],
@@ -269,6 +272,15 @@ def _path(values: Mapping[str, Any], *, brokers: bool) -> str:
             f"option 'keyPrefix' must stay below the path: {values['keyPrefix']!r}"
         )
     return str(values["path"] or "")
+
+
+def _end_of_log(values: Mapping[str, Any]) -> bool:
+    if values["endOfLog"] and values["layout"] != "kafka-logs":
+        raise InvalidOptionError(
+            f"option 'endOfLog' is for layout 'kafka-logs', not {values['layout']!r}: a tier ends"
+            " where it ends"
+        )
+    return bool(values["endOfLog"])
 
 
 def _one_selection(values: Mapping[str, Any]) -> Selection:

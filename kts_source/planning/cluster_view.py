@@ -19,7 +19,7 @@ from kts_source.broker.cluster import (
     LATEST,
     Cluster,
 )
-from kts_source.broker.fetch_range import FetchedBatches, RangeFetcher
+from kts_source.broker.fetch_range import RangeFetcher
 from kts_source.errors import InvalidOptionError, TopicNotFoundError
 from kts_source.options.selection import Assign, SubscribePattern
 from kts_source.texts import some
@@ -29,6 +29,7 @@ from segment_format.record.framing import read_prefix
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from kts_source.broker.fetched_batches import FetchedBatches
     from kts_source.broker.settings import BrokerSettings
     from kts_source.broker.topics import ClusterTopic, TopicPartition
     from kts_source.options import ScanOptions
@@ -184,7 +185,7 @@ class ClusterView:
         record further back it has both.
         """
         at = min(offset, log.end - 1)
-        return self._first_answer(self._probing, log, at).listed
+        return self._first_answer(self._probing, log, at, read_committed=True).listed
 
     def first_timestamp_ms(self, log: BrokerLog, offset: int) -> int | None:
         """When the first batch at or behind an offset began; `None` where there is none."""
@@ -200,7 +201,11 @@ class ClusterView:
         offsets = found.next_offset - found.start_offset
         return len(found.data) / max(offsets, 1)
 
-    def _first_answer(self, cluster: Cluster, log: BrokerLog, at: int) -> FetchedBatches:
+    def _first_answer(
+        self, cluster: Cluster, log: BrokerLog, at: int, *, read_committed: bool = False
+    ) -> FetchedBatches:
+        # Without a need for transactions, all is asked for: nothing comes from above the last
+        # stable offset otherwise.
         wanted = BrokerRange(
             topic=log.topic,
             topic_id=log.topic_id,
@@ -208,7 +213,7 @@ class ClusterView:
             leader_epoch=log.leader_epoch,
             start_offset=at,
             stop_offset=at + 1,
-            read_committed=True,
+            read_committed=read_committed,
             nominal_bytes=0,
         )
         with self._lock:

@@ -14,7 +14,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from kts_source.broker.broker_range import BrokerRange
-from kts_source.errors import BrokerError, LeaderChangedError, TieredKafkaError
+from kts_source.errors import (
+    BrokerError,
+    LeaderChangedError,
+    TieredKafkaError,
+    TopicNotFoundError,
+)
 from kts_source.layout.find_layout import find_layout
 from kts_source.planning.assemble import PlannedPartition, assembled
 from kts_source.planning.bounds import Place, check_named, requested_bounds
@@ -139,6 +144,16 @@ def _notes(
         return []
     without = [topic for topic in view.topics if all(topic != name for name, _ in listed)]
     where = tier.store.uri(options.key_prefix)
+    for log_ in view.logs.values():
+        tiered = log_.local_start is not None and log_.local_start > log_.log_start
+        if tiered and log_.topic in without and options.fail_on_data_loss:
+            raise TopicNotFoundError(
+                f"brokers say that offsets [{log_.log_start}, {log_.local_start}) are tiered, and"
+                f" there is nothing of topic id {log_.topic_id} at {where}: check path, keyPrefix"
+                " and layout; without 'path' all of it is read from brokers",
+                topic=log_.topic,
+                partition=log_.partition,
+            )
     found = [
         f"topic {name}: nothing of topic id {view.topics[name].topic_id} at {where}; all of it is"
         " read from brokers"

@@ -31,14 +31,17 @@ def check_plan(plan: ScanPlan, options: ScanOptions, store: ObjectStore) -> None
     if options.max_plan_bytes is None and options.max_plan_requests is None:
         return
     work = estimate(plan.tasks)
+    from_brokers = sum(part.nominal_bytes for task in plan.tasks for part in task.ranges)
     for name, limit, found in (
-        ("maxPlanBytes", options.max_plan_bytes, work.bytes),
+        ("maxPlanBytes", options.max_plan_bytes, work.bytes + from_brokers),
         ("maxPlanRequests", options.max_plan_requests, work.requests),
     ):
         if limit is not None and found > limit:
+            brokers = f" and about {from_brokers:,} bytes from brokers" if from_brokers else ""
             raise PlanTooLargeError(
-                f"the plan needs {work.requests:,} requests for {work.bytes:,} bytes, above"
-                f" {name}={limit}; narrow the offsets, timestamps or topics, or raise the limit"
+                f"the plan needs {work.requests:,} requests for {work.bytes:,} bytes{brokers},"
+                f" above {name}={limit}; narrow the offsets, timestamps or topics, or raise the"
+                " limit"
             )
 
 

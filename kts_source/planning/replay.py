@@ -70,6 +70,7 @@ def made_with(
         "isolationLevel": options.isolation_level,
         "failOnDataLoss": options.fail_on_data_loss,
         "layout": options.layout,
+        "endOfLog": options.end_of_log,
         "minPartitions": options.min_partitions,
         "maxRecordsPerPartition": options.max_records_per_partition,
         "targetPartitionBytes": options.target_partition_bytes,

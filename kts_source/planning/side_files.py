@@ -19,7 +19,7 @@ from segment_format.index.leader_epoch_checkpoint import LeaderEpochCheckpoint
 from segment_format.index.producer_snapshot import ProducerStateEntry, parse_producer_snapshot
 from segment_format.index.time_index import TimeIndex
 from segment_format.index.transaction_index import AbortedTxn, parse_transaction_index
-from segment_format.record.control_record import ControlRecordType, parse_control_record_type
+from segment_format.index.transaction_replay import TransactionReplay, marker_of
 from segment_format.record.framing import iter_entries
 from segment_format.record.record_times import iter_record_times
 from segment_format.record.records import DecodedBatch, iter_batches
@@ -193,31 +193,14 @@ def replay_batches(
     batches: Iterable[DecodedBatch], span: SegmentRange, open_before: Mapping[int, int]
 ) -> Replay:
     """Transactions that ended or stay open in a range, from the segment's batches in order."""
-    is_open = dict(open_before)
-    aborted = []
+    state = TransactionReplay(open_before)
     for batch in batches:
         if batch.last_offset < span.start:
             continue
         if batch.base_offset >= span.stop:
             break
-        if batch.is_control_batch:
-            kind = _marker(batch)
-            first = is_open.pop(batch.producer_id, None) if kind is not None else None
-            if first is not None and kind is ControlRecordType.ABORT:
-                marker = batch.base_offset
-                stable = min([marker + 1, *is_open.values()])
-                aborted.append(AbortedTxn(batch.producer_id, first, marker, stable))
-        elif batch.is_transactional:
-            is_open.setdefault(batch.producer_id, batch.base_offset)
-    return Replay(tuple(aborted), is_open)
-
-
-def _marker(batch: DecodedBatch) -> ControlRecordType | None:
-    """ABORT or COMMIT where a control batch ends a transaction; a compacted one may be empty."""
-    if not batch.records:
-        return None
-    kind = parse_control_record_type(batch.records[0].key or b"")
-    return kind if kind in (ControlRecordType.ABORT, ControlRecordType.COMMIT) else None
+        state.see(batch, marker_of(batch))
+    return Replay(tuple(state.aborted), state.open)
 
 
 def _whole_entries(data: bytes) -> int:

@@ -8,23 +8,23 @@ reads the tier itself needs no transaction index of it.
 from __future__ import annotations
 
 import logging
-from contextlib import closing, contextmanager
+from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from kts_source.broker.broker_range import BrokerRange
-from kts_source.broker.fetch_range import FetchedBatches, RangeFetcher
-from kts_source.errors import CorruptSegmentError, StoreError, TieredKafkaError
+from kts_source.broker.fetch_range import RangeFetcher
+from kts_source.errors import CorruptSegmentError, DataLossError, StoreError, TieredKafkaError
 from kts_source.read.read_ranges import counted, leaves_out, rows_of
 from kts_source.read.slice_boundaries import slice_boundaries
-from segment_format.record.batch_header import MAGIC_2, RecordBatchHeader
-from segment_format.record.framing import iter_entries
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     import pyarrow as pa
 
     from kts_source.broker.cluster import Cluster
+    from kts_source.broker.fetched_batches import FetchedBatches
     from kts_source.read.read_settings import ReadSettings
     from kts_source.read.segment_source import SegmentSource
     from kts_source.read.task import SegmentSlice
@@ -36,8 +36,8 @@ _MOST_ALIKE: Final = 3
 """So many slices in a row may fail alike: a wrong key or layout must not move a whole scan onto the
 brokers.
 """
-_alike: dict[str, int] = {}
-"""Kind of failure to slices in a row, of this process."""
+_alike: dict[tuple[str, str], int] = {}
+"""Scan and kind of failure to slices in a row, of this process."""
 
 
 class BrokerFallback:
@@ -55,6 +55,8 @@ class BrokerFallback:
         self._cluster = cluster
         self._settings = settings
         self._meter = meter
+        # Tasks of one scan share the count; without an engine's name for it, those of one plan.
+        self._scan = (meter.scan if meter is not None else "") or str(id(cluster.settings))
 
     def covers(self, part: SegmentSlice, error: TieredKafkaError, *, counts: bool) -> bool:
         """Whether brokers may serve what is left of a slice.
@@ -68,7 +70,9 @@ class BrokerFallback:
             return False
         if not counts:
             return True
-        kind = type(error).__name__
+        kind = self._scan, type(error).__name__
+        if any(scan != self._scan for scan, _ in _alike):
+            _alike.clear()
         count = _alike[kind] = _alike.get(kind, 0) + 1
         if count > _MOST_ALIKE:
             error.message += (
@@ -102,17 +106,18 @@ class BrokerFallback:
         if first.position >= last.position:
             return
         start = max(part.start_offset, next_offset)
-        # An inner boundary is where the batch begins whose last offset the index tells.
-        fetch_from = start if first.last_offset is None else max(start, first.last_offset)
-        stop = part.stop_offset if last.last_offset is None else last.last_offset
-        if fetch_from >= stop:
+        if start >= part.stop_offset:
             return
+        # An inner boundary is a position, and no offset of the index tells which batch begins
+        # there: an append may have many batches. So batches are counted from the segment's start.
+        is_counted = first.last_offset is not None or last.last_offset is not None
+        fetch_from = part.segment_start if is_counted else start
         log.warning(
             "%s-%s: offsets from %d to %d are read from brokers: %s",
             part.topic,
             part.partition,
             start,
-            stop,
+            part.stop_offset,
             error,
         )
         if self._meter is not None:
@@ -123,50 +128,58 @@ class BrokerFallback:
             partition=part.partition,
             leader_epoch=part.lineage[-1].epoch,
             start_offset=fetch_from,
-            stop_offset=min(stop, part.stop_offset),
+            stop_offset=part.stop_offset,
             read_committed=False,
             nominal_bytes=part.nominal_bytes,
         )
+        gone: list[int] = []
+        leave_out = leaves_out(wanted, self._settings, self._meter, gone)
         fetcher = RangeFetcher(
             self._cluster,
             wanted,
             max_batch_bytes=self._settings.max_batch_bytes,
-            on_loss=leaves_out(wanted, self._settings, self._meter),
+            # Batches that are counted must all be there.
+            on_loss=None if is_counted else leave_out,
         )
         shown = wanted.between(start, part.stop_offset)
-        with (
-            _explained(fetcher),
-            counted(fetcher, self._meter),
-            closing(fetcher.batches()) as fetched,
-        ):
-            batches = fetched if last.last_offset is None else before_batch_of(stop, fetched)
-            yield from rows_of(
-                batches, shown, self._settings, aborted=part.aborted, meter=self._meter
+        with counted(fetcher, self._meter), closing(fetcher.batches()) as fetched:
+            batches = (
+                between_positions(fetched, first.position, last.position) if is_counted else fetched
             )
-
-
-@contextmanager
-def _explained(fetcher: RangeFetcher) -> Iterator[None]:
-    """Counts a failure no more where brokers do not have the offsets either: what retention deleted
-    says nothing about the store.
-    """
-    try:
-        yield
-    finally:
-        if fetcher.lost_offsets:
+            try:
+                yield from rows_of(
+                    batches,
+                    shown,
+                    self._settings,
+                    aborted=part.aborted,
+                    meter=self._meter,
+                    gone=gone,
+                )
+            except DataLossError as lost:
+                _alike.clear()
+                if leave_out is None:
+                    raise
+                leave_out(start, part.stop_offset, lost)
+        if gone:  # what retention deletes says nothing about the store
             _alike.clear()
 
 
-def before_batch_of(offset: int, fetched: Iterator[FetchedBatches]) -> Iterator[FetchedBatches]:
-    """The batches without the one that holds an offset, and all behind it."""
+def between_positions(
+    fetched: Iterable[FetchedBatches], start: int, stop: int
+) -> Iterator[FetchedBatches]:
+    """The batches that stand at positions [start, stop) of a segment.
+
+    Args:
+        fetched: All batches of the segment from its first one on: what brokers send is byte for
+            byte what was uploaded.
+        start: Where a batch begins.
+        stop: Where another one begins, or the segment's end.
+    """
+    at = 0
     for found in fetched:
-        if found.next_offset <= offset:
-            yield found
-            continue
-        for entry in iter_entries(found.data):
-            last = entry.offset
-            if entry.magic == MAGIC_2:
-                last = RecordBatchHeader.from_bytes(found.data, entry.position).last_offset
-            if last >= offset:
-                yield found.up_to(entry.position, entry.offset)
-                return
+        low, high = max(start - at, 0), min(stop - at, len(found.data))
+        at += len(found.data)
+        if low < high:
+            yield replace(found, data=found.data[low:high])
+        if at >= stop:
+            return

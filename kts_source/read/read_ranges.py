@@ -16,12 +16,12 @@ from segment_format.errors import SegmentFormatError
 from segment_format.isolation import NO_ABORTED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import pyarrow as pa
 
     from kts_source.broker.broker_range import BrokerRange
-    from kts_source.broker.fetch_range import FetchedBatches
+    from kts_source.broker.fetched_batches import FetchedBatches
     from kts_source.broker.settings import BrokerSettings
     from kts_source.errors import DataLossError
     from kts_source.read.read_settings import ReadSettings
@@ -69,20 +69,28 @@ def read_range(
         BrokerError: Brokers refuse, or do not answer.
         CorruptSegmentError: What they sent is not what was written.
     """
+    gone: list[int] = []
     fetcher = RangeFetcher(
         cluster,
         part,
         max_batch_bytes=settings.max_batch_bytes,
-        on_loss=leaves_out(part, settings, meter),
+        on_loss=leaves_out(part, settings, meter, gone),
     )
     with counted(fetcher, meter), closing(fetcher.batches()) as fetched:
-        yield from rows_of(fetched, part, settings, meter=meter)
+        yield from rows_of(fetched, part, settings, meter=meter, gone=gone)
 
 
 def leaves_out(
-    part: BrokerRange, settings: ReadSettings, meter: TaskMeter | None
+    part: BrokerRange, settings: ReadSettings, meter: TaskMeter | None, gone: list[int]
 ) -> Callable[[int, int, DataLossError], None] | None:
-    """What to do about offsets that are gone: `None` where they are an error."""
+    """What to do about offsets that are gone: `None` where they are an error.
+
+    Args:
+        part: The range.
+        settings: How it is read.
+        meter: Where they are counted.
+        gone: Takes where the rows go on behind them.
+    """
     if settings.fail_on_data_loss:
         return None
 
@@ -92,6 +100,7 @@ def leaves_out(
         if meter is not None:
             lost = LostRange(part.topic, part.partition, start, stop, in_part=False)
             meter.add_lost(lost, f"{part.topic}-{part.partition} {text}")
+        gone.append(stop)
 
     return leave_out
 
@@ -103,6 +112,7 @@ def rows_of(
     *,
     aborted: AbortedIntervals = NO_ABORTED,
     meter: TaskMeter | None = None,
+    gone: Sequence[int] = (),
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a range in batches that brokers sent.
 
@@ -112,22 +122,26 @@ def rows_of(
         settings: How to decode.
         aborted: Transactions to leave out, where the range is fetched without them.
         meter: Where to count.
+        gone: Log starts that passed what was to be fetched next; it grows meanwhile. A batch may
+            begin below one, with rows that are gone.
     """
     from kts_source.read.slice_decoder import open_range_decoder
 
     decoder = None
     left_out = aborted
+    passed = 0
     try:
         for found in fetched:
             # Rows gather across answers, unless one brings other transactions to leave out.
             mine = found.aborted if part.read_committed else aborted
-            if decoder is not None and mine != left_out:
+            if decoder is not None and (mine != left_out or len(gone) > passed):
                 yield from _finished(decoder, meter)
                 decoder = None
             if decoder is None:
                 # What an earlier decoder had, it had in whole batches.
-                decoder = open_range_decoder(part, mine, settings)
-                left_out = mine
+                shown = part.from_offset(gone[-1]) if gone else part
+                decoder = open_range_decoder(shown, mine, settings)
+                left_out, passed = mine, len(gone)
             decoded = decoder.feed(found.data)
             yield from decoded if meter is None else meter.stopwatch.decoding(decoded)
         if decoder is not None:

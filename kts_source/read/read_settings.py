@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from kts_source.read.fetch import ReadAhead
 
 if TYPE_CHECKING:
+    from kts_source.broker.settings import BrokerSettings
     from kts_source.options import ScanOptions
     from kts_source.predicate.model import Predicate
 
@@ -43,6 +44,8 @@ class ReadSettings:
         where: Rows for which it is not true are left out.
         fail_on_data_loss: Whether an object that has gone since planning is an error.
         batches: How large batches grow.
+        brokers: How brokers are reached; `None` = the tier alone is read.
+        broker_fallback: Whether brokers finish a slice that the tier does not give.
     """
 
     columns: tuple[str, ...]
@@ -52,6 +55,8 @@ class ReadSettings:
     where: Predicate | None = None
     fail_on_data_loss: bool = True
     batches: BatchLimits = FOR_SPARK
+    brokers: BrokerSettings | None = None
+    broker_fallback: bool = True
 
     @classmethod
     def of(cls, options: ScanOptions) -> ReadSettings:
@@ -64,4 +69,6 @@ class ReadSettings:
             ahead,
             options.where,
             options.fail_on_data_loss,
+            brokers=options.brokers,
+            broker_fallback=options.broker_fallback,
         )

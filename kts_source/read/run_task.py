@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kts_source.errors import InvalidOptionError
 from kts_source.read.read_settings import FOR_SPARK, BatchLimits, ReadSettings
 from kts_source.read.read_task import read_task
 from kts_source.read.segment_source import SegmentSource
@@ -20,7 +19,7 @@ from kts_source.store.storage_options import extra_arguments, s3_arguments, secr
 from kts_source.tier import open_tier
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping
+    from collections.abc import Callable, Generator, Mapping
 
     import pyarrow as pa
 
@@ -62,7 +61,7 @@ def run_task(
             # LIMIT asks the first task alone; later ones are wanted whole and need not wait.
             ahead = replace(settings.read_ahead, slow_start=False)
             settings = replace(settings, read_ahead=ahead)
-        for batch in _rows(task, reader, settings, options, meter):
+        for batch in read_task(task, reader, settings, meter=meter):
             meter.rows += batch.num_rows
             yield batch
         outcome = DONE
@@ -76,26 +75,6 @@ def run_task(
         if options.fetch.metrics_path is not None:
             write_metrics(metrics, options.fetch.metrics_path, options.storage.reveal())
         on_end(metrics)
-
-
-def _rows(
-    task: ScanTask,
-    reader: SegmentSource,
-    settings: ReadSettings,
-    options: ScanOptions,
-    meter: TaskMeter,
-) -> Iterator[pa.RecordBatch]:
-    if options.brokers is not None and (task.ranges or options.broker_fallback):
-        # Not at import time: most scans are of the tier alone.
-        from kts_source.read.with_brokers import rows_with_brokers
-
-        yield from rows_with_brokers(task, reader, settings, options, meter)
-        return
-    if task.ranges:
-        raise InvalidOptionError(
-            "the plan reads from brokers, so option kafka.bootstrap.servers must be given"
-        )
-    yield from read_task(task, reader, settings, meter=meter)
 
 
 def write_metrics(metrics: TaskMetrics, path: str, storage: Mapping[str, Any]) -> None:

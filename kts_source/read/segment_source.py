@@ -113,6 +113,8 @@ class SegmentSource:
         stored = objects.indexes.get(kind)
         if stored is None or stored.size == 0:
             return None if stored is None else b""
+        if stored.content is not None:
+            return stored.content
         uri = self.store.uri(stored.source.key)
         if stored.size > MAX_INDEX_BYTES:
             raise CorruptSegmentError(

@@ -264,6 +264,7 @@ class TaskMeter:
         self._place = place
         self._began = time.monotonic()
         self._work = tier.store.counters
+        self.scan = place.scan
         self.stopwatch = Stopwatch()
         self.brokers = BrokerWork()
         self.rows = 0

@@ -77,6 +77,7 @@ class Admin:
         class_path: Of Kafka's tools.
         folder: Holds the nodes' folders.
         replica_nodes: Where user topics live.
+        version: Of Kafka.
     """
 
     def __init__(
@@ -85,7 +86,9 @@ class Admin:
         class_path: str,
         folder: Path,
         replica_nodes: tuple[int, ...],
+        version: str,
     ) -> None:
+        self._tiered = _tiered(version)
         self._bootstraps = bootstraps
         self._class_path = class_path
         self._folder = folder
@@ -142,7 +145,7 @@ class Admin:
         Returns:
             The topic id, as Kafka prints it.
         """
-        config = {**TIERED, **{k.replace("_", "."): v for k, v in settings.items()}}
+        config = {**self._tiered, **{k.replace("_", "."): v for k, v in settings.items()}}
         nodes = list(replicas or self._replica_nodes[:1])
         topic = NewTopic(name, partitions, replica_assignment=[nodes] * partitions, config=config)
         self._settle(self.client().create_topics([topic]))
@@ -157,7 +160,9 @@ class Admin:
     def topic_id(self, name: str) -> str:
         """The topic id, as Kafka prints it: 22 characters."""
         futures = self.client().describe_topics(TopicCollection([name]))
-        return str(futures[name].result(WAIT_SECONDS).topic_id)
+        found = str(futures[name].result(WAIT_SECONDS).topic_id)
+        # librdkafka prints the other base64 alphabet.
+        return found.translate(str.maketrans("+/", "-_"))
 
     def leader(self, topic: str, partition: int = 0) -> int:
         """The node that leads a partition; -1 while none does."""
@@ -299,6 +304,13 @@ class Admin:
     def _settle(self, futures: Mapping[Any, Any]) -> None:
         for future in futures.values():
             future.result(WAIT_SECONDS)
+
+
+def _tiered(version: str) -> dict[str, str]:
+    """`TIERED` in the names of a version: before 4.0 `segment.bytes` itself may be small."""
+    if not version.startswith("3."):
+        return dict(TIERED)
+    return {name.removeprefix("internal."): value for name, value in TIERED.items()}
 
 
 def wait_until(

@@ -6,13 +6,14 @@ import contextlib
 import subprocess
 import time
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from confluent_kafka import IsolationLevel, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
 from tests.integration.admin import TIERED
-from tests.integration.cluster import Cluster
+from tests.integration.cluster import Cluster, ClusterSpec
 from tests.integration.dump_log_segments import dump_log_segments
 
 if TYPE_CHECKING:
@@ -154,15 +155,19 @@ class Broker:
 
 
 @contextlib.contextmanager
-def running_broker(folder: Path) -> Iterator[Broker]:
-    """Formats, starts and in the end stops a broker.
+def running_broker(
+    folder: Path, *, settings: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[Broker]:
+    """Starts and in the end stops a broker; formats its disk unless there is one already.
 
     Args:
-        folder: Empty or absent; holds the broker's files and log, and the tier in `tier`.
+        folder: Holds the broker's files and log in `node-1`, its disk in `node-1/logs`, and the
+            tier in `tier`.
+        settings: More broker settings.
 
     Raises:
         RuntimeError: The broker did not start; with the end of its log.
     """
-    with Cluster(folder) as cluster:
+    with Cluster(folder, ClusterSpec(settings=settings)) as cluster:
         node = cluster.nodes[1]
         yield Broker(node.bootstrap, node.folder, cluster.tier, cluster.class_path)

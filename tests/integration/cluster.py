@@ -56,7 +56,7 @@ class Cluster:
     """A cluster that starts with `with` and ends with it.
 
     Args:
-        folder: Empty or absent; holds the nodes' folders `node-1`, … and the tier in `tier`.
+        folder: Holds the nodes' folders `node-1`, … with their disks, and the tier in `tier`.
         spec: What it is like.
 
     Attributes:
@@ -76,6 +76,7 @@ class Cluster:
             self.class_path,
             folder,
             tuple(self.replica_nodes()),
+            self.spec.version,
         )
 
     @property
@@ -92,24 +93,25 @@ class Cluster:
         return [number for number in self.nodes if number > 1] or [1]
 
     def __enter__(self) -> Self:
-        """Formats and starts all nodes, and waits until they serve."""
-        self.tier.mkdir(parents=True)
+        """Starts all nodes and waits until they serve; formats disks that are not."""
+        self.tier.mkdir(parents=True, exist_ok=True)
         cluster_id = base64.urlsafe_b64encode(b"\x00" + secrets.token_bytes(15)).decode()
         for node in self.nodes.values():
             port = self.nodes[1].ports["CONTROLLER"]
             node.configure(self.tier, port, self.spec.interval_ms, self._settings(node.number))
-        formats = [node.begin_format(cluster_id) for node in self.nodes.values()]
+        new = [node for node in self.nodes.values() if not node.logs.exists()]
+        formats = [node.begin_format(cluster_id) for node in new]
         try:
-            for node, process in zip(self.nodes.values(), formats, strict=True):
+            for node, process in zip(new, formats, strict=True):
                 if process.wait(60) != 0:
                     raise RuntimeError(f"the disk was not formatted:\n{node.log_end()}")
             # Alone at first, so that the internal topics come to live on node 1.
             self.start_node(1)
             for number in self.nodes:
-                if number == 1:
-                    self.admin.create_internal_topics()
-                else:
+                if number > 1:
                     self.nodes[number].start()
+                elif new:
+                    self.admin.create_internal_topics()
             self.wait_ready()
         except BaseException:
             self._stop()

@@ -61,6 +61,7 @@ def consumed(
     rows: list[Row] = []
     if start >= stop:
         return rows
+    heard: list[str] = []
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -73,6 +74,7 @@ def consumed(
             "fetch.wait.max.ms": 20,
             "allow.auto.create.topics": "false",
             "log_level": 0,
+            "error_cb": lambda error: heard.append(str(error)),
             **(settings or {}),
         }
     )
@@ -83,7 +85,8 @@ def consumed(
         while reached < stop:
             if time.monotonic() > deadline:
                 where = f"{topic}-{partition} [{start}, {stop})"
-                raise TimeoutError(f"{where}: at {reached} after {seconds} s, {len(rows)} rows")
+                told = f"at {reached} after {seconds} s, {len(rows)} rows, {heard[-1:]}"
+                raise TimeoutError(f"{where}: {told}")
             for message in consumer.consume(10_000, 0.2):
                 error = message.error()
                 # Control batches and aborted records are never seen; they were passed when a

@@ -6,7 +6,7 @@ import pickle
 import pytest
 
 from kts_source import errors
-from kts_source.errors import StoreUnavailableError, TieredKafkaError
+from kts_source.errors import TieredKafkaError
 
 KINDS = [
     kind
@@ -49,7 +49,12 @@ def test_errors_are_what_a_caller_would_catch(
 
 
 def test_only_what_may_pass_is_retriable() -> None:
-    assert [kind for kind in KINDS if kind.retriable] == [StoreUnavailableError]
+    retriable = [
+        errors.BrokerUnavailableError,
+        errors.LeaderChangedError,
+        errors.StoreUnavailableError,
+    ]
+    assert [kind for kind in KINDS if kind.retriable] == retriable
 
 
 def test_facts_are_filled_in_and_never_replaced() -> None:

@@ -193,3 +193,12 @@ def test_what_was_deleted_takes_no_memory(monkeypatch: pytest.MonkeyPatch) -> No
     assert live.deleted == 4000
     assert len(live.segments()) == 0
     assert kept < 1_000_000  # of 3 MB of columns
+
+
+def test_a_segment_from_before_its_partition_was_deleted_is_unknown_after_it() -> None:
+    delete = RemotePartitionDelete(
+        PARTITIONS[0], 1, 15, RemotePartitionDeleteState.DELETE_PARTITION_FINISHED
+    )
+    live = folded([segment(1), delete, update(1, FINISHED), segment(2)], [])
+    assert list(metadata_records(live.segments())) == [segment(2)]
+    assert live.dropped.unknown_segment == 1

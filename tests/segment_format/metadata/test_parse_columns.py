@@ -225,3 +225,22 @@ def test_a_long_list_of_epochs_takes_memory_as_the_data_does() -> None:
     tracemalloc.stop()
     assert columns.epoch_count[-1] == 10_000
     assert peak < 20 * values.nbytes
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("00000002" + "0000000000000050", "00000000" + "0000000000000050", "occurs twice"),
+        ("0000000000000050" + "00", "8000000000000050" + "00", "starts before"),
+    ],
+)
+def test_epochs_that_no_broker_writes_are_refused(old: str, new: str, reason: str) -> None:
+    value = VALUES["type0"].replace(bytes.fromhex(old), bytes.fromhex(new))
+    with pytest.raises(InvalidMetadataError, match=reason):
+        read([value])
+
+
+@pytest.mark.parametrize("tags", ["0205000400", "0205000500"])
+def test_tags_that_do_not_ascend_are_refused(tags: str) -> None:
+    with pytest.raises(InvalidMetadataError, match="after tag 5"):
+        read([VALUES["type0"][:-1] + bytes.fromhex(tags)])

@@ -1,0 +1,1 @@
+"""The log directories of brokers: their disks, or copies of them."""

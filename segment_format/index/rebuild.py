@@ -1,0 +1,99 @@
+"""The side files of a segment, worked out from its batch headers, as Kafka's recovery does.
+
+An entry of the offset index names a batch's last offset and its position, so it fits what readers
+check of it. Entries are as far apart as `interval`, and further where there would be too many: an
+index in memory is bounded, whatever the size of the log.
+
+Source: `LogSegment.recover`, `ProducerStateManager` in Kafka.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from segment_format.index.leader_epoch_checkpoint import EpochEntry
+from segment_format.index.offset_index import OffsetIndex
+from segment_format.index.producer_snapshot import ProducerStateEntry, write_producer_snapshot
+from segment_format.index.time_index import TimeIndex
+from segment_format.index.transaction_index import write_transaction_index
+from segment_format.index.transaction_replay import TransactionReplay
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from segment_format.record.recovery import WholeBatch
+
+_MAX_ENTRIES: Final = 4096
+_INTERVAL_BYTES: Final = 4096  # `index.interval.bytes`
+
+
+class RebuiltSideFiles:
+    """What the batches of one segment say.
+
+    Args:
+        base_offset: Of the segment.
+        size: Of its log, in bytes.
+        open_before: Producer id to first offset of the transactions open at its base.
+
+    Attributes:
+        max_timestamp: Largest timestamp in ms; −1 where no record has one.
+        epochs: Leader epochs as they begin.
+    """
+
+    def __init__(self, base_offset: int, size: int, open_before: Mapping[int, int]) -> None:
+        self._base_offset = base_offset
+        self._interval = max(_INTERVAL_BYTES, -(-size // _MAX_ENTRIES))
+        self._transactions = TransactionReplay(open_before)
+        self._offsets: list[tuple[int, int]] = []
+        self._times: list[tuple[int, int]] = []
+        self._last_position = 0
+        self._max_offset = base_offset
+        self.max_timestamp = -1
+        self.epochs: list[EpochEntry] = []
+
+    def add(self, batch: WholeBatch) -> None:
+        """Takes the next batch into account."""
+        header = batch.header
+        self._transactions.see(header, batch.marker)
+        if header.max_timestamp > self.max_timestamp:
+            self.max_timestamp, self._max_offset = header.max_timestamp, header.last_offset
+        if batch.position - self._last_position >= self._interval:
+            self._last_position = batch.position
+            self._offsets.append((header.last_offset, batch.position))
+            self._add_time()
+        epoch = header.partition_leader_epoch
+        if epoch >= 0 and (not self.epochs or epoch > self.epochs[-1].epoch):
+            self.epochs.append(EpochEntry(epoch, header.base_offset))
+
+    @property
+    def open_after(self) -> Mapping[int, int]:
+        """Producer id to first offset of the transactions open behind the last batch."""
+        return self._transactions.open
+
+    def offset_index(self) -> bytes:
+        """The `.index`."""
+        columns = np.array(self._offsets, dtype=np.int64).reshape(-1, 2)
+        return OffsetIndex(self._base_offset, columns[:, 0], columns[:, 1]).to_bytes()
+
+    def time_index(self) -> bytes:
+        """The `.timeindex`."""
+        self._add_time()
+        columns = np.array(self._times, dtype=np.int64).reshape(-1, 2)
+        return TimeIndex(self._base_offset, columns[:, 0], columns[:, 1]).to_bytes()
+
+    def transaction_index(self) -> bytes:
+        """The `.txnindex`."""
+        return write_transaction_index(self._transactions.aborted)
+
+    def snapshot(self) -> bytes:
+        """A `.snapshot` that tells of open transactions, and of nothing else."""
+        return write_producer_snapshot(
+            ProducerStateEntry(producer, -1, -1, -1, 0, -1, -1, first)
+            for producer, first in self.open_after.items()
+        )
+
+    def _add_time(self) -> None:
+        if self.max_timestamp >= 0 and (not self._times or self.max_timestamp > self._times[-1][0]):
+            self._times.append((self.max_timestamp, self._max_offset))

@@ -1,0 +1,325 @@
+"""A scan of a broker's disk gives the rows that a broker serves which is restarted on that disk.
+
+Copies of the log directory are taken while transactions are under way. A crash is played on them:
+killing a process tears nothing, as the page cache survives it, so bytes beyond the recovery point
+are cut, zeroed or flipped at random, of logs and indexes. The restart itself writes markers, so
+read_committed is compared up to the disk's own last stable offset.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import NewTopic
+
+from kts_source import describe
+from segment_format.index.offset_checkpoint import parse_offset_checkpoint
+from tests.integration.broker import running_broker
+from tests.kts_source.planning.scanning import scan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.integration.broker import Broker
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
+
+LEVELS = ("read_uncommitted", "read_committed")
+COPIES = 2
+PARTITIONS = 8
+TOPICS = {"orders": PARTITIONS, "latest": 2}
+TOPIC_SETTINGS = {
+    "internal.segment.bytes": "20000",
+    "index.interval.bytes": "500",
+    "segment.index.bytes": "4096",
+    "retention.ms": "-1",
+}
+COMPACTED = {
+    **TOPIC_SETTINGS,
+    "cleanup.policy": "compact",
+    "min.cleanable.dirty.ratio": "0.01",
+    "max.compaction.lag.ms": "1000",
+    "segment.ms": "3000",
+}
+LOGS = "node-1/logs"
+FIRST_BROKER = {
+    "replica.high.watermark.checkpoint.interval.ms": "300",
+    "log.flush.offset.checkpoint.interval.ms": "300",
+    "log.flush.start.offset.checkpoint.interval.ms": "300",
+    "log.cleaner.backoff.ms": "300",
+}
+RESTARTED = {
+    "log.cleaner.enable": "false",
+}
+Offsets = dict[tuple[str, int], int]
+Row = tuple[str, int, int, int, bytes | None, bytes | None]
+
+
+@pytest.fixture(scope="module")
+def seed() -> int:
+    """Printed, so that a failing run can be done again."""
+    number = secrets.randbits(32)
+    print(f"seed {number}")  # noqa: T201
+    return number
+
+
+@pytest.fixture(scope="module")
+def disks(tmp_path_factory: pytest.TempPathFactory, seed: int) -> list[Path]:
+    """Folders with copies of a running broker's log directory; the last one is of a clean stop."""
+    folder = tmp_path_factory.mktemp("disks")
+    copies = []
+    with running_broker(folder / "first", settings=FIRST_BROKER) as broker:
+        admin = broker.new_admin()
+        for name, settings in (("orders", TOPIC_SETTINGS), ("latest", COMPACTED)):
+            topics = [NewTopic(name, TOPICS[name], 1, config=settings)]
+            for future in admin.create_topics(topics).values():
+                future.result()
+        load = _load(broker, random.Random(seed))
+        for number in range(COPIES):
+            for _ in range(60):
+                next(load)
+            if number == 1:
+                broker.delete_records({("orders", 0): 33, ("orders", 1): 5})
+            copy = folder / f"copy-{number}"
+            _copy(folder / "first" / LOGS, copy / LOGS)
+            copies.append(copy)
+    copies.append(folder / "first")
+    return copies
+
+
+def _load(broker: Broker, source: random.Random) -> Iterator[None]:
+    """Writes for ever: a step is some records, or the end of a transaction; open ones stay open
+    over steps.
+    """
+
+    def producer(**settings: str | int) -> Producer:
+        config: dict[str, str | int] = {
+            "bootstrap.servers": broker.bootstrap,
+            "log_level": 0,
+            "linger.ms": 5,
+            "batch.num.messages": 10,
+            "transaction.timeout.ms": 900_000,
+            **settings,
+        }
+        return Producer(config)
+
+    writers = [producer(**{"transactional.id": f"txn {number}"}) for number in range(3)]
+    for one in writers:
+        one.init_transactions(30)
+    plain = [producer(**{"compression.type": codec}) for codec in ("none", "zstd", "lz4")]
+    is_open = dict.fromkeys(range(len(writers)), False)
+    while True:
+        number = source.randrange(len(writers))
+        if is_open[number] and source.random() < 0.25:
+            end = source.choice(("commit_transaction", "abort_transaction"))
+            getattr(writers[number], end)(30)
+            is_open[number] = False
+        else:
+            writer = source.choice([writers[number], source.choice(plain)])
+            if writer is writers[number] and not is_open[number]:
+                writer.begin_transaction()
+                is_open[number] = True
+            for _ in range(source.randint(1, 60)):
+                topic = "latest" if source.random() < 0.2 else "orders"
+                writer.produce(
+                    topic,
+                    partition=source.randrange(TOPICS[topic]),
+                    key=b"key %d" % source.randrange(30),
+                    value=source.randbytes(source.randint(0, 150)) * source.randint(1, 3),
+                )
+            assert writer.flush(30) == 0
+        yield
+
+
+def _copy(disk: Path, to: Path) -> None:
+    """As a snapshot that was taken file by file: what vanishes meanwhile is left out."""
+    for path in sorted(disk.rglob("*")):
+        if path.is_dir():
+            (to / path.relative_to(disk)).mkdir(parents=True, exist_ok=True)
+            continue
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            continue
+        target = to / path.relative_to(disk)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(data)
+
+
+def _crash(disk: Path, source: random.Random) -> None:
+    """Cuts, zeroes and flips bytes beyond the recovery point."""
+    points = parse_offset_checkpoint((disk / "recovery-point-offset-checkpoint").read_bytes())
+    for folder in sorted(disk.glob("*-[0-9]*")):
+        topic, _, number = folder.name.rpartition("-")
+        if topic not in TOPICS:
+            continue
+        point = points.get((topic, int(number)), 0)
+        for path in sorted(folder.glob("*.*")):
+            base = int(path.name[:20]) if path.name[:20].isdigit() else -1
+            is_log = path.suffix == ".log"
+            if base < point or path.suffix == ".snapshot":
+                continue
+            if source.random() < (0.5 if is_log else 0.3):
+                _spoil(path, source, is_log=is_log)
+
+
+def _spoil(path: Path, source: random.Random, *, is_log: bool) -> None:
+    data = bytearray(path.read_bytes())
+    if not data:
+        return
+    at = source.randrange(len(data))
+    how = source.choice(("cut", "zeros", "hole", "flip") if is_log else ("cut", "zeros", "gone"))
+    if how == "cut":
+        del data[at:]
+    elif how == "zeros":
+        data[at:] = bytes(len(data) - at)
+    elif how == "hole":
+        stop = min(at + 512, len(data))
+        data[at:stop] = bytes(stop - at)
+    elif how == "flip":
+        data[at] ^= 1 << source.randrange(8)
+    path.write_bytes(data)
+    if how == "gone":
+        path.unlink()
+
+
+def _ours(
+    disk: Path, level: str, **given: str
+) -> tuple[list[Row], dict[tuple[str, int], tuple[int, int, int]]]:
+    """The rows of a scan; log start, end and last stable offset of every partition."""
+    options = {
+        "path": str(disk),
+        "layout": "kafka-logs",
+        "subscribe": ",".join(TOPICS),
+        "isolationLevel": level,
+        **given,
+    }
+    table = scan(options)
+    names = ("topic", "partition", "offset", "timestamp", "key", "value")
+    columns = [
+        (table[name].cast("int64") if name == "timestamp" else table[name]).to_pylist()
+        for name in names
+    ]
+    rows = [
+        (row[0], row[1], row[2], row[3] // 1000, *row[4:]) for row in zip(*columns, strict=True)
+    ]
+    marks = {}
+    for one in describe({**options, "isolationLevel": "read_committed"}).partitions:
+        # What is lost is a hole at the end.
+        end = min([one.tier_end, *(start for start, _ in one.holes)])
+        stable = min(one.last_stable_offset, end)
+        marks[one.topic, one.partition] = (one.log_start, end, stable)
+    return sorted(rows, key=lambda row: row[:3]), marks
+
+
+def _watermarks(broker: Broker, pairs: list[tuple[str, int]]) -> tuple[Offsets, Offsets]:
+    """Log starts and ends as the broker tells them."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": broker.bootstrap,
+            "group.id": "x",
+            "isolation.level": "read_uncommitted",
+            "log_level": 0,
+        }
+    )
+    try:
+        found = {
+            pair: consumer.get_watermark_offsets(TopicPartition(*pair), timeout=30)
+            for pair in pairs
+        }
+    finally:
+        consumer.close()
+    starts = {pair: low for pair, (low, _) in found.items()}
+    return starts, {pair: high for pair, (_, high) in found.items()}
+
+
+def _served(broker: Broker, level: str, ends: dict[tuple[str, int], int]) -> list[Row]:
+    """What a consumer gets, up to offsets."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": broker.bootstrap,
+            "group.id": "x",
+            "enable.auto.commit": False,
+            "isolation.level": level,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "earliest",
+            "log_level": 0,
+        }
+    )
+    wanted = {pair: end for pair, end in ends.items() if end}
+    consumer.assign([TopicPartition(*pair, 0) for pair in wanted])
+    rows: list[Row] = []
+    left = set(wanted)
+    try:
+        while left:
+            message = consumer.poll(30)
+            assert message is not None, f"the broker is silent about {left}"
+            pair = (str(message.topic()), int(message.partition() or 0))
+            error = message.error()
+            if error is not None:
+                assert error.code() == -191, error  # _PARTITION_EOF
+                left.discard(pair)
+                continue
+            offset = int(message.offset() or 0)
+            if offset < wanted[pair]:
+                key, value = message.key(), message.value()
+                stamp = message.timestamp()[1]
+                rows.append((*pair, offset, stamp, _bytes(key), _bytes(value)))
+    finally:
+        consumer.close()
+    return sorted(rows, key=lambda row: row[:3])
+
+
+def _bytes(text: str | bytes | None) -> bytes | None:
+    return text.encode() if isinstance(text, str) else text
+
+
+def _compare(disk: Path, broker_folder: Path, **given: str) -> None:
+    found = {level: _ours(disk, level, **given) for level in LEVELS}
+    with running_broker(broker_folder, settings=RESTARTED) as broker:
+        pairs = [(topic, number) for topic, count in TOPICS.items() for number in range(count)]
+        starts, ends = _watermarks(broker, pairs)
+        stable = broker.last_stable_offsets(pairs)
+        for level in LEVELS:
+            rows, marks = found[level]
+            assert {pair: mark[0] for pair, mark in marks.items()} == {
+                pair: starts[pair] for pair in marks
+            }
+            limits = {
+                pair: mark[2] if level == "read_committed" else mark[1]
+                for pair, mark in marks.items()
+            }
+            assert rows == _served(broker, level, limits)
+        for pair, (_, end, last_stable) in marks.items():
+            # Only markers that the restart wrote may move them on.
+            assert ends[pair] >= end, pair
+            assert stable[pair] == last_stable or ends[pair] > end, pair
+        assert 0 < len(rows) < len(found["read_uncommitted"][0])
+
+
+@pytest.mark.parametrize("number", range(COPIES))
+def test_crashed_disk_is_read_as_a_broker_serves_it(
+    disks: list[Path], tmp_path: Path, seed: int, number: int
+) -> None:
+    disk = tmp_path / "logs"
+    shutil.copytree(disks[number] / LOGS, disk)
+    _crash(disk, random.Random(seed + number))
+    spoiled = tmp_path / "broker"
+    shutil.copytree(disk, spoiled / LOGS)
+    _compare(disk, spoiled, endOfLog="true", failOnDataLoss="false")
+
+
+def test_cleanly_stopped_disk_is_read_as_a_broker_serves_it(
+    disks: list[Path], tmp_path: Path
+) -> None:
+    disk = disks[-1] / LOGS
+    assert (disk / ".kafka_cleanshutdown").exists()
+    again = tmp_path / "broker"
+    shutil.copytree(disk, again / LOGS)
+    _compare(disk, again)

@@ -1,0 +1,316 @@
+"""Brokers in threads, on real sockets, that speak Kafka's protocol by kafka-python's messages.
+
+What goes wrong is programmed: `faults[kind]` is a queue of what happens to the next requests of
+that kind; see `Fault`.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from kafka.protocol.consumer import (
+    FetchResponse,
+    ListOffsetsResponse,
+    OffsetForLeaderEpochResponse,
+)
+from kafka.protocol.metadata import (
+    ApiVersionsResponse,
+    MetadataResponse,
+)
+
+from kts_source.broker.settings import BrokerSettings, Security
+from kts_source.secret import Secret
+from segment_format.kafka_uuid import uuid_to_text
+from tests.kts_source.broker.fake_node import (
+    KINDS,
+    FakeNode,
+    Fault,
+)
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from tests.kts_source.broker.fake_log import FakeLog
+
+_NO_SUCH_TOPIC, _NOT_LEADER, _OUT_OF_RANGE = 3, 6, 1
+_FENCED, _UNKNOWN_EPOCH, _UNKNOWN_TOPIC_ID = 74, 75, 100
+
+
+@dataclass(slots=True)
+class FakePartition:
+    """A partition and who leads it.
+
+    Attributes:
+        followers: Rack to the node that is preferred there.
+        tells_log_start: Whether an answer that says OFFSET_OUT_OF_RANGE tells the log start; a real
+            broker's says −1 (`ReplicaManager.createLogReadResult`).
+    """
+
+    log: FakeLog
+    leader: int = 0
+    epoch: int = 0
+    followers: dict[str, int] = field(default_factory=dict)
+    tells_log_start: bool = False
+
+
+class FakeCluster:
+    """Some brokers and what they hold. A context manager.
+
+    Attributes:
+        topics: Name to id and partitions.
+        faults: Kind of request to what happens to the next ones.
+        asked: Kind and node of every request that came.
+        opened: How many connections were accepted.
+        fetches: What fetches asked for: node, offset, isolation level, rack.
+    """
+
+    def __init__(self, nodes: int = 1, *, versions: dict[str, int] | None = None) -> None:
+        self.topics: dict[str, tuple[uuid.UUID, list[FakePartition]]] = {}
+        self.faults: dict[str, deque[Fault]] = defaultdict(deque)
+        self.asked: list[tuple[str, int]] = []
+        self.fetches: list[tuple[int, int, int, str]] = []
+        self.opened = 0
+        self._versions = versions or {}
+        self._nodes = [FakeNode(self, number) for number in range(nodes)]
+        self.lock = threading.RLock()
+
+    def __enter__(self) -> FakeCluster:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for node in self._nodes:
+            node.stop()
+
+    def create(
+        self, topic: str, partitions: list[FakePartition], topic_id: uuid.UUID | None = None
+    ) -> str:
+        """Creates a topic, or creates it again; returns its id."""
+        made = topic_id or uuid.uuid4()
+        self.topics[topic] = made, partitions
+        return uuid_to_text(made)
+
+    @property
+    def bootstrap(self) -> str:
+        """For `kafka.bootstrap.servers`."""
+        return ",".join(f"127.0.0.1:{node.port}" for node in self._nodes)
+
+    def settings(self, **given: Any) -> BrokerSettings:  # noqa: ANN401
+        """How to reach the brokers, with little patience."""
+        wanted: dict[str, Any] = {
+            "bootstrap": tuple(("127.0.0.1", node.port) for node in self._nodes),
+            "security": Secret(Security()),
+            "request_timeout_seconds": 2.0,
+            "connect_timeout_seconds": 1.0,
+            "fetch_max_wait_ms": 10,
+        }
+        return BrokerSettings(**{**wanted, **given})
+
+    def stop_node(self, number: int) -> None:
+        """A broker dies."""
+        self._nodes[number].stop()
+
+    def fail(self, kind: str, *faults: Fault, times: int = 1) -> None:
+        """The next requests of a kind meet these, in order, so often."""
+        with self.lock:
+            self.faults[kind].extend(faults * times)
+
+    def of_kind(self, kind: str) -> int:
+        """How many requests of a kind came."""
+        return sum(one == kind for one, _ in self.asked)
+
+    def _next_fault(self, kind: str, node: int) -> Fault:
+        waiting = self.faults[kind]
+        if waiting and waiting[0].node in (-1, node):
+            return waiting.popleft()
+        return Fault()
+
+    def answer(self, kind: str, node: int, request: Any) -> tuple[Any, Fault]:  # noqa: ANN401
+        """The message that answers a request, and what becomes of it."""
+        with self.lock:
+            self.asked.append((kind, node))
+            fault = self._next_fault(kind, node)
+            if fault.change is not None:
+                fault.change()
+            made = getattr(self, f"_{kind.lower()}")(node, request, fault.code)
+            if fault.edit is not None:
+                fault.edit(made)
+            return made, fault
+
+    def _apiversions(self, _node: int, _request: Any, code: int) -> Any:  # noqa: ANN401
+        keys = [
+            ApiVersionsResponse.ApiVersion(
+                api_key=key, min_version=low, max_version=self._versions.get(kind, high)
+            )
+            for key, (kind, _, (low, high)) in KINDS.items()
+        ]
+        return ApiVersionsResponse(error_code=code, api_keys=keys, throttle_time_ms=0)
+
+    def _metadata(self, _node: int, request: Any, code: int) -> Any:  # noqa: ANN401
+        topic_type = MetadataResponse.MetadataResponseTopic
+        asked = request.topics
+        names = list(self.topics) if asked is None else [one.name for one in asked]
+        topics = []
+        for name in names:
+            if name not in self.topics:
+                missing = topic_type(
+                    error_code=_NO_SUCH_TOPIC,
+                    name=name,
+                    topic_id=uuid.UUID(int=0),
+                    is_internal=False,
+                    partitions=[],
+                )
+                topics.append(missing)
+                continue
+            topic_id, partitions = self.topics[name]
+            parts = [
+                topic_type.MetadataResponsePartition(
+                    error_code=0 if part.leader >= 0 else 5,
+                    partition_index=number,
+                    leader_id=part.leader,
+                    leader_epoch=part.epoch,
+                    replica_nodes=[0],
+                    isr_nodes=[0],
+                    offline_replicas=[],
+                )
+                for number, part in enumerate(partitions)
+            ]
+            topics.append(
+                topic_type(
+                    error_code=code,
+                    name=name,
+                    topic_id=topic_id,
+                    is_internal=name.startswith("__"),
+                    partitions=[] if code else parts,
+                )
+            )
+        brokers = [
+            MetadataResponse.MetadataResponseBroker(
+                node_id=node.number, host="127.0.0.1", port=node.port, rack=None
+            )
+            for node in self._nodes
+        ]
+        return MetadataResponse(
+            throttle_time_ms=0,
+            brokers=brokers,
+            cluster_id="fake",
+            controller_id=0,
+            topics=topics,
+            error_code=0,
+        )
+
+    def _code_of(self, part: FakePartition | None, node: int, epoch: int) -> int:
+        if part is None:
+            return _NO_SUCH_TOPIC
+        if part.leader != node:
+            return _NOT_LEADER
+        if epoch >= 0 and epoch != part.epoch:
+            return _FENCED if epoch < part.epoch else _UNKNOWN_EPOCH
+        return 0
+
+    def _partition(self, name: str, number: int) -> FakePartition | None:
+        _, partitions = self.topics.get(name, (None, []))
+        return partitions[number] if number < len(partitions) else None
+
+    def _listoffsets(self, node: int, request: Any, code: int) -> Any:  # noqa: ANN401
+        topic_type = ListOffsetsResponse.ListOffsetsTopicResponse
+        topics = []
+        for topic in request.topics:
+            parts = []
+            for asked in topic.partitions:
+                part = self._partition(topic.name, asked.partition_index)
+                error = code or self._code_of(part, node, asked.current_leader_epoch)
+                offset = -1
+                if not error and part is not None:
+                    log = part.log
+                    match asked.timestamp:
+                        case -1:
+                            offset = log.stable if request.isolation_level else log.end
+                        case -2 | -4:
+                            offset = log.log_start
+                        case time_ms:
+                            offset = log.first_dated(time_ms)
+                parts.append(
+                    topic_type.ListOffsetsPartitionResponse(
+                        partition_index=asked.partition_index,
+                        error_code=error,
+                        timestamp=-1,
+                        offset=offset,
+                        leader_epoch=-1,
+                    )
+                )
+            topics.append(topic_type(name=topic.name, partitions=parts))
+        return ListOffsetsResponse(throttle_time_ms=0, topics=topics)
+
+    def _offsetforleaderepoch(self, node: int, request: Any, code: int) -> Any:  # noqa: ANN401
+        topic_type = OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult
+        topics = []
+        for topic in request.topics:
+            parts = []
+            for asked in topic.partitions:
+                part = self._partition(topic.topic, asked.partition)
+                error = code or self._code_of(part, node, asked.current_leader_epoch)
+                epoch, end = -1, -1
+                if not error and part is not None:
+                    epoch, end = part.log.epoch_end(asked.leader_epoch)
+                parts.append(
+                    topic_type.EpochEndOffset(
+                        error_code=error,
+                        partition=asked.partition,
+                        leader_epoch=epoch,
+                        end_offset=end,
+                    )
+                )
+            topics.append(topic_type(topic=topic.topic, partitions=parts))
+        return OffsetForLeaderEpochResponse(throttle_time_ms=0, topics=topics)
+
+    def _fetch(self, node: int, request: Any, code: int) -> Any:  # noqa: ANN401
+        (topic,) = request.topics
+        (asked,) = topic.partitions
+        self.fetches.append((node, asked.fetch_offset, request.isolation_level, request.rack_id))
+        found = [parts for one, parts in self.topics.values() if one == topic.topic_id]
+        part = found[0][asked.partition] if found else None
+        data, listed, preferred = b"", None, -1
+        error = code
+        if not error and part is None:
+            error = _UNKNOWN_TOPIC_ID
+        elif not error and node not in (part.followers.values() if part else ()):
+            error = self._code_of(part, node, asked.current_leader_epoch)
+        log = part.log if part is not None else None
+        if not error and part is not None and log is not None:
+            at = asked.fetch_offset
+            preferred = part.followers.get(request.rack_id, -1) if node == part.leader else -1
+            if preferred < 0 and not log.log_start <= at <= log.end:
+                error = _OUT_OF_RANGE
+            elif preferred < 0:
+                most = min(asked.partition_max_bytes, request.max_bytes)
+                data, listed = log.read(at, most, committed=request.isolation_level == 1)
+        tells = log is not None and part is not None and (not error or part.tells_log_start)
+        topic_type = FetchResponse.FetchableTopicResponse
+        made = topic_type.PartitionData(
+            partition_index=asked.partition,
+            error_code=error,
+            high_watermark=log.end if log is not None and not error else -1,
+            last_stable_offset=log.stable if log is not None and not error else -1,
+            log_start_offset=log.log_start if log is not None and tells else -1,
+            aborted_transactions=None
+            if listed is None
+            else [
+                topic_type.PartitionData.AbortedTransaction(producer_id=one, first_offset=first)
+                for one, first in listed
+            ],
+            preferred_read_replica=preferred,
+            records=data,
+        )
+        topics = [topic_type(topic_id=topic.topic_id, partitions=[made])]
+        return FetchResponse(
+            throttle_time_ms=0, error_code=0, session_id=0, responses=topics, node_endpoints=[]
+        )

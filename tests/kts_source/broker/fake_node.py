@@ -1,0 +1,136 @@
+"""One listening port of a fake broker, and what may go wrong with its answers."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from kafka.protocol.consumer import (
+    FetchRequest,
+    ListOffsetsRequest,
+    OffsetForLeaderEpochRequest,
+)
+from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.kts_source.broker.fake_broker import FakeCluster
+
+FETCH: Final = "Fetch"
+LIST_OFFSETS: Final = "ListOffsets"
+METADATA: Final = "Metadata"
+EPOCH_ENDS: Final = "OffsetForLeaderEpoch"
+API_VERSIONS: Final = "ApiVersions"
+KINDS: Final = {
+    1: (FETCH, FetchRequest, (4, 17)),
+    2: (LIST_OFFSETS, ListOffsetsRequest, (1, 10)),
+    3: (METADATA, MetadataRequest, (0, 13)),
+    18: (API_VERSIONS, ApiVersionsRequest, (0, 4)),
+    23: (EPOCH_ENDS, OffsetForLeaderEpochRequest, (2, 4)),
+}
+API_VERSIONS_KEY: Final = 18
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What happens to a request.
+
+    Attributes:
+        code: Error code of the answer, for every partition.
+        change: Called before the request is answered: the cluster changes under it.
+        alter: Makes other bytes of the answer, its size in front included; the connection is closed
+            behind them if `hang_up`.
+        edit: Changes the answer's message.
+        hang_up: Whether the connection ends.
+        pause: Seconds before the answer.
+        drip: Seconds between its bytes.
+        node: The fault waits for a request to this node; −1 any.
+    """
+
+    code: int = 0
+    change: Callable[[], object] | None = None
+    alter: Callable[[bytes], bytes] | None = None
+    edit: Callable[[Any], object] | None = None
+    hang_up: bool = False
+    pause: float = 0.0
+    drip: float = 0.0
+    node: int = -1
+
+
+class FakeNode:
+    """One listening port. A thread accepts, one more serves each connection."""
+
+    def __init__(self, cluster: FakeCluster, number: int) -> None:
+        self._cluster = cluster
+        self.number = number
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._socket.getsockname()[1]
+        self._open: set[socket.socket] = set()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def stop(self) -> None:
+        """Closes the port and hangs up everywhere."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        for one in list(self._open):
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._socket.accept()
+            except OSError:
+                return
+            self._cluster.opened += 1
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._open.add(client)
+            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        with client, contextlib.suppress(OSError, EOFError):
+            file = client.makefile("rb")
+            while True:
+                (size,) = struct.unpack(">i", _exactly(file, 4))
+                data = _exactly(file, size)
+                if not self._respond(client, data):
+                    break
+        self._open.discard(client)
+
+    def _respond(self, client: socket.socket, data: bytes) -> bool:
+        key, version, correlation = struct.unpack(">hhi", data[:8])
+        kind, message, _ = KINDS[key]
+        (length,) = struct.unpack(">h", data[8:10])
+        start = 10 + max(length, 0)
+        start += message.flexible_version_q(version)  # no tags
+        request = message[version].decode(memoryview(data)[start:])
+        answer, fault = self._cluster.answer(kind, self.number, request)
+        body = answer.encode(version=version)
+        flexible = type(answer).flexible_version_q(version) and key != API_VERSIONS_KEY
+        body = struct.pack(">i", correlation) + (b"\0" if flexible else b"") + bytes(body)
+        framed = struct.pack(">i", len(body)) + body
+        if fault.pause:
+            time.sleep(fault.pause)
+        if fault.alter is not None:
+            framed = fault.alter(framed)
+        if fault.drip:
+            for at in range(len(framed)):
+                client.sendall(framed[at : at + 1])
+                time.sleep(fault.drip)
+        elif framed:
+            client.sendall(framed)
+        return not fault.hang_up
+
+
+def _exactly(file: Any, size: int) -> bytes:  # noqa: ANN401
+    data: bytes = file.read(size)
+    if len(data) != size:
+        raise EOFError
+    return data

@@ -1,0 +1,139 @@
+"""A broker's log directory, written from a log that is built here, and what a scan reads of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from segment_format.testing import LogBuilder, SimpleRecord
+from tests.kts_source.planning.scanning import scan
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from segment_format.testing.rows import BuiltLog
+
+TOPIC = "orders"
+TOPIC_ID = "LWgrMmVrT0a__7a4SasuPA"
+HIGH_WATERMARKS = "replication-offset-checkpoint"
+RECOVERY_POINTS = "recovery-point-offset-checkpoint"
+LOG_STARTS = "log-start-offset-checkpoint"
+
+
+def transactions(*, segments: int = 3, rounds: int = 4, undecided: bool = True) -> BuiltLog:
+    """Several segments with aborts over their borders, and in the end one that nobody decides."""
+    builder = LogBuilder(index_interval_bytes=300)
+    number = 0
+    for segment in range(segments):
+        for turn in range(rounds):
+            number += 1
+            builder.send(7, [SimpleRecord(b"seven %d" % number)] * 3)
+            builder.append([SimpleRecord(b"plain %d" % number)] * 5)
+            builder.send(8, [SimpleRecord(b"eight %d" % number)])
+            if turn % 2:
+                builder.abort(7)
+            if turn % 3 == 1:
+                builder.commit(8)
+        builder.send(7, [SimpleRecord(b"over the border")])
+        if segment < segments - 1:
+            builder.roll()
+            (builder.abort if segment % 2 else builder.commit)(7)
+    if not undecided:
+        builder.abort(7)
+        builder.commit(8)
+    return builder.build()
+
+
+@dataclass(frozen=True)
+class Disk:
+    """One log directory.
+
+    Attributes:
+        root: Its folder.
+    """
+
+    root: Path
+
+    @property
+    def folder(self) -> Path:
+        """The partition's."""
+        return self.root / f"{TOPIC}-0"
+
+    def write(
+        self,
+        log: BuiltLog,
+        *,
+        clean: bool = True,
+        high_watermark: int | None = None,
+        recovery_point: int = 0,
+    ) -> Disk:
+        """Writes all segments as a broker has them, the last one as the active one.
+
+        Args:
+            log: What to write.
+            clean: After a clean shutdown, or as a crash leaves it: with the indexes of the active
+                segment as they are allocated, and no snapshot of its end.
+            high_watermark: `None` = the end.
+            recovery_point: Only where not clean.
+        """
+        self.folder.mkdir(parents=True)
+        for segment in log.segments:
+            stem = f"{segment.base_offset:020d}"
+            is_active = segment is log.segments[-1]
+            room = b"" if clean or not is_active else bytes(4096)
+            self.put(f"{stem}.log", segment.log)
+            self.put(f"{stem}.index", segment.index + room)
+            self.put(f"{stem}.timeindex", segment.timeindex + room)
+            if segment.txnindex is not None:
+                self.put(f"{stem}.txnindex", segment.txnindex)
+            if clean or not is_active:
+                self.put(f"{segment.next_offset:020d}.snapshot", segment.snapshot)
+        self.put("leader-epoch-checkpoint", log.segments[-1].leader_epoch_checkpoint)
+        self.put("partition.metadata", f"version: 0\ntopic_id: {TOPIC_ID}".encode())
+        end = log.end_offset()
+        self.checkpoint(HIGH_WATERMARKS, end if high_watermark is None else high_watermark)
+        self.checkpoint(RECOVERY_POINTS, end if clean else recovery_point)
+        self.checkpoint(LOG_STARTS, None)
+        (self.root / "meta.properties").write_text("version=1\n")
+        if clean:
+            (self.root / ".kafka_cleanshutdown").touch()
+        return self
+
+    def put(self, name: str, data: bytes) -> Path:
+        """Writes a file of the partition."""
+        path = self.folder / name
+        path.write_bytes(data)
+        return path
+
+    def checkpoint(self, name: str, offset: int | None) -> None:
+        """Writes a checkpoint with one entry, or none."""
+        lines = [] if offset is None else [f"{TOPIC} 0 {offset}"]
+        (self.root / name).write_text("\n".join(["0", str(len(lines)), *lines, ""]))
+
+    def files(self, kind: str) -> list[Path]:
+        """Files of the partition in order of their offsets."""
+        return sorted(self.folder.glob(f"*.{kind}"))
+
+
+def offsets(root: Path, level: str = "read_committed", **given: str) -> list[int]:
+    """The offsets that a scan returns, in its order."""
+    options = {"path": str(root), "layout": "kafka-logs", "subscribe": TOPIC, **given}
+    found: list[int] = scan({"isolationLevel": level, **options})["offset"].to_pylist()
+    return found
+
+
+def expected(log: BuiltLog, level: str = "read_committed", *, stop: int | None = None) -> list[int]:
+    """The offsets that a broker serves of a log up to `stop`, by its writer's own account."""
+    end = log.end_offset() if stop is None else stop
+    stable = end
+    if level == "read_committed":
+        begun = (
+            one.first_offset
+            for one in log.transactions
+            if one.marker_offset is None or one.marker_offset >= end
+        )
+        stable = min([end, *begun])
+    rows = log.rows("read_uncommitted", stop=stable)
+    aborted = {number for number, one in enumerate(log.transactions) if one.committed is False}
+    drop = aborted if level == "read_committed" else set()
+    return [row.offset for row in rows if row.transaction not in drop]

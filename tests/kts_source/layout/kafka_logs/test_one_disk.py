@@ -1,0 +1,272 @@
+"""The disk of one broker: what was shut down cleanly, and what a crash left."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kts_source.errors import CorruptSegmentError, DataLossError, InvalidOptionError
+from kts_source.planning.planner import plan
+from segment_format.record.framing import iter_entries
+from segment_format.testing import LogBuilder, SimpleRecord
+from tests.kts_source.layout.kafka_logs.disk import (
+    HIGH_WATERMARKS,
+    LOG_STARTS,
+    TOPIC,
+    Disk,
+    expected,
+    offsets,
+    transactions,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LEVELS = ("read_committed", "read_uncommitted")
+LOG = transactions()
+END = LOG.end_offset()
+
+
+def batch_positions(data: bytes) -> list[tuple[int, int]]:
+    """Base offset and position of every batch."""
+    return [(entry.offset, entry.position) for entry in iter_entries(data)]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("clean", [True, False])
+def test_whole_log_is_read(tmp_path: Path, level: str, *, clean: bool) -> None:
+    Disk(tmp_path).write(LOG, clean=clean)
+    assert offsets(tmp_path, level) == expected(LOG, level)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("clean", [True, False])
+def test_log_ends_at_the_high_watermark(tmp_path: Path, level: str, *, clean: bool) -> None:
+    for segment in LOG.segments:
+        for base, _ in batch_positions(segment.log)[::5]:
+            root = tmp_path / str(base)
+            Disk(root).write(LOG, clean=clean, high_watermark=base)
+            assert offsets(root, level) == expected(LOG, level, stop=base), base
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_end_of_log_is_all_whole_batches(tmp_path: Path, level: str) -> None:
+    Disk(tmp_path).write(LOG, clean=False, high_watermark=3)
+    assert offsets(tmp_path, level, endOfLog="true") == expected(LOG, level)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("how", ["cut", "zeros", "flipped"])
+def test_log_ends_before_what_a_crash_tore(tmp_path: Path, level: str, how: str) -> None:
+    last = LOG.segments[-1]
+    for number, (base, position) in enumerate(batch_positions(last.log)):
+        data = bytearray(last.log)
+        at = position + (30 if number % 2 else 70)
+        if how == "cut":
+            del data[at:]
+        elif how == "zeros":
+            data[at:] = bytes(len(data) - at)
+        else:
+            data[at] ^= 0x40
+        root = tmp_path / str(base)
+        disk = Disk(root).write(LOG, clean=False, high_watermark=0, recovery_point=last.base_offset)
+        disk.put(f"{last.base_offset:020d}.log", bytes(data))
+        assert offsets(root, level, endOfLog="true") == expected(LOG, level, stop=base), base
+
+
+def test_segments_behind_a_torn_one_are_not_read(tmp_path: Path) -> None:
+    disk = Disk(tmp_path).write(LOG, clean=False, high_watermark=0)
+    first = LOG.segments[0]
+    base, position = batch_positions(first.log)[4]
+    disk.put(f"{0:020d}.log", first.log[: position + 20])
+    assert offsets(tmp_path, endOfLog="true") == expected(LOG, stop=base)
+
+
+def test_zeros_allocated_ahead_are_no_records(tmp_path: Path) -> None:
+    disk = Disk(tmp_path).write(LOG, clean=False)
+    log = disk.files("log")[-1]
+    log.write_bytes(log.read_bytes() + bytes(1 << 20))
+    assert offsets(tmp_path) == expected(LOG)
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_torn_below_the_high_watermark_is_an_error_that_names_the_place(
+    tmp_path: Path, *, clean: bool
+) -> None:
+    disk = Disk(tmp_path).write(LOG, clean=clean)
+    log = disk.files("log")[-1]
+    base, position = batch_positions(log.read_bytes())[-2]
+    log.write_bytes(log.read_bytes()[: position + 20])
+    with pytest.raises(DataLossError) as caught:
+        offsets(tmp_path, "read_uncommitted")
+    assert log.name in str(caught.value)
+    assert f"position {position}" in str(caught.value)
+    assert f"[{base}, {END})" in str(caught.value)
+    got = offsets(tmp_path, "read_uncommitted", failOnDataLoss="false")
+    assert got == expected(LOG, "read_uncommitted", stop=base)
+
+
+def test_torn_below_the_recovery_point_is_an_error_at_the_end_of_the_log_too(
+    tmp_path: Path,
+) -> None:
+    disk = Disk(tmp_path).write(LOG, clean=False, high_watermark=0, recovery_point=END)
+    log = disk.files("log")[-1]
+    log.write_bytes(log.read_bytes()[:-5])
+    with pytest.raises(DataLossError, match=log.name):
+        offsets(tmp_path, endOfLog="true")
+
+
+def test_corrupt_batch_below_the_recovery_point_is_an_error(tmp_path: Path) -> None:
+    disk = Disk(tmp_path).write(LOG, clean=False, recovery_point=LOG.segments[-1].base_offset)
+    log = disk.files("log")[0]
+    data = bytearray(log.read_bytes())
+    data[100] ^= 1
+    log.write_bytes(bytes(data))
+    with pytest.raises(CorruptSegmentError, match=log.name):
+        offsets(tmp_path)
+
+
+@pytest.mark.parametrize("missing", ["", "index", "snapshot"])
+def test_corrupt_batch_after_a_clean_shutdown_is_an_error(tmp_path: Path, missing: str) -> None:
+    """Also where the log is gone over, as the high watermark cuts it or a side file is missing."""
+    for number in range(len(LOG.segments)):
+        root = tmp_path / str(number)
+        disk = Disk(root).write(LOG, high_watermark=END - 3)
+        for path in disk.files(missing) if missing else ():
+            path.unlink()
+        log = disk.files("log")[number]
+        data = bytearray(log.read_bytes())
+        data[100] ^= 1
+        log.write_bytes(bytes(data))
+        with pytest.raises((CorruptSegmentError, DataLossError), match=log.name):
+            offsets(root, "read_uncommitted")
+    with pytest.raises(DataLossError, match=log.name):  # the walk finds it, whoever is aborted
+        offsets(root)
+
+
+def test_log_that_only_its_index_tells_of_is_lost(tmp_path: Path) -> None:
+    disk = Disk(tmp_path).write(LOG)
+    gone = LOG.segments[1]
+    disk.files("log")[1].unlink()
+    with pytest.raises(DataLossError, match=rf"\[{gone.base_offset}, {gone.next_offset}\)"):
+        offsets(tmp_path)
+    left = [
+        offset
+        for offset in expected(LOG, "read_uncommitted")
+        if not gone.base_offset <= offset < gone.next_offset
+    ]
+    assert offsets(tmp_path, "read_uncommitted", failOnDataLoss="false") == left
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("kind", ["index", "timeindex", "txnindex", "snapshot"])
+def test_missing_side_files_are_worked_out_from_the_log(
+    tmp_path: Path, level: str, kind: str
+) -> None:
+    disk = Disk(tmp_path).write(LOG, clean=False)
+    for path in disk.files(kind):
+        path.unlink()
+    assert offsets(tmp_path, level) == expected(LOG, level)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("kind", ["index", "timeindex", "txnindex", "snapshot"])
+def test_stale_side_files_beyond_the_recovery_point_are_not_believed(
+    tmp_path: Path, level: str, kind: str
+) -> None:
+    disk = Disk(tmp_path).write(LOG, clean=False)
+    for number, path in enumerate(disk.files(kind)):
+        size = path.stat().st_size
+        path.write_bytes([b"", bytes(size), path.read_bytes()[: size // 2 + 1]][number % 3])
+    start = END // 3
+    bounds = {"startingOffsets": f'{{"orders":{{"0":{start}}}}}'}
+    want = [offset for offset in expected(LOG, level) if offset >= start]
+    assert offsets(tmp_path, level, **bounds) == want
+
+
+def test_log_start_is_that_of_its_checkpoint(tmp_path: Path) -> None:
+    disk = Disk(tmp_path).write(LOG)
+    disk.checkpoint(LOG_STARTS, 17)
+    assert offsets(tmp_path) == [offset for offset in expected(LOG) if offset >= 17]
+
+
+@pytest.mark.parametrize("first", [b"0 17", b"1 17", b"2 50"])
+def test_log_start_is_not_that_of_the_epochs_where_it_was_not_flushed(
+    tmp_path: Path, first: bytes
+) -> None:
+    """A broker that starts then serves again what was deleted."""
+    builder = LogBuilder()
+    for epoch in range(3):
+        if epoch:
+            builder.set_leader_epoch(epoch)
+        for _ in range(20):
+            builder.append([SimpleRecord(b"x")])
+    log = builder.build()
+    disk = Disk(tmp_path).write(log, clean=False)
+    later = {b"0 17": b"1 20\n2 40\n", b"1 17": b"2 40\n", b"2 50": b""}[first]
+    count = b"%d" % (1 + later.count(b"\n"))
+    disk.put("leader-epoch-checkpoint", b"0\n%s\n%s\n%s" % (count, first, later))
+    if first == b"1 17":  # contradicts the batches: never read as if nothing were wrong
+        with pytest.raises(CorruptSegmentError):
+            offsets(tmp_path)
+    else:
+        assert offsets(tmp_path) == expected(log)
+
+
+def test_without_any_high_watermark_the_end_must_be_chosen(tmp_path: Path) -> None:
+    disk = Disk(tmp_path).write(LOG, clean=False)
+    (tmp_path / HIGH_WATERMARKS).unlink()
+    with pytest.raises(DataLossError, match="endOfLog"):
+        offsets(tmp_path)
+    assert offsets(disk.root, endOfLog="true") == expected(LOG)
+
+
+def test_partition_younger_than_the_checkpoint_has_no_replicated_records(tmp_path: Path) -> None:
+    Disk(tmp_path).write(LOG, clean=False).checkpoint(HIGH_WATERMARKS, None)
+    assert offsets(tmp_path) == []
+    assert offsets(tmp_path, endOfLog="true") == expected(LOG)
+
+
+def test_plan_file_reads_the_same_rows(tmp_path: Path) -> None:
+    """Side files that were worked out travel in the plan."""
+    builder = LogBuilder()
+    for number in range(100):
+        builder.send(7 + number % 3, [SimpleRecord(bytes(400))])
+        if number % 5 == 4:
+            (builder.abort if number % 2 else builder.commit)(7 + number % 3)
+    log = builder.build()
+    disk = Disk(tmp_path / "disk").write(log, clean=False)
+    given = {
+        "path": str(disk.root),
+        "layout": "kafka-logs",
+        "subscribe": TOPIC,
+        "targetPartitionBytes": "9000",
+    }
+    made = plan(given)
+    assert any(not part.is_whole for task in made.tasks for part in task.slices)
+    file = tmp_path / "plan.json"
+    file.write_text(made.to_json())
+    assert sorted(offsets(disk.root, planFile=str(file))) == expected(log)
+
+
+def test_end_of_log_is_refused_for_other_layouts(tmp_path: Path) -> None:
+    with pytest.raises(InvalidOptionError, match="endOfLog"):
+        offsets(tmp_path, layout="aiven", endOfLog="true")
+
+
+def test_every_timestamp_is_found(tmp_path: Path) -> None:
+    """By time indexes that were worked out as by those of the disk."""
+    builder = LogBuilder(index_interval_bytes=200)
+    for number in range(60):
+        late = 7_000 if number % 9 == 4 else 0
+        builder.append([SimpleRecord(b"v", timestamp=1_000_000 + 1000 * number - late)])
+        if number == 30:
+            builder.roll()
+    log = builder.build()
+    Disk(tmp_path / "clean").write(log)
+    Disk(tmp_path / "crashed").write(log, clean=False)
+    for at in range(1_000_000, 1_060_000, 1500):
+        first = min(row.offset for row in log.all_rows if row.timestamp >= at)
+        for name in ("clean", "crashed"):
+            assert offsets(tmp_path / name, startingTimestamp=str(at))[0] == first

@@ -1,0 +1,180 @@
+"""Reads what a history left behind from tier and brokers, and compares with the leader's log.
+
+The tier is as the simulation uploaded it, with all that it lost; a fake broker serves what the
+leader has. So nothing may be missing, and nothing may be an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import pyarrow as pa
+
+from kts_source.errors import DataLossError, ObjectNotFoundError
+from kts_source.options import parse_options
+from kts_source.planning import hybrid
+from kts_source.planning.planner import plan_scan
+from kts_source.read import fallback
+from kts_source.read.read_settings import ReadSettings
+from kts_source.read.read_task import read_task
+from kts_source.read.segment_source import SegmentSource
+from kts_source.read.task_metrics import TaskMeter, TaskPlace
+from kts_source.tier import Tier
+from segment_format.kafka_uuid import uuid_from_text
+from tests.kts_source.broker.fake_broker import FakeCluster, FakePartition
+from tests.kts_source.broker.fake_log import FakeLog, empty_log, fake_log
+from tests.kts_source.planning.history import TOPIC, History, World
+from tests.kts_source.planning.memory_store import MemoryStore
+from tests.kts_source.planning.reading import ISOLATION_LEVELS, InTurn, without_threads
+from tests.kts_source.planning.replica import build
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Iterator, Mapping
+
+    from segment_format.testing import BuiltLog
+    from tests.kts_source.planning.cluster import PartitionLife
+
+Row = tuple[int, int, bytes | None, bytes | None, int]
+
+
+def served(life: PartitionLife, reach: int) -> tuple[FakePartition, BuiltLog | None]:
+    """A partition as its leader has it, and the truth about it."""
+    leader = life.leader
+    if not leader.entries:
+        return FakePartition(empty_log(), epoch=life.epoch), None
+    truth = build(leader.entries, life.interval).build()
+    start = leader.log_start
+    epochs = leader.epochs(start, leader.end)
+    if not epochs or epochs[-1][0] != life.epoch:  # a leader notes its epoch before it appends
+        epochs = [*epochs, (life.epoch, leader.end)]
+    log: FakeLog = fake_log(truth, log_start=start, epochs=epochs)
+    log.reach = reach
+    return FakePartition(log, epoch=life.epoch), truth
+
+
+@contextlib.contextmanager
+def in_one_thread() -> Iterator[None]:
+    """Plans and reads in this thread alone; and any number of slices may be lost."""
+    with (
+        without_threads(),
+        mock.patch.object(hybrid, "ThreadPoolExecutor", InTurn),
+        mock.patch.object(fallback, "_MOST_ALIKE", 1 << 30),
+    ):
+        yield
+
+
+def check_hybrid(
+    history: History, seed: int, outcomes: Counter[str], cluster: FakeCluster | None = None
+) -> None:
+    """Reads tier and brokers at both isolation levels; `seed` decides what is lost when.
+
+    Raises:
+        AssertionError: Wrong rows.
+    """
+    if cluster is None:
+        with FakeCluster() as opened:
+            check_hybrid(history, seed, outcomes, opened)
+        return
+    source = random.Random(seed)
+    world = World(history)
+    topic_id, lives = list(world.incarnations.items())[-1]
+    both = [served(life, source.choice((0, 0, 3, 100))) for life in lives]
+    cluster.create(TOPIC, [part for part, _ in both], uuid_from_text(topic_id))
+    truths = [(truth, life.leader.log_start) for (_, truth), life in zip(both, lives, strict=True)]
+    _lose(world.store, source, source.choice((0.0, 0.0, 0.1)))
+    for isolation in ISOLATION_LEVELS:
+        store = dict(world.store)
+        given = {
+            "path": "/",
+            "subscribe": TOPIC,
+            "isolationLevel": isolation,
+            "kafka.bootstrap.servers": cluster.bootstrap,
+            "kafka.request.timeout.ms": "5000",
+            "kafka.fetch.max.wait.ms": "10",
+            "kafka.max.partition.fetch.bytes": str(source.choice((1, 150, 400, 1 << 20))),
+            "targetPartitionBytes": str(source.choice((1, 100, 300, 1 << 20))),
+            "maxConcurrentRequests": "1",
+        }
+        if world.shape.local:
+            given["layout"] = "local-tiered-storage"
+        if source.random() < 0.3:
+            given["minPartitions"] = str(source.randint(1, 12))
+        rows, facts = _rows(given, store, source)
+        outcomes.update(facts)
+        if rows is None:
+            continue
+        expected: list[Row] = []
+        for number, (truth, start) in enumerate(truths):
+            if truth is not None:
+                expected += [
+                    (number, row.offset, row.key, row.value, row.timestamp * 1000)
+                    for row in truth.rows(isolation, start=start)
+                ]
+        lacking = sorted(set(expected) - set(rows))
+        extra = sorted(set(rows) - set(expected))
+        assert sorted(rows) == expected, (
+            f"{given}: {len(rows)} rows for {len(expected)}, lacking {lacking[:4]}, extra"
+            f" {extra[:4]}"
+        )
+        outcomes[isolation] += 1
+        outcomes["rows"] += len(rows)
+
+
+def _rows(
+    given: Mapping[str, str], store: dict[str, bytes], source: random.Random
+) -> tuple[list[Row] | None, list[str]]:
+    options = parse_options(given)
+    assert options.brokers is not None
+    tier = Tier(MemoryStore(store))
+    plan = plan_scan(options, tier)
+    _lose(store, source, source.choice((0.0, 0.0, 0.1, 0.5, 1.0)), only=source.choice(("", ".log")))
+    reader = SegmentSource(tier, options.key_ring)
+    settings = ReadSettings.of(options)
+    batches: list[pa.RecordBatch] = []
+    facts: list[str] = []
+    for task in plan.tasks:
+        meter = TaskMeter(task, tier, TaskPlace())
+        try:
+            batches += read_task(task, reader, settings, meter=meter)
+        except ObjectNotFoundError as error:
+            # Where a part of a segment ends, only its offset index tells.
+            is_index = (error.uri or "").endswith((".indexes", ".index"))
+            if not is_index or all(part.is_whole for part in task.slices):
+                raise
+            return None, [*facts, "boundaries lost"]
+        except DataLossError:
+            # They are counted from the segment's start, which the log start has passed.
+            starts = {part.partition: part.surviving.log_start for part in plan.partitions}
+            inner = [part for part in task.slices if not part.is_whole]
+            if not any(part.segment_start < starts[part.partition] for part in inner):
+                raise
+            return None, [*facts, "boundaries lost"]
+        facts += ["slices"] * len(task.slices) + ["ranges"] * len(task.ranges)
+        facts += ["fallbacks"] * meter.brokers.fallbacks
+    if not batches:
+        return [], facts
+    table = pa.Table.from_batches(batches)
+    columns: list[list[Any]] = [
+        table["partition"].to_pylist(),
+        table["offset"].to_pylist(),
+        table["key"].to_pylist(),
+        table["value"].to_pylist(),
+        table["timestamp"].cast(pa.int64()).to_pylist(),
+    ]
+    return list(zip(*columns, strict=True)), facts
+
+
+def _lose(store: dict[str, bytes], source: random.Random, share: float, only: str = "") -> None:
+    """Takes some objects away, or damages logs."""
+    for key in sorted(store) if share else ():
+        if key.endswith(only) and source.random() < share:
+            if key.endswith(".log") and source.random() < 0.3:
+                data = bytearray(store[key])
+                data[source.randrange(len(data))] ^= 1 << source.randrange(8)
+                store[key] = bytes(data)
+            else:
+                del store[key]

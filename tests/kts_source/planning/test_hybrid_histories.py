@@ -1,0 +1,20 @@
+"""Random lives of a tiered topic, read from tier and brokers: the leader's log, always."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+from tests.kts_source.broker.fake_broker import FakeCluster
+from tests.kts_source.planning.history import random_history
+from tests.kts_source.planning.hybrid_reading import check_hybrid, in_one_thread
+
+
+def test_hybrid_histories() -> None:
+    outcomes: Counter[str] = Counter()
+    with in_one_thread(), FakeCluster() as cluster:
+        for seed in range(60):
+            check_hybrid(random_history(random.Random(seed)), seed, outcomes, cluster)
+    for outcome in ("slices", "ranges", "fallbacks", "read_committed", "read_uncommitted"):
+        assert outcomes[outcome] > 40, outcomes
+    assert outcomes["rows"] > 1000, outcomes

@@ -1,0 +1,94 @@
+"""Checkpoints of offsets, and `partition.metadata`, as brokers write them, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from segment_format.errors import CorruptIndexError
+from segment_format.index.offset_checkpoint import parse_offset_checkpoint
+from segment_format.index.partition_metadata import parse_partition_metadata
+from segment_format.kafka_uuid import uuid_to_text
+from segment_format.manifest.log_dir_names import parse_log_file_name, parse_partition_directory
+
+
+def test_partitions_have_their_offsets() -> None:
+    data = b"0\n3\norders 7 250\na-b.c_d 0 0\n__transaction_state 49 9223372036854775807\n"
+    assert parse_offset_checkpoint(data) == {
+        ("orders", 7): 250,
+        ("a-b.c_d", 0): 0,
+        ("__transaction_state", 49): 2**63 - 1,
+    }
+    assert parse_offset_checkpoint(b"0\n0\n") == {}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"0\n",
+        b"1\n0\n",
+        b"0\nx\n",
+        b"0\n2\norders 0 5\n",
+        b"0\n1\norders 0 5\norders 1 5\n",
+        b"0\n1\norders 0\n",
+        b"0\n1\norders 0 -1\n",
+        b"0\n1\norders 0 9223372036854775808\n",
+        b"0\n2\norders 0 5\norders 0 6\n",
+        b"0\n1\norders x 5\n",
+        bytes(64),
+    ],
+)
+def test_anything_else_is_refused(data: bytes) -> None:
+    with pytest.raises(CorruptIndexError, match="offset checkpoint"):
+        parse_offset_checkpoint(data)
+
+
+def test_partition_metadata_has_the_topic_id() -> None:
+    found = parse_partition_metadata(b"version: 0\ntopic_id: LWgrMmVrT0a__7a4SasuPA")
+    assert uuid_to_text(found) == "LWgrMmVrT0a__7a4SasuPA"
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"version: 1\ntopic_id: LWgrMmVrT0a__7a4SasuPA", b"version: 0\ntopic_id: x"]
+)
+def test_other_partition_metadata_is_refused(data: bytes) -> None:
+    with pytest.raises(CorruptIndexError, match=r"partition\.metadata"):
+        parse_partition_metadata(data)
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("orders-0", ("orders", 0, "")),
+        ("a-1-22", ("a-1", 22, "")),
+        ("orders-0.0123456789abcdef0123456789abcdef-delete", ("orders", 0, "delete")),
+        ("or.ders-3.0123456789abcdef0123456789abcdef-future", ("or.ders", 3, "future")),
+        ("orders-0.0123456789abcdef0123456789abcdef-stray", ("orders", 0, "stray")),
+        ("orders", None),
+        ("orders-", None),
+        ("-0", None),
+        ("orders-01", None),
+        ("orders-4294967296", None),
+    ],
+)
+def test_names_of_folders(name: str, parts: tuple[str, int, str] | None) -> None:
+    found = parse_partition_directory(name)
+    assert (found and (found.topic, found.partition, found.state)) == parts
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("00000000000000000025.log", (25, "log", "")),
+        ("00000000000000000025.snapshot.deleted", (25, "snapshot", "deleted")),
+        ("00000000000000000025.log.swap", (25, "log", "swap")),
+        ("00000000000000000025.timeindex.cleaned", (25, "timeindex", "cleaned")),
+        ("25.log", None),
+        ("99999999999999999999.log", None),
+        ("00000000000000000025.log.swap.deleted", None),
+        ("leader-epoch-checkpoint", None),
+    ],
+)
+def test_names_of_files(name: str, parts: tuple[int, str, str] | None) -> None:
+    found = parse_log_file_name(name)
+    assert (found and (found.offset, found.kind, found.state)) == parts
