@@ -1,4 +1,5 @@
-"""Tries parsers with bad inputs, random histories and exports of them, and stores that fail.
+"""Tries parsers with bad inputs, random histories and exports of them, stores that fail, and scans
+of a real cluster that moves.
 
     python -m tools.soak                           all of it, two processes at a time
     python -m tools.soak --share 0.1 --jobs 1      a tenth
@@ -39,6 +40,7 @@ from tests.kts_source.export.fates import random_export_history
 from tests.kts_source.export.history import check_export_history
 from tests.kts_source.planning.history import History, random_history, shortened
 from tests.kts_source.planning.reading import check_history, without_threads
+from tools.hybrid_scans import hybrid_report, soak_hybrid
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -72,9 +74,21 @@ PARTS: Final = {
         "Scans of the golden tier through stores whose requests fail, stall, break off or lie; each"
         " gives the consumer's rows or an error.",
     ),
+    "hybrid": (
+        "Scans of tier and brokers",
+        "Scans with random options of a real cluster, while producers, transactions, uploads, local"
+        " deletion, retention and DeleteRecords go on and objects of the tier are missing; rows"
+        " equal a consumer's of the same offsets, or an error names what the log start has passed.",
+    ),
 }
 """Title and promise of each part, in order."""
-TOTALS: Final = {"histories": 20_000, "exports": 10_000, "fuzz": 10_000_000, "faults": 10_000}
+TOTALS: Final = {
+    "histories": 20_000,
+    "exports": 10_000,
+    "fuzz": 10_000_000,
+    "faults": 10_000,
+    "hybrid": 1_000,
+}
 """What a whole soak tries."""
 ROUND_SECONDS: Final = 300.0
 """Of fuzzing, all targets together, before it counts whether that was enough."""
@@ -361,6 +375,11 @@ def main() -> int:
             )
         elif part == "faults":
             facts, lines = faults_report(soak_faults(wanted, given.seed))
+        elif part == "hybrid":
+            scanned = soak_hybrid(wanted, given.seed)
+            for text in scanned.failures:
+                say(text)
+            facts, lines = hybrid_report(scanned)
         else:
             block = scan_block if part == "histories" else export_block
             facts, lines = histories_report(soak_histories(block, wanted, given.seed, given.jobs))

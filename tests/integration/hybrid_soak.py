@@ -11,24 +11,20 @@ from __future__ import annotations
 
 import os
 import random
-import threading
 import traceback
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 import pyarrow as pa
-from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
-from confluent_kafka.admin import OffsetSpec
+from confluent_kafka import KafkaException
 
 from kts_source.errors import DataLossError, ObjectNotFoundError
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
 from kts_source.read.run_task import run_task
-from tests.integration.admin import WAIT_SECONDS
-from tests.integration.background import Background, RandomWork
 from tests.integration.filler import BASE_MS, STEP_MS
 from tests.integration.hybrid import hybrid_options
 from tests.integration.oracle import Row, consumed
@@ -39,15 +35,11 @@ if TYPE_CHECKING:
 
     from kts_source.planning.scan_plan import PartitionPlan, ScanPlan
     from kts_source.read.task_metrics import TaskMetrics
-    from tests.integration.cluster import Cluster
+    from tests.integration.moving_topics import MovingTopics, Place
 
-Place = tuple[str, int]
 Shown = tuple[object, ...]
 
 LEVELS = ("read_committed", "read_uncommitted")
-RECORDS_PER_SECOND = 400.0
-_KEPT_ROWS = 6000
-"""DeleteRecords moves the log start when a partition has more."""
 _ATTEMPTS = 20
 
 _FIELDS: dict[str, Callable[[Row], object]] = {
@@ -93,90 +85,6 @@ class Soaked:
     rows: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
-
-
-class MovingTopics:
-    """Topics of one cluster that are written and trimmed from `with` to its end.
-
-    Args:
-        cluster: Of one node.
-        seed: Decides what is written and trimmed.
-    """
-
-    places: tuple[Place, ...] = (("keep", 0), ("keep", 1), ("short", 0), ("local", 0))
-
-    def __init__(self, cluster: Cluster, seed: int) -> None:
-        self.cluster = cluster
-        self._random = random.Random(f"{seed} trims")
-        self._stopped = threading.Event()
-        self._trims = threading.Thread(target=self._trim, name="trims", daemon=True)
-        work = RandomWork(cluster.bootstrap, self.places, seed)
-        self._work = Background(work, RECORDS_PER_SECOND)
-        self._error: Exception | None = None
-        self.trimmed = 0
-
-    def __enter__(self) -> Self:
-        """Creates the topics, fills them a little and begins."""
-        admin = self.cluster.admin
-        admin.create_topic("keep", 2)
-        # Retention deletes objects of the tier.
-        admin.create_topic("short", 1, retention_bytes="250000")
-        # The broker keeps some of what is uploaded.
-        admin.create_topic(
-            "local", 1, local_retention_bytes="100000", message_timestamp_type="LogAppendTime"
-        )
-        work = RandomWork(self.cluster.bootstrap, self.places, self._random.randrange(1 << 30))
-        while sum(work.step() for _ in range(20)) and not self._all_tiered():
-            pass
-        work.finish()
-        self._work.__enter__()
-        self._trims.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Stops; raises what went wrong in the background."""
-        self._stopped.set()
-        self._trims.join(WAIT_SECONDS)
-        self._work.__exit__()
-        if self._error is not None:
-            raise RuntimeError("the trims failed") from self._error
-
-    def log_starts(self) -> dict[Place, int]:
-        """Where the log of each partition starts now."""
-        return self._offsets(OffsetSpec.earliest())
-
-    def ends(self, level: str = "read_uncommitted") -> dict[Place, int]:
-        """Where it ends for readers of an isolation level."""
-        return self._offsets(OffsetSpec.latest(), level)
-
-    def _offsets(self, spec: OffsetSpec, level: str = "read_uncommitted") -> dict[Place, int]:
-        wanted = {TopicPartition(*place): spec for place in self.places}
-        futures = self.cluster.admin.client().list_offsets(
-            wanted, isolation_level=IsolationLevel[level.upper()]
-        )
-        return {
-            (at.topic, at.partition): int(future.result(WAIT_SECONDS).offset)
-            for at, future in futures.items()
-        }
-
-    def _all_tiered(self) -> bool:
-        return all(len(tiered_segments(self.cluster.tier, *place)) > 3 for place in self.places)
-
-    def _trim(self) -> None:
-        try:
-            while not self._stopped.wait(self._random.uniform(0.5, 4)):
-                place = self._random.choice([one for one in self.places if one[0] != "short"])
-                start = self.log_starts()[place]
-                end = self.ends()[place]
-                most = max(end - start - _KEPT_ROWS, self._random.choice((0, 1, 40, 300)))
-                if self._random.random() < 0.02:
-                    most = end - start
-                before = min(end, start + self._random.randint(most // 2, most))
-                if before > start:
-                    self.cluster.admin.delete_records(*place, before)
-                    self.trimmed += 1
-        except Exception as error:  # noqa: BLE001 - raised again where the thread is joined
-            self._error = error
 
 
 @dataclass(frozen=True, slots=True)

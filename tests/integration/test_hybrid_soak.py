@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.integration.cluster import Cluster
-from tests.integration.hybrid_soak import MovingTopics, Soak
+from tests.integration.hybrid_soak import Soak
+from tests.integration.moving_topics import MovingTopics
 from tests.needs import needs
 
 if TYPE_CHECKING:
