@@ -171,6 +171,7 @@ class Reading:
             undecided = [self._is_undecided(*bound) for bound in wanted.items()]
             may_fail = may_fail or any(may for may, _ in undecided)
             must_fail = must_fail or any(must for _, must in undecided)
+        may_fail = may_fail or (named and self._asks_beyond_what_is_told(wanted))
         may_fail, must_fail = may_fail or hidden[0], must_fail or hidden[1]
         spoiled = {name for truth in self._truth.values() for name in truth.spoiled}
         try:
@@ -210,6 +211,16 @@ class Reading:
         if spoiled:
             self._outcomes[f"{isolation}, spoiled"] += 1
         self._outcomes["rows"] += len(rows)
+
+    def _asks_beyond_what_is_told(self, wanted: Mapping[int, Range]) -> bool:
+        """Whether an offset lies behind one that is lost and where the end is lost, too.
+
+        LocalTieredStorage tells a segment's end in its .log only. Where the last one's is lost,
+        its first offset is the last of which the tier tells.
+        """
+        return "layout" in self._layout and any(
+            start > self._truth[number].held_stop + 1 for number, (start, _) in wanted.items()
+        )
 
     def _is_undecided(self, number: int, bound: Range) -> tuple[bool, bool]:
         """Whether a range that the user names may, and does, end where the tier decides no more."""

@@ -67,18 +67,18 @@ class PartitionTruth:
         begun = (
             txn.first_offset
             for txn in self.log.transactions
-            if txn.first_offset < self._held_stop and self._is_open(txn)
+            if txn.first_offset < self.held_stop and self._is_open(txn)
         )
         return min(begun, default=self.stop)
 
     @property
-    def _held_stop(self) -> int:
+    def held_stop(self) -> int:
         """Where the lost end of the log begins; its end where that is not lost."""
         return next((low for low, high in self.missing if high == self.stop), self.stop)
 
     def _is_open(self, txn: Transaction) -> bool:
         """Whether nothing below the lost end of the log ends a transaction."""
-        return txn.marker_offset is None or txn.marker_offset >= self._held_stop
+        return txn.marker_offset is None or txn.marker_offset >= self.held_stop
 
     @property
     def undecided_rows_from(self) -> int:
@@ -89,7 +89,7 @@ class PartitionTruth:
             row.batch_base_offset
             for row in self.log.all_rows
             if row.transaction is not None
-            and self.log_start <= row.batch_base_offset < self._held_stop
+            and self.log_start <= row.batch_base_offset < self.held_stop
             and self._is_open(self.log.transactions[row.transaction])
         )
         return min(begun, default=self.stop)
@@ -150,7 +150,7 @@ class PartitionTruth:
             if txn.first_offset >= stop or txn.marker_offset is None:
                 continue
             spans = any(
-                txn.first_offset < hole_start <= txn.marker_offset < self._held_stop
+                txn.first_offset < hole_start <= txn.marker_offset < self.held_stop
                 for hole_start, _ in self.missing
             )
             may = may or spans
