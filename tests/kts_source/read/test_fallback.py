@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
 
+from kts_source.errors import DataLossError
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
 from kts_source.read import fallback
@@ -19,37 +21,43 @@ from kts_source.tier import Tier
 from segment_format.kafka_uuid import uuid_from_text
 from segment_format.testing import LocalTierWriter, LogBuilder, SimpleRecord
 from tests.kts_source.broker.fake_broker import FakeCluster, FakePartition
-from tests.kts_source.broker.fake_log import fake_log
+from tests.kts_source.broker.fake_log import fake_log, with_log_start
 from tests.kts_source.planning.memory_store import MemoryStore
 
 if TYPE_CHECKING:
     from segment_format.testing import BuiltLog
 
 
-def _log(batches_per_append: int) -> BuiltLog:
+def _log(batches_per_append: int, appends: int = 12) -> BuiltLog:
     builder = LogBuilder(index_interval_bytes=200)
-    for number in range(12):
+    for number in range(appends):
         with builder.one_append():
             for _ in range(batches_per_append):
                 builder.append([SimpleRecord(b"%d" % number)] * 2)
     return builder.build()
 
 
+@pytest.mark.parametrize("log_start", [0, 1, 3, 11])
 @pytest.mark.parametrize("batches_per_append", [1, 5])
 @pytest.mark.parametrize("lost", range(8))
 def test_any_slice_of_a_segment_gives_its_rows(
-    monkeypatch: pytest.MonkeyPatch, batches_per_append: int, lost: int
+    monkeypatch: pytest.MonkeyPatch, batches_per_append: int, lost: int, log_start: int
 ) -> None:
     # An index entry has the last offset of an append, and the position of its first batch: rows
-    # were once missing, or there twice, where a follower had written many batches at once.
+    # were once missing, or there twice, where a follower had written many batches at once. And a
+    # log start inside of the segment, below the slice, was once taken for a loss.
     monkeypatch.setattr(fallback, "_MOST_ALIKE", 1 << 30)
     log = _log(batches_per_append)
     store: dict[str, bytes] = {}
     writer = LocalTierWriter(store, topic="t", partition=0)
     (files,) = log.segments
     writer.write_segment(files)
+    # Brokers have records behind the segment, too, in answers that go over its end.
+    longer = _log(batches_per_append, appends=15)
+    end = log.end_offset()
     with FakeCluster() as cluster:
-        cluster.create("t", [FakePartition(fake_log(log))], uuid_from_text(writer.topic_id))
+        served = FakePartition(fake_log(longer, log_start=log_start))
+        cluster.create("t", [served], uuid_from_text(writer.topic_id))
         options = parse_options(
             {
                 "path": "/",
@@ -58,6 +66,7 @@ def test_any_slice_of_a_segment_gives_its_rows(
                 "kafka.bootstrap.servers": cluster.bootstrap,
                 "kafka.max.partition.fetch.bytes": "700",
                 "targetPartitionBytes": "600",
+                "endingOffsets": json.dumps({"t": {"0": end}}),
             }
         )
         tier = Tier(MemoryStore(store))
@@ -76,4 +85,54 @@ def test_any_slice_of_a_segment_gives_its_rows(
                 found += pa.Table.from_batches([batch])["offset"].to_pylist()
             fallbacks += meter.brokers.fallbacks
     assert fallbacks > 0
-    assert found == list(range(log.end_offset()))
+    assert found == list(range(log_start, end))
+
+
+@pytest.mark.parametrize("batches_per_append", [1, 5])
+@pytest.mark.parametrize("moved", [1, 12, 13, 61, 100, 119])
+def test_a_log_start_that_moves_behind_the_plan(
+    monkeypatch: pytest.MonkeyPatch, batches_per_append: int, moved: int
+) -> None:
+    monkeypatch.setattr(fallback, "_MOST_ALIKE", 1 << 30)
+    log = _log(batches_per_append)
+    store: dict[str, bytes] = {}
+    writer = LocalTierWriter(store, topic="t", partition=0)
+    (files,) = log.segments
+    writer.write_segment(files)
+    moved = min(moved, log.end_offset())
+    found: list[int] = []
+    lost: set[int] = set()
+    with FakeCluster() as cluster:
+        served = FakePartition(fake_log(log))
+        cluster.create("t", [served], uuid_from_text(writer.topic_id))
+        options = parse_options(
+            {
+                "path": "/",
+                "layout": "local-tiered-storage",
+                "subscribe": "t",
+                "kafka.bootstrap.servers": cluster.bootstrap,
+                "kafka.max.partition.fetch.bytes": "700",
+                "targetPartitionBytes": "600",
+                "failOnDataLoss": "false",
+            }
+        )
+        plan = plan_scan(options, Tier(MemoryStore(store)))
+        served.log = with_log_start(served.log, moved)
+        broken = {key: b"" if key.endswith(".log") else data for key, data in store.items()}
+        settings = dataclasses.replace(ReadSettings.of(options), columns=("offset",))
+        strict = dataclasses.replace(settings, fail_on_data_loss=True)
+        for task in plan.tasks:
+            meter = TaskMeter(task, Tier(MemoryStore(broken)), TaskPlace())
+            reader = SegmentSource(Tier(MemoryStore(broken)), options.key_ring)
+            offsets: list[int] = []
+            for batch in read_task(task, reader, settings, meter=meter):
+                offsets += pa.Table.from_batches([batch])["offset"].to_pylist()
+            found += offsets
+            spans = meter.finished("read").lost_ranges
+            for span in spans:
+                lost |= set(range(span.start, span.stop))
+            if spans:
+                with pytest.raises(DataLossError, match="starts at"):
+                    list(read_task(task, reader, strict))
+    assert found == list(range(moved, log.end_offset()))
+    assert lost == set(range(moved))
