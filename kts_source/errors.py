@@ -167,6 +167,10 @@ class StoreUnavailableError(StoreError):
     retriable: ClassVar[bool] = True
 
 
+class StreamOffsetError(TieredKafkaError):
+    """A position in a checkpoint that this version cannot read, or that options contradict."""
+
+
 class BrokerError(TieredKafkaError):
     """A broker that refuses, is too old, or answers what cannot be used."""
 

@@ -15,7 +15,7 @@ ROOMS = (
     ("tier",),
     ("read",),
     ("planning", "metrics"),
-    ("export",),
+    ("export", "streaming"),
     ("spark",),
     ("cli",),
 )

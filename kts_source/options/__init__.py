@@ -7,7 +7,8 @@ from kts_source.options.option_table import (
     READ_UNCOMMITTED,
     options_tables,
 )
-from kts_source.options.scan_options import ScanOptions, parse_options
+from kts_source.options.scan_options import ScanOptions, parse_any_options
+from kts_source.options.usage import check_for_batch, check_for_stream, parse_options
 
 __all__ = [
     "OPTIONS",
@@ -15,6 +16,9 @@ __all__ = [
     "READ_UNCOMMITTED",
     "Option",
     "ScanOptions",
+    "check_for_batch",
+    "check_for_stream",
     "options_tables",
+    "parse_any_options",
     "parse_options",
 ]

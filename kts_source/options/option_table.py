@@ -38,6 +38,7 @@ from kts_source.options.selection import (
     parse_subscribe,
     parse_topic_ids,
 )
+from kts_source.options.stream_options import STREAM_OPTIONS
 from kts_source.store.storage_options import S3_OPTIONS
 from segment_format.record.batch_header import HEADER_SIZE
 
@@ -275,11 +276,11 @@ _MORE: Final = (
     ),
 )
 
-OPTIONS: Final[tuple[Option, ...]] = (*_ESSENTIAL, *_MORE)
+OPTIONS: Final[tuple[Option, ...]] = (*_ESSENTIAL, *_MORE, *STREAM_OPTIONS)
 
 
 def options_tables() -> dict[str, str]:
-    """The tables of options in the docs, in Markdown: `essential`, `more` and `store`."""
+    """The tables of options in the docs, in Markdown: `essential`, `more`, `stream` and `store`."""
     keys = "encryption.key.pairs.<id>.private.key"
     store = [
         (
@@ -302,6 +303,7 @@ def options_tables() -> dict[str, str]:
     return {
         "essential": _table(map(_row, _ESSENTIAL)),
         "more": _table(map(_row, _MORE)),
+        "stream": _table(map(_row, STREAM_OPTIONS)),
         "store": _table((f"`{name}`", "", doc) for name, doc in store),
     }
 

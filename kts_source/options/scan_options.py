@@ -15,7 +15,8 @@ from kts_source.options.cache_options import cache_settings
 from kts_source.options.fetch_options import FetchOptions, fetch_options
 from kts_source.options.option_table import OPTIONS, READ_COMMITTED
 from kts_source.options.parsing import check_characters
-from kts_source.options.requested_bounds import NAMED_OFFSETS, Bound, mentions
+from kts_source.options.requested_bounds import Bound, mentions
+from kts_source.options.stream_options import StreamSettings, stream_settings
 from kts_source.predicate.model import And
 from kts_source.store.presigned_path import hide_query
 from kts_source.store.storage_options import S3_OPTIONS, storage_options_from
@@ -56,16 +57,12 @@ _NOT_SUPPORTED: Final[Mapping[str, str]] = {
     "kafka.enable.auto.commit": "this source commits no offsets",
     "kafka.interceptor.classes": "this source runs no consumer",
 }
-# Options of Spark's Kafka source that only tune its consumers or its streams: accepted, without
-# effect.
+# Options of Spark's Kafka source that only tune its consumers: accepted, without effect.
 _IGNORED: Final = (
     "groupidprefix",
     "kafkaconsumer.polltimeoutms",
     "fetchoffset.numretries",
     "fetchoffset.retryintervalms",
-    "maxoffsetspertrigger",
-    "minoffsetspertrigger",
-    "maxtriggerdelay",
 )
 
 
@@ -92,6 +89,7 @@ class ScanOptions:
         brokers: How to reach the brokers; `None` without `kafka.bootstrap.servers`.
         tail: Whether brokers serve what the tier does not hold.
         broker_fallback: Whether brokers serve what the store fails to give.
+        stream: What micro-batches hold; without effect in a batch.
     """
 
     path: str
@@ -128,6 +126,7 @@ class ScanOptions:
     brokers: BrokerSettings | None
     tail: bool
     broker_fallback: bool
+    stream: StreamSettings
 
     @property
     def read_committed(self) -> bool:
@@ -135,8 +134,8 @@ class ScanOptions:
         return self.isolation_level == READ_COMMITTED
 
 
-def parse_options(given: Mapping[str, str]) -> ScanOptions:
-    """Checks and types the options of one `load()`.
+def parse_any_options(given: Mapping[str, str]) -> ScanOptions:
+    """Checks and types options of which nobody knows yet whether a batch or a stream wants them.
 
     Args:
         given: Option name (any case) to text.
@@ -171,8 +170,8 @@ def parse_options(given: Mapping[str, str]) -> ScanOptions:
         selection=selection,
         topic_ids=values["topicId"] or {},
         isolation_level=values["isolationLevel"],
-        starting=_bound(values, "starting", not_allowed="latest"),
-        ending=_bound(values, "ending", not_allowed="earliest"),
+        starting=_bound(values, "starting"),
+        ending=_ending(values),
         timestamp_strategy=values["startingOffsetsByTimestampStrategy"],
         columns=_columns(values),
         fail_on_data_loss=values["failOnDataLoss"],
@@ -198,6 +197,7 @@ def parse_options(given: Mapping[str, str]) -> ScanOptions:
         brokers=brokers,
         tail=brokers is not None and values["tail"],
         broker_fallback=brokers is not None and values["brokerFallback"],
+        stream=stream_settings(values),
     )
 
 
@@ -295,15 +295,17 @@ def _one_selection(values: Mapping[str, Any]) -> Selection:
     return selection
 
 
-def _bound(values: Mapping[str, Any], side: str, *, not_allowed: str) -> Bound:
+def _bound(values: Mapping[str, Any], side: str) -> Bound:
     """By the precedence of Spark's source: one timestamp, timestamps by partition, offsets."""
     names = (f"{side}Timestamp", f"{side}OffsetsByTimestamp", f"{side}Offsets")
     bound: Bound = next(values[name] for name in names if values[name] is not None)
-    if mentions(bound, not_allowed):
-        number = NAMED_OFFSETS[not_allowed]
-        raise InvalidOptionError(
-            f"option '{names[2]}' cannot be {not_allowed} ({number}) in a batch query"
-        )
+    return bound
+
+
+def _ending(values: Mapping[str, Any]) -> Bound:
+    bound = _bound(values, "ending")
+    if mentions(bound, "earliest"):
+        raise InvalidOptionError("option 'endingOffsets' cannot be earliest (-2) in a batch query")
     return bound
 
 

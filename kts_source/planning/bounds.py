@@ -105,7 +105,7 @@ def requested_bounds(
         DataLossError: The first offset that has the timestamp may be one of those missing.
         InvalidOptionError: The range ends before it begins, as in Spark's Kafka source.
     """
-    start = _resolve_start(options, place, partition, lookup)
+    start = resolve_start(options, place, partition, lookup)
     stop = _resolve_stop(options.ending, place, partition, lookup)
     if start > stop:
         raise InvalidOptionError(
@@ -114,10 +114,16 @@ def requested_bounds(
     return start, stop
 
 
-def _resolve_start(
+def resolve_start(
     options: ScanOptions, place: Place, partition: PartitionLog, lookup: TimestampLookup
 ) -> int:
-    wanted = _wanted(options.starting, place)
+    """The first offset that the options ask for.
+
+    Raises:
+        OffsetOutOfRangeError: See `requested_bounds`.
+        DataLossError: Likewise.
+    """
+    wanted = wanted_of(options.starting, place)
     if wanted is None or wanted == EARLIEST_OFFSET:
         return partition.log_start
     if isinstance(options.starting, OffsetsBound):
@@ -143,7 +149,7 @@ def _resolve_start(
 def _resolve_stop(
     bound: Bound, place: Place, partition: PartitionLog, lookup: TimestampLookup
 ) -> int:
-    wanted = _wanted(bound, place)
+    wanted = wanted_of(bound, place)
     if wanted is None or wanted == LATEST_OFFSET:
         return partition.stop
     if isinstance(bound, OffsetsBound):
@@ -183,7 +189,8 @@ def check_named(
                 )
 
 
-def _wanted(bound: Bound, place: Place) -> int | None:
+def wanted_of(bound: Bound, place: Place) -> int | None:
+    """The number that a bound has for a partition; `None` where it names an end of the log."""
     if isinstance(bound, TimestampBound):
         return bound.timestamp_ms
     named = named_partitions(bound)
@@ -212,7 +219,7 @@ def check_decided(bound: Bound, place: Place, stop: int, decided: int, reason: s
     Raises:
         OffsetOutOfRangeError: The user named the offset and allowed no loss.
     """
-    wanted = _wanted(bound, place) if isinstance(bound, OffsetsBound) else None
+    wanted = wanted_of(bound, place) if isinstance(bound, OffsetsBound) else None
     if decided >= stop or wanted in (None, LATEST_OFFSET) or not place.fail_on_data_loss:
         return
     raise OffsetOutOfRangeError(

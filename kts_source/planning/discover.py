@@ -24,7 +24,7 @@ from kts_source.planning.key_prefix import did_you_mean, likely_prefixes, prefix
 from kts_source.texts import some
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
     from concurrent.futures import Executor
 
     from kts_source.layout.layout import Orphan, TopicFolder
@@ -95,16 +95,27 @@ def discover(
             can make.
         CorruptSegmentError: A manifest that cannot be read.
     """
-    incarnations = _incarnations(options, catalog)
     return tuple(
-        _discover_topic(options, topic, folders, catalog, pool)
-        for topic, folders in sorted(incarnations.items())
+        discover_topic(options, topic, folders, catalog, pool)
+        for topic, folders in sorted(incarnations(options, catalog).items())
     )
 
 
-def _incarnations(
-    options: ScanOptions, catalog: SegmentCatalog
+def incarnations(
+    options: ScanOptions, catalog: SegmentCatalog, may_lack: Collection[str] = ()
 ) -> Mapping[str, Sequence[TopicFolder]]:
+    """The folders of the selected topics.
+
+    Args:
+        options: What is selected.
+        catalog: Of the tier.
+        may_lack: Topics that are left out where the tier has nothing of them.
+
+    Raises:
+        TierNotFoundError: See `discover`.
+        TopicNotFoundError: Likewise.
+    """
+
     def folders(topic: str | None) -> tuple[TopicFolder, ...]:
         return catalog.layout.topic_folders(catalog.store, options.key_prefix, topic)
 
@@ -118,11 +129,11 @@ def _incarnations(
             raise _not_found(what, everything, options, catalog)
         return found
     named = {topic: folders(topic) for topic in options.selection.wanted(())}
-    missing = [topic for topic, there in named.items() if not there]
+    missing = [topic for topic, there in named.items() if not there and topic not in may_lack]
     if missing:
         what = f"no topic {', '.join(map(repr, missing))}"
         raise _not_found(what, {folder.topic for folder in folders(None)}, options, catalog)
-    return named
+    return {topic: there for topic, there in named.items() if there}
 
 
 def _not_found(
@@ -152,13 +163,16 @@ def _not_found(
     )
 
 
-def _discover_topic(
+def discover_topic(
     options: ScanOptions,
     topic: str,
     folders: Sequence[TopicFolder],
     catalog: SegmentCatalog,
     pool: Executor,
 ) -> DiscoveredTopic:
+    """Lists the partitions of one topic, of the incarnation that the options or the newest event
+    choose among `folders`; see `discover`.
+    """
     places = [
         (folder, partition)
         for folder in folders

@@ -193,6 +193,23 @@ def _with_epochs(
     return lineage
 
 
+def joined_lineage(older: Sequence[EpochEntry], newer: Sequence[EpochEntry]) -> list[EpochEntry]:
+    """A lineage that was cut off at a log start, with what it had told before.
+
+    Args:
+        older: Entries of an earlier checkpoint of the same log.
+        newer: Entries of a later one, at least one. Its first may begin at the log start only.
+    """
+    first = newer[0]
+    before = [entry for entry in older if entry.start_offset < first.start_offset]
+    same = [entry for entry in before if entry.epoch == first.epoch]
+    return [
+        *(entry for entry in before if entry.epoch < first.epoch),
+        *(same or [first]),
+        *newer[1:],
+    ]
+
+
 def usable_range(segment: RemoteSegment, lineage: Sequence[EpochEntry]) -> SegmentRange | None:
     """The offsets of `segment` that belong to the lineage, from its first such offset to its first
     divergence.

@@ -37,6 +37,7 @@ from kts_source.planning.lineage import (
     PartitionLog,
     SegmentRange,
     cover,
+    joined_lineage,
     last_epoch,
     newest_segment,
     partition_log,
@@ -90,6 +91,8 @@ class PartitionView:
         side_files: Reads checkpoints and what bounds need.
         in_part: Whether a part of the log will do.
         max_ahead_ms: No record is dated later after its upload; `None` = nothing is assumed.
+        keeps_from: Offsets from here on belong to the log although its start has passed them, as
+            far as their segments are still there; `None` = the log start is where it is.
 
     Attributes:
         log: Log start and end; ranges only when all segments are known.
@@ -108,10 +111,12 @@ class PartitionView:
         *,
         in_part: bool,
         max_ahead_ms: int | None = None,
+        keeps_from: int | None = None,
     ) -> None:
         self._listed = listed
         self._side_files = side_files
         self._max_ahead_ms = max_ahead_ms
+        self._keeps_from = MAX_OFFSET if keeps_from is None else keeps_from
         self._bases = [entry.base_offset for entry in listed.entries]
         self._uploads = [_uploaded_ms(entry) for entry in listed.entries] if in_part else []
         self._lineage: tuple[EpochEntry, ...] = ()
@@ -124,6 +129,13 @@ class PartitionView:
         above = any(one.stop_offset > self._bases[0] for one in self._damaged if self._bases)
         if not in_part or above or not self._bases or not self._frame():
             self._read_all()
+
+    def border(self, offset: int, segments: int) -> int:
+        """Where about so many segments from an offset on end: what to ask for at a time."""
+        at = bisect_right(self._bases, offset) + segments - 1
+        if self.is_complete or at >= len(self._bases):
+            return self.log.stop
+        return max(self._bases[at], offset + 1)
 
     def covering(self, start: int, stop: int) -> PartitionLog:
         """The log with all ranges of offsets [start, stop), and perhaps all others."""
@@ -214,12 +226,29 @@ class PartitionView:
             newest = newest_segment(checkpoints)
             lineage = self._side_files.leader_epochs(newest).entries
             known = last_epoch(newest)
+        if lineage and self._keeps_from < lineage[0].start_offset:
+            lineage = self._reaching_back(segments, lineage)
         for one in self._damaged:
             above = bool(lineage and self._bases and one.stop_offset > self._bases[0])
             if last_epoch(one) > known or (above and not one.leader_epochs):
                 self.unknown_lineage = one
                 break
         self.log = partition_log(segments, lineage, self._damaged)
+
+    def _reaching_back(
+        self, segments: Sequence[RemoteSegment], lineage: Sequence[EpochEntry]
+    ) -> Sequence[EpochEntry]:
+        """The lineage with what the segments below the log start know of the time before it."""
+        start = lineage[0].start_offset
+        below = [
+            segment
+            for segment in segments
+            if segment.start_offset < start and segment.stop_offset > self._keeps_from
+        ]
+        if not below:
+            return lineage
+        older = self._side_files.leader_epochs(newest_segment(below)).entries
+        return joined_lineage(older, lineage)
 
     def _frame(self) -> bool:
         """Finds where the log begins and ends from few segments; False where that is not safe."""
@@ -251,6 +280,7 @@ class PartitionView:
         )
         log_start = min(max(self._bases[0], checkpoint_start), stop)
         self.log = PartitionLog(self._lineage, log_start, stop, (), (), ())
+        begins &= self._keeps_from >= log_start
         return begins and all(map(self._is_plain, (*segments, *self._damaged)))
 
     def _usable(self, numbers: Iterable[int]) -> list[SegmentRange] | None:

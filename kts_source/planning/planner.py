@@ -148,14 +148,14 @@ def _plan_partition(
     bounds_of = goes_on or partial(requested_bounds, options, place)
     while not view.is_empty:
         in_part = not view.is_complete
-        planned = _plan_view(options, part, place, side_files, view, bounds_of)
+        planned = plan_view(options, part, place, side_files, view, bounds_of)
         # What a part of the log said of its start and end may be wrong where it did not do.
         if not (in_part and view.is_complete):
             return planned
     return None
 
 
-def _plan_view(
+def plan_view(
     options: ScanOptions,
     part: ListedPartition,
     place: Place,
@@ -163,6 +163,12 @@ def _plan_view(
     view: PartitionView,
     bounds_of: BoundsOf,
 ) -> PlannedPartition:
+    """Plans what `bounds_of` says of one partition.
+
+    Raises:
+        DataLossError: A hole in it, or transactions whose outcome is lost.
+        OffsetOutOfRangeError: See `check_decided`.
+    """
     if view.unknown_lineage is not None:
         check_lineage_known(place, view.unknown_lineage)
 

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
 import uuid
-from contextlib import closing
 from typing import TYPE_CHECKING
 
 from kts_source.spark.data_source_api import DataSourceReader, InputPartition, Travels
+from kts_source.spark.task_rows import let_spark_collect_log_lines, task_rows
 from kts_source.spark.worker_imports import explained_imports
-from kts_source.spark.worker_tuning import (
-    end_task,
-    forget_finders_of_sparks_archives,
-    garbage_left_alone,
-)
+from kts_source.spark.worker_tuning import forget_finders_of_sparks_archives
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -22,7 +17,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from kts_source.options import ScanOptions
-    from kts_source.read.task_metrics import TaskPlace
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +40,7 @@ class TieredKafkaBatchReader(DataSourceReader, metaclass=Travels):
         Raises:
             TieredKafkaError: What planning refuses.
         """
-        _let_spark_collect_log_lines()
+        let_spark_collect_log_lines()
         with explained_imports():
             from kts_source.planning.planner import plan_scan
 
@@ -66,41 +60,4 @@ class TieredKafkaBatchReader(DataSourceReader, metaclass=Travels):
         Raises:
             TieredKafkaError: Bytes that are not what was planned.
         """
-        # Spark makes one partition of nothing out of an empty list; 4.0 hands over None itself.
-        task = None if partition is None else partition.value
-        if task is None:
-            return
-        _let_spark_collect_log_lines()
-        try:
-            with explained_imports(), garbage_left_alone():
-                from kts_source.read.run_task import run_task
-
-                rows = run_task(task, self._options, _place(self._scan))
-                first = next(rows, None)
-            with closing(rows):
-                if first is not None:
-                    yield first
-                    del first
-                    yield from rows
-        finally:
-            end_task()
-
-
-def _let_spark_collect_log_lines() -> None:
-    """The line of each task is among what Spark collects of workers' logs, where it does
-    (`python_worker_logs()`) and nobody has chosen a level: Python's default begins at warnings.
-    """
-    ours = logging.getLogger("kts_source")
-    if "PYSPARK_SPARK_SESSION_UUID" in os.environ and ours.level == logging.NOTSET:
-        ours.setLevel(logging.INFO)
-
-
-def _place(scan: str) -> TaskPlace:
-    from pyspark import TaskContext
-
-    from kts_source.read.task_metrics import TaskPlace
-
-    context = TaskContext.get()
-    if context is None:
-        return TaskPlace(scan)
-    return TaskPlace(scan, context.stageId(), context.partitionId(), context.attemptNumber())
+        return task_rows(partition, self._options, self._scan)

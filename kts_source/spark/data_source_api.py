@@ -10,7 +10,12 @@ from typing import Any
 from kts_source.errors import UnsupportedSparkError
 
 try:
-    from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+    from pyspark.sql.datasource import (
+        DataSource,
+        DataSourceReader,
+        DataSourceStreamReader,
+        InputPartition,
+    )
 except ModuleNotFoundError as error:
     spark = sys.modules.get("pyspark")
     if spark is None:
@@ -26,7 +31,37 @@ except ModuleNotFoundError as error:
 
 from kts_source.spark.worker_imports import load
 
-__all__ = ["DataSource", "DataSourceReader", "InputPartition", "Travels"]
+try:
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadMaxRows,
+        SupportsTriggerAvailableNow,
+    )
+except ModuleNotFoundError:  # they came with Spark 4.2; earlier ones ask for none of them
+
+    class ReadAllAvailable:  # type: ignore[no-redef]
+        """A limit that Spark 4.0 and 4.1 do not know."""
+
+    class ReadMaxRows:  # type: ignore[no-redef]
+        """Likewise."""
+
+        def __init__(self, max_rows: int) -> None:
+            self.max_rows = max_rows
+
+    class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
+        """Likewise."""
+
+
+__all__ = [
+    "DataSource",
+    "DataSourceReader",
+    "DataSourceStreamReader",
+    "InputPartition",
+    "ReadAllAvailable",
+    "ReadMaxRows",
+    "SupportsTriggerAvailableNow",
+    "Travels",
+]
 
 
 class Travels(abc.ABCMeta):

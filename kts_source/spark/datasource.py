@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kts_source.options import parse_options
+from kts_source.options import check_for_batch, check_for_stream, parse_any_options
 from kts_source.spark.batch_reader import TieredKafkaBatchReader
 from kts_source.spark.data_source_api import DataSource, Travels
 from kts_source.spark.schema import columns_of, spark_schema
+from kts_source.spark.stream_reader import TieredKafkaStreamReader
 from kts_source.spark.worker_tuning import forget_finders_of_sparks_archives
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
+
+    from kts_source.options import ScanOptions
 
 
 class TieredKafkaDataSource(DataSource, metaclass=Travels):
@@ -44,7 +47,7 @@ class TieredKafkaDataSource(DataSource, metaclass=Travels):
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
         # Here and not in schema(), which Spark does not call when the user gives a schema.
-        self._scan_options = parse_options(dict(options))
+        self._scan_options = parse_any_options(dict(options))
         forget_finders_of_sparks_archives()
 
     @classmethod
@@ -60,11 +63,25 @@ class TieredKafkaDataSource(DataSource, metaclass=Travels):
         """The reader of the columns of `schema`.
 
         Raises:
-            InvalidOptionError: The user gave a schema that the table does not have.
+            InvalidOptionError: The user gave a schema that the table does not have, or an option
+                that only a stream can have.
         """
+        check_for_batch(self._scan_options)
+        return TieredKafkaBatchReader(self._options_for(schema))
+
+    def streamReader(self, schema: StructType) -> TieredKafkaStreamReader:  # noqa: N802  # Spark's name
+        """The reader of a stream of the columns of `schema`.
+
+        Raises:
+            InvalidOptionError: The same, or an option that a stream cannot have.
+        """
+        check_for_stream(self._scan_options)
+        return TieredKafkaStreamReader(self._options_for(schema))
+
+    def _options_for(self, schema: StructType) -> ScanOptions:
         options = replace(self._scan_options, columns=columns_of(schema))
         # The key files are the driver's: read here, because the reader travels to the workers.
-        return TieredKafkaBatchReader(replace(options, key_ring=options.key_ring.loaded()))
+        return replace(options, key_ring=options.key_ring.loaded())
 
 
 def register(spark: SparkSession) -> None:

@@ -1,0 +1,128 @@
+"""Chooses and plans micro-batches beside the driver and reads them in tasks: what Spark calls
+during a streaming query.
+
+One class for Spark 4.0 to 4.3. Up to 4.1 `latestOffset` has no arguments: there the next batch
+begins where the last one ended whose partitions Spark asked for, and the limits of the options hold
+under every trigger.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from typing import TYPE_CHECKING, Any, Final
+
+from kts_source.spark.data_source_api import (
+    DataSourceStreamReader,
+    InputPartition,
+    ReadAllAvailable,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+    Travels,
+)
+from kts_source.spark.task_rows import let_spark_collect_log_lines, task_rows
+from kts_source.spark.worker_imports import explained_imports
+from kts_source.spark.worker_tuning import forget_finders_of_sparks_archives
+from kts_source.streaming.offsets import INITIAL, position_from_json, position_to_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import pyarrow as pa
+
+    from kts_source.options import ScanOptions
+    from kts_source.streaming.tier_stream import TierStream
+
+log = logging.getLogger(__name__)
+
+_ANY_ROWS: Final = (1 << 63) - 1
+
+
+class TieredKafkaStreamReader(
+    DataSourceStreamReader, SupportsTriggerAvailableNow, metaclass=Travels
+):
+    """Reads one stream of one `load()`.
+
+    A second one is pickled for the tasks before anything is planned, so what a batch needs travels
+    in its partitions.
+    """
+
+    def __init__(self, options: ScanOptions) -> None:
+        self._options = options
+        self._scan = uuid.uuid4().hex
+        self._opened: TierStream | None = None
+        self._last_end: dict[str, Any] | None = None
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name
+        """A constant: Spark does not log where the first batch begins, and asks again."""
+        return position_to_json(INITIAL)
+
+    def latestOffset(  # noqa: N802  # Spark's name
+        self, start: dict[str, Any] | None = None, limit: object = None
+    ) -> dict[str, Any]:
+        """Where the next batch ends; `start` itself when there is nothing to read.
+
+        Raises:
+            TieredKafkaError: What cannot be mended by waiting.
+        """
+        let_spark_collect_log_lines()
+        if start is None:
+            start = self._last_end or self.initialOffset()
+        position = position_from_json(start)
+        end = self._stream.next(position, limited=not isinstance(limit, ReadAllAvailable))
+        # Spark compares texts.
+        return start if end is position else position_to_json(end)
+
+    def getDefaultReadLimit(self) -> Any:  # noqa: N802, ANN401  # Spark's name, and its class where it has one
+        """A token that says that the limits of the options hold, where there are any: Spark has no
+        class for all of them together.
+        """
+        stream = self._options.stream
+        limits = (stream.max_offsets, stream.max_bytes, stream.max_segments, stream.min_offsets)
+        if all(limit is None for limit in limits):
+            return ReadAllAvailable()
+        return ReadMaxRows(stream.max_offsets or _ANY_ROWS)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name
+        """What is tiered from now on is left to the next query."""
+        self._stream.fix_end()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """The tasks of the batch between two positions, the same rows at every call.
+
+        Raises:
+            TieredKafkaError: They cannot be read any more.
+        """
+        self._last_end = end
+        plan = self._stream.plan(position_from_json(start), position_from_json(end))
+        forget_finders_of_sparks_archives()
+        if plan is None:
+            return []
+        log.info("planned %d tasks, %d bytes of segments", len(plan.tasks), plan.nominal_bytes)
+        return [InputPartition(task) for task in plan.tasks]
+
+    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+        """The rows of one task.
+
+        Raises:
+            TieredKafkaError: Bytes that are not what was planned.
+        """
+        return task_rows(partition, self._options, self._scan)
+
+    def commit(self, end: Mapping[str, Any]) -> None:
+        """Nothing: it comes a batch late, and never for a query's last one."""
+
+    def stop(self) -> None:
+        """Lets the store go; Spark calls it after an exception only."""
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
+
+    @property
+    def _stream(self) -> TierStream:
+        if self._opened is None:
+            with explained_imports():
+                from kts_source.streaming.tier_stream import TierStream
+
+            self._opened = TierStream(self._options)
+        return self._opened

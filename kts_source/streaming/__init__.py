@@ -1,0 +1,1 @@
+"""Micro-batches: which offsets each holds, as text in a checkpoint and as a plan; no Spark."""

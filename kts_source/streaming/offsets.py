@@ -1,0 +1,190 @@
+"""A stream's position as JSON, one line of a checkpoint's offset log.
+
+    new query  {"v":1,"at":"initial"}
+    else       {"v":1,
+                "topics":{"<topic>":{"id":"<topic id>",
+                                     "p":{"<partition>":<next offset>, …},
+                                     "e":{"<partition>":<leader epoch of the record before it>, …}},
+                          …},
+                "from":{"<topic>":{"id":"<topic id>","p":{"<partition>":<first offset>, …}}, …}}
+
+Topics are in order of name, partitions of number. `from` says where the batch that ends here
+began, for the partitions of which the previous end does not tell: the first batch, a new partition,
+another topic id, a jump over lost offsets. It is left out where it would be empty. Spark compares
+positions as text, and never shows a source the start of its first batch again: so the start of a
+new query is a constant.
+
+Spark's Kafka source has a text of its own (`KafkaSourceOffset`, `JsonUtils.partitionOffsets`),
+which is taken as a position too: `{"<topic>":{"<partition>":<next offset>}}`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+from kts_source.errors import StreamOffsetError
+
+VERSION: Final = 1
+_MAX_OFFSET: Final = (1 << 63) - 1
+_MAX_PARTITION: Final = (1 << 31) - 1
+_NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,9}")
+
+Offsets: TypeAlias = Mapping[int, int]
+"""Partition number to offset."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPosition:
+    """Where a stream is in one topic.
+
+    Attributes:
+        topic_id: The incarnation; `None` where only Spark's Kafka source has been there.
+        offsets: The next offset to read of each partition.
+        epochs: Leader epoch of the record before it, where it is known.
+    """
+
+    topic_id: str | None
+    offsets: Offsets
+    epochs: Offsets = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicBegin:
+    """Where a batch began in some partitions of one topic."""
+
+    topic_id: str
+    offsets: Offsets
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPosition:
+    """Where a stream is.
+
+    Attributes:
+        topics: By name.
+        begins: `from`, see above, by topic.
+        is_initial: Whether nothing has been read: where a batch begins is for the options to say.
+    """
+
+    topics: Mapping[str, TopicPosition]
+    begins: Mapping[str, TopicBegin] = field(default_factory=dict)
+    is_initial: bool = False
+
+
+INITIAL: Final = StreamPosition({}, is_initial=True)
+
+
+def position_to_json(position: StreamPosition) -> dict[str, Any]:
+    """The position in JSON's types, always in the same order."""
+    if position.is_initial:
+        return {"v": VERSION, "at": "initial"}
+    topics = {}
+    for name, topic in sorted(position.topics.items()):
+        topics[name] = {"id": topic.topic_id, "p": _texts(topic.offsets)}
+        if topic.epochs:
+            topics[name]["e"] = _texts(topic.epochs)
+    document: dict[str, Any] = {"v": VERSION, "topics": topics}
+    if position.begins:
+        document["from"] = {
+            name: {"id": begin.topic_id, "p": _texts(begin.offsets)}
+            for name, begin in sorted(position.begins.items())
+        }
+    return document
+
+
+def position_from_json(document: object) -> StreamPosition:
+    """The position that Spark hands back.
+
+    Raises:
+        StreamOffsetError: Of a later version, or no position at all.
+    """
+    if not isinstance(document, Mapping):
+        raise _malformed("it is no object")
+    version = document.get("v")
+    if type(version) is not int:
+        return _of_kafka_source(document)
+    if version != VERSION:
+        raise StreamOffsetError(
+            f"the checkpoint was written with offsets of version {version}, and this release of"
+            f" tiered-kafka knows version {VERSION}: go on with the release that wrote it, or begin"
+            " a new checkpoint"
+        )
+    if "at" in document:
+        if dict(document) != position_to_json(INITIAL):
+            raise _malformed(f"it begins at {document['at']!r}")
+        return INITIAL
+    _check_members("the position", document, {"v", "topics"}, {"from"})
+    topics = {}
+    for name, topic in _object("topics", document["topics"]).items():
+        _check_members(f"topic {name!r}", topic, {"id", "p"}, {"e"})
+        offsets = _offsets(name, topic["p"])
+        epochs = _offsets(name, topic.get("e", {}))
+        if not epochs.keys() <= offsets.keys():
+            raise _malformed(f"topic {name!r} has an epoch of a partition without an offset")
+        topics[name] = TopicPosition(_topic_id(name, topic["id"], optional=True), offsets, epochs)
+    begins = {}
+    for name, begin in _object("from", document.get("from", {})).items():
+        _check_members(f"the begin of topic {name!r}", begin, {"id", "p"})
+        offsets = _offsets(name, begin["p"])
+        topic_id = _topic_id(name, begin["id"])
+        known = topics.get(name)
+        if (
+            known is None
+            or known.topic_id != topic_id
+            or not offsets.keys() <= known.offsets.keys()
+        ):
+            raise _malformed(f"it begins in partitions of topic {name!r} where it does not end")
+        begins[name] = TopicBegin(topic_id, offsets)
+    return StreamPosition(topics, begins)
+
+
+def _of_kafka_source(document: Mapping[Any, Any]) -> StreamPosition:
+    """What Spark's Kafka source wrote: topics with partitions, and nothing else."""
+    return StreamPosition(
+        {name: TopicPosition(None, _offsets(name, p)) for name, p in document.items()}
+    )
+
+
+def _texts(offsets: Offsets) -> dict[str, int]:
+    return {str(partition): offset for partition, offset in sorted(offsets.items())}
+
+
+def _offsets(topic: str, value: object) -> dict[int, int]:
+    found = {}
+    for text, offset in _object(f"topic {topic!r}", value).items():
+        if not isinstance(text, str) or not _NUMBER.fullmatch(text) or int(text) > _MAX_PARTITION:
+            raise _malformed(f"topic {topic!r} has a partition {text!r}")
+        if type(offset) is not int or not 0 <= offset <= _MAX_OFFSET:
+            raise _malformed(f"{topic}-{text} has an offset {offset!r}")
+        found[int(text)] = offset
+    return found
+
+
+def _topic_id(topic: str, value: object, *, optional: bool = False) -> Any:  # noqa: ANN401
+    if (value is None and optional) or (isinstance(value, str) and value):
+        return value
+    raise _malformed(f"topic {topic!r} has an id {value!r}")
+
+
+def _object(what: str, value: object) -> Mapping[Any, Any]:
+    if not isinstance(value, Mapping):
+        raise _malformed(f"{what} is no object")
+    return value
+
+
+def _check_members(
+    what: str, value: object, needed: set[str], optional: frozenset[str] | set[str] = frozenset()
+) -> None:
+    names = _object(what, value).keys()
+    if not needed <= names <= needed | optional:
+        raise _malformed(f"{what} has members {sorted(map(str, names))}")
+
+
+def _malformed(reason: str) -> StreamOffsetError:
+    return StreamOffsetError(
+        f"the checkpoint holds no offset of this source: {reason}. Was it written by another"
+        " source? Begin a new checkpoint; startingOffsets says where"
+    )

@@ -1,0 +1,165 @@
+"""What one listing shows of a partition: where it begins and ends, and which segments are between.
+
+Manifests are read as they are asked for, so a look at years of history costs no more than the next
+batch needs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from kts_source.planning.bounds import Place
+from kts_source.planning.isolation import decide
+from kts_source.planning.partial_log import PartitionView
+from kts_source.streaming.admission import PendingSegment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from kts_source.options import ScanOptions
+    from kts_source.planning.lineage import Hole, PartitionLog, SegmentRange
+    from kts_source.planning.segment_catalog import ListedPartition
+    from kts_source.planning.side_files import SideFiles
+    from segment_format.isolation import OpenTransaction
+
+_FIRST_SEGMENTS: Final = 2
+_MOST_SEGMENTS: Final = 256
+
+
+class PartitionLook:
+    """A partition of one incarnation of a topic, as one listing shows it.
+
+    Args:
+        options: What is read.
+        part: The listing.
+        side_files: Of its segments.
+        keeps_from: See `PartitionView`.
+        in_part: Whether a part of the log will do.
+
+    Attributes:
+        view: The log.
+        is_empty: Whether the tier has no segment of it.
+    """
+
+    def __init__(
+        self,
+        options: ScanOptions,
+        part: ListedPartition,
+        side_files: SideFiles,
+        *,
+        keeps_from: int | None = None,
+        in_part: bool = True,
+    ) -> None:
+        self.part = part
+        self.side_files = side_files
+        self.place = Place(part.topic, part.partition, part.orphans, options.fail_on_data_loss)
+        self._read_committed = options.read_committed
+        self._stable: tuple[bool, int] | None = None
+        self.view = PartitionView(
+            part,
+            side_files,
+            in_part=in_part,
+            max_ahead_ms=options.max_timestamp_ahead_ms,
+            keeps_from=keeps_from,
+        )
+        self.is_empty = self.view.is_empty
+
+    @property
+    def log(self) -> PartitionLog:
+        """As far as it is known."""
+        return self.view.log
+
+    def end(self) -> int:
+        """One past the last offset that may be read: for `read_committed` the tier's last stable
+        offset.
+        """
+        view = self.view
+        # What a part of the log said may be wrong where it did not do.
+        while self._stable is None or self._stable[0] != view.is_complete:
+            stop = view.log.stop
+            end = stop
+            if self._read_committed and stop > view.log.log_start:
+                _, decisions = view.decided(stop - 1, stop)
+                end = _first(decisions.undecided, stop)
+            if stop == view.log.stop:
+                self._stable = view.is_complete, end
+        return self._stable[1]
+
+    def end_before(self, hole: Hole) -> int:
+        """The same, where the log is known up to a hole only."""
+        whole = self.view.log
+        ranges = tuple(span for span in whole.ranges if span.stop <= hole.start)
+        if not self._read_committed or not ranges:
+            return hole.start
+        known = replace(
+            whole,
+            stop=hole.start,
+            ranges=ranges,
+            holes=_below(whole.holes, hole.start),
+            unverifiable=_below(whole.unverifiable, hole.start),
+        )
+        decisions = decide(known, hole.start - 1, hole.start, self.side_files)
+        return _first(decisions.undecided, hole.start)
+
+    def epoch_of(self, offset: int) -> int | None:
+        """The leader epoch that owns an offset; `None` where the tier does not tell."""
+        epochs = [one.epoch for one in self.log.lineage if one.start_offset <= offset]
+        return epochs[-1] if epochs else None
+
+    def pending(
+        self, start: int, stop: int, passes: Callable[[PartitionLook, Hole], bool]
+    ) -> Iterator[PendingSegment]:
+        """The segments of offsets [start, stop), ascending, up to the first hole that `passes` does
+        not let through.
+        """
+        at, count = start, _FIRST_SEGMENTS
+        while at < stop:
+            upto = min(self.view.border(at, count), stop)
+            known = self.view.covering(at, upto)
+            if self.view.is_complete:
+                upto = min(stop, known.stop)
+            if upto <= at:
+                return
+            for span in _within(known.ranges, at, upto):
+                while span.start > at:
+                    hole = _hole_at(known, at)
+                    if not passes(self, hole):
+                        return
+                    at = hole.stop
+                high = min(span.stop, upto)
+                yield _pending(span, max(span.start, start), high)
+                at = high
+            if at < upto:
+                passes(self, _hole_at(known, at))
+                return
+            count = min(2 * count, _MOST_SEGMENTS)
+
+
+def _within(ranges: Sequence[SegmentRange], start: int, stop: int) -> Iterator[SegmentRange]:
+    for span in ranges:
+        if span.start >= stop:
+            return
+        if span.stop > start:
+            yield replace(span, start=max(span.start, start))
+
+
+def _hole_at(known: PartitionLog, offset: int) -> Hole:
+    return next(hole for hole in known.missing if hole.start <= offset < hole.stop)
+
+
+def _below(holes: Sequence[Hole], offset: int) -> tuple[Hole, ...]:
+    return tuple(hole for hole in holes if hole.stop < offset)
+
+
+def _first(undecided: Sequence[OpenTransaction], stop: int) -> int:
+    return min([stop, *(one.first_offset for one in undecided)])
+
+
+def _pending(span: SegmentRange, start: int, stop: int) -> PendingSegment:
+    segment = span.segment
+    size = segment.objects.size_in_bytes
+    offsets = segment.stop_offset - segment.start_offset
+    if stop - start < offsets:
+        size = size * (stop - start) // offsets
+    return PendingSegment(start, stop, size, segment.max_timestamp_ms)

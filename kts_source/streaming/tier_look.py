@@ -1,0 +1,275 @@
+"""What one listing of the tier shows of the topics of a stream."""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from kts_source.errors import (
+    DataLossError,
+    StreamOffsetError,
+    TieredKafkaError,
+    TierNotFoundError,
+    TopicNotFoundError,
+)
+from kts_source.layout.find_layout import find_layout
+from kts_source.options.requested_bounds import TimestampBound, TimestampsBound
+from kts_source.options.selection import SubscribePattern
+from kts_source.planning.discover import DiscoveredTopic, discover_topic, incarnations
+from kts_source.planning.segment_catalog import PLANNING_THREADS, SegmentCatalog
+from kts_source.planning.side_files import SideFiles
+from kts_source.read.segment_source import SegmentSource
+from kts_source.streaming.partition_look import PartitionLook
+from kts_source.texts import some
+from kts_source.tier import open_tier
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from kts_source.layout.layout import TopicFolder
+    from kts_source.options import ScanOptions
+    from kts_source.planning.segment_catalog import ListedPartition
+    from kts_source.streaming.admission import Place
+    from kts_source.streaming.offsets import StreamPosition, TopicPosition
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicLook:
+    """One topic of a stream.
+
+    Attributes:
+        topic_id: The incarnation that the stream is in, or the newest for a topic that is new.
+        partitions: Those that have segments, of that incarnation.
+        newer: The incarnation that has taken its place, if there is one.
+        tiered: All partitions that were asked for, with segments or without.
+    """
+
+    topic: str
+    topic_id: str
+    partitions: Mapping[int, PartitionLook]
+    newer: DiscoveredTopic | None
+    tiered: tuple[int, ...]
+
+
+TierLook = dict[str, TopicLook]
+"""Topics by name; those of which the tier has nothing are left out."""
+
+
+class Lister:
+    """Lists the tier for one stream.
+
+    Args:
+        options: What is read. The tier is opened from them.
+    """
+
+    def __init__(self, options: ScanOptions) -> None:
+        self._options = replace(options, key_ring=options.key_ring.loaded())
+        self.tier = open_tier(options)
+        self._describing = ThreadPoolExecutor(PLANNING_THREADS, "kts-describe")
+        self.pool = ThreadPoolExecutor(PLANNING_THREADS, "kts-look")
+        # Which of several incarnations is newest takes all their manifests to find out.
+        self._settled: dict[str, tuple[frozenset[str], str]] = {}
+
+    def close(self) -> None:
+        """Lets the store and the threads go."""
+        self._describing.shutdown(wait=False, cancel_futures=True)
+        self.pool.shutdown(wait=False, cancel_futures=True)
+        self.tier.close()
+
+    def look(self, position: StreamPosition, before: TierLook | None) -> TierLook:
+        """Lists all selected topics.
+
+        Args:
+            position: Where the stream is: topics that it knows may have nothing in the tier.
+            before: The look before this one: what has not changed since is not read again.
+
+        Raises:
+            TieredKafkaError: See `discover`.
+        """
+        catalog = self._catalog()
+        found = {}
+        for topic, folders in sorted(self._incarnations(position, catalog).items()):
+            look = self._topic(topic, folders, position.topics.get(topic), catalog, before)
+            if look is not None:
+                found[topic] = look
+        return found
+
+    def partitions(
+        self, parts: Iterable[ListedPartition], before: Mapping[int, PartitionLook]
+    ) -> dict[int, PartitionLook]:
+        """Looks at listed partitions of one topic side by side."""
+        bounds = (self._options.starting, self._options.ending)
+        dated = any(isinstance(one, TimestampBound | TimestampsBound) for one in bounds)
+        in_part = not dated or self._options.max_timestamp_ahead_ms is not None
+
+        def looked_at(part: ListedPartition) -> PartitionLook:
+            known = before.get(part.partition)
+            if known is not None and _same(known.part, part):
+                return known
+            return self._partition(part, in_part=in_part)
+
+        looks = self.pool.map(looked_at, parts)
+        return {look.part.partition: look for look in looks if not look.is_empty}
+
+    def again(self, ranges: Mapping[Place, tuple[str, int]]) -> dict[Place, PartitionLook]:
+        """Looks at partitions by topic id, whatever the options select now, for a batch that was
+        planned before.
+
+        Args:
+            ranges: The topic id of each, and the first offset that is wanted.
+        """
+        catalog = self._catalog()
+        folders: dict[tuple[str, str], Sequence[TopicFolder]] = {}
+        wanted = []
+        for place, (topic_id, start) in ranges.items():
+            name = place.topic, topic_id
+            if name not in folders:
+                every = catalog.layout.topic_folders(
+                    catalog.store, self._options.key_prefix, place.topic
+                )
+                folders[name] = [folder for folder in every if folder.topic_id == topic_id]
+            wanted += [(place, folder, start) for folder in folders[name]]
+
+        def looked_at(one: tuple[Place, TopicFolder, int]) -> tuple[Place, PartitionLook] | None:
+            place, folder, start = one
+            part = catalog.listed(folder, place.partition)
+            if not part.has_segments:
+                return None
+            return place, self._partition(part, keeps_from=start)
+
+        found = filter(None, self.pool.map(looked_at, wanted))
+        return {place: look for place, look in found if not look.is_empty}
+
+    def _incarnations(
+        self, position: StreamPosition, catalog: SegmentCatalog
+    ) -> Mapping[str, Sequence[TopicFolder]]:
+        try:
+            return incarnations(self._options, catalog, position.topics.keys())
+        except TopicNotFoundError as error:
+            if not isinstance(self._options.selection, SubscribePattern):
+                raise
+            log.info("waiting for topics: %s", error)
+        except TierNotFoundError as error:
+            if not position.topics:
+                raise
+            log.warning("waiting for topics that were there: %s", error)
+        return {}
+
+    def _catalog(self) -> SegmentCatalog:
+        options = self._options
+        return SegmentCatalog(
+            self.tier,
+            find_layout(options.layout, end_of_log=options.end_of_log),
+            self._describing,
+            fail_on_data_loss=options.fail_on_data_loss,
+        )
+
+    def _partition(
+        self, part: ListedPartition, *, keeps_from: int | None = None, in_part: bool = True
+    ) -> PartitionLook:
+        source = SegmentSource(self.tier, self._options.key_ring, pack=part.side_files)
+        side_files = SideFiles(source, max_batch_bytes=self._options.max_batch_bytes)
+        try:
+            return PartitionLook(
+                self._options, part, side_files, keeps_from=keeps_from, in_part=in_part
+            )
+        except TieredKafkaError as error:
+            raise error.located(topic=part.topic, partition=part.partition) from error.__cause__
+
+    def _topic(
+        self,
+        topic: str,
+        folders: Sequence[TopicFolder],
+        position: TopicPosition | None,
+        catalog: SegmentCatalog,
+        before: TierLook | None,
+    ) -> TopicLook | None:
+        options = self._options
+        known = None if position is None else position.topic_id
+        asked = options.topic_ids.get(topic, options.topic_ids.get(""))
+        if None not in (known, asked) and known != asked:
+            raise StreamOffsetError(
+                f"the checkpoint is of topic id {known}, and option 'topicId' says {asked}: begin a"
+                " new checkpoint to read another incarnation",
+                topic=topic,
+            )
+        last = None if before is None else before.get(topic)
+        ids = {folder.topic_id for folder in folders}
+        found: DiscoveredTopic | None
+        if known is None:
+            found = discover_topic(options, topic, folders, catalog, self.pool)
+            newer = None
+        else:
+            here = [folder for folder in folders if folder.topic_id == known]
+            # What has expired may come again: a partition without segments is no loss by itself.
+            pinned = replace(
+                options, topic_ids={**options.topic_ids, topic: known}, fail_on_data_loss=False
+            )
+            found = discover_topic(pinned, topic, here, catalog, self.pool) if here else None
+            newer = None
+            if ids - {known} and asked is None:
+                newer = self._newer(topic, folders, known, catalog)
+            if found is None and newer is None:
+                return None
+            if found is not None and position is not None:
+                _check_parts(found, position, options)
+        if found is None:
+            return TopicLook(topic, str(known), {}, newer, ())
+        same = {} if last is None or last.topic_id != found.topic_id else last.partitions
+        parts = self.partitions(found.partitions, same)
+        return TopicLook(topic, found.topic_id, parts, newer, found.asked_partitions)
+
+    def _newer(
+        self, topic: str, folders: Sequence[TopicFolder], known: str, catalog: SegmentCatalog
+    ) -> DiscoveredTopic | None:
+        """The incarnation that has taken the place of the one that the stream is in."""
+        options = self._options
+        ids = frozenset(folder.topic_id for folder in folders)
+        settled = self._settled.get(topic)
+        if settled == (ids, known):
+            return None
+        if settled is not None and settled[0] == ids:
+            options = replace(options, topic_ids={**options.topic_ids, topic: settled[1]})
+        try:
+            found = discover_topic(options, topic, folders, catalog, self.pool)
+        except (DataLossError, TopicNotFoundError) as error:  # its first copy is under way
+            log.info("%s", error)
+            return None
+        if not found.partitions:
+            return None
+        self._settled[topic] = ids, found.topic_id
+        return None if found.topic_id == known else found
+
+
+def _same(before: ListedPartition, now: ListedPartition) -> bool:
+    def objects(part: ListedPartition) -> object:
+        return part.folder, part.entries, part.orphans, [one.described for one in part.orphans]
+
+    return objects(before) == objects(now)
+
+
+def _check_parts(found: DiscoveredTopic, position: TopicPosition, options: ScanOptions) -> None:
+    """A partition of which only parts of several segments are left has lost its manifests; below
+    the stream's offset that is a delete under way.
+
+    Raises:
+        DataLossError: Above it, unless loss is allowed.
+    """
+    for number in found.empty_partitions:
+        start = position.offsets.get(number, 0)
+        parts = [
+            part
+            for part in found.parts
+            if part.base_offset is not None and part.base_offset >= start
+        ]
+        if len({part.base_offset for part in parts}) > 1 and options.fail_on_data_loss:
+            raise DataLossError(
+                f"only parts of segments are there behind offset {start}, not one whole:"
+                f" {some(map(str, parts))}; failOnDataLoss=false waits for others",
+                topic=found.topic,
+                partition=number,
+            )

@@ -1,0 +1,264 @@
+"""One running stream: what the next micro-batch holds, and its plan.
+
+It remembers nothing that a restart must know: all that is in the positions. What it keeps between
+calls saves work: the last listing, and the plan of a batch that was just chosen.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from kts_source.errors import DataLossError, TieredKafkaError
+from kts_source.planning.assemble import assembled
+from kts_source.planning.bounds import check_no_holes
+from kts_source.planning.gc_pause import paused_collector
+from kts_source.planning.plan_checks import check_plan
+from kts_source.streaming.admission import NO_LIMITS, BatchLimits, Place, admit
+from kts_source.streaming.batch import batch_ranges, check_gone, plan_range
+from kts_source.streaming.next_position import next_position
+from kts_source.streaming.pending import pending_partitions
+from kts_source.streaming.tier_look import Lister
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from kts_source.options import ScanOptions
+    from kts_source.planning.assemble import PlannedPartition
+    from kts_source.planning.lineage import Hole
+    from kts_source.planning.scan_plan import ScanPlan
+    from kts_source.streaming.batch import BatchRange
+    from kts_source.streaming.offsets import StreamPosition
+    from kts_source.streaming.partition_look import PartitionLook
+    from kts_source.streaming.pending import PendingPartition
+    from kts_source.streaming.tier_look import TierLook
+
+log = logging.getLogger(__name__)
+
+
+class TierStream:
+    """Chooses and plans the micro-batches of one query. Used by one thread at a time.
+
+    Args:
+        options: What is read, and the limits of a batch.
+        clock: Seconds since the epoch.
+    """
+
+    def __init__(self, options: ScanOptions, clock: Callable[[], float] = time.time) -> None:
+        self._options = replace(options, key_ring=options.key_ring.loaded())
+        self._clock = clock
+        self._lister = Lister(self._options)
+        self._look: TierLook | None = None
+        self._asked_at = self._batch_at = float("-inf")
+        self._hole_seen_at: dict[tuple[str, int, int], float] = {}
+        self._ends_here = options.stream.stop_at_end
+        self._target: dict[tuple[Place, str], int] | None = None
+        self._planned: tuple[StreamPosition, StreamPosition, ScanPlan] | None = None
+        self._nothing_new: tuple[TierLook, StreamPosition] | None = None
+
+    def close(self) -> None:
+        """Lets the store go."""
+        self._lister.close()
+
+    def fix_end(self) -> None:
+        """From the next look on nothing counts that is tiered after it."""
+        self._ends_here = True
+
+    def next(self, position: StreamPosition, *, limited: bool = True) -> StreamPosition:
+        """Where the next batch ends; `position` itself when there is nothing to read, or when it
+        is better to wait.
+
+        Args:
+            position: Where the stream is.
+            limited: Whether the limits of the options hold.
+
+        Raises:
+            TieredKafkaError: What cannot be mended by waiting.
+        """
+        with paused_collector():
+            try:
+                tier = self._fresh(position)
+            except TieredKafkaError as error:
+                # An end that nobody has seen would be taken for the end of the topic.
+                if not error.retriable or self._look is None or self._ends_here:
+                    raise
+                log.warning("the stream waits for its store: %s", error)
+                return position
+            known = self._nothing_new
+            if known is not None and known[0] is tier and known[1] == position:
+                return position
+            while True:
+                chosen = self._chosen(position, tier, limited=limited)
+                if chosen is not None:
+                    return chosen
+
+    def plan(self, start: StreamPosition, end: StreamPosition) -> ScanPlan | None:
+        """The plan of the batch between two positions; `None` where there is nothing between them.
+
+        Raises:
+            TieredKafkaError: It cannot be read any more as it was fixed.
+        """
+        planned, self._planned = self._planned, None
+        ranges = batch_ranges(start, end)
+        if not ranges:
+            return None
+        self._batch_at = self._clock()
+        if planned is not None and planned[:2] == (start, end):
+            return planned[2]
+        with paused_collector():
+            wanted = {one.place: (one.topic_id, one.start) for one in ranges}
+            return self._plan(ranges, self._lister.again(wanted))
+
+    def _fresh(self, position: StreamPosition) -> TierLook:
+        """The last look, or a new one where it is old enough."""
+        age_ms = (self._clock() - self._asked_at) * 1000
+        if self._look is not None and 0 <= age_ms < self._options.stream.listing_interval_ms:
+            return self._look
+        try:
+            self._look = self._lister.look(position, self._look)
+        finally:
+            self._asked_at = self._clock()
+        return self._look
+
+    def _chosen(
+        self, position: StreamPosition, tier: TierLook, *, limited: bool
+    ) -> StreamPosition | None:
+        """Where the next batch ends; `None` where more had to be read of a log than was thought:
+        what was found before may be wrong then.
+        """
+        parts = pending_partitions(self._options, position, tier, self._lister)
+        looks = {part.place: part.look for part in parts if part.look is not None}
+        complete = _complete(looks)
+        if self._ends_here:
+            parts = self._up_to_target(parts)
+        elif limited and self._delays(parts):
+            return position
+        healing: dict[Place, Hole] = {}
+        lost: dict[Place, Hole] = {}
+        pending = {
+            part.place: part.look.pending(
+                part.start, part.stop, partial(self._passes, healing, lost)
+            )
+            for part in parts
+            if part.look is not None
+        }
+        ends = admit(pending, self._limits() if limited else NO_LIMITS)
+        for place, hole in (healing | lost).items():
+            if place in ends:
+                ends[place] = min(ends[place], looks[place].end_before(hole))
+        end = next_position(position, parts, ends)
+        if end is position:
+            for place, hole in lost.items():  # what lies before them has been read
+                look = looks[place]
+                check_no_holes(look.place, look.log, hole.start, hole.stop)
+        elif not self._is_planned(position, end, looks, may_heal=bool(healing)):
+            end = position
+        if _complete(looks) != complete:
+            return None
+        if end is position:
+            self._nothing_new = tier, position
+        return end
+
+    def _is_planned(
+        self,
+        start: StreamPosition,
+        end: StreamPosition,
+        looks: Mapping[Place, PartitionLook],
+        *,
+        may_heal: bool,
+    ) -> bool:
+        """Plans a batch before its end is fixed; false where what prevents it may mend."""
+        try:
+            self._planned = start, end, self._plan(batch_ranges(start, end), looks)
+        except TieredKafkaError as error:
+            waits = error.retriable and not self._ends_here
+            waits |= isinstance(error, DataLossError) and may_heal
+            if not waits or start.is_initial:
+                raise
+            log.warning("the stream waits: %s", error)
+            return False
+        return True
+
+    def _plan(self, ranges: Sequence[BatchRange], looks: Mapping[Place, PartitionLook]) -> ScanPlan:
+        options = self._options
+
+        def planned(wanted: BatchRange) -> PlannedPartition | None:
+            look = looks.get(wanted.place)
+            if look is None:
+                check_gone(options, wanted)
+                return None
+            try:
+                return plan_range(options, wanted, look)
+            except TieredKafkaError as error:
+                topic, partition = wanted.place
+                error.located(topic=topic, partition=partition)
+                raise error from error.__cause__
+            finally:
+                look.part.save()
+
+        parts = [one for one in self._lister.pool.map(planned, ranges) if one is not None]
+        asked: dict[str, list[int]] = {}
+        for wanted in ranges:
+            asked.setdefault(wanted.place.topic, []).append(wanted.place.partition)
+        plan = assembled(options, parts, (), asked)
+        check_plan(plan, options, self._lister.tier.store)
+        return plan
+
+    def _limits(self) -> BatchLimits:
+        settings = self._options.stream
+        return BatchLimits(settings.max_offsets, settings.max_bytes, settings.max_segments)
+
+    def _delays(self, parts: Sequence[PendingPartition]) -> bool:
+        """Whether too little is new for a batch, and the last one is not long ago."""
+        settings = self._options.stream
+        if settings.min_offsets is None:
+            return False
+        waited_ms = (self._clock() - self._batch_at) * 1000
+        new = sum(part.stop - part.start for part in parts)
+        return new < settings.min_offsets and waited_ms < settings.max_delay_ms
+
+    def _up_to_target(self, parts: Sequence[PendingPartition]) -> list[PendingPartition]:
+        """The parts up to the end that was fixed; what was not there then is left to others."""
+        if self._target is None:
+            self._target = {(part.place, part.topic_id): part.stop for part in parts}
+        target = self._target
+        return [
+            replace(part, stop=max(part.start, min(part.stop, target[part.place, part.topic_id])))
+            for part in parts
+            if (part.place, part.topic_id) in target
+        ]
+
+    def _passes(
+        self,
+        healing: dict[Place, Hole],
+        lost: dict[Place, Hole],
+        look: PartitionLook,
+        hole: Hole,
+    ) -> bool:
+        """Whether a batch may go over a hole: not while it may be a copy under way."""
+        place = Place(look.part.topic, look.part.partition)
+        now = self._clock()
+        since = self._hole_seen_at.setdefault((*place, hole.start), now)
+        if hole.after.event_timestamp_ms is not None:
+            since = min(since, hole.after.event_timestamp_ms / 1000)
+        if (now - since) * 1000 < self._options.stream.hole_grace_ms:
+            log.warning(
+                "%s-%d: waiting at offset %d for [%d, %d), which may be a copy under way",
+                *place,
+                hole.start,
+                hole.start,
+                hole.stop,
+            )
+            healing[place] = hole
+            return False
+        if self._options.fail_on_data_loss:
+            lost[place] = hole
+            return False
+        return True
+
+
+def _complete(looks: Mapping[Place, PartitionLook]) -> set[Place]:
+    return {place for place, look in looks.items() if look.view.is_complete}

@@ -1,0 +1,149 @@
+"""A stream without Spark: its checkpoint, its batches, its crashes; and a tier that changes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from kts_source.options import check_for_stream, parse_any_options
+from kts_source.read.run_task import run_task
+from kts_source.streaming.offsets import INITIAL, position_from_json, position_to_json
+from kts_source.streaming.tier_stream import TierStream
+from tests.golden_data import KEY_PREFIX, SPARK_SCHEMA, TIER, tier_options
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.seconds = 4_000_000_000.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+class Running:
+    """What Spark does around a stream: logs the end of a batch, reads it, commits it.
+
+    Args:
+        path: The tier.
+        topics: What is subscribed to.
+        options: Of the stream.
+    """
+
+    def __init__(self, path: Path, topics: str | Iterable[str], **options: str) -> None:
+        given = {"includeHeaders": "true", "minListingIntervalMs": "0", **options}
+        self.options = {**tier_options(topics, **given), "path": path.as_uri()}
+        self.clock = Clock()
+        self.offset_log: list[str] = []
+        self.committed = 0
+        self.batches: dict[int, pa.Table] = {}
+        self.start()
+
+    def start(self, **options: str) -> None:
+        """A new process, perhaps with other options; a batch that was not committed comes again."""
+        self.options |= options
+        parsed = parse_any_options(self.options)
+        check_for_stream(parsed)
+        self.stream = TierStream(parsed, self.clock)
+        if self.committed < len(self.offset_log):
+            self.read_last()
+            self.committed += 1
+
+    def position(self, number: int) -> object:
+        """Where batch `number` ends; −1 is where the first one begins."""
+        if number < 0:
+            return position_to_json(INITIAL)
+        return json.loads(self.offset_log[number])
+
+    def choose(self, *, limited: bool = True) -> bool:
+        """Logs the next batch; whether there is one."""
+        start = self.position(len(self.offset_log) - 1)
+        position = position_from_json(start)
+        end = self.stream.next(position, limited=limited)
+        text = json.dumps(start if end is position else position_to_json(end))
+        if self.offset_log and text == self.offset_log[-1]:
+            return False
+        assert position_to_json(position_from_json(json.loads(text))) == json.loads(text)
+        self.offset_log.append(text)
+        return True
+
+    def read_last(self) -> None:
+        """Reads the batch logged last."""
+        number = len(self.offset_log) - 1
+        positions = (position_from_json(self.position(at)) for at in (number - 1, number))
+        plan = self.stream.plan(*positions)
+        tasks = [] if plan is None else plan.tasks
+        options = parse_any_options(self.options)
+        batches = [batch for task in tasks for batch in run_task(task, options)]
+        self.batches[number] = pa.Table.from_batches(batches, SPARK_SCHEMA)
+
+    def batch(self, *, limited: bool = True) -> bool:
+        """One batch; whether there was one."""
+        if not self.choose(limited=limited):
+            return False
+        self.read_last()
+        self.committed += 1
+        return True
+
+    def all(self, *, at_most: int = 1000) -> int:
+        """Batches until nothing is new; how many."""
+        for count in range(at_most):
+            if not self.batch():
+                return count
+        raise AssertionError("it does not end")
+
+    def rows(self) -> pa.Table:
+        """The rows of all batches."""
+        return pa.concat_tables([SPARK_SCHEMA.empty_table(), *self.batches.values()])
+
+
+class GrowingTier:
+    """A copy of golden topics to which segments are added, oldest first, and which loses some.
+
+    Args:
+        path: Where to.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        (path / KEY_PREFIX).mkdir(parents=True)
+
+    def folder(self, topic: str, partition: int = 0, *, topic_id: str | None = None) -> Path:
+        """The golden folder of a partition."""
+        names = [
+            one
+            for one in (TIER / KEY_PREFIX).iterdir()
+            if one.name[:-23] == topic and topic_id in (None, one.name[-22:])
+        ]
+        (name,) = names
+        return name / str(partition)
+
+    def stems(self, folder: Path) -> list[str]:
+        """The whole segments of a golden folder, in order."""
+        return sorted(one.name.split(".")[0] for one in folder.glob("*.rsm-manifest"))
+
+    def here(self, folder: Path) -> Path:
+        """Its copy."""
+        copy = self.path / folder.relative_to(TIER)
+        copy.mkdir(parents=True, exist_ok=True)
+        return copy
+
+    def add(self, folder: Path, stems: Iterable[str]) -> None:
+        """Uploads segments."""
+        for stem in stems:
+            for source in sorted(folder.glob(f"{stem}.*")):
+                shutil.copy2(source, self.here(folder))
+
+    def remove(self, folder: Path, stems: Iterable[str]) -> None:
+        """Deletes segments."""
+        for stem in stems:
+            for copy in self.here(folder).glob(f"{stem}.*"):
+                copy.unlink()
