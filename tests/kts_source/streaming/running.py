@@ -17,6 +17,7 @@ from tests.golden_data import KEY_PREFIX, SPARK_SCHEMA, TIER, tier_options
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
+    from typing import Any
 
 
 class Clock:
@@ -34,13 +35,15 @@ class Running:
 
     Args:
         path: The tier.
-        topics: What is subscribed to.
+        topics: What is subscribed to, unless the options say otherwise.
         options: Of the stream.
     """
 
     def __init__(self, path: Path, topics: str | Iterable[str], **options: str) -> None:
         given = {"includeHeaders": "true", "minListingIntervalMs": "0", **options}
         self.options = {**tier_options(topics, **given), "path": path.as_uri()}
+        if "subscribePattern" in options:
+            del self.options["subscribe"]
         self.clock = Clock()
         self.offset_log: list[str] = []
         self.committed = 0
@@ -57,11 +60,17 @@ class Running:
             self.read_last()
             self.committed += 1
 
-    def position(self, number: int) -> object:
+    def position(self, number: int) -> dict[str, Any]:
         """Where batch `number` ends; −1 is where the first one begins."""
         if number < 0:
             return position_to_json(INITIAL)
-        return json.loads(self.offset_log[number])
+        logged: dict[str, Any] = json.loads(self.offset_log[number])
+        return logged
+
+    @property
+    def last(self) -> dict[str, Any]:
+        """Where the batch logged last ends."""
+        return self.position(len(self.offset_log) - 1)
 
     def choose(self, *, limited: bool = True) -> bool:
         """Logs the next batch; whether there is one."""

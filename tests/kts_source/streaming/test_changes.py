@@ -1,0 +1,347 @@
+"""What may happen to a tier between two batches, or before one is read again."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import TYPE_CHECKING
+
+import pyarrow.compute as pc
+import pytest
+
+from kts_source.errors import (
+    DataLossError,
+    OffsetOutOfRangeError,
+    StreamOffsetError,
+    TopicNotFoundError,
+)
+from tests.golden_data import assert_same_rows, expected_table, in_order
+from tests.kts_source.streaming.running import GrowingTier, Running
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pyarrow as pa
+
+UNCOMMITTED = "read_uncommitted"
+RECREATED = ("Y0eIqb0wSCGvx1A44Duolw", "635qa4GBRgeRNLq3CIS0RA")
+"""Topic ids of the golden topic of that name, the earlier one first."""
+
+
+@pytest.fixture
+def tier(tmp_path: Path) -> GrowingTier:
+    return GrowingTier(tmp_path / "tier")
+
+
+def between(table: pa.Table, start: int, stop: int, partition: int = 0) -> pa.Table:
+    """The rows of offsets [start, stop) of one partition."""
+    offset = table["offset"]
+    wanted = pc.and_(pc.greater_equal(offset, start), pc.less(offset, stop))
+    return table.filter(pc.and_(wanted, pc.equal(table["partition"], partition)))
+
+
+def begin(stem: str) -> int:
+    """The first offset of a segment."""
+    return int(stem[:20])
+
+
+def event_seconds(tier: GrowingTier, folder: Path, stem: str) -> float:
+    """When the copy of a segment began."""
+    manifest = json.loads((folder / f"{stem}.rsm-manifest").read_text())
+    return int(manifest["remoteLogSegmentMetadata"]["eventTimestampMs"]) / 1000
+
+
+# -- the tier grows
+
+
+@pytest.mark.parametrize("isolation_level", ["read_committed", UNCOMMITTED])
+def test_a_tier_that_grows_and_a_stream_that_crashes(
+    tier: GrowingTier, isolation_level: str
+) -> None:
+    folders = [tier.folder("txn", number) for number in (0, 1)]
+    stems = [tier.stems(folder) for folder in folders]
+    tier.add(folders[0], stems[0][:1])
+    stream = Running(tier.path, "txn", isolationLevel=isolation_level, maxOffsetsPerTrigger="500")
+    for at in range(max(map(len, stems))):
+        for folder, names in zip(folders, stems, strict=True):
+            tier.add(folder, names[: at + 1])
+        stream.batch()
+        stream.choose()
+        stream.start()  # killed before the batch was read: the same batch again
+    stream.all()
+    assert_same_rows(stream.rows(), expected_table("txn", isolation_level))  # type: ignore[arg-type]
+
+
+def test_a_new_partition_begins_at_its_start(tier: GrowingTier) -> None:
+    for number in (0, 5, 1, 4):
+        folder = tier.folder("wide", number)
+        tier.add(folder, tier.stems(folder))
+        if number == 0:
+            stream = Running(tier.path, "wide", startingOffsets="latest")
+            assert stream.all() == 1
+        else:
+            assert stream.all() == 1
+            assert stream.last["from"]["wide"]["p"] == {str(number): 0}
+    expected = expected_table("wide", "read_committed")
+    assert_same_rows(stream.rows(), expected.filter(pc.not_equal(expected["partition"], 0)))
+
+
+def test_a_new_partition_whose_first_offsets_have_gone(tier: GrowingTier) -> None:
+    first, second = tier.folder("wide", 0), tier.folder("wide", 1)
+    tier.add(first, tier.stems(first))
+    stream = Running(tier.path, "wide")
+    stream.all()
+    tier.add(second, tier.stems(second)[1:])
+    start = begin(tier.stems(second)[1])
+    with pytest.raises(OffsetOutOfRangeError, match=rf"new to the stream.*\[0, {start}\)"):
+        stream.batch()
+    stream.start(failOnDataLoss="false")
+    assert stream.all() == 1
+    expected = expected_table("wide", "read_committed")
+    assert_same_rows(stream.batches[1], between(expected, start, 1 << 60, 1))
+
+
+def test_new_topics_of_a_pattern(tier: GrowingTier) -> None:
+    wide, txn = tier.folder("wide"), tier.folder("txn")
+    tier.add(wide, tier.stems(wide))
+    stream = Running(tier.path, "", subscribePattern="^(txn|codecs)$")
+    assert stream.all() == 1, "the first batch of a pattern that matches nothing yet is empty"
+    assert stream.last == {"v": 1, "topics": {}}
+    tier.add(txn, tier.stems(txn))
+    assert stream.all() == 1
+    expected = expected_table("txn", "read_committed")
+    assert_same_rows(stream.rows(), between(expected, 0, 1 << 60))
+
+
+def test_a_topic_that_is_named_must_be_there_at_the_start(tier: GrowingTier) -> None:
+    wide = tier.folder("wide")
+    tier.add(wide, tier.stems(wide))
+    with pytest.raises(TopicNotFoundError, match="no topic 'txn'"):
+        Running(tier.path, "txn").batch()
+
+
+# -- the tier shrinks
+
+
+def test_retention_overtakes_the_stream(tier: GrowingTier) -> None:
+    folder = tier.folder("codecs")
+    stems = tier.stems(folder)
+    tier.add(folder, stems[:1])
+    stream = Running(tier.path, "codecs")
+    stream.all()
+    tier.add(folder, stems)
+    tier.remove(folder, stems[:2])
+    lost, start = begin(stems[1]), begin(stems[2])
+    for _ in range(2):  # and at every restart
+        with pytest.raises(OffsetOutOfRangeError, match=rf"\[{lost}, {start}\).*overtaken"):
+            stream.batch()
+        stream.start()
+    stream.start(failOnDataLoss="false")
+    assert stream.all() == 1
+    assert stream.last["from"]["codecs"]["p"] == {"0": start}
+    expected = expected_table("codecs", "read_committed")
+    assert_same_rows(stream.batches[1], between(expected, start, 1 << 60))
+
+
+def test_what_was_read_may_go(tier: GrowingTier) -> None:
+    folder = tier.folder("codecs")
+    stems = tier.stems(folder)
+    tier.add(folder, stems[:2])
+    stream = Running(tier.path, "codecs")
+    stream.all()
+    tier.remove(folder, stems[:2])
+    stream.start()
+    assert stream.all() == 0, "a quiet partition may have nothing in the tier"
+    tier.add(folder, stems[2:])
+    assert stream.all() == 1
+    assert_same_rows(stream.rows(), expected_table("codecs", "read_committed"))
+
+
+def test_the_tier_ends_below_what_was_read(tier: GrowingTier) -> None:
+    folder = tier.folder("codecs")
+    stems = tier.stems(folder)
+    tier.add(folder, stems)
+    stream = Running(tier.path, "codecs")
+    stream.all()
+    tier.remove(folder, stems[2:])
+    read = stream.last["topics"]["codecs"]["p"]["0"]
+    with pytest.raises(DataLossError, match=rf"ends at offset {begin(stems[2])} now.*{read}"):
+        stream.batch()
+    stream.start(failOnDataLoss="false")
+    assert stream.all() == 0
+    tier.add(folder, stems)
+    assert stream.all() == 0, "what was read does not come again"
+
+
+def test_a_log_start_that_moved_before_a_batch_is_read_again(tier: GrowingTier) -> None:
+    folder = tier.folder("trimmed")
+    stems = tier.stems(folder)
+    tier.add(folder, stems[:1])
+    stream = Running(tier.path, "trimmed")
+    assert stream.choose()
+    stream.read_last()
+    before = stream.batches[0]
+    assert before["offset"][0].as_py() == begin(stems[0])
+    tier.add(folder, stems)  # later segments tell a log start in the middle of the first
+    stream.start()
+    assert_same_rows(stream.batches[0], before)
+    stream.all()
+    below = between(before, 0, 676)
+    assert below.num_rows
+    expected = expected_table("trimmed", "read_committed")
+    assert stream.rows().num_rows == expected.num_rows + below.num_rows
+
+
+def test_objects_that_have_gone_before_a_batch_is_read_again(tier: GrowingTier) -> None:
+    folder = tier.folder("trimmed")
+    stems = tier.stems(folder)
+    tier.add(folder, stems[:2])
+    stream = Running(tier.path, "trimmed")
+    assert stream.choose()
+    tier.add(folder, stems)
+    tier.remove(folder, stems[:1])
+    first, start = begin(stems[0]), begin(stems[1])
+    with pytest.raises(DataLossError, match=rf"\[{first}, {start}\).*no longer in the tier"):
+        stream.start()
+    stream.start(failOnDataLoss="false")
+    assert in_order(stream.batches[0])["offset"][0].as_py() == start
+    stream.all()
+    expected = expected_table("trimmed", "read_committed")
+    assert_same_rows(stream.rows(), between(expected, start, 1 << 60))
+
+
+def test_all_objects_of_a_batch_have_gone(tier: GrowingTier) -> None:
+    folder, other = tier.folder("codecs"), tier.folder("txn")
+    stems = tier.stems(folder)
+    tier.add(folder, stems)
+    tier.add(other, tier.stems(other))
+    stream = Running(tier.path, "codecs,txn")
+    assert stream.choose()
+    tier.remove(folder, stems)
+    with pytest.raises(DataLossError, match="no segment of the partition"):
+        stream.start()
+    stream.start(failOnDataLoss="false")
+    assert set(stream.batches[0]["topic"].to_pylist()) == {"txn"}
+
+
+# -- holes
+
+
+def test_a_hole_that_heals(tier: GrowingTier) -> None:
+    folder = tier.folder("txn")
+    stems = tier.stems(folder)
+    tier.add(folder, [*stems[:4], *stems[5:]])
+    stream = Running(tier.path, "txn")
+    stream.clock.seconds = event_seconds(tier, folder, stems[5]) + 1
+    assert stream.all() == 1
+    assert stream.rows()["offset"].to_numpy().max() < begin(stems[4])
+    tier.add(folder, stems)
+    assert stream.all() == 1
+    assert_same_rows(stream.rows(), between(expected_table("txn", "read_committed"), 0, 1 << 60))
+
+
+def test_a_hole_that_stays(tier: GrowingTier) -> None:
+    folder = tier.folder("txn")
+    stems = tier.stems(folder)
+    tier.add(folder, [*stems[:4], *stems[5:]])
+    stream = Running(tier.path, "txn", isolationLevel=UNCOMMITTED, holeGraceMs="60s")
+    stream.clock.seconds = event_seconds(tier, folder, stems[5]) + 59
+    assert stream.all() == 1, "what lies before it is read"
+    hole, end = begin(stems[4]), begin(stems[5])
+    assert stream.last["topics"]["txn"]["p"]["0"] == hole
+    stream.clock.seconds += 2
+    with pytest.raises(DataLossError, match=rf"\[{hole}, {end}\) between"):
+        stream.batch()
+    stream.start(failOnDataLoss="false")
+    assert stream.all() == 1
+    expected = between(expected_table("txn", UNCOMMITTED), 0, 1 << 60)
+    missing = between(expected, hole, end)
+    assert stream.rows().num_rows == expected.num_rows - missing.num_rows
+    assert stream.batches[1]["offset"].to_numpy().min() >= end
+
+
+def test_what_lies_before_an_old_hole_is_read_before_it_is_an_error(tier: GrowingTier) -> None:
+    folder = tier.folder("codecs")
+    stems = tier.stems(folder)
+    tier.add(folder, [stems[0], *stems[2:]])
+    stream = Running(tier.path, "codecs")
+    assert stream.batch()
+    assert stream.rows().num_rows == begin(stems[1])
+    with pytest.raises(DataLossError, match="no segment in the tier holds"):
+        stream.batch()
+
+
+# -- topics that are created again
+
+
+@pytest.mark.parametrize("old_objects_stay", [True, False])
+def test_a_topic_that_was_created_again(tier: GrowingTier, old_objects_stay: bool) -> None:
+    before, now = RECREATED
+    old, new = (tier.folder("recreated", topic_id=one) for one in (before, now))
+    tier.add(old, tier.stems(old))
+    stream = Running(tier.path, "recreated", maxSegmentsPerTrigger="1")
+    assert stream.batch()
+    if not old_objects_stay:
+        stream.all()
+        tier.remove(old, tier.stems(old))
+        for folder in (tier.here(old), tier.here(old).parent):
+            folder.rmdir()
+    tier.add(new, tier.stems(new))
+    if old_objects_stay:
+        assert stream.batch(), "what is tiered of the old one is read first"
+    with pytest.raises(DataLossError, match=f"created again.*{before}.*{now}"):
+        stream.batch()
+    previous = expected_table("recreated-previous", UNCOMMITTED)
+    assert_same_rows(stream.rows(), previous)
+    count = len(stream.batches)
+    stream.start(failOnDataLoss="false")
+    assert stream.all() == 2
+    end = stream.last
+    assert end["topics"]["recreated"]["id"] == now
+    fresh = Running(tier.path, "recreated", topicId=now)
+    fresh.all()
+    assert sum(stream.batches[at].num_rows for at in (count, count + 1)) == fresh.rows().num_rows
+    assert stream.rows().num_rows == previous.num_rows + fresh.rows().num_rows
+
+
+def test_a_checkpoint_of_another_topic_id_than_asked_for(tier: GrowingTier) -> None:
+    before, now = RECREATED
+    for one in (before, now):
+        folder = tier.folder("recreated", topic_id=one)
+        tier.add(folder, tier.stems(folder))
+    stream = Running(tier.path, "recreated", topicId=before)
+    stream.all()
+    assert stream.all() == 0, "who asks for an id gets that one"
+    stream.start(topicId=now)
+    with pytest.raises(StreamOffsetError, match=f"{before}.*'topicId' says {now}"):
+        stream.batch()
+
+
+# -- other readers
+
+
+def test_the_text_of_sparks_kafka_source_is_a_start(
+    tier: GrowingTier, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in (0, 1):
+        folder = tier.folder("txn", number)
+        tier.add(folder, tier.stems(folder))
+    stream = Running(tier.path, "txn")
+    stream.offset_log = ['{"txn":{"0":1145,"1":2269}}']
+    stream.committed = 1
+    with caplog.at_level(logging.WARNING):
+        assert stream.all() == 1
+    assert "knows no topic id" in caplog.text
+    expected = expected_table("txn", "read_committed")
+    wanted = [between(expected, 1145, 1 << 60, 0), between(expected, 2269, 1 << 60, 1)]
+    assert stream.rows().num_rows == sum(part.num_rows for part in wanted)
+    assert stream.last["topics"]["txn"]["id"] == "akx9EReDQFmDFpLHkZF0WA"
+
+
+def test_a_batch_of_undecided_rows_is_not_read_as_committed(tier: GrowingTier) -> None:
+    folder = tier.folder("txn")
+    tier.add(folder, tier.stems(folder))
+    stream = Running(tier.path, "txn", isolationLevel=UNCOMMITTED)
+    assert stream.choose()
+    with pytest.raises(DataLossError, match=r"not decided.*read_uncommitted"):
+        stream.start(isolationLevel="read_committed")

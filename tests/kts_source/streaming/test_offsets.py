@@ -1,0 +1,124 @@
+"""The text of a position: byte for byte the same for ever, and what is no position is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kts_source.errors import StreamOffsetError
+from kts_source.streaming.offsets import (
+    INITIAL,
+    StreamPosition,
+    TopicBegin,
+    TopicPosition,
+    position_from_json,
+    position_to_json,
+)
+
+SAMPLES = Path(__file__).parent / "samples"
+ORDERS = TopicPosition("lZ6vvmajTWKDBUTV6SQAtQ", {0: 123, 10: 7, 2: 9}, {10: 3, 0: 7})
+
+
+def text(position: StreamPosition) -> str:
+    return json.dumps(position_to_json(position))
+
+
+def test_the_text_is_fixed() -> None:
+    position = StreamPosition(
+        {"payments": TopicPosition(None, {1: 2}), "orders": ORDERS},
+        {"orders": TopicBegin("lZ6vvmajTWKDBUTV6SQAtQ", {10: 5, 2: 0})},
+    )
+    assert text(position) == (
+        '{"v": 1, "topics": {"orders": {"id": "lZ6vvmajTWKDBUTV6SQAtQ", "p": {"0": 123, "2": 9,'
+        ' "10": 7}, "e": {"0": 7, "10": 3}}, "payments": {"id": null, "p": {"1": 2}}}, "from":'
+        ' {"orders": {"id": "lZ6vvmajTWKDBUTV6SQAtQ", "p": {"2": 0, "10": 5}}}}'
+    )
+    assert text(INITIAL) == '{"v": 1, "at": "initial"}'
+
+
+@pytest.mark.parametrize("sample", sorted(SAMPLES.glob("v1-*.json")), ids=lambda path: path.stem)
+def test_committed_samples_are_read_and_written_alike(sample: Path) -> None:
+    written = sample.read_text().rstrip("\n")
+    assert text(position_from_json(json.loads(written))) == written
+
+
+def test_there_are_samples() -> None:
+    assert len(list(SAMPLES.glob("v1-*.json"))) >= 4
+
+
+offsets = st.dictionaries(st.integers(0, 2**31 - 1), st.integers(0, 2**63 - 1), max_size=5)
+names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
+
+
+@st.composite
+def positions(draw: st.DrawFn) -> StreamPosition:
+    topics, begins = {}, {}
+    for name in draw(st.sets(names, max_size=4)):
+        known = draw(offsets)
+        epochs = {number: draw(st.integers(0, 9)) for number in known if draw(st.booleans())}
+        topic_id = draw(st.none() | names)
+        topics[name] = TopicPosition(topic_id, known, epochs)
+        begun = {number: draw(st.integers(0, known[number])) for number in known}
+        if topic_id is not None and begun and draw(st.booleans()):
+            begins[name] = TopicBegin(topic_id, begun)
+    return StreamPosition(topics, begins)
+
+
+@given(positions(), st.randoms())
+def test_a_position_survives_and_has_one_text(position: StreamPosition, random: Any) -> None:  # noqa: ANN401
+    written = text(position)
+    assert position_from_json(json.loads(written)) == position
+    # However it was put together.
+    topics = list(position.topics.items())
+    random.shuffle(topics)
+    assert text(StreamPosition(dict(topics), position.begins)) == written
+
+
+def test_what_sparks_kafka_source_wrote() -> None:
+    written = json.loads('{"orders":{"1":5,"0":123},"v":{"0":1}}')
+    assert position_from_json(written) == StreamPosition(
+        {"orders": TopicPosition(None, {0: 123, 1: 5}), "v": TopicPosition(None, {0: 1})}
+    )
+
+
+@pytest.mark.parametrize(
+    ("document", "says"),
+    [
+        ({"v": 2, "topics": {}}, "version 2, and this release of tiered-kafka knows version 1"),
+        ({"v": 0, "topics": {}}, "version 0"),
+        ({"v": 1, "at": "end"}, "begins at 'end'"),
+        ({"v": 1}, "the position has members"),
+        ({"v": 1, "topics": {}, "to": {}}, "the position has members"),
+        ({"v": 1, "topics": []}, "topics is no object"),
+        ({"v": 1, "topics": {"t": {"id": "", "p": {}}}}, "topic 't' has an id ''"),
+        ({"v": 1, "topics": {"t": {"id": "x"}}}, "topic 't' has members"),
+        ({"v": 1, "topics": {"t": {"id": "x", "p": {"00": 1}}}}, "a partition '00'"),
+        ({"v": 1, "topics": {"t": {"id": "x", "p": {"2147483648": 1}}}}, "a partition"),
+        ({"v": 1, "topics": {"t": {"id": "x", "p": {"0": -1}}}}, "t-0 has an offset -1"),
+        ({"v": 1, "topics": {"t": {"id": "x", "p": {"0": True}}}}, "t-0 has an offset True"),
+        ({"v": 1, "topics": {"t": {"id": "x", "p": {"0": 2**63}}}}, "t-0 has an offset"),
+        ({"v": 1, "topics": {"t": {"id": "x", "p": {}, "e": {"0": 1}}}}, "an epoch of a partition"),
+        (
+            {
+                "v": 1,
+                "topics": {"t": {"id": "x", "p": {"0": 1}}},
+                "from": {"t": {"id": "y", "p": {"0": 1}}},
+            },
+            "partitions of topic 't' where it does not end",
+        ),
+        ({"v": 1, "topics": {}, "from": {"t": {"id": "y", "p": {}}}}, "where it does not end"),
+        ({"logOffset": 3}, "topic 'logOffset' is no object"),
+        ([1], "it is no object"),
+        (5, "it is no object"),
+    ],
+)
+def test_what_is_no_position(document: object, says: str) -> None:
+    with pytest.raises(StreamOffsetError) as error:
+        position_from_json(document)
+    assert says in str(error.value)
+    assert "new checkpoint" in str(error.value) or "new\n checkpoint" in str(error.value)
