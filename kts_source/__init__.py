@@ -11,10 +11,19 @@ if TYPE_CHECKING:
     from kts_source.planning.describe import describe
     from kts_source.planning.explain import explain
     from kts_source.planning.planner import plan
+    from kts_source.spark.available_now import run_available_now
     from kts_source.spark.backfill import backfill
     from kts_source.spark.datasource import TieredKafkaDataSource, register
 
-__all__ = ["TieredKafkaDataSource", "backfill", "describe", "explain", "plan", "register"]
+__all__ = [
+    "TieredKafkaDataSource",
+    "backfill",
+    "describe",
+    "explain",
+    "plan",
+    "register",
+    "run_available_now",
+]
 
 _HOMES: Final = {
     "TieredKafkaDataSource": "kts_source.spark.datasource",
@@ -23,6 +32,7 @@ _HOMES: Final = {
     "explain": "kts_source.planning.explain",
     "plan": "kts_source.planning.planner",
     "register": "kts_source.spark.datasource",
+    "run_available_now": "kts_source.spark.available_now",
 }
 
 

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
 import pytest
 
-from kts_source import register
+from kts_source import register, run_available_now
 from tests.golden_data import (
     ISOLATION_LEVELS,
-    SPARK_SCHEMA,
     IsolationLevel,
     assert_same_rows,
     expected_table,
     tier_options,
 )
+from tests.kts_source.streaming.running import GrowingTier
+from tests.spark.stream_sink import Sink
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
-TOPIC = "txn"
+pytestmark = pytest.mark.timeout(600)
+
+SECONDS = 300
+OLD = ("4.0.", "4.1.")
+"""Sparks without limits per trigger."""
 
 
 @pytest.fixture(scope="module")
@@ -32,39 +39,129 @@ def registered(spark: SparkSession) -> SparkSession:
     return spark
 
 
-class Sink:
-    """Keeps the rows of each batch by its number: what comes again replaces what was there."""
-
-    def __init__(self) -> None:
-        self.batches: dict[int, pa.Table] = {}
-
-    def __call__(self, frame: DataFrame, batch: int) -> None:
-        self.batches[batch] = frame.toArrow().cast(SPARK_SCHEMA)
-
-    def rows(self) -> pa.Table:
-        return pa.concat_tables(self.batches.values())
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return tmp_path / "checkpoint"
 
 
-def run(
-    spark: SparkSession, options: Mapping[str, str], checkpoint: Path, sink: Sink, **trigger: object
-) -> None:
-    frame = spark.readStream.format("tiered-kafka").options(**options).load()
-    writer = frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(checkpoint))
-    query = writer.trigger(**trigger or {"availableNow": True}).start()
+def writer(
+    spark: SparkSession, options: Mapping[str, str], checkpoint: Path, sink: Sink
+) -> DataStreamWriter:
+    given = {"includeHeaders": "true", "minListingIntervalMs": "0", **options}
+    frame = spark.readStream.format("tiered-kafka").options(**given).load()
+    return frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(checkpoint))
+
+
+@contextmanager
+def started(writer: DataStreamWriter) -> Iterator[StreamingQuery]:
+    query = writer.start()
     try:
-        assert query.awaitTermination(120)
+        yield query
     finally:
         query.stop()
 
 
+def run_once(writer: DataStreamWriter) -> None:
+    with started(writer.trigger(once=True)) as query:
+        assert query.awaitTermination(SECONDS)
+
+
 @pytest.mark.parametrize("isolation_level", ISOLATION_LEVELS)
 def test_all_batches_together_are_the_batch_scan(
-    registered: SparkSession, tmp_path: Path, isolation_level: IsolationLevel
+    registered: SparkSession, checkpoint: Path, isolation_level: IsolationLevel
 ) -> None:
     options = tier_options(
-        TOPIC, isolationLevel=isolation_level, includeHeaders="true", maxSegmentsPerTrigger="4"
+        "txn", isolationLevel=isolation_level, includeHeaders="true", maxSegmentsPerTrigger="6"
     )
     sink = Sink()
-    run(registered, options, tmp_path / "checkpoint", sink)
-    assert len(sink.batches) > 3
-    assert_same_rows(sink.rows(), expected_table(TOPIC, isolation_level))
+
+    def written(frame: DataFrame) -> DataStreamWriter:
+        return frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(checkpoint))
+
+    run_available_now(registered, options, written)
+    assert len(sink.batches) == 4, "21 segments"
+    assert_same_rows(sink.rows(), expected_table("txn", isolation_level))
+    run_available_now(registered, options, written)
+    assert len(sink.batches) == 4, "nothing is new"
+
+
+def test_a_stream_goes_on_where_it_was_while_the_tier_grows(
+    registered: SparkSession, tmp_path: Path, checkpoint: Path
+) -> None:
+    tier = GrowingTier(tmp_path / "tier")
+    options = {**tier_options("txn", maxOffsetsPerTrigger="1500"), "path": tier.path.as_uri()}
+    sink = Sink()
+    first, second = tier.folder("txn", 0), tier.folder("txn", 1)
+    tier.add(first, tier.stems(first)[:4])
+    with started(writer(registered, options, checkpoint, sink)) as query:
+        query.processAllAvailable()
+        tier.add(first, tier.stems(first)[:6])
+        query.processAllAvailable()
+    tier.add(first, tier.stems(first))
+    tier.add(second, tier.stems(second))
+    last = max(sink.batches)
+    (checkpoint / "commits" / str(last)).unlink()  # killed before that batch was committed
+    (checkpoint / "commits" / f".{last}.crc").unlink(missing_ok=True)
+    before = sink.batches.pop(last)
+    with started(writer(registered, options, checkpoint, sink)) as query:
+        query.processAllAvailable()
+    assert_same_rows(sink.batches[last], before)
+    assert_same_rows(sink.rows(), expected_table("txn", "read_committed"))
+
+
+def test_once_takes_all(registered: SparkSession, checkpoint: Path) -> None:
+    options = tier_options("txn", maxSegmentsPerTrigger="6")
+    sink = Sink()
+    run_once(writer(registered, options, checkpoint, sink))
+    assert len(sink.batches) == 1
+    if registered.version.startswith(OLD):
+        options = tier_options("txn")
+        run_once(writer(registered, options, checkpoint, sink))
+    assert_same_rows(sink.rows(), expected_table("txn", "read_committed"))
+
+
+def test_an_interval_and_fewer_columns(registered: SparkSession, checkpoint: Path) -> None:
+    frame = (
+        registered.readStream.format("tiered-kafka")
+        .options(**tier_options("codecs"))
+        .schema("offset bigint, partition int")
+        .load()
+    )
+    found: dict[int, int] = {}
+    sink = frame.writeStream.foreachBatch(lambda rows, batch: found.update({batch: rows.count()}))
+    with started(
+        sink.option("checkpointLocation", str(checkpoint)).trigger(processingTime="1 second")
+    ) as query:
+        query.processAllAvailable()
+        progress = query.lastProgress
+    assert found == {0: 23962}
+    assert progress is not None
+    assert json.loads(progress["sources"][0]["endOffset"])["topics"]["codecs"]["p"] == {"0": 23962}
+
+
+def test_a_checkpoint_of_a_later_version_is_refused_by_name(
+    registered: SparkSession, checkpoint: Path
+) -> None:
+    options = tier_options("wide")
+    sink = Sink()
+    run_once(writer(registered, options, checkpoint, sink))
+    log = checkpoint / "offsets" / "0"
+    log.write_text(log.read_text().replace('{"v":1,', '{"v":2,').replace('{"v": 1,', '{"v": 2,'))
+    (checkpoint / "offsets" / ".0.crc").unlink(missing_ok=True)
+    with (
+        pytest.raises(
+            Exception, match="version 2, and this release of tiered-kafka knows version 1"
+        ),
+        started(writer(registered, options, checkpoint, sink)) as query,
+    ):
+        query.processAllAvailable()
+
+
+def test_a_mistake_in_the_options_fails_at_load(registered: SparkSession) -> None:
+    for wrong, says in (
+        ({"endingOffsets": "latest"}, "not valid in a stream"),
+        ({"maxOffsetsPerTrigger": "-1"}, "must be positive"),
+    ):
+        frame = registered.readStream.format("tiered-kafka").options(**tier_options("txn", **wrong))
+        with pytest.raises(Exception, match=says):
+            frame.load()

@@ -24,7 +24,8 @@ NUMBERS = (
     *("maxPlanBytes", "maxPlanRequests", "maxBatchBytes", "maxConcurrentRequests"),
     *("prefetchBytes", "fetchConnectTimeoutMs", "fetchReadTimeoutMs", "fetchDeadlineMs"),
     *("maxAttempts", "hedgeAfterMs", "indexCacheBytes", "indexCacheTtlMs", "chunkCacheBytes"),
-    "chunkCacheTtlMs",
+    *("chunkCacheTtlMs", "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxBytesPerTrigger"),
+    "maxSegmentsPerTrigger",
 )
 TEXTS = (
     *("0", "1", "-1", "-2", "10", "1024", "2147483647", "2147483648", "4294967296"),

@@ -16,7 +16,7 @@ from kts_source.streaming.admission import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 Logs: TypeAlias = "Mapping[Place, Sequence[PendingSegment]]"
 

@@ -1,0 +1,86 @@
+"""What lies between two positions, and where a stream is after a batch."""
+
+from __future__ import annotations
+
+import pytest
+
+from kts_source.errors import StreamOffsetError
+from kts_source.streaming.admission import Place
+from kts_source.streaming.batch import BatchRange, batch_ranges
+from kts_source.streaming.next_position import next_position
+from kts_source.streaming.offsets import INITIAL, StreamPosition, TopicBegin, TopicPosition
+from kts_source.streaming.pending import PendingPartition
+
+
+def at(topic_id: str | None = "A", **offsets: int) -> StreamPosition:
+    """Where `p0=5` says."""
+    numbers = {int(name[1:]): offset for name, offset in offsets.items()}
+    return StreamPosition({"t": TopicPosition(topic_id, numbers)})
+
+
+def begun(end: StreamPosition, **offsets: int) -> StreamPosition:
+    """An end whose batch began there."""
+    numbers = {int(name[1:]): offset for name, offset in offsets.items()}
+    topic_id = end.topics["t"].topic_id
+    assert topic_id is not None
+    return StreamPosition(end.topics, {"t": TopicBegin(topic_id, numbers)})
+
+
+def test_a_batch_begins_where_the_end_says_or_the_start() -> None:
+    end = begun(at(p0=9, p1=7, p2=5, p3=3), p1=2, p3=3)
+    assert batch_ranges(at(p0=5, p1=0, p2=5), end) == [
+        BatchRange(Place("t", 0), "A", 5, 9),
+        BatchRange(Place("t", 1), "A", 2, 7),
+    ]
+
+
+def test_the_first_batch_and_another_topic_id_begin_where_the_end_says() -> None:
+    end = begun(at("B", p0=9), p0=4)
+    assert batch_ranges(INITIAL, end) == batch_ranges(at("A", p0=20), end)
+
+
+@pytest.mark.parametrize(
+    ("start", "end"),
+    [
+        (INITIAL, at(p0=9)),
+        (at("B", p0=5), at(p0=9)),
+        (at(p1=5), at(p0=9)),
+        (at(p0=10), at(p0=9)),
+        (at(p0=0), begun(at(p0=9), p0=10)),
+        (at(None, p0=5), at(None, p0=9)),
+    ],
+)
+def test_lines_of_a_checkpoint_that_do_not_belong_together(
+    start: StreamPosition, end: StreamPosition
+) -> None:
+    with pytest.raises(StreamOffsetError, match=r"topic t, partition 0"):
+        batch_ranges(start, end)
+
+
+def part(
+    number: int, start: int, stop: int, *, told: bool, topic_id: str = "A"
+) -> PendingPartition:
+    return PendingPartition(Place("t", number), topic_id, start, stop, told, None)
+
+
+def test_nothing_read_is_the_same_position() -> None:
+    position = at(p0=5)
+    assert next_position(position, [part(0, 5, 9, told=True)], {}) is position
+    assert next_position(position, [part(1, 0, 9, told=False)], {}) is position
+    assert next_position(position, [part(0, 5, 9, told=True)], {Place("t", 0): 5}) is position
+
+
+def test_all_partitions_that_are_new_are_told_with_the_next_batch() -> None:
+    parts = [part(0, 5, 9, told=True), part(1, 3, 9, told=False)]
+    end = next_position(at(p0=5, p7=1), parts, {Place("t", 0): 8})
+    assert end == begun(at(p0=8, p1=3, p7=1), p1=3)
+
+
+def test_another_topic_id_leaves_nothing_of_the_one_before() -> None:
+    parts = [part(1, 0, 9, told=False, topic_id="B")]
+    end = next_position(at(p0=5, p1=8), parts, {Place("t", 1): 9})
+    assert end == begun(at("B", p1=9), p1=0)
+
+
+def test_a_new_stream_has_a_first_batch_in_any_case() -> None:
+    assert next_position(INITIAL, [], {}) == StreamPosition({})

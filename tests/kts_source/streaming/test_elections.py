@@ -1,0 +1,72 @@
+"""A leader that replaces what a stream has read: told by the epoch of the last record."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kts_source.errors import DataLossError
+from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
+from tests.kts_source.streaming.running import Running
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from segment_format.testing.segment import SegmentFiles
+
+TOPIC_ID = "lZ6vvmajTWKDBUTV6SQAtQ"
+
+
+def branch(*epochs: tuple[int, int]) -> list[SegmentFiles]:
+    """One segment for each (leader epoch, records)."""
+    log = LogBuilder(leader_epoch=epochs[0][0])
+    for epoch, records in epochs:
+        if epoch != epochs[0][0]:
+            log.set_leader_epoch(epoch)
+        log.append([SimpleRecord(f"epoch {epoch}".encode()) for _ in range(records)])
+        log.roll()
+    return list(log.build().segments)
+
+
+@pytest.fixture
+def stream(tmp_path: Path) -> Running:
+    write(tmp_path, branch((0, 10), (1, 10)), 0)
+    running = Running(tmp_path, "t", keyPrefix="")
+    running.all()
+    assert running.last["topics"]["t"] == {"id": TOPIC_ID, "p": {"0": 20}, "e": {"0": 1}}
+    return running
+
+
+def write(tier: Path, segments: list[SegmentFiles], at: int) -> None:
+    writer = AivenTierWriter(tier, topic="t", topic_id=TOPIC_ID)
+    for number, segment in enumerate(segments):
+        writer.write_segment(segment, event_timestamp_ms=1000 * (at + number))
+
+
+def test_records_that_were_read_are_replaced(tmp_path: Path, stream: Running) -> None:
+    # Epoch 2 begins at offset 10: offsets [10, 20) of epoch 1 never were, for Kafka.
+    write(tmp_path, branch((0, 10), (2, 30))[1:], 10)
+    with pytest.raises(DataLossError, match=r"offset 20, where leader epoch 1 .* epoch 2 now"):
+        stream.batch()
+    stream.start(failOnDataLoss="false")
+    assert stream.all() == 1
+    assert stream.batches[1]["offset"].to_pylist() == list(range(20, 40))
+    assert stream.last["topics"]["t"]["e"] == {"0": 2}
+
+
+def test_a_new_leader_behind_what_was_read(tmp_path: Path, stream: Running) -> None:
+    write(tmp_path, branch((0, 10), (1, 10), (4, 5))[2:], 10)
+    assert stream.all() == 1
+    assert stream.last["topics"]["t"] == {"id": TOPIC_ID, "p": {"0": 25}, "e": {"0": 4}}
+
+
+def test_a_branch_that_ends_below_what_was_read(tmp_path: Path, stream: Running) -> None:
+    write(tmp_path, branch((0, 10), (2, 5))[1:], 10)
+    with pytest.raises(DataLossError, match=r"ends at offset 15 now.* up to 20"):
+        stream.batch()
+
+
+def test_the_same_records_uploaded_again(tmp_path: Path, stream: Running) -> None:
+    write(tmp_path, branch((0, 10), (1, 10)), 10)
+    assert stream.all() == 0

@@ -1,0 +1,305 @@
+"""When there is a batch, where a run ends, and how often the tier is asked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kts_source.errors import AccessDeniedError, InvalidOptionError, StoreUnavailableError
+from kts_source.options import check_for_stream, parse_any_options, parse_options
+from kts_source.store.local_store import LocalStore
+from kts_source.streaming.offsets import position_from_json
+from tests.golden_data import TIER, assert_same_rows, expected_table, tier_options
+from tests.kts_source.streaming.running import GrowingTier, Running
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def tier(tmp_path: Path) -> GrowingTier:
+    return GrowingTier(tmp_path / "tier")
+
+
+class Listings:
+    """Counts the listings of all local stores, and fails them while `error` is set."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = self.read = 0
+        self.error: Exception | None = None
+        list_folders, get_range = LocalStore.list_folders, LocalStore.get_range
+
+        def counted(store: LocalStore, prefix: str) -> Iterator[str]:
+            self.count += 1
+            if self.error is not None:
+                raise self.error
+            return list_folders(store, prefix)
+
+        def counted_range(store: LocalStore, *place: object, **version: object) -> object:
+            self.read += 1
+            return get_range(store, *place, **version)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(LocalStore, "list_folders", counted)
+        monkeypatch.setattr(LocalStore, "get_range", counted_range)
+
+
+@pytest.fixture
+def listings(monkeypatch: pytest.MonkeyPatch) -> Listings:
+    return Listings(monkeypatch)
+
+
+def offsets_of(stream: Running) -> list[int]:
+    """How many offsets each batch of one topic moved."""
+    sums = []
+    for at in range(len(stream.offset_log)):
+        topics = stream.position(at)["topics"].values()
+        sums.append(sum(sum(topic["p"].values()) for topic in topics))
+    return [now - before for before, now in zip([0, *sums], sums, strict=False)]
+
+
+def test_offsets_of_a_batch_are_cut_exactly() -> None:
+    stream = Running(TIER, "txn", maxOffsetsPerTrigger="1000", isolationLevel="read_uncommitted")
+    stream.all()
+    assert offsets_of(stream) == [1000] * 7 + [(3963 + 3671) - 7000]
+
+
+def test_without_a_limit_all_is_one_batch_and_limits_may_be_overruled() -> None:
+    stream = Running(TIER, "txn", maxOffsetsPerTrigger="1000")
+    assert stream.batch(limited=False)
+    assert not stream.batch(limited=False)
+    assert_same_rows(stream.rows(), expected_table("txn", "read_committed"))
+
+
+@pytest.mark.parametrize("by_option", [True, False])
+def test_an_end_that_is_fixed(tier: GrowingTier, by_option: bool) -> None:
+    first, second = tier.folder("txn", 0), tier.folder("txn", 1)
+    stems = tier.stems(first)
+    tier.add(first, stems[:6])
+    stream = Running(
+        tier.path, "txn", maxSegmentsPerTrigger="2", stopAtEnd="true" if by_option else "false"
+    )
+    if not by_option:
+        stream.stream.fix_end()
+    assert stream.batch()
+    tier.add(first, stems)
+    tier.add(second, tier.stems(second))
+    assert stream.all() == 2
+    assert stream.rows()["offset"].to_numpy().max() < int(stems[6][:20])
+    assert set(stream.last["topics"]["txn"]["p"]) == {"0"}
+    stream.start(stopAtEnd="false")
+    stream.all()
+    assert_same_rows(stream.rows(), expected_table("txn", "read_committed"))
+
+
+def test_a_batch_waits_for_enough_offsets(tier: GrowingTier) -> None:
+    folder = tier.folder("txn")
+    stems = tier.stems(folder)
+    tier.add(folder, stems[:1])
+    stream = Running(
+        tier.path,
+        "txn",
+        minOffsetsPerTrigger="1000",
+        maxTriggerDelay="90s",
+        isolationLevel="read_uncommitted",
+    )
+    assert stream.batch(), "the first one of a run does not wait"
+    tier.add(folder, stems[:3])
+    assert not stream.batch()
+    stream.clock.seconds += 89
+    assert not stream.batch()
+    stream.clock.seconds += 2
+    assert stream.batch(), "it has waited long enough"
+    tier.add(folder, stems[:4])
+    assert not stream.batch()
+    tier.add(folder, stems)
+    assert stream.batch(), "enough is there"
+    assert not stream.batch()
+
+
+def test_what_waits_is_read_when_all_is_wanted(tier: GrowingTier) -> None:
+    folder = tier.folder("txn")
+    stems = tier.stems(folder)
+    tier.add(folder, stems[:1])
+    stream = Running(tier.path, "txn", minOffsetsPerTrigger="100000")
+    assert stream.batch()
+    tier.add(folder, stems)
+    assert not stream.batch()
+    assert stream.batch(limited=False)
+    tier.add(tier.folder("txn", 1), tier.stems(tier.folder("txn", 1)))
+    stream.start()
+    stream.clock.seconds += 1
+    stream.stream.fix_end()
+    stream.all()
+    assert_same_rows(stream.rows(), expected_table("txn", "read_committed"))
+
+
+def test_the_tier_is_listed_once_in_an_interval(tier: GrowingTier, listings: Listings) -> None:
+    folder = tier.folder("txn")
+    stems = tier.stems(folder)
+    tier.add(folder, stems[:5])
+    stream = Running(tier.path, "txn", minListingIntervalMs="10s")
+    assert stream.batch()
+    once, read = listings.count, listings.read
+    for _ in range(500):
+        stream.clock.seconds += 0.012
+        assert not stream.batch()
+    assert listings.count == once, "6 seconds of polling"
+    stream.clock.seconds += 10
+    assert not stream.batch()
+    assert listings.count == 2 * once
+    assert listings.read == read, "nothing new: no manifest is read again"
+    tier.add(folder, stems)
+    assert not stream.batch()
+    stream.clock.seconds += 10
+    assert stream.batch()
+
+
+def test_a_second_answer_is_the_first_one() -> None:
+    stream = Running(TIER, "txn", maxOffsetsPerTrigger="500", minOffsetsPerTrigger="10")
+    stream.batch()
+    position = position_from_json(stream.last)
+    assert stream.stream.next(position) == stream.stream.next(position) != position
+
+
+# -- a store that is down
+
+
+def test_a_stream_waits_for_its_store(
+    tier: GrowingTier, listings: Listings, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tier.folder("txn")
+    stems = tier.stems(folder)
+    tier.add(folder, stems[:5])
+    stream = Running(tier.path, "txn")
+    assert stream.batch()
+    tier.add(folder, stems)
+    listings.error = StoreUnavailableError("no answer")
+    assert not stream.batch()
+    assert "waits for its store: no answer" in caplog.text
+    listings.error = None
+    assert stream.batch()
+
+
+def test_a_run_with_a_fixed_end_does_not_end_early(tier: GrowingTier, listings: Listings) -> None:
+    folder = tier.folder("txn")
+    tier.add(folder, tier.stems(folder))
+    stream = Running(tier.path, "txn", maxSegmentsPerTrigger="1", stopAtEnd="true")
+    assert stream.batch()
+    listings.error = StoreUnavailableError("no answer")
+    with pytest.raises(StoreUnavailableError):
+        stream.batch()
+
+
+def test_a_store_that_never_answered_and_one_that_refuses(
+    tier: GrowingTier, listings: Listings
+) -> None:
+    folder = tier.folder("txn")
+    tier.add(folder, tier.stems(folder))
+    listings.error = StoreUnavailableError("no answer")
+    stream = Running(tier.path, "txn", maxSegmentsPerTrigger="1")
+    with pytest.raises(StoreUnavailableError):
+        stream.batch()
+    listings.error = None
+    assert stream.batch()
+    listings.error = AccessDeniedError("403")
+    with pytest.raises(AccessDeniedError):
+        stream.batch()
+
+
+# -- where it begins
+
+
+def test_latest_is_fixed_by_the_first_batch(tier: GrowingTier) -> None:
+    folder = tier.folder("txn")
+    stems = tier.stems(folder)
+    tier.add(folder, stems[:5])
+    stream = Running(tier.path, "txn", startingOffsets="latest", isolationLevel="read_uncommitted")
+    assert stream.choose()
+    tier.add(folder, stems)
+    stream.start()  # killed before the first batch was read
+    assert stream.rows().num_rows == 0
+    stream.all()
+    assert stream.rows()["offset"].to_numpy().min() >= int(stems[5][:20])
+    assert stream.last["topics"]["txn"]["p"]["0"] == 3963
+
+
+@pytest.mark.parametrize(
+    ("starting", "first"),
+    [('{"txn":{"0":500,"1":-2}}', 500), ('{"txn":{"0":-2,"1":-1}}', 0)],
+)
+def test_a_start_in_json(starting: str, first: int) -> None:
+    stream = Running(TIER, "txn", startingOffsets=starting, isolationLevel="read_uncommitted")
+    stream.all()
+    begins = stream.position(0)["from"]["txn"]["p"]
+    assert begins == {"0": first, "1": 3671 if "-1" in starting else 0}
+
+
+def test_a_start_in_json_names_all_partitions() -> None:
+    stream = Running(TIER, "txn", startingOffsets='{"txn":{"0":5}}')
+    with pytest.raises(InvalidOptionError, match="does not name txn-1"):
+        stream.batch()
+
+
+def test_a_start_behind_the_end_of_the_tier_waits_for_it(tier: GrowingTier) -> None:
+    folder = tier.folder("codecs")
+    stems = tier.stems(folder)
+    tier.add(folder, stems[:1])
+    start = int(stems[2][:20]) + 10
+    stream = Running(tier.path, "codecs", startingOffsets=f'{{"codecs":{{"0":{start}}}}}')
+    assert stream.all() == 1
+    assert stream.rows().num_rows == 0
+    tier.add(folder, stems)
+    assert stream.all() == 1
+    assert stream.rows()["offset"].to_numpy().min() == start
+    assert stream.rows().num_rows == 23962 - start
+
+
+def test_a_start_at_a_time() -> None:
+    stream = Running(TIER, "timeline", startingTimestamp="1")
+    stream.all()
+    assert_same_rows(stream.rows(), expected_table("timeline", "read_committed"))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"endingOffsets": "latest"}, "'endingOffsets' is not valid in a stream"),
+        ({"endingTimestamp": "5"}, "'endingTimestamp' is not valid in a stream"),
+        ({"planFile": "plan.json"}, "'planFile' is not valid in a stream"),
+        ({"kafka.bootstrap.servers": "broker:9092"}, "a stream reads the tier alone"),
+    ],
+)
+def test_options_that_a_stream_cannot_have(options: dict[str, str], says: str) -> None:
+    parsed = parse_any_options(tier_options("txn", **options))
+    with pytest.raises(InvalidOptionError, match=says):
+        check_for_stream(parsed)
+
+
+def test_options_of_streams_do_nothing_in_a_batch_and_are_checked() -> None:
+    parse_options(tier_options("txn", maxOffsetsPerTrigger="5", maxTriggerDelay="15m"))
+    for wrong in (
+        {"maxTriggerDelay": "soon"},
+        {"maxTriggerDelay": "5 weeks"},
+        {"maxOffsetsPerTrigger": "0"},
+        {"minOffsetsPerTrigger": "6", "maxOffsetsPerTrigger": "5"},
+    ):
+        with pytest.raises(InvalidOptionError, match=min(wrong)):
+            parse_options(tier_options("txn", **wrong))
+
+
+@pytest.mark.parametrize(
+    ("text", "milliseconds"),
+    [
+        ("7", 7),
+        ("7ms", 7),
+        ("90s", 90_000),
+        ("15m", 900_000),
+        ("15min", 900_000),
+        ("2 h", 7_200_000),
+    ],
+)
+def test_durations_as_spark_writes_them(text: str, milliseconds: int) -> None:
+    parsed = parse_any_options(tier_options("txn", maxTriggerDelay=text))
+    assert parsed.stream.max_delay_ms == milliseconds
