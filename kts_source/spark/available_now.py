@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 _WITHOUT_LIMITS: Final = ("4.0.", "4.1.")
 """Sparks whose `Trigger.AvailableNow` asks a Python source for one batch."""

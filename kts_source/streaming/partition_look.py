@@ -15,7 +15,7 @@ from kts_source.planning.partial_log import PartitionView
 from kts_source.streaming.admission import PendingSegment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from kts_source.options import ScanOptions
     from kts_source.planning.lineage import Hole, PartitionLog, SegmentRange
@@ -56,6 +56,7 @@ class PartitionLook:
         self.place = Place(part.topic, part.partition, part.orphans, options.fail_on_data_loss)
         self._read_committed = options.read_committed
         self._stable: tuple[bool, int] | None = None
+        self._before_holes: dict[int, int] = {}
         self.view = PartitionView(
             part,
             side_files,
@@ -88,6 +89,11 @@ class PartitionLook:
 
     def end_before(self, hole: Hole) -> int:
         """The same, where the log is known up to a hole only."""
+        if hole.start not in self._before_holes:
+            self._before_holes[hole.start] = self._end_before(hole)
+        return self._before_holes[hole.start]
+
+    def _end_before(self, hole: Hole) -> int:
         whole = self.view.log
         ranges = tuple(span for span in whole.ranges if span.stop <= hole.start)
         if not self._read_committed or not ranges:
@@ -107,45 +113,22 @@ class PartitionLook:
         epochs = [one.epoch for one in self.log.lineage if one.start_offset <= offset]
         return epochs[-1] if epochs else None
 
-    def pending(
-        self, start: int, stop: int, passes: Callable[[PartitionLook, Hole], bool]
-    ) -> Iterator[PendingSegment]:
-        """The segments of offsets [start, stop), ascending, up to the first hole that `passes` does
-        not let through.
+    def pending(self, start: int, stop: int) -> Iterator[PendingSegment]:
+        """The segments of offsets [start, stop), ascending. Holes are passed over; where one shows
+        that was not known, the log has become known as a whole, and nothing more comes.
         """
         at, count = start, _FIRST_SEGMENTS
         while at < stop:
+            knew_all = self.view.is_complete
             upto = min(self.view.border(at, count), stop)
             known = self.view.covering(at, upto)
-            if self.view.is_complete:
-                upto = min(stop, known.stop)
-            if upto <= at:
+            if upto <= at or (self.view.is_complete and not knew_all):
                 return
-            for span in _within(known.ranges, at, upto):
-                while span.start > at:
-                    hole = _hole_at(known, at)
-                    if not passes(self, hole):
-                        return
-                    at = hole.stop
-                high = min(span.stop, upto)
-                yield _pending(span, max(span.start, start), high)
-                at = high
-            if at < upto:
-                passes(self, _hole_at(known, at))
-                return
-            count = min(2 * count, _MOST_SEGMENTS)
-
-
-def _within(ranges: Sequence[SegmentRange], start: int, stop: int) -> Iterator[SegmentRange]:
-    for span in ranges:
-        if span.start >= stop:
-            return
-        if span.stop > start:
-            yield replace(span, start=max(span.start, start))
-
-
-def _hole_at(known: PartitionLog, offset: int) -> Hole:
-    return next(hole for hole in known.missing if hole.start <= offset < hole.stop)
+            for span in known.ranges:
+                low, high = max(span.start, at), min(span.stop, upto)
+                if low < high:
+                    yield _pending(span, low, high)
+            at, count = upto, min(2 * count, _MOST_SEGMENTS)
 
 
 def _below(holes: Sequence[Hole], offset: int) -> tuple[Hole, ...]:

@@ -45,14 +45,12 @@ class TopicLook:
         topic_id: The incarnation that the stream is in, or the newest for a topic that is new.
         partitions: Those that have segments, of that incarnation.
         newer: The incarnation that has taken its place, if there is one.
-        tiered: All partitions that were asked for, with segments or without.
     """
 
     topic: str
     topic_id: str
     partitions: Mapping[int, PartitionLook]
     newer: DiscoveredTopic | None
-    tiered: tuple[int, ...]
 
 
 TierLook = dict[str, TopicLook]
@@ -218,10 +216,11 @@ class Lister:
             if found is not None and position is not None:
                 _check_parts(found, position, options)
         if found is None:
-            return TopicLook(topic, str(known), {}, newer, ())
+            return TopicLook(topic, str(known), {}, newer)
         same = {} if last is None or last.topic_id != found.topic_id else last.partitions
+        catalog.expect(len(found.partitions))
         parts = self.partitions(found.partitions, same)
-        return TopicLook(topic, found.topic_id, parts, newer, found.asked_partitions)
+        return TopicLook(topic, found.topic_id, parts, newer)
 
     def _newer(
         self, topic: str, folders: Sequence[TopicFolder], known: str, catalog: SegmentCatalog

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from kts_source.errors import DataLossError, TieredKafkaError
@@ -52,6 +51,7 @@ class TierStream:
         self._clock = clock
         self._lister = Lister(self._options)
         self._look: TierLook | None = None
+        self._has_answered = False
         self._asked_at = self._batch_at = float("-inf")
         self._hole_seen_at: dict[tuple[str, int, int], float] = {}
         self._ends_here = options.stream.stop_at_end
@@ -78,22 +78,19 @@ class TierStream:
         Raises:
             TieredKafkaError: What cannot be mended by waiting.
         """
-        with paused_collector():
-            try:
-                tier = self._fresh(position)
-            except TieredKafkaError as error:
-                # An end that nobody has seen would be taken for the end of the topic.
-                if not error.retriable or self._look is None or self._ends_here:
-                    raise
-                log.warning("the stream waits for its store: %s", error)
-                return position
-            known = self._nothing_new
-            if known is not None and known[0] is tier and known[1] == position:
-                return position
-            while True:
-                chosen = self._chosen(position, tier, limited=limited)
-                if chosen is not None:
-                    return chosen
+        try:
+            with paused_collector():
+                end = self._next(position, limited=limited)
+        except TieredKafkaError as error:
+            # An end that nobody has seen would be taken for the end of the topic.
+            if not error.retriable or not self._has_answered or self._ends_here:
+                raise
+            log.warning("the stream waits for its store: %s", error)
+            if self._look is not None:
+                self._nothing_new = self._look, position
+            return position
+        self._has_answered = True
+        return end
 
     def plan(self, start: StreamPosition, end: StreamPosition) -> ScanPlan | None:
         """The plan of the batch between two positions; `None` where there is nothing between them.
@@ -112,6 +109,16 @@ class TierStream:
             wanted = {one.place: (one.topic_id, one.start) for one in ranges}
             return self._plan(ranges, self._lister.again(wanted))
 
+    def _next(self, position: StreamPosition, *, limited: bool) -> StreamPosition:
+        tier = self._fresh(position)
+        known = self._nothing_new
+        if known is not None and known[0] is tier and known[1] == position:
+            return position
+        while True:
+            chosen = self._chosen(position, tier, limited=limited)
+            if chosen is not None:
+                return chosen
+
     def _fresh(self, position: StreamPosition) -> TierLook:
         """The last look, or a new one where it is old enough."""
         age_ms = (self._clock() - self._asked_at) * 1000
@@ -129,6 +136,7 @@ class TierStream:
         """Where the next batch ends; `None` where more had to be read of a log than was thought:
         what was found before may be wrong then.
         """
+        target = self._target
         parts = pending_partitions(self._options, position, tier, self._lister)
         looks = {part.place: part.look for part in parts if part.look is not None}
         complete = _complete(looks)
@@ -136,51 +144,27 @@ class TierStream:
             parts = self._up_to_target(parts)
         elif limited and self._delays(parts):
             return position
-        healing: dict[Place, Hole] = {}
-        lost: dict[Place, Hole] = {}
+        parts = [self._up_to_hole(part) for part in parts]
         pending = {
-            part.place: part.look.pending(
-                part.start, part.stop, partial(self._passes, healing, lost)
-            )
+            part.place: part.look.pending(part.start, part.stop)
             for part in parts
             if part.look is not None
         }
         ends = admit(pending, self._limits() if limited else NO_LIMITS)
-        for place, hole in (healing | lost).items():
-            if place in ends:
-                ends[place] = min(ends[place], looks[place].end_before(hole))
         end = next_position(position, parts, ends)
-        if end is position:
-            for place, hole in lost.items():  # what lies before them has been read
-                look = looks[place]
-                check_no_holes(look.place, look.log, hole.start, hole.stop)
-        elif not self._is_planned(position, end, looks, may_heal=bool(healing)):
-            end = position
+        if end is not position and _complete(looks) == complete:
+            # Before its end is fixed: what cannot be planned must not stand in a checkpoint.
+            try:
+                self._planned = position, end, self._plan(batch_ranges(position, end), looks)
+            except DataLossError:
+                if _complete(looks) == complete:
+                    raise
         if _complete(looks) != complete:
+            self._target = target
             return None
         if end is position:
             self._nothing_new = tier, position
         return end
-
-    def _is_planned(
-        self,
-        start: StreamPosition,
-        end: StreamPosition,
-        looks: Mapping[Place, PartitionLook],
-        *,
-        may_heal: bool,
-    ) -> bool:
-        """Plans a batch before its end is fixed; false where what prevents it may mend."""
-        try:
-            self._planned = start, end, self._plan(batch_ranges(start, end), looks)
-        except TieredKafkaError as error:
-            waits = error.retriable and not self._ends_here
-            waits |= isinstance(error, DataLossError) and may_heal
-            if not waits or start.is_initial:
-                raise
-            log.warning("the stream waits: %s", error)
-            return False
-        return True
 
     def _plan(self, ranges: Sequence[BatchRange], looks: Mapping[Place, PartitionLook]) -> ScanPlan:
         options = self._options
@@ -231,33 +215,40 @@ class TierStream:
             if (part.place, part.topic_id) in target
         ]
 
-    def _passes(
-        self,
-        healing: dict[Place, Hole],
-        lost: dict[Place, Hole],
-        look: PartitionLook,
-        hole: Hole,
-    ) -> bool:
-        """Whether a batch may go over a hole: not while it may be a copy under way."""
-        place = Place(look.part.topic, look.part.partition)
+    def _up_to_hole(self, part: PendingPartition) -> PendingPartition:
+        """The part up to the first hole that a batch may not pass over: one that may be a copy
+        under way, or any where loss is not allowed.
+
+        Raises:
+            DataLossError: All that lies before the hole has been read.
+        """
+        look = part.look
+        for hole in look.log.missing if look is not None and look.view.is_complete else ():
+            assert look is not None
+            heals = hole.stop > part.start and self._may_heal(part.place, hole)
+            if hole.stop <= part.start or not (heals or self._options.fail_on_data_loss):
+                continue
+            stop = max(part.start, min(part.stop, look.end_before(hole)))
+            if stop == part.start:
+                if not heals:
+                    check_no_holes(look.place, look.log, hole.start, hole.stop)
+                log.warning(
+                    "%s: waiting at offset %d for offsets [%d, %d), which may be a copy under way",
+                    look.place,
+                    stop,
+                    hole.start,
+                    hole.stop,
+                )
+            return replace(part, stop=stop)
+        return part
+
+    def _may_heal(self, place: Place, hole: Hole) -> bool:
+        """Whether missing offsets may be a copy under way."""
         now = self._clock()
         since = self._hole_seen_at.setdefault((*place, hole.start), now)
         if hole.after.event_timestamp_ms is not None:
             since = min(since, hole.after.event_timestamp_ms / 1000)
-        if (now - since) * 1000 < self._options.stream.hole_grace_ms:
-            log.warning(
-                "%s-%d: waiting at offset %d for [%d, %d), which may be a copy under way",
-                *place,
-                hole.start,
-                hole.start,
-                hole.stop,
-            )
-            healing[place] = hole
-            return False
-        if self._options.fail_on_data_loss:
-            lost[place] = hole
-            return False
-        return True
+        return (now - since) * 1000 < self._options.stream.hole_grace_ms
 
 
 def _complete(looks: Mapping[Place, PartitionLook]) -> set[Place]:

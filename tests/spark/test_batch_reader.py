@@ -9,7 +9,7 @@ import pytest
 
 from kts_source.options import parse_options
 from kts_source.read import read_task, run_task
-from kts_source.spark import batch_reader, worker_tuning
+from kts_source.spark import task_rows, worker_tuning
 from kts_source.spark.batch_reader import TieredKafkaBatchReader
 from tests.golden_data import assert_same_rows, expected_table, tier_options
 
@@ -56,13 +56,13 @@ def test_what_the_first_task_leaves_is_collected_though_it_was_frozen(
             self.own = self
 
     left: list[weakref.ref[Cycle]] = []
-    place = batch_reader._place
+    place = task_rows._place
 
     def leaving(scan: str) -> object:
         left.append(weakref.ref(Cycle()))
         return place(scan)
 
-    monkeypatch.setattr(batch_reader, "_place", leaving)
+    monkeypatch.setattr(task_rows, "_place", leaving)
     monkeypatch.setattr(worker_tuning, "_modules_frozen", 0)
     monkeypatch.setattr(worker_tuning, "_collects_between_tasks", lambda: True)
     reader = reader_of("codecs")

@@ -18,7 +18,7 @@ import pytest
 from pyspark.sql.datasource import InputPartition
 
 from kts_source.options import parse_options
-from kts_source.spark import batch_reader, export_source, worker_tuning
+from kts_source.spark import batch_reader, export_source, task_rows, worker_tuning
 from tests.golden_data import tier_options
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ class _Failing:
 def test_a_task_that_fails_ends_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[str] = []
     monkeypatch.setattr(export_source, "end_task", lambda: ended.append("export"))
-    monkeypatch.setattr(batch_reader, "end_task", lambda: ended.append("scan"))
+    monkeypatch.setattr(task_rows, "end_task", lambda: ended.append("scan"))
     job: Any = object()
     rows = export_source.ExportReader((), job).read(InputPartition(_Failing()))
     with pytest.raises(OSError, match="broken"):

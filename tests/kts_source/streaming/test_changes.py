@@ -15,7 +15,13 @@ from kts_source.errors import (
     StreamOffsetError,
     TopicNotFoundError,
 )
-from tests.golden_data import assert_same_rows, expected_table, in_order
+from tests.golden_data import (
+    ISOLATION_LEVELS,
+    IsolationLevel,
+    assert_same_rows,
+    expected_table,
+    in_order,
+)
 from tests.kts_source.streaming.running import GrowingTier, Running
 
 if TYPE_CHECKING:
@@ -23,7 +29,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-UNCOMMITTED = "read_uncommitted"
+UNCOMMITTED: IsolationLevel = "read_uncommitted"
 RECREATED = ("Y0eIqb0wSCGvx1A44Duolw", "635qa4GBRgeRNLq3CIS0RA")
 """Topic ids of the golden topic of that name, the earlier one first."""
 
@@ -54,9 +60,9 @@ def event_seconds(tier: GrowingTier, folder: Path, stem: str) -> float:
 # -- the tier grows
 
 
-@pytest.mark.parametrize("isolation_level", ["read_committed", UNCOMMITTED])
+@pytest.mark.parametrize("isolation_level", ISOLATION_LEVELS)
 def test_a_tier_that_grows_and_a_stream_that_crashes(
-    tier: GrowingTier, isolation_level: str
+    tier: GrowingTier, isolation_level: IsolationLevel
 ) -> None:
     folders = [tier.folder("txn", number) for number in (0, 1)]
     stems = [tier.stems(folder) for folder in folders]
@@ -69,7 +75,7 @@ def test_a_tier_that_grows_and_a_stream_that_crashes(
         stream.choose()
         stream.start()  # killed before the batch was read: the same batch again
     stream.all()
-    assert_same_rows(stream.rows(), expected_table("txn", isolation_level))  # type: ignore[arg-type]
+    assert_same_rows(stream.rows(), expected_table("txn", isolation_level))
 
 
 def test_a_new_partition_begins_at_its_start(tier: GrowingTier) -> None:
@@ -269,6 +275,38 @@ def test_what_lies_before_an_old_hole_is_read_before_it_is_an_error(tier: Growin
     assert stream.rows().num_rows == begin(stems[1])
     with pytest.raises(DataLossError, match="no segment in the tier holds"):
         stream.batch()
+
+
+def test_a_hole_is_an_error_although_other_partitions_go_on(tier: GrowingTier) -> None:
+    folder, other = tier.folder("wide", 0), tier.folder("wide", 5)
+    stems, others = tier.stems(folder), tier.stems(other)
+    tier.add(folder, [stems[0], *stems[2:]])
+    tier.add(other, others[:1])
+    stream = Running(tier.path, "wide")
+    assert stream.batch()
+    tier.add(other, others)
+    with pytest.raises(DataLossError, match="no segment in the tier holds"):
+        stream.batch()
+    assert stream.committed == 1
+
+
+def test_transactions_that_may_have_ended_in_a_hole_that_may_heal(tier: GrowingTier) -> None:
+    folder = tier.folder("txn")
+    stems = tier.stems(folder)
+    for missing in range(1, len(stems) - 1):
+        there = [stem for number, stem in enumerate(stems) if number != missing]
+        tier.remove(folder, stems)
+        tier.add(folder, there)
+        stream = Running(tier.path, "txn", maxSegmentsPerTrigger="1")
+        stream.clock.seconds = event_seconds(tier, folder, stems[missing + 1]) + 1
+        stream.all()
+        before = stream.rows().num_rows
+        assert stream.last["topics"]["txn"]["p"]["0"] <= begin(stems[missing])
+        tier.add(folder, stems)
+        stream.all()
+        assert before < stream.rows().num_rows
+        expected = between(expected_table("txn", "read_committed"), 0, 1 << 60)
+        assert_same_rows(stream.rows(), expected)
 
 
 # -- topics that are created again

@@ -14,7 +14,6 @@ from tests.golden_data import TIER, assert_same_rows, expected_table, tier_optio
 from tests.kts_source.streaming.running import GrowingTier, Running
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -24,14 +23,15 @@ def tier(tmp_path: Path) -> GrowingTier:
 
 
 class Listings:
-    """Counts the listings of all local stores, and fails them while `error` is set."""
+    """Counts what all local stores are asked, and fails it while an error is set."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = self.read = 0
         self.error: Exception | None = None
+        self.read_error: Exception | None = None
         list_folders, get_range = LocalStore.list_folders, LocalStore.get_range
 
-        def counted(store: LocalStore, prefix: str) -> Iterator[str]:
+        def counted(store: LocalStore, prefix: str) -> list[str]:
             self.count += 1
             if self.error is not None:
                 raise self.error
@@ -39,6 +39,8 @@ class Listings:
 
         def counted_range(store: LocalStore, *place: object, **version: object) -> object:
             self.read += 1
+            if self.read_error is not None:
+                raise self.read_error
             return get_range(store, *place, **version)  # type: ignore[arg-type]
 
         monkeypatch.setattr(LocalStore, "list_folders", counted)
@@ -179,6 +181,24 @@ def test_a_stream_waits_for_its_store(
     assert not stream.batch()
     assert "waits for its store: no answer" in caplog.text
     listings.error = None
+    assert stream.batch()
+
+
+def test_a_stream_waits_for_manifests_that_do_not_come(
+    tier: GrowingTier, listings: Listings
+) -> None:
+    folder = tier.folder("txn")
+    stems = tier.stems(folder)
+    tier.add(folder, stems[:5])
+    stream = Running(tier.path, "txn", minListingIntervalMs="10s")
+    assert stream.batch()
+    stream.clock.seconds += 10
+    tier.add(folder, stems)
+    listings.read_error = StoreUnavailableError("no answer")
+    assert not stream.batch()
+    listings.read_error = None
+    assert not stream.batch(), "not before the next listing"
+    stream.clock.seconds += 10
     assert stream.batch()
 
 
