@@ -95,10 +95,11 @@ def discover(
             can make.
         CorruptSegmentError: A manifest that cannot be read.
     """
-    return tuple(
-        discover_topic(options, topic, folders, catalog, pool)
-        for topic, folders in sorted(incarnations(options, catalog).items())
-    )
+    found = []
+    for topic, folders in sorted(incarnations(options, catalog).items()):
+        found.append(discover_topic(options, topic, folders, catalog, pool))
+        log_topic(found[-1])
+    return tuple(found)
 
 
 def incarnations(
@@ -187,8 +188,6 @@ def discover_topic(
     if isinstance(options.selection, Assign):
         wanted = options.selection.partitions[topic]
     held = [here[number] for number in wanted if number in here and here[number].has_segments]
-    for part in held:
-        _log_orphans(part)
     empty = [number for number in wanted if number not in {part.partition for part in held}]
     parts = [o for number in empty if number in here for o in _only_parts(options, here[number])]
     found = DiscoveredTopic(
@@ -205,9 +204,15 @@ def discover_topic(
             f" {some(map(str, parts)) or 'no objects'}",
             topic=topic,
         )
+    return found
+
+
+def log_topic(found: DiscoveredTopic) -> None:
+    """Warns of what is not read of a topic."""
+    for part in found.partitions:
+        _log_orphans(part)
     for note in found.notes:
         log.warning("%s", note)
-    return found
 
 
 def _only_parts(options: ScanOptions, part: ListedPartition) -> list[Orphan]:

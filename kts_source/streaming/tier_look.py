@@ -17,7 +17,12 @@ from kts_source.errors import (
 from kts_source.layout.find_layout import find_layout
 from kts_source.options.requested_bounds import TimestampBound, TimestampsBound
 from kts_source.options.selection import SubscribePattern
-from kts_source.planning.discover import DiscoveredTopic, discover_topic, incarnations
+from kts_source.planning.discover import (
+    DiscoveredTopic,
+    discover_topic,
+    incarnations,
+    log_topic,
+)
 from kts_source.planning.segment_catalog import PLANNING_THREADS, SegmentCatalog
 from kts_source.planning.side_files import SideFiles
 from kts_source.read.segment_source import SegmentSource
@@ -69,6 +74,7 @@ class Lister:
         self.tier = open_tier(options)
         self._describing = ThreadPoolExecutor(PLANNING_THREADS, "kts-describe")
         self.pool = ThreadPoolExecutor(PLANNING_THREADS, "kts-look")
+        self._told: dict[str, object] = {}  # what was said of a topic, to say it once
         # Which of several incarnations is newest takes all their manifests to find out.
         self._settled: dict[str, tuple[frozenset[str], str]] = {}
 
@@ -218,6 +224,10 @@ class Lister:
         if found is None:
             return TopicLook(topic, str(known), {}, newer)
         same = {} if last is None or last.topic_id != found.topic_id else last.partitions
+        unread = (found.notes, *(part.orphans for part in found.partitions))
+        if self._told.get(topic) != unread:
+            self._told[topic] = unread
+            log_topic(found)
         catalog.expect(len(found.partitions))
         parts = self.partitions(found.partitions, same)
         return TopicLook(topic, found.topic_id, parts, newer)

@@ -13,10 +13,12 @@ from kts_source.planning.lineage import (
     BELOW_LOG_START,
     COVERED,
     DEAD_BRANCH,
+    joined_lineage,
     newest_segment,
     partition_log,
     usable_range,
 )
+from segment_format.index.leader_epoch_checkpoint import EpochEntry
 from tests.kts_source.planning.segments import lineage, segment
 
 if TYPE_CHECKING:
@@ -268,3 +270,16 @@ def test_every_covered_offset_once_and_every_hole_named(
     for span in log.ranges:
         assert span.segment.start_offset <= span.start
         assert span.stop <= span.segment.stop_offset
+
+
+@given(st.integers(0, 90), st.integers(0, 90), st.integers(0, 90))
+def test_a_lineage_that_was_cut_off_reaches_back(first: int, log_start: int, end: int) -> None:
+    def cut(start: int, stop: int) -> tuple[EpochEntry, ...]:
+        """What a checkpoint says while the log begins and ends there."""
+        before = [entry for entry in SEVEN if entry.start_offset <= start]
+        after = [entry for entry in SEVEN if start < entry.start_offset < stop]
+        return EpochEntry(before[-1].epoch, start), *after
+
+    first, log_start = sorted((first, log_start))
+    older = cut(first, max(end, log_start))
+    assert tuple(joined_lineage(older, cut(log_start, 100))) == cut(first, 100)

@@ -1,0 +1,172 @@
+"""The calls that Spark makes of a stream reader, in its order, by version, without a JVM.
+
+Before 4.2: `latestOffset()` before `initialOffset()`, and `partitions(X, X)` after a restart.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql.datasource import DataSourceStreamReader
+
+from kts_source.spark import data_source_api
+from kts_source.spark.data_source_api import ReadAllAvailable
+from kts_source.spark.datasource import TieredKafkaDataSource
+from tests.golden_data import SPARK_SCHEMA, assert_same_rows, expected_table, tier_options
+from tests.kts_source.streaming.running import GrowingTier
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from kts_source.spark.stream_reader import TieredKafkaStreamReader
+
+try:
+    from pyspark.sql.streaming import datasource as sparks_own
+except ImportError:
+    sparks_own = None  # type: ignore[assignment]
+
+SPARKS = ["newer", "older"] if sparks_own is not None else ["older"]
+"""A newer Spark can be asked as older ones ask."""
+
+
+class Query:
+    """What the driver does: an offset log as text, and rows from a pickled reader."""
+
+    def __init__(self, options: Mapping[str, str], *, older: bool) -> None:
+        self.options = {"includeHeaders": "true", "minListingIntervalMs": "0", **options}
+        self.older = older
+        self.log: list[str] = []
+        self.batches: list[pa.Table] = []
+
+    def start(self, *, available_now: bool = False) -> None:
+        source = TieredKafkaDataSource(self.options)
+        schema = source.schema()
+        self.reader: TieredKafkaStreamReader = source.streamReader(schema)
+        # The tasks' own, made before anything is planned.
+        self.pickled = cloudpickle.dumps(source.streamReader(schema))  # type: ignore[no-untyped-call]
+        self.limit: Any = None
+        if not self.older:
+            if available_now:
+                self.reader.prepareForTriggerAvailableNow()
+            self.limit = self.reader.getDefaultReadLimit()
+        if self.log:
+            start = self.log[-2] if len(self.log) > 1 else self.initial()
+            if len(self.batches) < len(self.log):
+                self.read(start, self.log[-1])
+            elif self.older:
+                self.reader.partitions(*map(json.loads, (self.log[-1], self.log[-1])))
+
+    def initial(self) -> str:
+        return json.dumps(self.reader.initialOffset())
+
+    def choose(self) -> bool:
+        """The next end, which is logged if its text is another; whether it is."""
+        start = self.log[-1] if self.log else self.initial()
+        if self.older:
+            found = json.dumps(self.reader.latestOffset())
+            assert found == json.dumps(self.reader.latestOffset()), "a second answer is the first"
+        else:
+            found = json.dumps(self.reader.latestOffset(json.loads(start), self.limit))
+        if self.log and found == self.log[-1]:
+            return False
+        self.log.append(found)
+        return True
+
+    def batch(self) -> bool:
+        if not self.choose():
+            return False
+        start = self.log[-2] if len(self.log) > 1 else self.initial()
+        self.read(start, self.log[-1])
+        self.reader.commit(json.loads(start))
+        return True
+
+    def read(self, start: str, end: str) -> None:
+        found = self.reader.partitions(json.loads(start), json.loads(end))
+        reader = cloudpickle.loads(self.pickled)
+        # Without partitions Spark makes one of nothing.
+        sent: list[Any] = [cloudpickle.dumps(one) for one in found] or [None]  # type: ignore[no-untyped-call]
+        partitions = (None if one is None else cloudpickle.loads(one) for one in sent)
+        batches = [batch for one in partitions for batch in reader.read(one)]
+        self.batches.append(pa.Table.from_batches(batches, SPARK_SCHEMA))
+
+    def all(self) -> int:
+        count = 0
+        while self.batch():
+            count += 1
+            assert count < 100
+        return count
+
+    def rows(self) -> pa.Table:
+        return pa.concat_tables(self.batches)
+
+
+@pytest.mark.parametrize("spark", SPARKS)
+def test_a_query_that_is_started_again(tmp_path: Path, spark: str) -> None:
+    tier = GrowingTier(tmp_path / "tier")
+    first, second = tier.folder("txn", 0), tier.folder("txn", 1)
+    stems = tier.stems(first)
+    tier.add(first, stems[:5])
+    options = {**tier_options("txn", maxSegmentsPerTrigger="2"), "path": tier.path.as_uri()}
+    query = Query(options, older=spark == "older")
+    query.start()
+    assert query.batch()
+    assert query.choose()
+    query.start()  # killed before the batch was read
+    query.all()
+    query.start()  # stopped when all was read
+    assert query.all() == 0
+    tier.add(first, stems)
+    tier.add(second, tier.stems(second))
+    assert query.all() > 3
+    assert_same_rows(query.rows(), expected_table("txn", "read_committed"))
+
+
+@pytest.mark.skipif(sparks_own is None, reason="this Spark has no AvailableNow for sources")
+def test_available_now_keeps_the_limits_and_ends(tmp_path: Path) -> None:
+    tier = GrowingTier(tmp_path / "tier")
+    folder = tier.folder("txn", 0)
+    stems = tier.stems(folder)
+    tier.add(folder, stems[:4])
+    options = {**tier_options("txn", maxSegmentsPerTrigger="1"), "path": tier.path.as_uri()}
+    query = Query(options, older=False)
+    query.start(available_now=True)
+    assert query.batch()
+    tier.add(folder, stems)
+    assert query.all() < 4
+    assert query.rows()["offset"].to_numpy().max() < int(stems[4][:20])
+    query.start()
+    query.limit = ReadAllAvailable()
+    assert query.all() == 1, "once takes all, whatever the limits"
+
+
+def test_the_reader_is_what_spark_looks_for() -> None:
+    reader = TieredKafkaDataSource(tier_options("txn")).streamReader(
+        TieredKafkaDataSource(tier_options("txn")).schema()
+    )
+    assert isinstance(reader, DataSourceStreamReader)
+    # Any parameter says that a start and a limit are taken; without any they may be left out.
+    parameters = inspect.signature(reader.latestOffset).parameters.values()
+    assert [one.default for one in parameters] == [None, None]
+    if sparks_own is not None:
+        assert isinstance(reader, sparks_own.SupportsTriggerAvailableNow)
+        assert data_source_api.ReadMaxRows is sparks_own.ReadMaxRows
+        assert isinstance(reader.getDefaultReadLimit(), sparks_own.ReadAllAvailable)
+    limited = TieredKafkaDataSource(tier_options("txn", maxBytesPerTrigger="1g"))
+    limit = limited.streamReader(limited.schema()).getDefaultReadLimit()
+    assert not isinstance(limit, ReadAllAvailable)
+
+
+def test_no_secret_is_in_what_spark_logs() -> None:
+    secret = {"s3.access-key-id": "id", "s3.secret-access-key": "do-not-show"}
+    options = tier_options("encrypted", **secret)
+    query = Query(options, older=True)
+    query.start()
+    query.all()
+    assert "do-not-show" not in "".join(query.log)
+    assert "PRIVATE KEY" not in "".join(query.log)
