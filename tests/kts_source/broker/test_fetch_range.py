@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import struct
 import time
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -244,3 +245,16 @@ def test_connections_are_used_again(scene: Scene) -> None:
     for _ in range(3):
         assert scene.offsets() == list(range(END))
     assert scene.brokers.opened == opened
+
+
+def test_who_reads_slowly_asks_no_more_often(scene: Scene) -> None:
+    # The next answer waits in the socket; how long it lay there says nothing about the broker.
+    fetcher = RangeFetcher(scene.cluster, scene.wanted, max_batch_bytes=1 << 20)
+    answers = 0
+    with closing(fetcher.batches()) as fetched:
+        for _ in fetched:
+            answers += 1
+            if answers < 4:
+                time.sleep(1.5 * scene.cluster.settings.request_timeout_seconds)
+    assert answers > 4
+    assert fetcher.requests == answers
