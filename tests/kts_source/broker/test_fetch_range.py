@@ -40,8 +40,8 @@ SETTINGS = dataclasses.replace(
 
 @pytest.fixture(autouse=True)
 def _little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch_range, "_PATIENCE_SECONDS", 2.0)
-    monkeypatch.setattr(cluster_module, "_PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(fetch_range, "_PATIENCE_SECONDS", 20.0)
+    monkeypatch.setattr(cluster_module, "_PATIENCE_SECONDS", 10.0)
 
 
 class Scene:
@@ -144,7 +144,7 @@ def test_what_never_passes_is_an_error_in_time(
     began = time.monotonic()
     with pytest.raises(BrokerUnavailableError, match=r"gave no batch.*topic t, partition 0"):
         scene.offsets()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 15
 
 
 @pytest.mark.parametrize("code", [2, 29, 31, 35])
