@@ -83,7 +83,8 @@ def _planned(
     options: ScanOptions, tier: Tier, view: ClusterView, progress: Progress | None
 ) -> ScanPlan:
     key_ring = options.key_ring.loaded()
-    check_named(options, view.logs.keys(), view.topics.keys())
+    # The cluster knows which partitions there are: none may be named that is not read.
+    check_named(options, view.logs.keys(), frozenset())
     with (
         ThreadPoolExecutor(PLANNING_THREADS, "kts-describe") as describing,
         ThreadPoolExecutor(PLANNING_THREADS, "kts-plan") as pool,
