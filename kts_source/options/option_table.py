@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 READ_COMMITTED: Final = "read_committed"
 READ_UNCOMMITTED: Final = "read_uncommitted"
+DISKS: Final = "kafka-logs"
+"""The layout of brokers' own disks."""
 _MAX_REQUESTS: Final = 1024  # each has a thread
 
 _ESSENTIAL: Final = (
@@ -123,10 +125,16 @@ _MORE: Final = (
         default="aiven",
     ),
     Option(
+        "tailPath",
+        parse_text,
+        "Log directories of brokers that are gone, or a folder of them; several are separated by"
+        " commas. What the tier does not hold, above all the newest records, is read from there.",
+    ),
+    Option(
         "endOfLog",
         parse_bool,
-        "With `layout=kafka-logs`: read all whole batches of the surviving replica, also those"
-        " above the high watermark that brokers recorded.",
+        "With `layout=kafka-logs` or `tailPath`: read all whole batches of the surviving replica,"
+        " also those above the high watermark that brokers recorded.",
         default="false",
     ),
     Option(

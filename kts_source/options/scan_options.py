@@ -13,11 +13,13 @@ from kts_source.errors import InvalidOptionError
 from kts_source.keyring import KEY_OPTION_PATTERN, KEY_SOURCES, KeyRing
 from kts_source.options.cache_options import cache_settings
 from kts_source.options.fetch_options import FetchOptions, fetch_options
-from kts_source.options.option_table import OPTIONS, READ_COMMITTED
+from kts_source.options.option_table import DISKS, OPTIONS, READ_COMMITTED
 from kts_source.options.parsing import check_characters
 from kts_source.options.requested_bounds import NAMED_OFFSETS, Bound, mentions
 from kts_source.predicate.model import And
-from kts_source.store.presigned_path import hide_query
+from kts_source.store.joined_store import is_beside
+from kts_source.store.open_store import refuse_credentials
+from kts_source.store.presigned_path import hide_query, is_presigned
 from kts_source.store.storage_options import S3_OPTIONS, storage_options_from
 
 if TYPE_CHECKING:
@@ -85,6 +87,7 @@ class ScanOptions:
         cache: What is kept on local disk.
         max_timestamp_ahead_ms: No record is dated later after its upload; `None` = not assumed.
         key_ring: Private keys of encrypted segments.
+        tail_paths: Where brokers' disks are that hold what the tier does not.
         end_of_log: Whether a disk is read beyond the high watermark.
         ignored: Options accepted without effect, in lower case, sorted.
         where: Rows for which it is not true are left out.
@@ -97,6 +100,7 @@ class ScanOptions:
     path: str
     key_prefix: str
     layout: str
+    tail_paths: tuple[str, ...]
     end_of_log: bool
     selection: Selection
     topic_ids: Mapping[str, str]
@@ -167,6 +171,7 @@ def parse_options(given: Mapping[str, str]) -> ScanOptions:
         path=path,
         key_prefix=values["keyPrefix"],
         layout=values["layout"],
+        tail_paths=_tail_paths(values, brokers=brokers is not None),
         end_of_log=_end_of_log(values),
         selection=selection,
         topic_ids=values["topicId"] or {},
@@ -275,12 +280,45 @@ def _path(values: Mapping[str, Any], *, brokers: bool) -> str:
 
 
 def _end_of_log(values: Mapping[str, Any]) -> bool:
-    if values["endOfLog"] and values["layout"] != "kafka-logs":
+    if values["endOfLog"] and values["layout"] != DISKS and values["tailPath"] is None:
         raise InvalidOptionError(
-            f"option 'endOfLog' is for layout 'kafka-logs', not {values['layout']!r}: a tier ends"
-            " where it ends"
+            f"option 'endOfLog' is for layout 'kafka-logs' or option 'tailPath', not for layout"
+            f" {values['layout']!r} alone: a tier ends where it ends"
         )
     return bool(values["endOfLog"])
+
+
+def _tail_paths(values: Mapping[str, Any], *, brokers: bool) -> tuple[str, ...]:
+    """The paths of option `tailPath`. Disks are of a cluster that is gone, so they are not read
+    beside brokers.
+    """
+    if brokers and values["layout"] == DISKS:
+        raise InvalidOptionError(
+            "layout 'kafka-logs' reads the disks of brokers that are gone; with"
+            " kafka.bootstrap.servers they are asked themselves: give one of the two"
+        )
+    if values["tailPath"] is None:
+        return ()
+    if brokers:
+        raise InvalidOptionError(
+            "option 'tailPath' reads the disks of brokers that are gone; with"
+            " kafka.bootstrap.servers they are asked themselves: give one of the two"
+        )
+    if values["layout"] == DISKS:
+        raise InvalidOptionError(
+            "option 'tailPath' adds brokers' disks to a tier, and with layout 'kafka-logs' option"
+            " 'path' has no tier: put all log directories into one folder, and name it in 'path'"
+        )
+    if is_beside(values["keyPrefix"]):
+        raise InvalidOptionError(f"option 'keyPrefix' cannot be {values['keyPrefix']!r} here")
+    paths = tuple(text.strip() for text in values["tailPath"].split(","))
+    for path in paths:
+        if not path:
+            raise InvalidOptionError("option 'tailPath' names an empty path between its commas")
+        if is_presigned(path):
+            raise InvalidOptionError("option 'tailPath' cannot be a list of presigned URLs")
+        refuse_credentials(path)
+    return paths
 
 
 def _one_selection(values: Mapping[str, Any]) -> Selection:

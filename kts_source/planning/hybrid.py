@@ -184,7 +184,7 @@ def _plan_partition(
     owned = view.owned(brokers, epochs) if epochs else {}
     not_usable: frozenset[str] = frozenset()
     while True:
-        known = union_log(segments, brokers, owned, not_usable)
+        known = union_log(segments, brokers.log_start, brokers.end, owned, not_usable)
         if not options.tail:
             end = max((span.stop for span in known.ranges), default=brokers.log_start)
             known = replace(known, stop=end)

@@ -22,7 +22,13 @@ from kts_source.layout.remote_segment import ObjectRef, RemoteSegment
 from kts_source.layout.segment_facts import segment_facts, segment_from_facts
 from kts_source.planning.lineage import Hole, PartitionLog, SegmentRange, SkippedSegment
 from kts_source.planning.plan_fits import check_fits
-from kts_source.planning.scan_plan import BrokerPart, PartitionPlan, ScanPlan, segment_name
+from kts_source.planning.scan_plan import (
+    BrokerPart,
+    DiskPart,
+    PartitionPlan,
+    ScanPlan,
+    segment_name,
+)
 from kts_source.planning.slicing import segment_slice
 from kts_source.read.task import ScanTask, SegmentSlice
 from segment_format.errors import SegmentFormatError
@@ -142,6 +148,7 @@ def _partition_to(part: PartitionPlan, number: Any) -> dict[str, Any]:  # noqa: 
         "unverifiable": holes(log.unverifiable),
         "skipped": [[number(skipped.segment), skipped.reason] for skipped in log.skipped],
         **_brokers_to(part.brokers),
+        **_disks_to(part.disks),
     }
 
 
@@ -172,6 +179,7 @@ def _partition_from(entry: dict[str, Any], segments: Sequence[RemoteSegment]) ->
         wanted_stop=entry["wantedStop"],
         undecided=tuple(OpenTransaction(*pair) for pair in entry["undecided"]),
         brokers=_brokers_from(entry.get("brokers")),
+        disks=_disks_from(entry.get("disks")),
     )
 
 
@@ -199,6 +207,19 @@ def _brokers_from(entry: dict[str, Any] | None) -> BrokerPart | None:
         entry["lastStableOffset"],
         entry["localStart"],
     )
+
+
+def _disks_to(part: DiskPart | None) -> dict[str, Any]:
+    if part is None:
+        return {}
+    return {"disks": [part.folder, part.local_start, part.local_stop, part.high_watermark]}
+
+
+def _disks_from(entry: list[Any] | None) -> DiskPart | None:
+    if entry is None:
+        return None
+    folder, local_start, local_stop, high_watermark = entry
+    return DiskPart(folder, local_start, local_stop, high_watermark)
 
 
 def _task_from(entries: list[dict[str, Any]], segments: Sequence[RemoteSegment]) -> ScanTask:

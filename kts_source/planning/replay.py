@@ -39,9 +39,9 @@ from kts_source.planning.pruning import fingerprint
 from kts_source.planning.side_files import SideFiles
 from kts_source.planning.timestamps import first_offset_at_or_after
 from kts_source.read.segment_source import SegmentSource
-from kts_source.secret import Secret, scrub
-from kts_source.store.open_store import open_store, scheme_of
-from kts_source.store.storage_options import STORAGE_OPTIONS
+from kts_source.secret import scrub
+from kts_source.store.joined_store import is_beside
+from kts_source.store.open_store import open_store, scheme_of, storage_beside
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -101,6 +101,11 @@ def replayed(options: ScanOptions, tier: Tier, progress: Progress | None = None)
         error.message = scrub(f"option 'planFile' ({name}): {error.message}")
         error.uri = None
         raise
+    if not options.tail_paths and any(is_beside(ref.key) for ref in objects_read(plan)):
+        raise InvalidOptionError(
+            f"option 'planFile' ({name}): the plan reads brokers' disks beside the tier, so option"
+            " 'tailPath' must be given as it was"
+        )
     _check_options(plan, options)
     _check_selection(plan, options)
     clipped = plan
@@ -132,11 +137,7 @@ def _read(options: ScanOptions) -> str:
         folder, _, key = before.rpartition("/")
         root = f"{folder}/" if folder.endswith(("/", ":")) else folder
         key = f"{key}?{query}" if query else key
-    storage = options.storage
-    if scheme != scheme_of(options.path):
-        # Arguments of the tier's file system; another kind would not take them.
-        opening = storage.reveal().items()
-        storage = Secret({given: text for given, text in opening if given != STORAGE_OPTIONS})
+    storage = storage_beside(options.path, path, options.storage)
     store = open_store(root, storage, retry_policy=options.fetch.retry_policy)
     try:
         found = store.head(key)
@@ -215,7 +216,7 @@ def _check_selection(plan: ScanPlan, options: ScanOptions) -> None:
     for part in plan.partitions:
         for span in part.surviving.ranges:
             key = span.segment.objects.log.key
-            if not key.startswith(options.key_prefix):
+            if not (key.startswith(options.key_prefix) or is_beside(key)):
                 raise _contradiction("keyPrefix", options.key_prefix, f"reads {key}")
     check_named(options, held.keys(), topics)
 

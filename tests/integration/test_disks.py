@@ -11,10 +11,11 @@ from __future__ import annotations
 import random
 import secrets
 import shutil
+import time
 from typing import TYPE_CHECKING
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import NewTopic
 
 from kts_source import describe
@@ -229,14 +230,26 @@ def _watermarks(broker: Broker, pairs: list[tuple[str, int]]) -> tuple[Offsets, 
         }
     )
     try:
-        found = {
-            pair: consumer.get_watermark_offsets(TopicPartition(*pair), timeout=30)
-            for pair in pairs
-        }
+        found = {pair: _watermark(consumer, pair) for pair in pairs}
     finally:
         consumer.close()
     starts = {pair: low for pair, (low, _) in found.items()}
     return starts, {pair: high for pair, (_, high) in found.items()}
+
+
+def _watermark(consumer: Consumer, pair: tuple[str, int]) -> tuple[int, int]:
+    """Log start and end, once the broker that has just started leads the partition."""
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            low, high = consumer.get_watermark_offsets(TopicPartition(*pair), timeout=30)
+        except KafkaException as error:
+            unsettled = (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE)
+            if error.args[0].code() not in unsettled or time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+        else:
+            return low, high
 
 
 def _served(broker: Broker, level: str, ends: dict[tuple[str, int], int]) -> list[Row]:
