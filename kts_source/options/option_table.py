@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 READ_COMMITTED: Final = "read_committed"
 READ_UNCOMMITTED: Final = "read_uncommitted"
+LISTING: Final = "listing"
+METADATA_TOPIC: Final = "metadata-topic"
 _MAX_REQUESTS: Final = 1024  # each has a thread
 
 _ESSENTIAL: Final = (
@@ -121,6 +123,14 @@ _MORE: Final = (
         "How objects are laid out: `aiven`, `local-tiered-storage`, `kafka-logs` (brokers' own"
         " disks), or the name of a plug-in.",
         default="aiven",
+    ),
+    Option(
+        "catalog",
+        partial(parse_choice, choices=(LISTING, METADATA_TOPIC)),
+        "What tells which segments there are: a `listing` of the store, or the `metadata-topic`"
+        " (`__remote_log_metadata`, with `kafka.bootstrap.servers`), for buckets that may not be"
+        " listed.",
+        default=LISTING,
     ),
     Option(
         "endOfLog",

@@ -13,7 +13,7 @@ from kts_source.errors import InvalidOptionError
 from kts_source.keyring import KEY_OPTION_PATTERN, KEY_SOURCES, KeyRing
 from kts_source.options.cache_options import cache_settings
 from kts_source.options.fetch_options import FetchOptions, fetch_options
-from kts_source.options.option_table import OPTIONS, READ_COMMITTED
+from kts_source.options.option_table import METADATA_TOPIC, OPTIONS, READ_COMMITTED
 from kts_source.options.parsing import check_characters
 from kts_source.options.requested_bounds import NAMED_OFFSETS, Bound, mentions
 from kts_source.predicate.model import And
@@ -75,6 +75,7 @@ class ScanOptions:
 
     Attributes:
         selection: Which topics and partitions.
+        catalog: What tells which segments there are.
         topic_ids: Topic name ("" = any) to the id of the incarnation wanted.
         starting: Lower bound, inclusive.
         ending: Upper bound, exclusive.
@@ -97,6 +98,7 @@ class ScanOptions:
     path: str
     key_prefix: str
     layout: str
+    catalog: str
     end_of_log: bool
     selection: Selection
     topic_ids: Mapping[str, str]
@@ -128,6 +130,11 @@ class ScanOptions:
     brokers: BrokerSettings | None
     tail: bool
     broker_fallback: bool
+
+    @property
+    def by_metadata_topic(self) -> bool:
+        """Whether brokers' own record tells which segments there are, and nothing is listed."""
+        return self.catalog == METADATA_TOPIC
 
     @property
     def read_committed(self) -> bool:
@@ -167,6 +174,7 @@ def parse_options(given: Mapping[str, str]) -> ScanOptions:
         path=path,
         key_prefix=values["keyPrefix"],
         layout=values["layout"],
+        catalog=_catalog(values, brokers=brokers is not None),
         end_of_log=_end_of_log(values),
         selection=selection,
         topic_ids=values["topicId"] or {},
@@ -272,6 +280,27 @@ def _path(values: Mapping[str, Any], *, brokers: bool) -> str:
             f"option 'keyPrefix' must stay below the path: {values['keyPrefix']!r}"
         )
     return str(values["path"] or "")
+
+
+def _catalog(values: Mapping[str, Any], *, brokers: bool) -> str:
+    catalog = str(values["catalog"])
+    if catalog == METADATA_TOPIC:
+        if not brokers:
+            raise InvalidOptionError(
+                f"option catalog={catalog} needs option kafka.bootstrap.servers: the topic"
+                " __remote_log_metadata is read from brokers"
+            )
+        if values["layout"] == "kafka-logs":
+            raise InvalidOptionError(
+                f"option catalog={catalog} is not for layout 'kafka-logs': brokers' disks hold what"
+                " is not tiered, which that topic does not name"
+            )
+        if not values["path"]:
+            raise InvalidOptionError(
+                f"option catalog={catalog} needs option 'path': without a tier there are no"
+                " segments to look for"
+            )
+    return catalog
 
 
 def _end_of_log(values: Mapping[str, Any]) -> bool:

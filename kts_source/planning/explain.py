@@ -10,7 +10,13 @@ from kts_source.planning.scan_plan import segment_name
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from kts_source.planning.scan_plan import BrokerPart, PartitionPlan, ScanPlan, SegmentName
+    from kts_source.planning.scan_plan import (
+        BrokerPart,
+        CatalogPart,
+        PartitionPlan,
+        ScanPlan,
+        SegmentName,
+    )
 
 
 def explain(plan: ScanPlan, prices: Mapping[str, Price] = S3_PRICES) -> str:
@@ -89,6 +95,8 @@ def _partition(
         yield f"  segment {segment.segment_id}: {what}, {segment.objects.size_in_bytes:,} bytes"
     if part.brokers is not None:
         yield from _brokers(part, part.brokers)
+    if part.catalog is not None:
+        yield from _catalog(part.catalog)
     for hole in log.holes:
         yield f"  hole: offsets [{hole.start}, {hole.stop}) {hole.between}"
     for gap in log.unverifiable:
@@ -111,3 +119,13 @@ def _brokers(part: PartitionPlan, brokers: BrokerPart) -> Iterator[str]:
         low, high = max(start, part.start), min(stop, part.stop)
         if low < high:
             yield f"  brokers: offsets [{low}, {high})"
+
+
+def _catalog(catalog: CatalogPart) -> Iterator[str]:
+    yield (
+        f"  catalog: {catalog.records:,} records of __remote_log_metadata-{catalog.partition},"
+        f" offsets [{catalog.start}, {catalog.stop}); segments: {catalog.live} live,"
+        f" {catalog.copying} being copied, {catalog.deleting} being deleted"
+    )
+    for start, stop in catalog.not_named:
+        yield f"  not in the catalog: offsets [{start}, {stop}), which are not on the leader's disk"
