@@ -20,7 +20,12 @@ from kts_source.broker.error_codes import (
     error_name,
 )
 from kts_source.broker.topics import ClusterTopic, EpochEnd, Leader, TopicPartition
-from kts_source.errors import BrokerError, BrokerUnavailableError, LeaderChangedError
+from kts_source.errors import (
+    BrokerAccessError,
+    BrokerError,
+    BrokerUnavailableError,
+    LeaderChangedError,
+)
 from kts_source.texts import some
 from segment_format.kafka_uuid import uuid_to_text
 
@@ -322,7 +327,7 @@ class Cluster:
             if topic.error_code == UNKNOWN_TOPIC_OR_PARTITION:
                 continue
             if topic.error_code in DENIED and names is not None:
-                raise BrokerError(
+                raise BrokerAccessError(
                     "not allowed to describe the topic: the user needs Describe and Read on it",
                     topic=topic.name,
                 )
@@ -376,10 +381,13 @@ def _refuse(place: TopicPartition, code: int) -> None:
     if code in PASSING or code in NEW_LEADER:
         return
     topic, number = place
-    what = error_name(code)
     if code in DENIED:
-        what = "not allowed to read the topic: the user needs Describe and Read on it"
-    raise BrokerError(what, topic=topic, partition=number)
+        raise BrokerAccessError(
+            "not allowed to read the topic: the user needs Describe and Read on it",
+            topic=topic,
+            partition=number,
+        )
+    raise BrokerError(error_name(code), topic=topic, partition=number)
 
 
 def _by_topic(places: Iterable[TopicPartition]) -> list[tuple[str, list[int]]]:

@@ -24,6 +24,7 @@ from kts_source.broker.error_codes import (
 )
 from kts_source.broker.fetched_batches import FetchedBatches, aborted_intervals, whole_batches
 from kts_source.errors import (
+    BrokerAccessError,
     BrokerError,
     BrokerUnavailableError,
     CorruptSegmentError,
@@ -319,7 +320,9 @@ class RangeFetcher:
         if code == OFFSET_OUT_OF_RANGE:
             raise _OutOfRange
         if code in DENIED:
-            raise BrokerError("not allowed to read the topic: the user needs Read on it", **place)
+            raise BrokerAccessError(
+                "not allowed to read the topic: the user needs Read on it", **place
+            )
         raise BrokerError(f"a broker refuses to be read: {error_name(code)}", **place)
 
     def _place(self, offset: int) -> Any:  # noqa: ANN401

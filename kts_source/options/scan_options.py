@@ -13,13 +13,12 @@ from kts_source.errors import InvalidOptionError
 from kts_source.keyring import KEY_OPTION_PATTERN, KEY_SOURCES, KeyRing
 from kts_source.options.cache_options import cache_settings
 from kts_source.options.fetch_options import FetchOptions, fetch_options
-from kts_source.options.option_table import DISKS, OPTIONS, READ_COMMITTED
+from kts_source.options.option_table import METADATA_TOPIC, OPTIONS, READ_COMMITTED
 from kts_source.options.parsing import check_characters
+from kts_source.options.places import catalog_of, end_of_log, tail_paths, tier_path
 from kts_source.options.requested_bounds import NAMED_OFFSETS, Bound, mentions
 from kts_source.predicate.model import And
-from kts_source.store.joined_store import is_beside
-from kts_source.store.open_store import refuse_credentials
-from kts_source.store.presigned_path import hide_query, is_presigned
+from kts_source.store.presigned_path import hide_query
 from kts_source.store.storage_options import S3_OPTIONS, storage_options_from
 
 if TYPE_CHECKING:
@@ -77,6 +76,7 @@ class ScanOptions:
 
     Attributes:
         selection: Which topics and partitions.
+        catalog: What tells which segments there are.
         topic_ids: Topic name ("" = any) to the id of the incarnation wanted.
         starting: Lower bound, inclusive.
         ending: Upper bound, exclusive.
@@ -101,6 +101,7 @@ class ScanOptions:
     key_prefix: str
     layout: str
     tail_paths: tuple[str, ...]
+    catalog: str
     end_of_log: bool
     selection: Selection
     topic_ids: Mapping[str, str]
@@ -134,6 +135,11 @@ class ScanOptions:
     broker_fallback: bool
 
     @property
+    def by_metadata_topic(self) -> bool:
+        """Whether brokers' own record tells which segments there are, and nothing is listed."""
+        return self.catalog == METADATA_TOPIC
+
+    @property
     def read_committed(self) -> bool:
         """Whether aborted and undecided transactions are left out."""
         return self.isolation_level == READ_COMMITTED
@@ -165,14 +171,15 @@ def parse_options(given: Mapping[str, str]) -> ScanOptions:
     selection = _one_selection(values)
     fetch = fetch_options(values, storage_texts, fallback_texts)
     path, storage = hide_query(
-        _path(values, brokers=brokers is not None), storage_options_from(storage_texts)
+        tier_path(values, brokers=brokers is not None), storage_options_from(storage_texts)
     )
     return ScanOptions(
         path=path,
         key_prefix=values["keyPrefix"],
         layout=values["layout"],
-        tail_paths=_tail_paths(values, brokers=brokers is not None),
-        end_of_log=_end_of_log(values),
+        tail_paths=tail_paths(values, brokers=brokers is not None),
+        catalog=catalog_of(values, brokers=brokers is not None),
+        end_of_log=end_of_log(values),
         selection=selection,
         topic_ids=values["topicId"] or {},
         isolation_level=values["isolationLevel"],
@@ -264,61 +271,6 @@ def _unknown(name: str) -> str:
         guesses = " or ".join(repr(by_lower[match]) for match in close)
         return f"unknown option {name!r}; did you mean {guesses}?"
     return f"unknown option {name!r}; known are {', '.join(option.name for option in OPTIONS)}"
-
-
-def _path(values: Mapping[str, Any], *, brokers: bool) -> str:
-    if not values["path"] and not brokers:
-        raise InvalidOptionError(
-            "option 'path' is missing: the root of the tier, such as s3://bucket or file:///folder;"
-            " with kafka.bootstrap.servers it may be left out, and brokers alone are read"
-        )
-    if values["keyPrefix"].startswith("/") or ".." in re.split(r"[/\\]", values["keyPrefix"]):
-        raise InvalidOptionError(
-            f"option 'keyPrefix' must stay below the path: {values['keyPrefix']!r}"
-        )
-    return str(values["path"] or "")
-
-
-def _end_of_log(values: Mapping[str, Any]) -> bool:
-    if values["endOfLog"] and values["layout"] != DISKS and values["tailPath"] is None:
-        raise InvalidOptionError(
-            f"option 'endOfLog' is for layout 'kafka-logs' or option 'tailPath', not for layout"
-            f" {values['layout']!r} alone: a tier ends where it ends"
-        )
-    return bool(values["endOfLog"])
-
-
-def _tail_paths(values: Mapping[str, Any], *, brokers: bool) -> tuple[str, ...]:
-    """The paths of option `tailPath`. Disks are of a cluster that is gone, so they are not read
-    beside brokers.
-    """
-    if brokers and values["layout"] == DISKS:
-        raise InvalidOptionError(
-            "layout 'kafka-logs' reads the disks of brokers that are gone; with"
-            " kafka.bootstrap.servers they are asked themselves: give one of the two"
-        )
-    if values["tailPath"] is None:
-        return ()
-    if brokers:
-        raise InvalidOptionError(
-            "option 'tailPath' reads the disks of brokers that are gone; with"
-            " kafka.bootstrap.servers they are asked themselves: give one of the two"
-        )
-    if values["layout"] == DISKS:
-        raise InvalidOptionError(
-            "option 'tailPath' adds brokers' disks to a tier, and with layout 'kafka-logs' option"
-            " 'path' has no tier: put all log directories into one folder, and name it in 'path'"
-        )
-    if is_beside(values["keyPrefix"]):
-        raise InvalidOptionError(f"option 'keyPrefix' cannot be {values['keyPrefix']!r} here")
-    paths = tuple(text.strip() for text in values["tailPath"].split(","))
-    for path in paths:
-        if not path:
-            raise InvalidOptionError("option 'tailPath' names an empty path between its commas")
-        if is_presigned(path):
-            raise InvalidOptionError("option 'tailPath' cannot be a list of presigned URLs")
-        refuse_credentials(path)
-    return paths
 
 
 def _one_selection(values: Mapping[str, Any]) -> Selection:

@@ -54,6 +54,10 @@ class PartitionWatermark:
         broker_offsets: Offsets that only brokers serve: holes of the tier, and what lies behind it.
         broker_bytes: About how many bytes that is.
         oldest_untiered_ms: When the first batch behind the tier began; `None` where there is none.
+        catalog_records: Records read of the partition of `__remote_log_metadata` that tells of this
+            one; this and what follows is `None` where the tier was listed.
+        copies_in_progress: Segments that brokers have begun to copy and not finished.
+        deletions_in_progress: Segments that they have begun to delete and not finished.
     """
 
     topic: str
@@ -78,6 +82,9 @@ class PartitionWatermark:
     broker_offsets: int | None = None
     broker_bytes: int | None = None
     oldest_untiered_ms: int | None = None
+    catalog_records: int | None = None
+    copies_in_progress: int | None = None
+    deletions_in_progress: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +128,9 @@ _SCHEMA = pa.schema(
         "broker_offsets": pa.int64(),
         "broker_bytes": pa.int64(),
         "oldest_untiered_ms": pa.int64(),
+        "catalog_records": pa.int64(),
+        "copies_in_progress": pa.int64(),
+        "deletions_in_progress": pa.int64(),
     }
 )
 

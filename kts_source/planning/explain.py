@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from kts_source.planning.scan_plan import (
         BrokerPart,
+        CatalogPart,
         DiskPart,
         PartitionPlan,
         ScanPlan,
@@ -99,6 +100,8 @@ def _partition(
         yield from _brokers(part, part.brokers)
     if part.disks is not None:
         yield from _disks(part, part.disks)
+    if part.catalog is not None:
+        yield from _catalog(part.catalog)
     for hole in log.holes:
         yield f"  hole: offsets [{hole.start}, {hole.stop}) {hole.between}"
     for gap in log.unverifiable:
@@ -131,3 +134,13 @@ def _disks(part: PartitionPlan, disks: DiskPart) -> Iterator[str]:
         f"  disks: high watermark {mark}, local start {disks.local_start}, in {disks.folder}; the"
         f" tier ends at {seam}, {log.stop - seam} offsets behind; {local} offsets are on disk alone"
     )
+
+
+def _catalog(catalog: CatalogPart) -> Iterator[str]:
+    yield (
+        f"  catalog: {catalog.records:,} records of __remote_log_metadata-{catalog.partition},"
+        f" offsets [{catalog.start}, {catalog.stop}); segments: {catalog.live} live,"
+        f" {catalog.copying} being copied, {catalog.deleting} being deleted"
+    )
+    for start, stop in catalog.not_named:
+        yield f"  not in the catalog: offsets [{start}, {stop}), which are not on the leader's disk"

@@ -7,6 +7,7 @@ used (`replay`); that nothing is read or allocated beyond them follows from what
 
 from __future__ import annotations
 
+from dataclasses import astuple
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Final
 
@@ -131,6 +132,10 @@ def _check_partition(part: PartitionPlan) -> None:
         _within(0, part.disks.local_start, part.disks.local_stop, MAX_INT64)
         if part.disks.high_watermark is not None:
             _within(0, part.disks.high_watermark, MAX_INT64)
+    if part.catalog is not None:
+        *numbers, not_named = astuple(part.catalog)
+        for number in (*numbers, *(offset for span in not_named for offset in span)):
+            _within(0, number, MAX_INT64)
     _names(*(key for orphan in part.orphans for key in orphan.keys))
     _texts(*(orphan.reason for orphan in part.orphans))
     _texts(*(skipped.reason for skipped in log.skipped))

@@ -24,6 +24,7 @@ from kts_source.planning.lineage import Hole, PartitionLog, SegmentRange, Skippe
 from kts_source.planning.plan_fits import check_fits
 from kts_source.planning.scan_plan import (
     BrokerPart,
+    CatalogPart,
     DiskPart,
     PartitionPlan,
     ScanPlan,
@@ -149,6 +150,7 @@ def _partition_to(part: PartitionPlan, number: Any) -> dict[str, Any]:  # noqa: 
         "skipped": [[number(skipped.segment), skipped.reason] for skipped in log.skipped],
         **_brokers_to(part.brokers),
         **_disks_to(part.disks),
+        **_catalog_to(part.catalog),
     }
 
 
@@ -180,7 +182,33 @@ def _partition_from(entry: dict[str, Any], segments: Sequence[RemoteSegment]) ->
         undecided=tuple(OpenTransaction(*pair) for pair in entry["undecided"]),
         brokers=_brokers_from(entry.get("brokers")),
         disks=_disks_from(entry.get("disks")),
+        catalog=_catalog_from(entry.get("catalog")),
     )
+
+
+def _catalog_to(part: CatalogPart | None) -> dict[str, Any]:
+    if part is None:
+        return {}
+    return {
+        "catalog": {
+            "partition": part.partition,
+            "start": part.start,
+            "stop": part.stop,
+            "records": part.records,
+            "live": part.live,
+            "copying": part.copying,
+            "deleting": part.deleting,
+            "notNamed": part.not_named,
+        }
+    }
+
+
+def _catalog_from(entry: dict[str, Any] | None) -> CatalogPart | None:
+    if entry is None:
+        return None
+    names = ("partition", "start", "stop", "records", "live", "copying", "deleting")
+    not_named = tuple((low, high) for low, high in entry["notNamed"])
+    return CatalogPart(**{name: entry[name] for name in names}, not_named=not_named)
 
 
 def _brokers_to(part: BrokerPart | None) -> dict[str, Any]:

@@ -3,9 +3,9 @@
 A plan is a value, not a licence: options that say something else are refused, never overridden,
 and its objects must be what they were. Which option does what:
 
-    contradicts it where it differs   the selection, topicId, keyPrefix, layout, bounds,
-                                      isolationLevel, where it leaves rows out, failOnDataLoss=true,
-                                      and what tasks are cut by
+    contradicts it where it differs   the selection, topicId, keyPrefix, layout, catalog,
+                                      bounds, isolationLevel, where it leaves rows out,
+                                      failOnDataLoss=true, and what tasks are cut by
     refines it                        columns, includeHeaders, includeLineage, where and
                                       timestampRange of a plan that leaves no row out
     does not concern it               path and what opens it (versions of objects are checked),
@@ -70,6 +70,7 @@ def made_with(
         "isolationLevel": options.isolation_level,
         "failOnDataLoss": options.fail_on_data_loss,
         "layout": options.layout,
+        "catalog": options.catalog,
         "endOfLog": options.end_of_log,
         "minPartitions": options.min_partitions,
         "maxRecordsPerPartition": options.max_records_per_partition,
@@ -214,6 +215,8 @@ def _check_selection(plan: ScanPlan, options: ScanOptions) -> None:
         if wanted not in (None, topic_id):
             raise _contradiction("topicId", wanted, f"reads {topic_id} of {topic}-{number}")
     for part in plan.partitions:
+        if part.catalog is not None:  # it may name objects under other prefixes
+            continue
         for span in part.surviving.ranges:
             key = span.segment.objects.log.key
             if not (key.startswith(options.key_prefix) or is_beside(key)):

@@ -64,6 +64,31 @@ class DiskPart:
 
 
 @dataclass(frozen=True, slots=True)
+class CatalogPart:
+    """What the topic `__remote_log_metadata` told of a partition.
+
+    Attributes:
+        partition: The partition of that topic that tells of this one.
+        start: First offset read there.
+        stop: One past the last offset read there.
+        records: How many records that were, those about other partitions included.
+        live: Segments that may be read.
+        copying: Copies in progress, or given up.
+        deleting: Deletions in progress.
+        not_named: Offsets [start, stop) that brokers have only in the tier, and no segment names.
+    """
+
+    partition: int
+    start: int
+    stop: int
+    records: int
+    live: int
+    copying: int
+    deleting: int
+    not_named: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PartitionPlan:
     """What is read of one partition, and why it ends where it ends.
 
@@ -76,6 +101,7 @@ class PartitionPlan:
         undecided: Transactions that bound it.
         brokers: What brokers serve; `None` where none were asked.
         disks: What disks beside a tier say; `None` without them.
+        catalog: What the metadata topic told; `None` where the store was listed.
     """
 
     topic: str
@@ -89,6 +115,7 @@ class PartitionPlan:
     undecided: tuple[OpenTransaction, ...]
     brokers: BrokerPart | None = None
     disks: DiskPart | None = None
+    catalog: CatalogPart | None = None
 
     @property
     def topic_partition(self) -> str:
