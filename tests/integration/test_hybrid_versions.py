@@ -1,7 +1,8 @@
-"""The oldest and the newest Kafka that is tested, beside the one of all other tests."""
+"""Other versions of Kafka than the one of all other tests: the oldest or the newest, by chance."""
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 from typing import TYPE_CHECKING
@@ -32,9 +33,13 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
 
 SEGMENTS = 6
+VERSIONS = os.environ.get(
+    "KTS_KAFKA_VERSIONS", random.SystemRandom().choice((OLDEST_KAFKA, NEWEST_KAFKA))
+)
+"""One a run; those that one names, separated by commas, are all tested."""
 
 
-@pytest.mark.parametrize("version", [OLDEST_KAFKA, NEWEST_KAFKA])
+@pytest.mark.parametrize("version", VERSIONS.split(","))
 def test_other_versions(version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     needs("java", "mvn")
     monkeypatch.setattr("kts_source.read.fallback._MOST_ALIKE", 1000)
