@@ -29,7 +29,8 @@ def with_disks(
         if part.disks is None:  # no replica of it is left
             found.append(mark)
             continue
-        tiered = [s.segment for s in part.surviving.ranges if s not in part.disk_ranges]
+        used = [span.segment for span in part.surviving.ranges]
+        tiered = [segment for segment in used if not is_beside(segment.objects.log.key)]
         found.append(
             replace(
                 mark,

@@ -12,7 +12,6 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
-from confluent_kafka import KafkaException
 
 from kts_source.errors import DataLossError, InvalidOptionError
 from kts_source.planning.describe import describe
@@ -23,6 +22,7 @@ from tests.integration.filler import CODECS, Filler
 from tests.integration.hybrid import (
     Rows,
     assert_as_consumed,
+    consumed_after_start,
     consumed_rows,
     hybrid_options,
     planned,
@@ -142,19 +142,9 @@ def test_rows_are_those_of_the_cluster_when_it_is_started_again(gone: Gone, leve
     plan = planned(options)
     found = rows_of(plan, options)
     with gone.cluster:
-        assert_as_consumed(found, _filled(_consumed_again(gone.cluster, plan, level)))
-
-
-def _consumed_again(cluster: Cluster, plan: ScanPlan, level: str) -> Rows:
-    """What a consumer is given, once the brokers that have just started know their tier."""
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            return consumed_rows(cluster.bootstrap, plan, level)
-        except KafkaException:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.5)
+        assert_as_consumed(
+            found, _filled(consumed_after_start(gone.cluster.bootstrap, plan, level))
+        )
 
 
 def _filled(rows: Rows) -> Rows:
