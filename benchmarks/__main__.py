@@ -30,6 +30,7 @@ PARTS: Final = (
     "fixed",
     "decode",
     "metadata",
+    "hybrid_disk",
     "fetch",
     "plan",
     "export",
