@@ -234,8 +234,10 @@ class FakeCluster:
                     match asked.timestamp:
                         case -1:
                             offset = log.stable if request.isolation_level else log.end
-                        case -2 | -4:
+                        case -2:
                             offset = log.log_start
+                        case -4:
+                            offset = max(log.log_start, log.local_start)
                         case time_ms:
                             offset = log.first_dated(time_ms)
                 parts.append(
