@@ -61,7 +61,7 @@ class UnlistableStore(MemoryStore):
 
 
 def announced(
-    place: Place, files: SegmentFiles, segment_id: str, **changed: Any
+    place: Place, files: SegmentFiles, segment_id: str, **changed: int
 ) -> RemoteLogSegmentMetadata:
     """The event that begins a copy."""
     facts: dict[str, Any] = {

@@ -29,8 +29,8 @@ from segment_format.metadata.record_writer import write_metadata_record
 from segment_format.testing import AivenTierWriter, LocalTierWriter, LogBuilder, SimpleRecord
 from tests.kts_source.broker.fake_broker import FakeCluster, FakePartition
 from tests.kts_source.broker.fake_log import FakeLog, fake_log
-from tests.kts_source.broker.fake_node import FETCH, LIST_OFFSETS, METADATA as METADATA_REQUEST
-from tests.kts_source.broker.fake_node import Fault
+from tests.kts_source.broker.fake_node import FETCH, LIST_OFFSETS, Fault
+from tests.kts_source.broker.fake_node import METADATA as METADATA_REQUEST
 from tests.kts_source.planning.metadata_events import (
     DELETED,
     DELETING,
@@ -327,7 +327,7 @@ def test_a_store_that_hides_what_is_not_there(world: World) -> None:
 def test_without_rights_to_the_topic(world: World, kind: str) -> None:
     world.write_metadata()
 
-    def deny(answer: Any) -> None:
+    def deny(answer: Any) -> None:  # noqa: ANN401
         if kind == FETCH:  # planning fetches nothing else here
             answer.responses[0].partitions[0].error_code = _DENIED
             return
