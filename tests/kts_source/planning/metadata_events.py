@@ -88,11 +88,9 @@ def copied(
     place: Place, files: SegmentFiles, segment_id: str, *states: RemoteLogSegmentState
 ) -> list[bytes]:
     """The records of a copy that began and then went through some states."""
-    events = [announced(place, files, segment_id)]
-    return [
-        write_metadata_record(event)
-        for event in (*events, *(update(place, segment_id, state) for state in states))
-    ]
+    begun = write_metadata_record(announced(place, files, segment_id))
+    updates = (update(place, segment_id, state) for state in states)
+    return [begun, *map(write_metadata_record, updates)]
 
 
 def create_metadata_topic(
