@@ -60,7 +60,8 @@ def cluster(
         has_acls=True,
         settings={
             "rlmm.config.remote.log.metadata.topic.num.partitions": str(PARTITIONS),
-            "early.start.listeners": "CONTROLLER",
+            # No broker dies here, and a slow machine must not look like one.
+            "broker.session.timeout.ms": "18000",
         },
     )
     with Cluster(tmp_path_factory.mktemp("catalog") / "cluster", spec) as cluster:
