@@ -13,19 +13,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kts_source.broker.connection import Connection, LostConnectionError
 from kts_source.broker.error_codes import (
-    DENIED,
     NEW_LEADER,
     PASSING,
     UNKNOWN_TOPIC_OR_PARTITION,
     error_name,
+    refusal,
 )
 from kts_source.broker.topics import ClusterTopic, EpochEnd, Leader, TopicPartition
-from kts_source.errors import (
-    BrokerAccessError,
-    BrokerError,
-    BrokerUnavailableError,
-    LeaderChangedError,
-)
+from kts_source.errors import BrokerError, BrokerUnavailableError, LeaderChangedError
 from kts_source.texts import some
 from segment_format.kafka_uuid import uuid_to_text
 
@@ -326,16 +321,11 @@ class Cluster:
         for topic in answer.topics:
             if topic.error_code == UNKNOWN_TOPIC_OR_PARTITION:
                 continue
-            if topic.error_code in DENIED and names is not None:
-                raise BrokerAccessError(
-                    "not allowed to describe the topic: the user needs Describe and Read on it",
-                    topic=topic.name,
-                )
             if topic.error_code or (names is None and topic.is_internal):
                 if topic.error_code in PASSING:
                     undecided.append(f"{topic.name}: {error_name(topic.error_code)}")
                 elif topic.error_code and names is not None:
-                    raise BrokerError(error_name(topic.error_code), topic=topic.name)
+                    raise refusal(topic.error_code, topic=topic.name)
                 continue
             leaders = {
                 part.partition_index: Leader(part.leader_id, part.leader_epoch)
@@ -381,13 +371,7 @@ def _refuse(place: TopicPartition, code: int) -> None:
     if code in PASSING or code in NEW_LEADER:
         return
     topic, number = place
-    if code in DENIED:
-        raise BrokerAccessError(
-            "not allowed to read the topic: the user needs Describe and Read on it",
-            topic=topic,
-            partition=number,
-        )
-    raise BrokerError(error_name(code), topic=topic, partition=number)
+    raise refusal(code, topic=topic, partition=number)
 
 
 def _by_topic(places: Iterable[TopicPartition]) -> list[tuple[str, list[int]]]:

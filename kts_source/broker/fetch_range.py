@@ -16,17 +16,15 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from kts_source.broker.cluster import EARLIEST
 from kts_source.broker.connection import LostConnectionError
 from kts_source.broker.error_codes import (
-    DENIED,
     OFFSET_OUT_OF_RANGE,
     PASSING,
     TOPIC_GONE,
     error_name,
+    refusal,
 )
 from kts_source.broker.fetched_batches import FetchedBatches, aborted_intervals, whole_batches
 from kts_source.broker.old_brokers import LEAK, tells_all, told_from
 from kts_source.errors import (
-    BrokerAccessError,
-    BrokerError,
     BrokerUnavailableError,
     CorruptSegmentError,
     DataLossError,
@@ -338,11 +336,7 @@ class RangeFetcher:
         place = self._place(at)
         if code == OFFSET_OUT_OF_RANGE:
             raise _OutOfRange
-        if code in DENIED:
-            raise BrokerAccessError(
-                "not allowed to read the topic: the user needs Read on it", **place
-            )
-        raise BrokerError(f"a broker refuses to be read: {error_name(code)}", **place)
+        raise refusal(code, **place)
 
     def _place(self, offset: int) -> Any:  # noqa: ANN401
         return {

@@ -46,7 +46,6 @@ class FakePartition:
 
     Attributes:
         followers: Rack to the node that is preferred there.
-        local_start: First offset on the leader's own disk; what lies below is in its tier.
         tells_log_start: Whether an answer that says OFFSET_OUT_OF_RANGE tells the log start; a real
             broker's says −1 (`ReplicaManager.createLogReadResult`).
     """
@@ -55,7 +54,6 @@ class FakePartition:
     leader: int = 0
     epoch: int = 0
     followers: dict[str, int] = field(default_factory=dict)
-    local_start: int = 0
     tells_log_start: bool = False
 
 
@@ -240,7 +238,7 @@ class FakeCluster:
                         case -2:
                             offset = log.log_start
                         case -4:
-                            offset = max(log.log_start, part.local_start)
+                            offset = max(log.log_start, log.local_start)
                         case time_ms:
                             offset = log.first_dated(time_ms)
                 parts.append(

@@ -264,7 +264,7 @@ def test_an_old_broker_that_reads_its_tier_is_refused(scene: Scene) -> None:
     """Brokers before Kafka 4.0 do not list all aborted transactions there (KAFKA-17801)."""
     scene.brokers.versions = {"ListOffsets": 9}
     committed = dataclasses.replace(scene.wanted, read_committed=True)
-    scene.part.local_start = 9
+    scene.part.log = dataclasses.replace(scene.part.log, local_start=9)
     with pytest.raises(BrokerError, match=r"KAFKA-17801.*offset 0\]"):
         scene.offsets(committed)
     behind = committed.from_offset(9)
@@ -272,7 +272,7 @@ def test_an_old_broker_that_reads_its_tier_is_refused(scene: Scene) -> None:
     assert scene.offsets() == list(range(END))
 
     def move() -> None:
-        scene.part.local_start = 31
+        scene.part.log = dataclasses.replace(scene.part.log, local_start=31)
 
     scene.brokers.fail(FETCH, Fault(), Fault(change=move))
     with pytest.raises(BrokerError, match=r"have moved into the tier.*KAFKA-17801"):
