@@ -25,6 +25,7 @@ from kts_source.broker.error_codes import (
 from kts_source.broker.fetched_batches import FetchedBatches, aborted_intervals, whole_batches
 from kts_source.broker.old_brokers import LEAK, tells_all, told_from
 from kts_source.errors import (
+    BrokerError,
     BrokerUnavailableError,
     CorruptSegmentError,
     DataLossError,
