@@ -323,6 +323,31 @@ def test_a_store_that_hides_what_is_not_there(world: World) -> None:
         world.plan(UnlistableStore(world.store, hides=True))
 
 
+@pytest.mark.parametrize("is_there", [False, True])
+def test_an_object_that_is_refused_when_it_is_read(world: World, is_there: bool) -> None:
+    # Looked up and then deleted, on a store that hides what is not there; or there, and encrypted
+    # with a key of the store's that may not be used.
+    world.write_metadata()
+    refused = set(world.keys(2))
+
+    class Refusing(UnlistableStore):
+        def get_range(
+            self, key: str, start: int, stop: int, *, version: str | None = None
+        ) -> bytes:
+            if key in refused:
+                if not is_there:
+                    world.store.pop(key, None)
+                raise AccessDeniedError("refused to read", uri=self.uri(key))
+            return super().get_range(key, start, stop, version=version)
+
+    store = Refusing(world.store, hides=True)
+    if is_there:
+        with pytest.raises(AccessDeniedError, match="refused to read"):
+            world.plan(store)
+    else:
+        assert world.from_tier(world.plan(store)) == [0, 1, 3]
+
+
 @pytest.mark.parametrize("kind", [METADATA_REQUEST, LIST_OFFSETS, FETCH])
 def test_without_rights_to_the_topic(world: World, kind: str) -> None:
     world.write_metadata()
