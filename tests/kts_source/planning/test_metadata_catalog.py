@@ -12,6 +12,7 @@ from kts_source.errors import (
     AccessDeniedError,
     BrokerAccessError,
     CorruptSegmentError,
+    InvalidOptionError,
     TieredKafkaError,
     TopicNotFoundError,
 )
@@ -36,6 +37,7 @@ from tests.kts_source.planning.metadata_world import World, five_segments
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 _DENIED = 29
 
@@ -64,6 +66,18 @@ def test_a_tier_that_may_not_be_listed(cluster: FakeCluster, local: bool) -> Non
     assert [part.segment.stop_offset for part in plan.partitions[0].surviving.ranges] == [
         *(files.next_offset for files in world.closed)
     ]
+
+
+def test_a_stored_plan_keeps_what_the_catalog_told(world: World, tmp_path: Path) -> None:
+    world.records[1].clear()
+    world.write_metadata()
+    plan = world.plan()
+    file = tmp_path / "plan.json"
+    file.write_text(plan.to_json())
+    again = world.plan(planFile=str(file))
+    assert again.partitions[0].catalog == plan.partitions[0].catalog is not None
+    with pytest.raises(InvalidOptionError, match="'catalog'"):
+        world.plan(planFile=str(file), catalog="listing")
 
 
 def test_only_live_segments_are_read(world: World) -> None:
