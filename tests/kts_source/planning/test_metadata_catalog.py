@@ -175,6 +175,8 @@ def test_entries_of_other_incarnations_and_topics(world: World) -> None:
     neighbour = ("other", uuid_to_text(uuid.uuid4()), 0)
     more = [
         *copied(before, world.closed[0], uuid_to_text(uuid.uuid4()), FINISHED),
+        # Another partition of the topic.
+        *copied(("t", world.place[1], 1), world.closed[1], uuid_to_text(uuid.uuid4()), FINISHED),
         *copied(neighbour, world.closed[1], uuid_to_text(uuid.uuid4()), FINISHED),
         None,  # a tombstone
     ]
