@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.dataset as ds
 import pytest
 
-from kts_source.cli.app import main
+from kts_source.cli.app import kts, main
 from kts_source.export.executor import LocalExecutor
 from kts_source.options import OPTIONS
 from tests.golden_data import KEYS, TIER, expected_table, partition_summaries

@@ -128,17 +128,19 @@ def test_entries_that_were_deleted_from_the_topic(world: World) -> None:
     assert "begins at offset 3, 1 updates are of segments that it does not name" in note
 
 
-def test_offsets_that_are_in_the_tier_and_not_named(world: World) -> None:
-    world.records[1].clear()
+@pytest.mark.parametrize("number", [0, 1, 3])
+def test_offsets_that_are_in_the_tier_and_not_named(world: World, number: int) -> None:
+    world.records[number].clear()
+    start, stop = 12 * number, 12 * number + 12
     world.write_metadata()
     (user,) = world.cluster.topics["t"][1]
     user.log = dataclasses.replace(user.log, local_start=48)
     plan = world.plan()
     catalog = plan.partitions[0].catalog
     assert catalog is not None
-    assert catalog.not_named == ((12, 24),)
-    assert "t-0 [12, 24)" in plan.notes[0]
-    assert "not in the catalog: offsets [12, 24)" in plan.explain()
+    assert catalog.not_named == ((start, stop),)
+    assert f"t-0 [{start}, {stop})" in plan.notes[0]
+    assert f"not in the catalog: offsets [{start}, {stop})" in plan.explain()
 
 
 def test_a_topic_that_is_tiered_and_not_named(world: World) -> None:
