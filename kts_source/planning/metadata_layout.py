@@ -200,8 +200,15 @@ class MetadataTopicLayout:
 
         Raises:
             InvalidManifestError: It says something else.
+            ObjectNotFoundError: An object has gone since it was looked up.
+            AccessDeniedError: The store refuses to read what is there.
         """
-        segment = self._layout.describe(store, entry)
+        try:
+            segment = self._layout.describe(store, entry)
+        except AccessDeniedError:
+            if _is_there(store, entry):
+                raise
+            raise ObjectNotFoundError(_REFUSED, uri=store.uri(entry.described_by)) from None
         named = self._named[entry.segment_id]
         size = segment.objects.size_in_bytes
         ends_alike = (
@@ -275,6 +282,16 @@ class MetadataTopicLayout:
             uuid_to_text(segment.segment_id.id),
             segment.custom_metadata,
         )
+
+
+def _is_there(store: ObjectStore, entry: SegmentEntry) -> bool:
+    """Whether the store still shows all objects of a segment."""
+    try:
+        for _, info in entry.objects:
+            store.head(info.key)
+    except (AccessDeniedError, ObjectNotFoundError):
+        return False
+    return True
 
 
 def _not_named(of: NamedSegments, brokers: BrokerLog) -> Iterator[tuple[int, int]]:

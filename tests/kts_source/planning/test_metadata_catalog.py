@@ -4,31 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 import pytest
 
 from kts_source.errors import (
     AccessDeniedError,
     BrokerAccessError,
     CorruptSegmentError,
+    InvalidOptionError,
     TieredKafkaError,
     TopicNotFoundError,
 )
-from kts_source.options import parse_options
-from kts_source.planning.planner import plan_scan
-from kts_source.read.read_settings import ReadSettings
-from kts_source.read.read_task import read_task
-from kts_source.read.segment_source import SegmentSource
-from kts_source.tier import Tier
-from segment_format.kafka_uuid import uuid_from_text, uuid_to_text
+from segment_format.kafka_uuid import uuid_to_text
 from segment_format.manifest.custom_metadata import CustomMetadata, write_custom_metadata
 from segment_format.metadata.record_writer import write_metadata_record
-from segment_format.testing import AivenTierWriter, LocalTierWriter, LogBuilder, SimpleRecord
-from tests.kts_source.broker.fake_broker import FakeCluster, FakePartition
-from tests.kts_source.broker.fake_log import FakeLog, fake_log
+from tests.kts_source.broker.fake_broker import FakeCluster
+from tests.kts_source.broker.fake_log import FakeLog
 from tests.kts_source.broker.fake_node import FETCH, LIST_OFFSETS, Fault
 from tests.kts_source.broker.fake_node import METADATA as METADATA_REQUEST
 from tests.kts_source.planning.metadata_events import (
@@ -36,106 +28,18 @@ from tests.kts_source.planning.metadata_events import (
     DELETING,
     FINISHED,
     METADATA,
-    Place,
     UnlistableStore,
     announced,
     copied,
-    create_metadata_topic,
     update,
 )
+from tests.kts_source.planning.metadata_world import World, five_segments
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from kts_source.planning.scan_plan import ScanPlan
-    from segment_format.testing import BuiltLog, SegmentFiles
+    from pathlib import Path
 
 _DENIED = 29
-
-
-@dataclass(slots=True)
-class World:
-    """A topic of four closed segments and a tail on a broker, all four copied to a tier.
-
-    Attributes:
-        records: What brokers wrote of each segment's copy.
-    """
-
-    cluster: FakeCluster
-    log: BuiltLog
-    local: bool = False
-    key_prefix: str = ""
-    store: dict[str, bytes] = field(default_factory=dict)
-    records: list[list[bytes | None]] = field(default_factory=list)
-    segment_ids: list[str] = field(default_factory=list)
-    place: Place = ("t", "", 0)
-
-    def __post_init__(self) -> None:
-        """Copies the closed segments."""
-        writer: LocalTierWriter | AivenTierWriter = (
-            LocalTierWriter(self.store, topic="t")
-            if self.local
-            else AivenTierWriter(self.store, topic="t", key_prefix=self.key_prefix)
-        )
-        self.place = ("t", writer.topic_id, 0)
-        for files in self.closed:
-            segment_id = writer.write_segment(files).segment_id
-            self.segment_ids.append(segment_id)
-            self.records.append([*copied(self.place, files, segment_id, FINISHED)])
-        user = FakePartition(fake_log(self.log))
-        self.cluster.create("t", [user], uuid_from_text(writer.topic_id))
-
-    @property
-    def closed(self) -> tuple[SegmentFiles, ...]:
-        """The segments in the tier."""
-        return self.log.segments[:-1]
-
-    def keys(self, number: int) -> list[str]:
-        """The objects of one segment."""
-        return [key for key in self.store if self.segment_ids[number] in key]
-
-    def write_metadata(self, *more: bytes | None) -> list[FakePartition]:
-        """Creates the metadata topic with `records` and more behind them."""
-        values = [value for of in self.records for value in of]
-        return create_metadata_topic(self.cluster, {self.place: [*values, *more]})
-
-    def plan(self, store: UnlistableStore | None = None, **more: str) -> ScanPlan:
-        """The plan of a scan of a tier that may not be listed."""
-        given = {
-            "path": "/",
-            "keyPrefix": self.key_prefix,
-            "subscribe": "t",
-            "catalog": "metadata-topic",
-            "kafka.bootstrap.servers": self.cluster.bootstrap,
-            "kafka.request.timeout.ms": "5000",
-            "kafka.fetch.max.wait.ms": "10",
-            **({"layout": "local-tiered-storage"} if self.local else {}),
-            **more,
-        }
-        options = parse_options(given)
-        tier = Tier(store or UnlistableStore(self.store))
-        plan = plan_scan(options, tier)
-        source, settings = SegmentSource(tier, options.key_ring), ReadSettings.of(options)
-        batches = [batch for task in plan.tasks for batch in read_task(task, source, settings)]
-        rows = pa.Table.from_batches(batches).select(["offset", "value"]).to_pylist()
-        expected = [{"offset": row.offset, "value": row.value} for row in self.log.all_rows]
-        assert rows == expected
-        return plan
-
-    def from_tier(self, plan: ScanPlan) -> list[int]:
-        """Which of the closed segments a plan reads from the tier."""
-        used = {span.segment.segment_id for span in plan.partitions[0].surviving.ranges}
-        return [number for number, name in enumerate(self.segment_ids) if name in used]
-
-
-def _log() -> BuiltLog:
-    builder = LogBuilder()
-    for segment in range(5):
-        for number in range(6):
-            builder.append([SimpleRecord(b"%d-%d" % (segment, number))] * 2)
-        if segment < 4:
-            builder.roll()
-    return builder.build()
 
 
 @pytest.fixture
@@ -146,12 +50,12 @@ def cluster() -> Iterator[FakeCluster]:
 
 @pytest.fixture
 def world(cluster: FakeCluster) -> World:
-    return World(cluster, _log())
+    return World(cluster, five_segments())
 
 
 @pytest.mark.parametrize("local", [False, True])
 def test_a_tier_that_may_not_be_listed(cluster: FakeCluster, local: bool) -> None:
-    world = World(cluster, _log(), local=local, key_prefix="" if local else "tier/")
+    world = World(cluster, five_segments(), local=local, key_prefix="" if local else "tier/")
     world.write_metadata()
     store = UnlistableStore(world.store)
     plan = world.plan(store)
@@ -162,6 +66,18 @@ def test_a_tier_that_may_not_be_listed(cluster: FakeCluster, local: bool) -> Non
     assert [part.segment.stop_offset for part in plan.partitions[0].surviving.ranges] == [
         *(files.next_offset for files in world.closed)
     ]
+
+
+def test_a_stored_plan_keeps_what_the_catalog_told(world: World, tmp_path: Path) -> None:
+    world.records[1].clear()
+    world.write_metadata()
+    plan = world.plan()
+    file = tmp_path / "plan.json"
+    file.write_text(plan.to_json())
+    again = world.plan(planFile=str(file))
+    assert again.partitions[0].catalog == plan.partitions[0].catalog is not None
+    with pytest.raises(InvalidOptionError, match="'catalog'"):
+        world.plan(planFile=str(file), catalog="listing")
 
 
 def test_only_live_segments_are_read(world: World) -> None:
@@ -212,17 +128,19 @@ def test_entries_that_were_deleted_from_the_topic(world: World) -> None:
     assert "begins at offset 3, 1 updates are of segments that it does not name" in note
 
 
-def test_offsets_that_are_in_the_tier_and_not_named(world: World) -> None:
-    world.records[1].clear()
+@pytest.mark.parametrize("number", [0, 1, 3])
+def test_offsets_that_are_in_the_tier_and_not_named(world: World, number: int) -> None:
+    world.records[number].clear()
+    start, stop = 12 * number, 12 * number + 12
     world.write_metadata()
     (user,) = world.cluster.topics["t"][1]
     user.log = dataclasses.replace(user.log, local_start=48)
     plan = world.plan()
     catalog = plan.partitions[0].catalog
     assert catalog is not None
-    assert catalog.not_named == ((12, 24),)
-    assert "t-0 [12, 24)" in plan.notes[0]
-    assert "not in the catalog: offsets [12, 24)" in plan.explain()
+    assert catalog.not_named == ((start, stop),)
+    assert f"t-0 [{start}, {stop})" in plan.notes[0]
+    assert f"not in the catalog: offsets [{start}, {stop})" in plan.explain()
 
 
 def test_a_topic_that_is_tiered_and_not_named(world: World) -> None:
@@ -259,6 +177,8 @@ def test_entries_of_other_incarnations_and_topics(world: World) -> None:
     neighbour = ("other", uuid_to_text(uuid.uuid4()), 0)
     more = [
         *copied(before, world.closed[0], uuid_to_text(uuid.uuid4()), FINISHED),
+        # Another partition of the topic.
+        *copied(("t", world.place[1], 1), world.closed[1], uuid_to_text(uuid.uuid4()), FINISHED),
         *copied(neighbour, world.closed[1], uuid_to_text(uuid.uuid4()), FINISHED),
         None,  # a tombstone
     ]
@@ -321,6 +241,31 @@ def test_a_store_that_hides_what_is_not_there(world: World) -> None:
     world.store.clear()
     with pytest.raises(AccessDeniedError, match="refused"):
         world.plan(UnlistableStore(world.store, hides=True))
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_an_object_that_is_refused_when_it_is_read(world: World, is_there: bool) -> None:
+    # Looked up and then deleted, on a store that hides what is not there; or there, and encrypted
+    # with a key of the store's that may not be used.
+    world.write_metadata()
+    refused = set(world.keys(2))
+
+    class Refusing(UnlistableStore):
+        def get_range(
+            self, key: str, start: int, stop: int, *, version: str | None = None
+        ) -> bytes:
+            if key in refused:
+                if not is_there:
+                    world.store.pop(key, None)
+                raise AccessDeniedError("refused to read", uri=self.uri(key))
+            return super().get_range(key, start, stop, version=version)
+
+    store = Refusing(world.store, hides=True)
+    if is_there:
+        with pytest.raises(AccessDeniedError, match="refused to read"):
+            world.plan(store)
+    else:
+        assert world.from_tier(world.plan(store)) == [0, 1, 3]
 
 
 @pytest.mark.parametrize("kind", [METADATA_REQUEST, LIST_OFFSETS, FETCH])
