@@ -152,7 +152,7 @@ def test_a_quota(secured: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
         secured.bootstrap,
         subscribe="large",
         kafka__client__id="slow",
-        kafka__max__partition__fetch__bytes="500000",
+        kafka__max__partition__fetch__bytes="4000000",
     )
     plan = planned(options)
     receive = Connection.receive
