@@ -13,7 +13,7 @@ from unittest import mock
 
 import pyarrow as pa
 
-from kts_source.errors import DataLossError, ObjectNotFoundError
+from kts_source.errors import BrokerError, DataLossError, ObjectNotFoundError
 from kts_source.options import parse_options
 from kts_source.planning import hybrid
 from kts_source.planning.planner import plan_scan
@@ -108,6 +108,7 @@ def check_hybrid(
     cluster.create(TOPIC, [part for part, _ in both], uuid_from_text(topic_id))
     if by_metadata_topic:
         _write_metadata(cluster, world, source)
+    disks = _Disks([part for part, _ in both] if cluster.versions else [], source)
     truths = [(truth, life.leader.log_start) for (_, truth), life in zip(both, lives, strict=True)]
     _lose(world.store, source, source.choice((0.0, 0.0, 0.1)))
     for isolation in ISOLATION_LEVELS:
@@ -129,7 +130,16 @@ def check_hybrid(
             given["layout"] = "local-tiered-storage"
         if source.random() < 0.3:
             given["minPartitions"] = str(source.randint(1, 12))
-        rows, facts = _rows(given, store, source)
+        if store:  # what is in no tier is on a disk
+            disks.begin_somewhere()
+        try:
+            rows, facts = _rows(given, store, source, disks)
+        except BrokerError as error:
+            is_read_committed = given["isolationLevel"] == "read_committed"
+            if not (cluster.versions and is_read_committed and "KAFKA-17801" in str(error)):
+                raise
+            outcomes["old brokers refused"] += 1
+            continue
         outcomes.update(facts)
         if rows is None:
             continue
@@ -150,13 +160,39 @@ def check_hybrid(
         outcomes["rows"] += len(rows)
 
 
+class _Disks:
+    """Where the disks of old brokers begin; what lies below is in their tier only.
+
+    Args:
+        parts: Their partitions.
+        source: Decides.
+    """
+
+    def __init__(self, parts: list[FakePartition], source: random.Random) -> None:
+        self._parts = parts
+        self._source = source
+
+    def begin_somewhere(self) -> None:
+        """At the log start, or anywhere."""
+        for part in self._parts:
+            where = self._source.randint(part.log.log_start, max(part.log.log_start, part.log.end))
+            part.local_start = self._source.choice((0, where))
+
+    def move(self) -> None:
+        """Further on, now and then."""
+        for part in self._parts:
+            if self._source.random() < 0.2:
+                part.local_start = max(part.local_start, self._source.randint(0, part.log.end))
+
+
 def _rows(
-    given: Mapping[str, str], store: dict[str, bytes], source: random.Random
+    given: Mapping[str, str], store: dict[str, bytes], source: random.Random, disks: _Disks
 ) -> tuple[list[Row] | None, list[str]]:
     options = parse_options(given)
     assert options.brokers is not None
     tier = Tier(UnlistableStore(store) if options.by_metadata_topic else MemoryStore(store))
     plan = plan_scan(options, tier)
+    disks.move()
     _lose(store, source, source.choice((0.0, 0.0, 0.1, 0.5, 1.0)), only=source.choice(("", ".log")))
     reader = SegmentSource(tier, options.key_ring)
     settings = ReadSettings.of(options)
