@@ -30,7 +30,7 @@ class Crashed:
 def soak_disks(total: int, seed: int) -> Crashed:
     """As many copies of `tests/integration/test_disks.py` as are wanted."""
     wanted = {"KTS_DISK_COPIES": str(total), "KTS_DISK_SEED": str(seed)}
-    command = [sys.executable, "-m", "pytest", "-q", "-s", "-m", "integration"]
+    command = [sys.executable, "-m", "pytest", "-q", "-s", "--show-capture=no", "-m", "integration"]
     command.append("tests/integration/test_disks.py")
     done = subprocess.run(
         command, env={**os.environ, **wanted}, capture_output=True, text=True, check=False

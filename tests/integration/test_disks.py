@@ -57,13 +57,17 @@ COMPACTED = {
     "segment.ms": "3000",
 }
 LOGS = "node-1/logs"
+BUSY = {"broker.session.timeout.ms": "30000"}
+"""A machine may be so busy that a broker seems to be gone."""
 FIRST_BROKER = {
+    **BUSY,
     "replica.high.watermark.checkpoint.interval.ms": "300",
     "log.flush.offset.checkpoint.interval.ms": "300",
     "log.flush.start.offset.checkpoint.interval.ms": "300",
     "log.cleaner.backoff.ms": "300",
 }
 RESTARTED = {
+    **BUSY,
     "log.cleaner.enable": "false",
 }
 Offsets = dict[tuple[str, int], int]
