@@ -22,6 +22,7 @@ _TITLES: Final = {
     "fixed": "Fixed costs, cold start, cores",
     "decode": "Log bytes to Arrow, one core",
     "metadata": "Records of `__remote_log_metadata`, one core",
+    "hybrid": "Brokers, alone and beside the tier",
     "fetch": "Fetching",
     "plan": "Planning 100,000 segments",
     "export": "Export, against the Parquet writer alone",
