@@ -31,6 +31,7 @@ PARTS: Final = (
     "decode",
     "metadata",
     "hybrid",
+    "hybrid_disk",
     "fetch",
     "plan",
     "export",

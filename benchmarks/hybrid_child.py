@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from typing import TYPE_CHECKING, Any, Final
+from unittest import mock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -86,23 +87,17 @@ def logins(options: ScanOptions) -> dict[str, float]:
     took = [_timed(lambda: Connection(settings, host, port).close()) for _ in range(_LOGINS)]
     tasks = plan_scan(options).tasks
     assert len(tasks) > 1
-    opened = 0
-    open_one = Connection.__init__
-
-    def counted(self: Connection, *arguments: Any) -> None:  # noqa: ANN401
-        nonlocal opened
-        opened += 1
-        open_one(self, *arguments)
-
-    Connection.__init__ = counted  # type: ignore[method-assign]
-    for task in tasks:
-        _drain(run_task(task, options))
+    with mock.patch.object(
+        Connection, "__init__", autospec=True, side_effect=Connection.__init__
+    ) as opening:
+        for task in tasks:
+            _drain(run_task(task, options))
     return {
         "loading": loading,
         "first": first,
         "median": statistics.median(took),
         "longest": max(took),
-        "opened": opened,
+        "opened": opening.call_count,
         "tasks": len(tasks),
     }
 

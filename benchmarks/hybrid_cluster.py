@@ -13,7 +13,7 @@ import os
 import shutil
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import Producer
 
@@ -23,7 +23,7 @@ from tests.integration.certificates import make_certificates
 from tests.integration.cluster import Cluster, ClusterSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
 PLAIN: Final = "plain"
@@ -31,7 +31,7 @@ ZSTD: Final = "zstd"
 MANY: Final = "many"
 VALUE_BYTES: Final = 100
 _USER, _PASSWORD = "alice", "benchmarks-only"
-_HELD: Final = {"local_retention_bytes": "-2", "segment_ms": "100000000000"}
+_HELD: Final[Mapping[str, Any]] = {"local_retention_bytes": "-2", "segment_ms": "100000000000"}
 _SEGMENT: Final = 20_000
 _RECORD: Final = 500
 

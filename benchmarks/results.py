@@ -23,6 +23,7 @@ _TITLES: Final = {
     "decode": "Log bytes to Arrow, one core",
     "metadata": "Records of `__remote_log_metadata`, one core",
     "hybrid": "Brokers, alone and beside the tier",
+    "hybrid_disk": "A broker's disk, in place",
     "fetch": "Fetching",
     "plan": "Planning 100,000 segments",
     "export": "Export, against the Parquet writer alone",

@@ -34,6 +34,10 @@ def explain(plan: ScanPlan, prices: Mapping[str, Price] = S3_PRICES) -> str:
     ]
     for name, (requests, size) in sorted(work.by_class.items()):
         lines.append(f"  {name}: {requests:,} requests, {size:,} bytes")
+    on_disk = [p for task in plan.tasks for p in task.slices if is_beside(p.objects.log.key)]
+    if on_disk:
+        size = sum(part.nominal_bytes for part in on_disk)
+        lines.append(f"{len(on_disk)} of the slices, {size:,} bytes, are of brokers' disks")
     if ranges:
         offsets = sum(part.stop_offset - part.start_offset for part in ranges)
         size = plan.nominal_bytes - tier_bytes

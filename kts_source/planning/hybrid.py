@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from kts_source.broker.broker_range import BrokerRange
+from kts_source.broker.old_brokers import LEAK
 from kts_source.errors import (
     BrokerError,
     LeaderChangedError,
@@ -235,8 +236,7 @@ def _plan_partition(
     if rest and rest[0].start < (decided := view.decided_from(brokers)):
         raise BrokerError(
             f"offsets from {rest[0].start} to {decided} would be read by brokers from their tier,"
-            " and those before Kafka 4.0 may return aborted records there (KAFKA-17801): give the"
-            " tier's path, or read with isolationLevel=read_uncommitted"
+            f" and {LEAK}: give the tier's path, or read with isolationLevel=read_uncommitted"
         )
     plan = PartitionPlan(
         brokers.topic,

@@ -72,6 +72,7 @@ def made_with(
         "layout": options.layout,
         "catalog": options.catalog,
         "endOfLog": options.end_of_log,
+        "tailPath": bool(options.tail_paths),
         "minPartitions": options.min_partitions,
         "maxRecordsPerPartition": options.max_records_per_partition,
         "targetPartitionBytes": options.target_partition_bytes,
@@ -170,6 +171,8 @@ def _contradiction(option: str, given: object, plan: str) -> InvalidOptionError:
 def _check_options(plan: ScanPlan, options: ScanOptions) -> None:
     """Compares what the plan was made with, and tells from the plan what an old file does not."""
     wanted = made_with(options)
+    if options.tail_paths and not plan.made_with.get("tailPath", False):
+        raise _contradiction("tailPath", "given", "was made without disks")
     settled = any(part.undecided for part in plan.partitions) or any(
         len(piece.aborted) for task in plan.tasks for piece in task.slices
     )

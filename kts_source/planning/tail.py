@@ -8,7 +8,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from kts_source.errors import InvalidOptionError, TieredKafkaError, TopicNotFoundError
+from kts_source.errors import (
+    InvalidOptionError,
+    TieredKafkaError,
+    TierNotFoundError,
+    TopicNotFoundError,
+)
 from kts_source.layout.find_layout import find_layout
 from kts_source.layout.kafka_logs.disks import Disks
 from kts_source.layout.layout import TopicFolder
@@ -81,6 +86,12 @@ def planned_with_disks(options: ScanOptions, tier: Tier, progress: Progress | No
             fail_on_data_loss=options.fail_on_data_loss,
         )
         disks = Disks(tier.store, map(beside, range(len(options.tail_paths))))
+        if disks.without:
+            names = ", ".join(tier.store.uri(root) for root in disks.without)
+            raise TierNotFoundError(
+                f"option 'tailPath': no log directory of a broker at {names}: a folder with"
+                " meta.properties, checkpoints or partitions, or one or two folders above it"
+            )
         topics = _topics(options, catalog, disks, pool)
         places = [
             (topic, number)

@@ -30,13 +30,16 @@ class Disks:
     Args:
         store: Where they are.
         roots: Key prefixes; empty, or ending in a slash.
+
+    Attributes:
+        without: The roots below which there is no log directory.
     """
 
     def __init__(self, store: ObjectStore, roots: Iterable[str]) -> None:
         self.store = store
-        self._dirs: tuple[LogDir, ...] = tuple(
-            one for root in roots for one in find_log_dirs(store, root)
-        )
+        found = {root: find_log_dirs(store, root) for root in roots}
+        self.without = tuple(root for root, dirs in found.items() if not dirs)
+        self._dirs: tuple[LogDir, ...] = tuple(one for dirs in found.values() for one in dirs)
         self._topic_ids: dict[str, str] = {}
 
     def topics(self) -> frozenset[str]:

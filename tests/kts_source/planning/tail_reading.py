@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Iterator, Mapping
 
-    from tests.kts_source.planning.cluster import PartitionLife
+    from kts_source.planning.scan_plan import PartitionPlan
+    from tests.kts_source.planning.cluster import PartitionLife, Upload
+    from tests.kts_source.planning.replica import Entry
 
 Row = tuple[int, int, bytes | None, bytes | None, int]
 
@@ -116,7 +118,7 @@ def check_tail(history: History, seed: int, outcomes: Counter[str]) -> None:
         if world.shape.local:
             given["layout"] = "local-tiered-storage"
         try:
-            rows, starts, facts = _rows(given, store)
+            rows, parts, facts = _rows(given, store)
         except DataLossError:
             assert not held or spoiled, f"{given}: nothing is lost"
             outcomes["lost"] += 1
@@ -126,6 +128,7 @@ def check_tail(history: History, seed: int, outcomes: Counter[str]) -> None:
             outcomes["spoiled"] += 1
             continue
         outcomes.update(facts)
+        starts = {part.partition: part.surviving.log_start for part in parts}
         expected: list[Row] = []
         for number, (truth, life) in enumerate(zip(truths, lives, strict=True)):
             if truth is None:
@@ -146,10 +149,84 @@ def check_tail(history: History, seed: int, outcomes: Counter[str]) -> None:
         outcomes["rows"] += len(rows)
 
 
+def check_older_disks(history: History, seed: int, outcomes: Counter[str]) -> None:
+    """Reads the tier with disks that were copied some time before its end.
+
+    Where the log went on from what the disks have, all that is read is the leader's.
+
+    Raises:
+        AssertionError: Wrong rows.
+    """
+    source = random.Random(seed)
+    copied_at = source.randrange(len(history.steps))
+    world = World(History(history.shape, history.steps[:copied_at]))
+    topic_id, lives = list(world.incarnations.items())[-1]
+    disks: dict[str, bytes] = {}
+    writer = DiskWriter(disks, TOPIC, topic_id, 0, source.random() < 0.5)
+    then = []
+    for number, life in enumerate(lives):
+        writer.write(life, number, life.leader, life.leader.end, source)
+        then.append(list(life.leader.entries))
+    writer.close()
+    for step in history.steps[copied_at:]:
+        world.take(step)
+    if not all(_goes_on(entries, life) for entries, life in zip(then, lives, strict=True)):
+        outcomes["outlived"] += 1  # nothing need tell of it
+        return
+    store = {**world.store, **disks}
+    for isolation in ISOLATION_LEVELS:
+        given = {
+            "path": "/",
+            "tailPath": "/0",
+            "subscribe": TOPIC,
+            "topicId": topic_id,
+            "isolationLevel": isolation,
+            "maxConcurrentRequests": "1",
+        }
+        if world.shape.local:
+            given["layout"] = "local-tiered-storage"
+        try:
+            rows, parts, facts = _rows(given, store)
+        except (DataLossError, CorruptSegmentError) as error:
+            outcomes[type(error).__name__] += 1
+            continue
+        outcomes.update(facts)
+        expected: list[Row] = []
+        for part in parts:
+            life = lives[part.partition]
+            stop = part.surviving.stop
+            copied = [copy.stop for copy in life.complete() if _is_of(copy, life)]
+            assert stop >= max([*copied, 0]) or stop == part.surviving.log_start
+            entries = [one for one in life.leader.entries if one.base < stop]
+            if entries:
+                truth = build(entries, life.interval).build()
+                expected += [
+                    (part.partition, row.offset, row.key, row.value, row.timestamp * 1000)
+                    for row in truth.rows(isolation, start=part.surviving.log_start)
+                ]
+        assert sorted(rows) == expected, (given, set(rows) ^ set(expected))
+        outcomes[isolation] += 1
+
+
+def _goes_on(entries: list[Entry], life: PartitionLife) -> bool:
+    """Whether the leader has all that a disk has, and all that the newest copy of the tier has."""
+    log = life.leader.entries
+    if entries and divergence(entries, log) < entries[-1].stop:
+        return False
+    told = [copy for copy in life.uploads if life.is_described(copy)]
+    newest = max(told, key=lambda copy: (copy.last_epoch, copy.stop), default=None)
+    return newest is None or _is_of(newest, life)
+
+
+def _is_of(copy: Upload, life: PartitionLife) -> bool:
+    """Whether all of a copy is on the leader's branch."""
+    return divergence(copy.log, life.leader.entries) >= copy.stop
+
+
 def _rows(
     given: Mapping[str, str], store: dict[str, bytes]
-) -> tuple[list[Row], dict[int, int], list[str]]:
-    """The rows, the log starts, and of what kind the slices were."""
+) -> tuple[list[Row], tuple[PartitionPlan, ...], list[str]]:
+    """The rows, the plan's partitions, and of what kind the slices were."""
     options = parse_options(given)
     tier = Tier(MemoryStore(store))
     plan = plan_scan(options, tier)
@@ -161,9 +238,8 @@ def _rows(
     for task in plan.tasks:
         batches += read_task(task, reader, settings)
         facts += ["disk" if is_beside(one.objects.log.key) else "tier" for one in task.slices]
-    starts = {part.partition: part.surviving.log_start for part in plan.partitions}
     if not batches:
-        return [], starts, facts
+        return [], plan.partitions, facts
     table = pa.Table.from_batches(batches)
     columns: list[list[Any]] = [
         table["partition"].to_pylist(),
@@ -172,4 +248,4 @@ def _rows(
         table["value"].to_pylist(),
         table["timestamp"].cast(pa.int64()).to_pylist(),
     ]
-    return list(zip(*columns, strict=True)), starts, facts
+    return list(zip(*columns, strict=True)), plan.partitions, facts
