@@ -34,6 +34,9 @@ _USER, _PASSWORD = "alice", "benchmarks-only"
 _HELD: Final[Mapping[str, Any]] = {"local_retention_bytes": "-2", "segment_ms": "100000000000"}
 _SEGMENT: Final = 20_000
 _RECORD: Final = 500
+# Records of `plain` and of `zstd`, partitions of `many`, bytes of a segment of the former.
+_QUICK: Final = (400_000, 30, 2 << 20)
+_FULL: Final = (12_000_000, 300, 32 << 20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,12 +135,15 @@ def hot_cluster(folder: Path, *, quick: bool, say: Callable[[str], object]) -> I
         quick: Less data.
         say: Told how far it is.
     """
-    count, many = (400_000, 30) if quick else (12_000_000, 300)
-    segment = str((2 if quick else 32) << 20)
+    count, many, segment_bytes = _QUICK if quick else _FULL
     certificates = make_certificates(folder / "certificates")
     with Cluster(folder / "broker", ClusterSpec(certificates=certificates)) as cluster:
         cluster.admin.add_scram_user(_USER, _PASSWORD)
-        settings = {**_HELD, "internal_segment_bytes": segment, "index_interval_bytes": "4096"}
+        settings = {
+            **_HELD,
+            "internal_segment_bytes": str(segment_bytes),
+            "index_interval_bytes": "4096",
+        }
         cluster.admin.create_topic(PLAIN, PARTITIONS, **settings)
         cluster.admin.create_topic(ZSTD, PARTITIONS, **settings, remote_storage_enable="false")
         cluster.admin.create_topic(MANY, many, **_HELD, internal_segment_bytes=str(_SEGMENT))
