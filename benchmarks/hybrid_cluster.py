@@ -176,6 +176,7 @@ def _open_at_the_border(bootstrap: str, partitions: int) -> None:
         settings: dict[str, str | int | float | bool] = {
             "bootstrap.servers": bootstrap,
             "transactional.id": f"{ids}-{name}",
+            "transaction.timeout.ms": 600_000,  # a busy machine is slow
             "log_level": 0,
         }
         transactions.append(Producer(settings))
