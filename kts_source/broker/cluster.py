@@ -19,7 +19,7 @@ from kts_source.broker.error_codes import (
     error_name,
     refusal,
 )
-from kts_source.broker.topics import ClusterTopic, EpochEnd, Leader, TopicPartition
+from kts_source.broker.topics import ClusterTopic, EpochEnd, Leader, TopicPartition, by_topic
 from kts_source.errors import BrokerError, BrokerUnavailableError, LeaderChangedError
 from kts_source.texts import some
 from segment_format.kafka_uuid import uuid_to_text
@@ -127,7 +127,7 @@ class Cluster:
                         for number in numbers
                     ],
                 )
-                for topic, numbers in _by_topic(names)
+                for topic, numbers in by_topic(names)
             ]
             return ListOffsetsRequest(
                 replica_id=_REPLICA_ID, isolation_level=int(read_committed), topics=topics
@@ -169,7 +169,7 @@ class Cluster:
                         for epoch in wanted[topic, number]
                     ],
                 )
-                for topic, numbers in _by_topic(places)
+                for topic, numbers in by_topic(places)
             ]
             return OffsetForLeaderEpochRequest(replica_id=_REPLICA_ID, topics=topics)
 
@@ -240,9 +240,23 @@ class Cluster:
             del self._connections[node]
         if node not in self._nodes:
             raise LostConnectionError(f"broker {node} is not in the cluster's metadata")
-        opened = Connection(self.settings, *self._nodes[node])
+        opened = self._taken_over(node) or Connection(self.settings, *self._nodes[node])
         self._connections[node] = opened
         return opened
+
+    def _taken_over(self, node: int) -> Connection | None:
+        """The connection that metadata came through, if it is one to this broker: a login takes as
+        long as a small read, and metadata are seldom asked for again.
+        """
+        with self._any_lock:
+            known = self._any
+            if known is None or known.address != self._nodes[node]:
+                return None
+            self._any = None
+        if known.is_usable(_EXPIRES_EARLY_SECONDS):
+            return known
+        known.close()
+        return None
 
     def knows(self, place: TopicPartition, request: Any, version: int) -> bool:  # noqa: ANN401
         """Whether the leader of a partition knows at least this version of a request.
@@ -372,13 +386,6 @@ def _refuse(place: TopicPartition, code: int) -> None:
         return
     topic, number = place
     raise refusal(code, topic=topic, partition=number)
-
-
-def _by_topic(places: Iterable[TopicPartition]) -> list[tuple[str, list[int]]]:
-    numbers: dict[str, list[int]] = defaultdict(list)
-    for topic, number in places:
-        numbers[topic].append(number)
-    return list(numbers.items())
 
 
 def _pauses() -> Iterable[Callable[[], None]]:

@@ -60,6 +60,9 @@ class Connection:
         host: Name or address.
         port: TCP port.
 
+    Attributes:
+        address: Host and port.
+
     Raises:
         LostConnectionError: The broker cannot be reached, or hung up.
         BrokerError: It is too old, or refuses the login.
@@ -68,6 +71,7 @@ class Connection:
 
     def __init__(self, settings: BrokerSettings, host: str, port: int) -> None:
         require_kafka()
+        self.address = host, port
         self._settings = settings
         self._place = f"{host}:{port}"
         self._correlation = 0

@@ -75,7 +75,7 @@ def gone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     cluster = Cluster(folder / "cluster", ClusterSpec(settings=SETTINGS))
     with cluster:
         node = cluster.nodes[1]
-        broker = Broker(node.bootstrap, node.folder, cluster.tier, cluster.class_path)
+        broker = Broker(node.bootstrap, node.folder, cluster.tier, cluster.class_path, node.pid)
         fill(broker)
         filler = Filler(broker.bootstrap, seed)
         names = [f"tail {number}" for number in range(3)]

@@ -247,6 +247,15 @@ def test_connections_are_used_again(scene: Scene) -> None:
     assert scene.brokers.opened == opened
 
 
+def test_a_worker_logs_in_once_where_the_leader_answered_for_metadata(scene: Scene) -> None:
+    assert scene.offsets() == list(range(END))
+    assert scene.brokers.opened == 1
+    # Metadata asked for later need a connection of their own: answers of the other may be due.
+    assert scene.cluster.topics(["t"])["t"].topic_id == scene.topic_id
+    assert scene.offsets() == list(range(END))
+    assert scene.brokers.opened == 2
+
+
 def test_who_reads_slowly_asks_no_more_often(scene: Scene) -> None:
     # The next answer waits in the socket; how long it lay there says nothing about the broker.
     fetcher = RangeFetcher(scene.cluster, scene.wanted, max_batch_bytes=1 << 20)
