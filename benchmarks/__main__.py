@@ -1,6 +1,6 @@
 """`python -m benchmarks [PART...] [--quick] [--json FILE]`: all parts, or those that are named.
 
-A quick run leaves out fetch, plan and export unless they are named.
+A quick run leaves out hybrid, fetch, plan and export unless they are named.
 A full run leaves build/bench/results.json and results.png; `--results` also renews
 benchmarks/RESULTS.md and its figure from them.
 """
@@ -30,12 +30,14 @@ PARTS: Final = (
     "fixed",
     "decode",
     "metadata",
+    "hybrid",
+    "hybrid_disk",
     "fetch",
     "plan",
     "export",
 )
 # What a quick run leaves out unless it is named.
-LONG_PARTS: Final = frozenset({"fetch", "plan", "export"})
+LONG_PARTS: Final = frozenset({"hybrid", "fetch", "plan", "export"})
 FOLDER: Final = Path("build/bench")
 
 

@@ -37,12 +37,12 @@ class Contestant:
     Attributes:
         session: Name of a session of `Bench`.
         query: What it runs.
-        with_broker: Whether the broker's processor time counts.
+        other_pid: A process whose processor time counts as well, such as a broker.
     """
 
     session: str
     query: Query
-    with_broker: bool = False
+    other_pid: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class Bench:
         if self._broker is None:
             from benchmarks.brokers import filled_broker
 
-            self._need("java", "mvn")
+            self.need("java", "mvn")
             folder = self.folder()
             filled = filled_broker(folder, quick=self.quick, say=self.say)
             self._broker = self._resources.enter_context(filled)
@@ -163,8 +163,7 @@ class Bench:
 
     def run(self, contestant: Contestant) -> Run:
         """Runs it once."""
-        pid = self.broker().pid if contestant.with_broker else None
-        run = self.session(contestant.session).run(contestant.query, other_pid=pid)
+        run = self.session(contestant.session).run(contestant.query, other_pid=contestant.other_pid)
         query = contestant.query
         self.say(f"{contestant.session}, {query.source} → {query.sink}: {run.seconds:.2f} s")
         return run
@@ -192,7 +191,7 @@ class Bench:
         self._resources.close()
 
     def _oldest(self) -> Session:
-        self._need("java", "mvn")
+        self.need("java", "mvn")
         if not OLDEST.exists():
             raise SkippedError(f"no {OLDEST.parents[1].name}: run .ci/oldest_spark_env first")
         from tests.integration.kafka_jars import spark_kafka_jars
@@ -200,7 +199,8 @@ class Bench:
         return Session(OLDEST, jars=spark_kafka_jars())
 
     @staticmethod
-    def _need(*tools: str) -> None:
+    def need(*tools: str) -> None:
+        """Raises `SkippedError` where a program is not there."""
         missing = [tool for tool in tools if shutil.which(tool) is None]
         if missing:
             raise SkippedError(f"not on PATH: {', '.join(missing)}")

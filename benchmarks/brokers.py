@@ -16,7 +16,6 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-import psutil
 from confluent_kafka import Producer
 
 from benchmarks.log_bytes import json_text
@@ -96,12 +95,10 @@ class FilledBroker:
     """A running broker with its topics.
 
     Attributes:
-        pid: Of its process.
         topics: By name.
     """
 
     broker: Broker
-    pid: int
     topics: Mapping[str, Topic]
 
     def through_broker(self, topic: str, **changes: object) -> Query:
@@ -120,6 +117,15 @@ class FilledBroker:
             "path": str(self.broker.tier),
             "layout": "local-tiered-storage",
             "subscribe": topic,
+        }
+        return _query("tiered-kafka", options, changes)
+
+    def from_brokers(self, topic: str, **changes: object) -> Query:
+        """What `through_broker` reads, as our source reads it from the same broker."""
+        options = {
+            "kafka.bootstrap.servers": self.broker.bootstrap,
+            "subscribe": topic,
+            "endingOffsets": self.topics[topic].ends,
         }
         return _query("tiered-kafka", options, changes)
 
@@ -149,11 +155,6 @@ def filled_broker(
     segment = str((16 if quick else 64) << 20)
     settings = {**_SETTINGS, "internal_segment_bytes": segment}
     with running_broker(folder / "broker") as broker:
-        (pid,) = (
-            child.pid
-            for child in psutil.Process().children()
-            if str(folder / "broker" / "server.properties") in child.cmdline()
-        )
         names = [kind.name for kind in kinds]
         broker.create_topics(dict.fromkeys((*names, "aborts"), PARTITIONS), **settings)
         local = {**settings, "remote_storage_enable": "false", "local_retention_bytes": "-2"}
@@ -161,7 +162,7 @@ def filled_broker(
         broker.create_topics(hot, **local)
         for kind in kinds:
             for topic in (kind.name, f"{kind.name}-hot"):
-                _fill(broker.bootstrap, topic, kind.count, kind.value_bytes)
+                fill(broker.bootstrap, topic, kind.count, kind.value_bytes)
                 say(f"broker: {topic} is filled")
         _fill_with_aborts(broker.bootstrap, kinds[0].count // 2)
         say("broker: transactions are filled")
@@ -175,7 +176,7 @@ def filled_broker(
             step = SPAN_MS / (kind.count / PARTITIONS)
             for name in (kind.name, f"{kind.name}-hot"):
                 topics[name] = Topic(name, kind.value_bytes, stops, step)
-        yield FilledBroker(broker, pid, topics)
+        yield FilledBroker(broker, topics)
 
 
 class _Values:
@@ -219,8 +220,18 @@ def _send(
             return
 
 
-def _fill(bootstrap: str, topic: str, count: int, value_bytes: int) -> None:
-    producer = _producer(bootstrap)
+def fill(bootstrap: str, topic: str, count: int, value_bytes: int, **settings: str) -> None:
+    """Writes records to all partitions of a topic in turns.
+
+    Args:
+        bootstrap: Where brokers are.
+        topic: It has `PARTITIONS` partitions.
+        count: Records of all of them.
+        value_bytes: Of each value.
+        settings: Of the producer, with `_` for `.`.
+    """
+    given = {name.replace("_", "."): text for name, text in settings.items()}
+    producer = _producer(bootstrap, **given)
     values = _Values(value_bytes)
     each = count // PARTITIONS
     step = SPAN_MS / each

@@ -40,7 +40,7 @@ def _one(bench: Bench, name: str) -> list[Row]:
         kafka = broker.through_broker(name, sink="parquet", target=str(target))
         for key, contestant in (
             ("ours", Contestant(SPARK_4_0, ours)),
-            ("kafka", Contestant(SPARK_4_0, kafka, with_broker=True)),
+            ("kafka", Contestant(SPARK_4_0, kafka, other_pid=broker.broker.pid)),
             ("empty", Contestant(SPARK_4_0, nothing)),
         ):
             run = bench.run(contestant)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from benchmarks.bench import NEWEST_SPARK, SPARK_4_0, Bench, Contestant, Timings, ceiling
+from benchmarks.consumer import consumed
 from benchmarks.report import Row, at_least, at_most
 from benchmarks.session import Query
 from kts_source.columns import DEFAULT_COLUMNS
@@ -52,10 +50,12 @@ def _tasks(query: Query) -> int:
 def _same_rows(bench: Bench, broker: FilledBroker, topic: Topic) -> None:
     """That everyone reads all of it, or the comparison is void."""
     ours = broker.from_tier(topic.name, sink="count")
+    from_brokers = broker.from_brokers(f"{topic.name}-hot", sink="count")
     contestants = {
         "kafka": Contestant(SPARK_4_0, broker.through_broker(topic.name, sink="count")),
         "hot": Contestant(SPARK_4_0, broker.through_broker(f"{topic.name}-hot", sink="count")),
         "ours": Contestant(SPARK_4_0, ours),
+        "ours, hot": Contestant(SPARK_4_0, from_brokers),
         "ours, newest": Contestant(NEWEST_SPARK, ours),
     }
     for name, contestant in contestants.items():
@@ -67,17 +67,19 @@ def _same_rows(bench: Bench, broker: FilledBroker, topic: Topic) -> None:
 def _full_scans(bench: Bench, broker: FilledBroker, topic: Topic) -> list[Row]:
     ours = broker.from_tier(topic.name)
     bounds = _prebuilt(bench, broker, topic, DEFAULT_COLUMNS, _tasks(ours))
+    pid = broker.broker.pid
     parquet = bench.folder() / topic.name
     bench.run(
         Contestant(NEWEST_SPARK, broker.from_tier(topic.name, sink="parquet", target=str(parquet)))
     )
     found = bench.in_turns(
         {
-            "tier": Contestant(SPARK_4_0, broker.through_broker(topic.name), with_broker=True),
-            "hot": Contestant(
-                SPARK_4_0, broker.through_broker(f"{topic.name}-hot"), with_broker=True
-            ),
+            "tier": Contestant(SPARK_4_0, broker.through_broker(topic.name), other_pid=pid),
+            "hot": Contestant(SPARK_4_0, broker.through_broker(f"{topic.name}-hot"), other_pid=pid),
             "ours": Contestant(SPARK_4_0, ours),
+            "ours, hot": Contestant(
+                SPARK_4_0, broker.from_brokers(f"{topic.name}-hot"), other_pid=pid
+            ),
             **{name: Contestant(SPARK_4_0, query) for name, query in bounds.items()},
             "ours, newest": Contestant(NEWEST_SPARK, ours),
             **{f"{name}, newest": Contestant(NEWEST_SPARK, bounds[name]) for name in bounds},
@@ -89,6 +91,7 @@ def _full_scans(bench: Bench, broker: FilledBroker, topic: Topic) -> list[Row]:
         "tier": "Spark's Kafka source, data in the tier",
         "hot": "Spark's Kafka source, data hot on the broker",
         "ours": "ours, Spark 4.0",
+        "ours, hot": "ours, data hot on the broker, Spark 4.0",
         "ceiling": "transport ceiling, Spark 4.0",
         "ours, newest": "ours, newest Spark, Unix sockets",
         "ceiling, newest": "transport ceiling, newest Spark, Unix sockets",
@@ -118,6 +121,16 @@ def _full_scans(bench: Bench, broker: FilledBroker, topic: Topic) -> list[Row]:
             if topic.name == _SMALL
             else Row(against_hot, hot, "×")
         ).noted(_bounds(found, "hot")),
+        Row(
+            f"against Spark's Kafka source, data hot, {what}, same pyspark, both from the broker",
+            found["ours, hot"].times_faster_than(found["hot"]),
+            "×",
+        ),
+        Row(
+            f"processor time of Spark's Kafka source's, data hot, {what}, both with the broker's",
+            found["ours, hot"].processor_share_of(found["hot"]),
+            "×",
+        ),
         at_most(
             f"processor time of the transport ceiling's, {what}, same pyspark",
             mine.processor_share_of(found["ceiling"]),
@@ -286,56 +299,16 @@ def _limit(bench: Bench, broker: FilledBroker) -> list[Row]:
     ]
 
 
-_CONSUMER = """
-import json, sys, time
-import pyarrow as pa
-from confluent_kafka import Consumer, TopicPartition
-bootstrap, topic, stops, most = sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), int(sys.argv[4])
-consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "bench", "log_level": 0,
-                     "enable.auto.commit": False, "auto.offset.reset": "earliest",
-                     "queued.min.messages": 1000000})
-consumer.assign([TopicPartition(topic, int(number), 0) for number in stops])
-schema = pa.schema([("key", pa.binary()), ("value", pa.binary()), ("topic", pa.string()),
-                    ("partition", pa.int32()), ("offset", pa.int64()), ("timestamp", pa.int64()),
-                    ("timestampType", pa.int32())])
-wall = processor = None
-rows = 0
-while rows < most:
-    found = [m for m in consumer.consume(10_000, 30) if m.error() is None]
-    if not found:
-        raise SystemExit("nothing came")
-    if wall is None:  # connections and the first fetch are not what is measured
-        wall, processor = time.perf_counter(), time.process_time()
-        continue
-    columns = [[m.key() for m in found], [m.value() for m in found], [m.topic() for m in found],
-               [m.partition() for m in found], [m.offset() for m in found],
-               [m.timestamp()[1] * 1000 for m in found], [m.timestamp()[0] - 1 for m in found]]
-    batch = pa.record_batch([pa.array(c, f.type) for c, f in zip(columns, schema)], schema=schema)
-    rows += batch.num_rows
-print(rows / (time.perf_counter() - wall), (time.process_time() - processor) / rows)
-consumer.close()
-"""
-
-
 def _consumer(bench: Bench, broker: FilledBroker) -> list[Row]:
     """The C client, its messages put into Arrow, in one process; all data hot on the broker."""
     rows = []
     for name in ("small",) if bench.quick else ("small", "large"):
         topic = broker.topics[f"{name}-hot"]
-        stops = json.dumps({str(number): stop for number, stop in topic.stops.items()})
         most = min(topic.records // 2, 50_000 if bench.quick else 500_000)
-        arguments = [broker.broker.bootstrap, topic.name, stops, str(most)]
-        output = subprocess.run(
-            [sys.executable, "-c", _CONSUMER, *arguments],
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        ).stdout
-        speed, processor = (float(word) for word in output.split())
+        found = consumed(broker.broker.bootstrap, topic.name, dict.fromkeys(topic.stops, 0), most)
         what = f"confluent-kafka → Arrow, one process, {_words(topic)}, data hot"
         rows += [
-            Row(what, speed / 1e6, "M records/s"),
-            Row(f"{what}: processor", processor * 1e6, "s/M records"),
+            Row(what, found.speed / 1e6, "M records/s"),
+            Row(f"{what}: processor", found.processor * 1e6, "s/M records"),
         ]
     return rows

@@ -22,6 +22,8 @@ _TITLES: Final = {
     "fixed": "Fixed costs, cold start, cores",
     "decode": "Log bytes to Arrow, one core",
     "metadata": "Records of `__remote_log_metadata`, one core",
+    "hybrid": "Brokers, alone and beside the tier",
+    "hybrid_disk": "A broker's disk, in place",
     "fetch": "Fetching",
     "plan": "Planning 100,000 segments",
     "export": "Export, against the Parquet writer alone",

@@ -175,6 +175,10 @@ class BrokerError(TieredKafkaError):
     """A broker that refuses, is too old, or answers what cannot be used."""
 
 
+class BrokerAccessError(BrokerError):
+    """Brokers do not let the user describe or read a topic."""
+
+
 class BrokerUnavailableError(BrokerError):
     """No broker gave a proper answer, however often it was asked."""
 

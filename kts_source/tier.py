@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from kts_source.cache.caches import Caches
 from kts_source.store.empty_store import EmptyStore
-from kts_source.store.open_store import open_store
+from kts_source.store.open_store import open_store, storage_beside
 
 if TYPE_CHECKING:
     from kts_source.options import ScanOptions
@@ -56,6 +56,18 @@ def open_tier(options: ScanOptions) -> Tier:
             fetch.fallback_path, fetch.fallback_storage, retry_policy=fetch.retry_policy
         )
         store = FallbackStore(store, mirror)
+    if options.tail_paths:
+        from kts_source.store.joined_store import JoinedStore
+
+        disks = [
+            open_store(
+                path,
+                storage_beside(options.path, path, options.storage),
+                retry_policy=fetch.retry_policy,
+            )
+            for path in options.tail_paths
+        ]
+        store = JoinedStore(store, tuple(disks))
     if store.is_near and settings.folder is None:
         settings = replace(settings, index=None)
     endpoint = options.storage.reveal().get("s3.endpoint", "")

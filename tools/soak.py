@@ -1,5 +1,5 @@
-"""Tries parsers with bad inputs, random histories and exports of them, stores that fail, and scans
-of a real cluster that moves.
+"""Tries parsers with bad inputs, random histories and exports of them, stores that fail, scans of
+a real cluster that moves, and of disks after a crash.
 
     python -m tools.soak                           all of it, two processes at a time
     python -m tools.soak --share 0.1 --jobs 1      a tenth
@@ -17,10 +17,8 @@ import importlib.metadata
 import logging
 import math
 import multiprocessing
-import os
 import platform
 import random
-import re
 import subprocess
 import sys
 import time
@@ -40,6 +38,8 @@ from tests.kts_source.export.fates import random_export_history
 from tests.kts_source.export.history import check_export_history
 from tests.kts_source.planning.history import History, random_history, shortened
 from tests.kts_source.planning.reading import check_history, without_threads
+from tools.disk_scans import disks_report, soak_disks
+from tools.faulted_scans import faults_report, soak_faults
 from tools.hybrid_scans import hybrid_report, soak_hybrid
 
 if TYPE_CHECKING:
@@ -80,6 +80,12 @@ PARTS: Final = {
         " deletion, retention and DeleteRecords go on and objects of the tier are missing; rows"
         " equal a consumer's of the same offsets, or an error names what the log start has passed.",
     ),
+    "disks": (
+        "Disks after a crash",
+        "Copies of a running broker's disk under transactional load, compaction and DeleteRecords;"
+        " logs and indexes cut, zeroed, flipped or gone at random beyond the recovery point; rows,"
+        " log starts and ends equal those of a broker that starts on that copy, at both levels.",
+    ),
 }
 """Title and promise of each part, in order."""
 TOTALS: Final = {
@@ -88,6 +94,7 @@ TOTALS: Final = {
     "fuzz": 10_000_000,
     "faults": 10_000,
     "hybrid": 1_000,
+    "disks": 50,
 }
 """What a whole soak tries."""
 ROUND_SECONDS: Final = 300.0
@@ -236,45 +243,6 @@ def _together(first: Result, second: Result) -> Result:
     )
 
 
-@dataclass(slots=True)
-class Faulted:
-    """How the scans went through stores that fail.
-
-    Attributes:
-        scans: How many.
-        tables: What became of them, by fault.
-        failures: What the tests said that failed.
-    """
-
-    scans: int = 0
-    tables: list[str] = field(default_factory=list)
-    failures: list[str] = field(default_factory=list)
-
-
-def soak_faults(total: int, seed: int) -> Faulted:
-    """Those of `tests/faults` that read below Spark, as many as are wanted."""
-    wanted = {
-        "KTS_FAULT_SCANS": str(total),
-        "KTS_FAULT_SECONDS": str(24 * 3600),
-        "KTS_FAULT_SEED": str(seed),
-    }
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "faults"]
-    command.append("tests/faults/test_faulted_scans.py")
-    done = subprocess.run(
-        command, env={**os.environ, **wanted}, capture_output=True, text=True, check=False
-    )
-    result = Faulted()
-    for table in re.findall(r"^(.+: KTS_FAULT_SEED=\d+\n(?:.+\n)+?all .+)$", done.stdout, re.M):
-        result.tables.append(table)
-        result.scans += int(re.findall(r"^(\d+) scans", table, re.M)[0])
-        say(table)
-    if done.returncode:
-        told = f"exit code {done.returncode}\n{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
-        result.failures.append(told)
-        say(told)
-    return result
-
-
 def parsers_report(results: Sequence[Result]) -> tuple[Facts, list[str]]:
     """What to say of bad inputs."""
     words = sum((Counter(result.outcomes) for result in results), Counter())
@@ -298,17 +266,6 @@ def histories_report(found: Histories) -> tuple[Facts, list[str]]:
     """What to say of histories."""
     facts = {"tried": found.tried, "rows": found.outcomes["rows"], "failed": len(found.failures)}
     return facts, _outcomes("how often", found.outcomes)
-
-
-def faults_report(found: Faulted) -> tuple[Facts, list[str]]:
-    """What to say of stores that fail."""
-    tables = (table.partition(":") for table in found.tables)
-    lines = [
-        line
-        for name, _, rest in tables
-        for line in (f"{name}:", "", "```text", *rest.split("\n")[1:], "```", "")
-    ]
-    return {"tried": found.scans, "failed": len(found.failures)}, lines[:-1]
 
 
 def _outcomes(what: str, counts: Counter[str]) -> list[str]:
@@ -374,12 +331,20 @@ def main() -> int:
                 soak_parsers(wanted, given.seed, given.target, given.jobs)
             )
         elif part == "faults":
-            facts, lines = faults_report(soak_faults(wanted, given.seed))
+            faulted = soak_faults(wanted, given.seed)
+            for text in (*faulted.tables, *faulted.failures):
+                say(text)
+            facts, lines = faults_report(faulted)
         elif part == "hybrid":
             scanned = soak_hybrid(wanted, given.seed)
             for text in scanned.failures:
                 say(text)
             facts, lines = hybrid_report(scanned)
+        elif part == "disks":
+            crashed = soak_disks(wanted, given.seed)
+            for text in crashed.failures:
+                say(text)
+            facts, lines = disks_report(crashed)
         else:
             block = scan_block if part == "histories" else export_block
             facts, lines = histories_report(soak_histories(block, wanted, given.seed, given.jobs))

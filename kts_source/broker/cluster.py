@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kts_source.broker.connection import Connection, LostConnectionError
 from kts_source.broker.error_codes import (
-    DENIED,
     NEW_LEADER,
     PASSING,
     UNKNOWN_TOPIC_OR_PARTITION,
     error_name,
+    refusal,
 )
-from kts_source.broker.topics import ClusterTopic, EpochEnd, Leader, TopicPartition
+from kts_source.broker.topics import ClusterTopic, EpochEnd, Leader, TopicPartition, by_topic
 from kts_source.errors import BrokerError, BrokerUnavailableError, LeaderChangedError
 from kts_source.texts import some
 from segment_format.kafka_uuid import uuid_to_text
@@ -127,7 +127,7 @@ class Cluster:
                         for number in numbers
                     ],
                 )
-                for topic, numbers in _by_topic(names)
+                for topic, numbers in by_topic(names)
             ]
             return ListOffsetsRequest(
                 replica_id=_REPLICA_ID, isolation_level=int(read_committed), topics=topics
@@ -169,7 +169,7 @@ class Cluster:
                         for epoch in wanted[topic, number]
                     ],
                 )
-                for topic, numbers in _by_topic(places)
+                for topic, numbers in by_topic(places)
             ]
             return OffsetForLeaderEpochRequest(replica_id=_REPLICA_ID, topics=topics)
 
@@ -240,9 +240,23 @@ class Cluster:
             del self._connections[node]
         if node not in self._nodes:
             raise LostConnectionError(f"broker {node} is not in the cluster's metadata")
-        opened = Connection(self.settings, *self._nodes[node])
+        opened = self._taken_over(node) or Connection(self.settings, *self._nodes[node])
         self._connections[node] = opened
         return opened
+
+    def _taken_over(self, node: int) -> Connection | None:
+        """The connection that metadata came through, if it is one to this broker: a login takes as
+        long as a small read, and metadata are seldom asked for again.
+        """
+        with self._any_lock:
+            known = self._any
+            if known is None or known.address != self._nodes[node]:
+                return None
+            self._any = None
+        if known.is_usable(_EXPIRES_EARLY_SECONDS):
+            return known
+        known.close()
+        return None
 
     def knows(self, place: TopicPartition, request: Any, version: int) -> bool:  # noqa: ANN401
         """Whether the leader of a partition knows at least this version of a request.
@@ -321,16 +335,11 @@ class Cluster:
         for topic in answer.topics:
             if topic.error_code == UNKNOWN_TOPIC_OR_PARTITION:
                 continue
-            if topic.error_code in DENIED and names is not None:
-                raise BrokerError(
-                    "not allowed to describe the topic: the user needs Describe and Read on it",
-                    topic=topic.name,
-                )
             if topic.error_code or (names is None and topic.is_internal):
                 if topic.error_code in PASSING:
                     undecided.append(f"{topic.name}: {error_name(topic.error_code)}")
                 elif topic.error_code and names is not None:
-                    raise BrokerError(error_name(topic.error_code), topic=topic.name)
+                    raise refusal(topic.error_code, topic=topic.name)
                 continue
             leaders = {
                 part.partition_index: Leader(part.leader_id, part.leader_epoch)
@@ -376,17 +385,7 @@ def _refuse(place: TopicPartition, code: int) -> None:
     if code in PASSING or code in NEW_LEADER:
         return
     topic, number = place
-    what = error_name(code)
-    if code in DENIED:
-        what = "not allowed to read the topic: the user needs Describe and Read on it"
-    raise BrokerError(what, topic=topic, partition=number)
-
-
-def _by_topic(places: Iterable[TopicPartition]) -> list[tuple[str, list[int]]]:
-    numbers: dict[str, list[int]] = defaultdict(list)
-    for topic, number in places:
-        numbers[topic].append(number)
-    return list(numbers.items())
+    raise refusal(code, topic=topic, partition=number)
 
 
 def _pauses() -> Iterable[Callable[[], None]]:

@@ -44,11 +44,12 @@ class Pending:
 
     Attributes:
         header: What kafka-python needs to decode the answer.
-        deadline: When to give up, by `time.monotonic`.
+        timeout_seconds: When to give up, from when somebody waits for it: the answer may lie there
+            for long, where what was read before is still written.
     """
 
     header: Any
-    deadline: float
+    timeout_seconds: float
 
 
 class Connection:
@@ -59,6 +60,9 @@ class Connection:
         host: Name or address.
         port: TCP port.
 
+    Attributes:
+        address: Host and port.
+
     Raises:
         LostConnectionError: The broker cannot be reached, or hung up.
         BrokerError: It is too old, or refuses the login.
@@ -67,6 +71,7 @@ class Connection:
 
     def __init__(self, settings: BrokerSettings, host: str, port: int) -> None:
         require_kafka()
+        self.address = host, port
         self._settings = settings
         self._place = f"{host}:{port}"
         self._correlation = 0
@@ -115,7 +120,7 @@ class Connection:
         with self._losing():
             self._socket.settimeout(timeout)
             self._socket.sendall(request.encode(framed=True, header=True))
-        return Pending(request.header, time.monotonic() + timeout)
+        return Pending(request.header, timeout)
 
     def receive(self, pending: Pending, *, most_bytes: int = _MAX_ANSWER_BYTES) -> Any:  # noqa: ANN401
         """The answer to the oldest request without one. Bytes in it are views of a buffer that the
@@ -128,15 +133,16 @@ class Connection:
         Raises:
             LostConnectionError: No answer came, or not all of it, or not one that can be decoded.
         """
+        deadline = time.monotonic() + pending.timeout_seconds
         with self._losing():
-            (size,) = _SIZE.unpack(self._read(4, pending.deadline))
+            (size,) = _SIZE.unpack(self._read(4, deadline))
             if not 4 <= size <= most_bytes:
                 raise LostConnectionError(
                     f"{self._place} announced an answer of {size:,} bytes, at most {most_bytes:,}"
                     " are expected: a batch above maxBatchBytes, no Kafka broker, or one that"
                     " wants TLS"
                 )
-            data = self._read(size, pending.deadline)
+            data = self._read(size, deadline)
             (correlation,) = _CORRELATION.unpack(data[:4])
             if correlation != self._correlation_of(pending):
                 raise LostConnectionError(f"{self._place} answered another request than was asked")

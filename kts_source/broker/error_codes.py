@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+from kts_source.errors import BrokerAccessError, BrokerError
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from kts_source.errors import Place
 
 OFFSET_OUT_OF_RANGE: Final = 1
 UNKNOWN_TOPIC_OR_PARTITION: Final = 3
@@ -63,3 +70,12 @@ _NAMES: Final = {
 def error_name(code: int) -> str:
     """Kafka's name of an error code, and its number."""
     return f"{_NAMES[code]} ({code})" if code in _NAMES else f"error {code}"
+
+
+def refusal(code: int, **place: Unpack[Place]) -> BrokerError:
+    """The error for a code that does not pass."""
+    if code in DENIED:
+        return BrokerAccessError(
+            "not allowed to read the topic: the user needs Describe and Read on it", **place
+        )
+    return BrokerError(f"a broker refuses: {error_name(code)}", **place)

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from kts_source.broker.cluster import EARLIEST
 from kts_source.broker.connection import LostConnectionError
 from kts_source.broker.error_codes import (
-    DENIED,
     OFFSET_OUT_OF_RANGE,
     PASSING,
     TOPIC_GONE,
     error_name,
+    refusal,
 )
 from kts_source.broker.fetched_batches import FetchedBatches, aborted_intervals, whole_batches
+from kts_source.broker.old_brokers import LEAK, tells_all, told_from
 from kts_source.errors import (
     BrokerError,
     BrokerUnavailableError,
@@ -176,6 +177,8 @@ class RangeFetcher:
             self._find_leader()
         if self._node < 0:
             self._node = self._leader
+        if self._rack and self._wanted.read_committed and not self._tells_all():
+            self._rack = ""  # a follower's disk begins elsewhere
         connection = self._cluster.connection(self._node)
         self.requests += 1
         patience = self._settings.fetch_max_wait_ms / 1000
@@ -298,6 +301,9 @@ class RangeFetcher:
             raise _TryAgain("answers hold no whole batch")
         self.bytes += size
         data = data[:size]
+        if self._wanted.read_committed and not self._tells_all():
+            data = memoryview(bytes(data))  # the next answer overwrites it
+            self._check_told(at)
         listed = frozenset(
             (one.producer_id, one.first_offset) for one in part.aborted_transactions or ()
         )
@@ -305,6 +311,19 @@ class RangeFetcher:
         if self._wanted.read_committed and listed:
             aborted = aborted_intervals(listed, data, next_offset)
         return FetchedBatches(data, at, next_offset, aborted, listed)
+
+    def _tells_all(self) -> bool:
+        return tells_all(self._cluster, (self._wanted.topic, self._wanted.partition))
+
+    def _check_told(self, at: int) -> None:
+        """Refuses what an old broker has read from its tier since the plan was made."""
+        told = told_from(self._cluster, (self._wanted.topic, self._wanted.partition))
+        if at < told:
+            raise BrokerError(
+                f"offsets up to {told} have moved into the tier since the plan was made, and {LEAK}"
+                ": plan anew, or read with isolationLevel=read_uncommitted",
+                **self._place(at),
+            )
 
     def _handle(self, code: int, at: int) -> NoReturn:
         """Raises what an error code means."""
@@ -318,9 +337,7 @@ class RangeFetcher:
         place = self._place(at)
         if code == OFFSET_OUT_OF_RANGE:
             raise _OutOfRange
-        if code in DENIED:
-            raise BrokerError("not allowed to read the topic: the user needs Read on it", **place)
-        raise BrokerError(f"a broker refuses to be read: {error_name(code)}", **place)
+        raise refusal(code, **place)
 
     def _place(self, offset: int) -> Any:  # noqa: ANN401
         return {

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 TopicPartition: TypeAlias = tuple[str, int]
 
@@ -49,3 +50,11 @@ class EpochEnd:
 
     epoch: int
     end_offset: int
+
+
+def by_topic(places: Iterable[TopicPartition]) -> list[tuple[str, list[int]]]:
+    """Partition numbers by topic, as requests name them."""
+    numbers: dict[str, list[int]] = defaultdict(list)
+    for topic, number in places:
+        numbers[topic].append(number)
+    return list(numbers.items())

@@ -37,7 +37,7 @@ from kts_source.cli.tables import print_json
 @click.option("--dead-letters", metavar="FOLDER", help="Whose leftovers --clean removes too.")
 @click.option("--png", metavar="FILE", help="The report as a picture; needs matplotlib.")
 @json_flag
-@scan_options()
+@scan_options(by_option_only=("catalog",))
 def export(
     options: dict[str, str],
     *,

@@ -19,7 +19,7 @@ json_flag = click.option("--json", "as_json", is_flag=True, help="One JSON docum
 
 
 def scan_options(
-    *places: str, every_topic: bool = False
+    *places: str, every_topic: bool = False, by_option_only: tuple[str, ...] = ()
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Adds every option of the data source to a command, and `-o` for those with a dot in the name.
 
@@ -28,7 +28,9 @@ def scan_options(
     Args:
         places: Of `path` and `topic`, those that are arguments, too.
         every_topic: Whether all topics are selected where none is named.
+        by_option_only: Those that only `-o` gives, as the command has a flag of that name.
     """
+    flags = [option for option in OPTIONS if option.name not in by_option_only]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
@@ -38,7 +40,7 @@ def scan_options(
             given_topic: str | None = None,
             **values: Any,  # noqa: ANN401  # texts, flags and numbers
         ) -> None:
-            named = {option.name: values.pop(option.name) for option in OPTIONS}
+            named = {option.name: values.pop(option.name) for option in flags}
             options = {name: text for name, text in named.items() if text is not None}
             add_places(options, given_path, given_topic)
             for pair in dotted:
@@ -58,7 +60,7 @@ def scan_options(
             metavar="NAME=VALUE",
             help="Any option of the data source, such as s3.endpoint=… or encryption.key.pairs.….",
         )(run)
-        for option in reversed(OPTIONS):
+        for option in reversed(flags):
             text = option.doc.replace("`", "")
             found = click.option(f"--{option.name}", option.name, metavar="TEXT", help=text)(found)
         for name in reversed(places):

@@ -72,6 +72,8 @@ def _meant(options: ScanOptions, error: TierNotFoundError | KeyPrefixError) -> s
 
 
 def _rows(parsed: ScanOptions) -> list[dict[str, Any]]:
+    if parsed.by_metadata_topic:  # what follows lists
+        return _described(parsed)
     if (described := _unless_locked(parsed)) is not None:
         return described
     with errors_only("kts_source"):  # the first attempt has said what there is to say

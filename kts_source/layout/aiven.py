@@ -10,6 +10,7 @@ way. Source: `ObjectKeyFactory` and `RemoteStorageManager` of the plugin.
 
 from __future__ import annotations
 
+import logging
 import re
 from typing import TYPE_CHECKING, Final
 
@@ -25,6 +26,7 @@ from kts_source.layout.remote_segment import (
 )
 from segment_format.errors import InvalidManifestError
 from segment_format.kafka_uuid import uuid_to_text
+from segment_format.manifest.custom_metadata import CustomMetadata, parse_custom_metadata
 from segment_format.manifest.object_key import SUFFIXES, parse_topic_directory
 from segment_format.manifest.segment_manifest import (
     MANIFEST_VERSION,
@@ -35,8 +37,11 @@ from segment_format.manifest.segment_manifest import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kts_source.layout.layout import SegmentName
     from kts_source.store.object_store import ObjectInfo, ObjectStore
     from segment_format.manifest.segment_manifest import IndexRange
+
+log = logging.getLogger(__name__)
 
 LOG_SUFFIX, INDEXES_SUFFIX, MANIFEST_SUFFIX = SUFFIXES
 _USUAL_STEM: Final = re.compile(r"00[0-9]{18}-[A-Za-z0-9_-]{21}[AQgw]")
@@ -48,6 +53,9 @@ class AivenLayout:
     name = "aiven"
     folder_pattern = "<topic>-<topic id>/"
     format_versions: tuple[str, ...] = (MANIFEST_VERSION,)
+    required: tuple[str, ...] = SUFFIXES
+    optional: tuple[str, ...] = ()
+    described_by = MANIFEST_SUFFIX
 
     def topic_folders(
         self, store: ObjectStore, key_prefix: str, topic: str | None
@@ -82,9 +90,25 @@ class AivenLayout:
             partition,
             prefix=prefix,
             suffixes=SUFFIXES,
-            required=SUFFIXES,
-            described_by=MANIFEST_SUFFIX,
+            required=self.required,
+            described_by=self.described_by,
         )
+
+    def stems(self, key_prefix: str, name: SegmentName) -> tuple[str, ...]:
+        """Under the prefix and key that the plugin had the broker keep, if it did; else, or where
+        the path is not the one of the plugin, under the key prefix.
+        """
+        try:
+            kept = parse_custom_metadata(name.custom_metadata)
+        except InvalidManifestError as error:  # of another plugin
+            log.warning("segment %s: custom metadata: %s", name.segment_id, error)
+            kept = CustomMetadata()
+        stem = kept.object_key
+        if stem is None:
+            folder = f"{name.topic}-{name.topic_id}/{name.partition}"
+            stem = f"{folder}/{name.base_offset:020d}-{name.segment_id}"
+        prefixes = (key_prefix if kept.object_prefix is None else kept.object_prefix, key_prefix)
+        return tuple(f"{prefix}{stem}" for prefix in dict.fromkeys(prefixes))
 
     def describe(self, store: ObjectStore, entry: SegmentEntry) -> RemoteSegment:
         """Reads the manifest and checks it against what is listed."""

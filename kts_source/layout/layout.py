@@ -7,7 +7,7 @@ play in Java, reduced to what a reader needs.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from segment_format.errors import InvalidManifestError
 
@@ -115,6 +115,40 @@ class Layout(Protocol):
             SegmentFormatError: What describes the segment is not valid.
             ObjectNotFoundError: It has gone since the listing.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentName:
+    """What brokers know of a segment that its objects are named by.
+
+    Attributes:
+        custom_metadata: What the storage plugin had the broker keep of it, or `None`.
+    """
+
+    topic: str
+    topic_id: str
+    partition: int
+    base_offset: int
+    segment_id: str
+    custom_metadata: bytes | None
+
+
+@runtime_checkable
+class NamingLayout(Layout, Protocol):
+    """A layout that tells the keys of a segment's objects, `<stem>.<suffix>`, without a listing.
+
+    Attributes:
+        required: Suffixes that a whole segment has; where the last is, the others were.
+        optional: Further suffixes that it may have.
+        described_by: Suffix of the object that errors name.
+    """
+
+    required: tuple[str, ...]
+    optional: tuple[str, ...]
+    described_by: str
+
+    def stems(self, key_prefix: str, name: SegmentName) -> tuple[str, ...]:
+        """Where the segment may be: the first stem that has objects is the one."""
 
 
 def require_format_version(layout: Layout, version: str) -> None:

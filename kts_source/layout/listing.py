@@ -13,7 +13,7 @@ from kts_source.layout.layout import Orphan, PartitionListing, SegmentEntry
 from segment_format.kafka_uuid import UUID_TEXT_PATTERN
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from kts_source.layout.layout import TopicFolder
     from kts_source.store.object_store import ObjectInfo, ObjectStore
@@ -59,33 +59,51 @@ def group_segments(
             found[place][suffix] = info
     segments = []
     for (base_offset, segment_id), objects in sorted(found.items(), key=itemgetter(0)):
-        entry = None
-        if (last := objects.get(required[-1])) is not None:
-            entry = SegmentEntry(
-                folder.topic,
-                folder.topic_id,
-                partition,
-                base_offset,
-                segment_id,
-                objects.get(described_by, last).key,
-                tuple(sorted(objects.items())),
-            )
-        missing = [suffix for suffix in required if suffix not in objects]
-        if entry is not None and not missing:
-            segments.append(entry)
-            continue
-        why = "lost" if entry else "an upload that did not finish"
-        times = [info.last_modified_ms for info in objects.values()]
-        orphans.append(
-            Orphan(
-                tuple(info.key for info in objects.values()),
-                f"no .{', no .'.join(missing)}: {why}, or a delete under way",
-                base_offset,
-                entry,
-                None if None in times else max(time for time in times if time is not None),
-            )
+        made = segment_or_orphan(
+            (folder.topic, folder.topic_id, partition, base_offset, segment_id),
+            objects,
+            required=required,
+            described_by=described_by,
         )
+        if isinstance(made, Orphan):
+            orphans.append(made)
+        else:
+            segments.append(made)
     return PartitionListing(tuple(segments), tuple(orphans))
+
+
+def segment_or_orphan(
+    place: tuple[str, str, int, int, str],
+    objects: Mapping[str, ObjectInfo],
+    *,
+    required: Sequence[str],
+    described_by: str,
+) -> SegmentEntry | Orphan:
+    """What the objects of one segment make: the segment, or an orphan where some are missing.
+
+    Args:
+        place: Topic, topic id, partition, base offset and segment id.
+        objects: Suffix to object, at least one.
+        required: See `group_segments`.
+        described_by: See `group_segments`.
+    """
+    entry = None
+    if (last := objects.get(required[-1])) is not None:
+        entry = SegmentEntry(
+            *place, objects.get(described_by, last).key, tuple(sorted(objects.items()))
+        )
+    missing = [suffix for suffix in required if suffix not in objects]
+    if entry is not None and not missing:
+        return entry
+    why = "lost" if entry else "an upload that did not finish"
+    times = [info.last_modified_ms for info in objects.values()]
+    return Orphan(
+        tuple(info.key for info in objects.values()),
+        f"no .{', no .'.join(missing)}: {why}, or a delete under way",
+        place[3],
+        entry,
+        None if None in times else max(time for time in times if time is not None),
+    )
 
 
 def _place(stem: str, start: int) -> tuple[int, str] | None:

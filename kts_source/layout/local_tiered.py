@@ -43,6 +43,7 @@ from segment_format.record.last_offset import last_offset
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from kts_source.layout.layout import SegmentName
     from kts_source.store.object_store import ObjectInfo, ObjectStore
 
 log = logging.getLogger(__name__)
@@ -52,7 +53,6 @@ Index = TypeVar("Index", OffsetIndex, TimeIndex)
 MAX_SIDE_FILE_BYTES: Final = 64 << 20
 
 _LOG: Final = "log"
-_REQUIRED: Final = (_LOG, "index", "timeindex", "leader_epoch_checkpoint", "snapshot")
 _SIDE_FILES: Final = (
     (IndexType.OFFSET, "index"),
     (IndexType.TIMESTAMP, "timeindex"),
@@ -74,6 +74,9 @@ class LocalTieredLayout:
     name = "local-tiered-storage"
     folder_pattern = f"[{ROOT_DIRECTORY}/]<topic>-<partition>-<topic id>/"
     format_versions: tuple[str, ...] = ("1",)  # its files are the broker's own and carry none
+    required: tuple[str, ...] = (_LOG, "index", "timeindex", "leader_epoch_checkpoint", "snapshot")
+    optional: tuple[str, ...] = ("txnindex",)
+    described_by = _LOG
 
     def topic_folders(
         self, store: ObjectStore, key_prefix: str, topic: str | None
@@ -108,9 +111,15 @@ class LocalTieredLayout:
             partition,
             prefix=prefix,
             suffixes=LOCAL_SUFFIXES,
-            required=_REQUIRED,
-            described_by=_LOG,
+            required=self.required,
+            described_by=self.described_by,
         )
+
+    def stems(self, key_prefix: str, name: SegmentName) -> tuple[str, ...]:
+        """Below the root folder, whether the key prefix stands before it or includes it."""
+        folder = f"{name.topic}-{name.partition}-{name.topic_id}"
+        stem = f"{folder}/{name.base_offset:020d}-{name.segment_id}"
+        return f"{key_prefix}{ROOT_DIRECTORY}/{stem}", f"{key_prefix}{stem}"
 
     def describe(self, store: ObjectStore, entry: SegmentEntry) -> RemoteSegment:
         """Works the segment's facts out of its files: three side files and the log's last bytes.

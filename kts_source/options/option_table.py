@@ -47,6 +47,10 @@ if TYPE_CHECKING:
 
 READ_COMMITTED: Final = "read_committed"
 READ_UNCOMMITTED: Final = "read_uncommitted"
+DISKS: Final = "kafka-logs"
+"""The layout of brokers' own disks."""
+LISTING: Final = "listing"
+METADATA_TOPIC: Final = "metadata-topic"
 _MAX_REQUESTS: Final = 1024  # each has a thread
 
 _ESSENTIAL: Final = (
@@ -124,10 +128,24 @@ _MORE: Final = (
         default="aiven",
     ),
     Option(
+        "tailPath",
+        parse_text,
+        "Log directories of brokers that are gone, or a folder of them; several are separated by"
+        " commas. What the tier does not hold, above all the newest records, is read from there.",
+    ),
+    Option(
+        "catalog",
+        partial(parse_choice, choices=(LISTING, METADATA_TOPIC)),
+        "What tells which segments there are: a `listing` of the store, or the `metadata-topic`"
+        " (`__remote_log_metadata`, with `kafka.bootstrap.servers`), for buckets that may not be"
+        " listed.",
+        default=LISTING,
+    ),
+    Option(
         "endOfLog",
         parse_bool,
-        "With `layout=kafka-logs`: read all whole batches of the surviving replica, also those"
-        " above the high watermark that brokers recorded.",
+        "With `layout=kafka-logs` or `tailPath`: read all whole batches of the surviving replica,"
+        " also those above the high watermark that brokers recorded.",
         default="false",
     ),
     Option(

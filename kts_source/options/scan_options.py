@@ -13,8 +13,9 @@ from kts_source.errors import InvalidOptionError
 from kts_source.keyring import KEY_OPTION_PATTERN, KEY_SOURCES, KeyRing
 from kts_source.options.cache_options import cache_settings
 from kts_source.options.fetch_options import FetchOptions, fetch_options
-from kts_source.options.option_table import OPTIONS, READ_COMMITTED
+from kts_source.options.option_table import METADATA_TOPIC, OPTIONS, READ_COMMITTED
 from kts_source.options.parsing import check_characters
+from kts_source.options.places import catalog_of, end_of_log, tail_paths, tier_path
 from kts_source.options.requested_bounds import Bound, mentions
 from kts_source.options.stream_options import StreamSettings, stream_settings
 from kts_source.predicate.model import And
@@ -72,6 +73,7 @@ class ScanOptions:
 
     Attributes:
         selection: Which topics and partitions.
+        catalog: What tells which segments there are.
         topic_ids: Topic name ("" = any) to the id of the incarnation wanted.
         starting: Lower bound, inclusive.
         ending: Upper bound, exclusive.
@@ -82,6 +84,7 @@ class ScanOptions:
         cache: What is kept on local disk.
         max_timestamp_ahead_ms: No record is dated later after its upload; `None` = not assumed.
         key_ring: Private keys of encrypted segments.
+        tail_paths: Where brokers' disks are that hold what the tier does not.
         end_of_log: Whether a disk is read beyond the high watermark.
         ignored: Options accepted without effect, in lower case, sorted.
         where: Rows for which it is not true are left out.
@@ -95,6 +98,8 @@ class ScanOptions:
     path: str
     key_prefix: str
     layout: str
+    tail_paths: tuple[str, ...]
+    catalog: str
     end_of_log: bool
     selection: Selection
     topic_ids: Mapping[str, str]
@@ -129,6 +134,11 @@ class ScanOptions:
     stream: StreamSettings
 
     @property
+    def by_metadata_topic(self) -> bool:
+        """Whether brokers' own record tells which segments there are, and nothing is listed."""
+        return self.catalog == METADATA_TOPIC
+
+    @property
     def read_committed(self) -> bool:
         """Whether aborted and undecided transactions are left out."""
         return self.isolation_level == READ_COMMITTED
@@ -160,13 +170,15 @@ def parse_any_options(given: Mapping[str, str]) -> ScanOptions:
     selection = _one_selection(values)
     fetch = fetch_options(values, storage_texts, fallback_texts)
     path, storage = hide_query(
-        _path(values, brokers=brokers is not None), storage_options_from(storage_texts)
+        tier_path(values, brokers=brokers is not None), storage_options_from(storage_texts)
     )
     return ScanOptions(
         path=path,
         key_prefix=values["keyPrefix"],
         layout=values["layout"],
-        end_of_log=_end_of_log(values),
+        tail_paths=tail_paths(values, brokers=brokers is not None),
+        catalog=catalog_of(values, brokers=brokers is not None),
+        end_of_log=end_of_log(values),
         selection=selection,
         topic_ids=values["topicId"] or {},
         isolation_level=values["isolationLevel"],
@@ -259,28 +271,6 @@ def _unknown(name: str) -> str:
         guesses = " or ".join(repr(by_lower[match]) for match in close)
         return f"unknown option {name!r}; did you mean {guesses}?"
     return f"unknown option {name!r}; known are {', '.join(option.name for option in OPTIONS)}"
-
-
-def _path(values: Mapping[str, Any], *, brokers: bool) -> str:
-    if not values["path"] and not brokers:
-        raise InvalidOptionError(
-            "option 'path' is missing: the root of the tier, such as s3://bucket or file:///folder;"
-            " with kafka.bootstrap.servers it may be left out, and brokers alone are read"
-        )
-    if values["keyPrefix"].startswith("/") or ".." in re.split(r"[/\\]", values["keyPrefix"]):
-        raise InvalidOptionError(
-            f"option 'keyPrefix' must stay below the path: {values['keyPrefix']!r}"
-        )
-    return str(values["path"] or "")
-
-
-def _end_of_log(values: Mapping[str, Any]) -> bool:
-    if values["endOfLog"] and values["layout"] != "kafka-logs":
-        raise InvalidOptionError(
-            f"option 'endOfLog' is for layout 'kafka-logs', not {values['layout']!r}: a tier ends"
-            " where it ends"
-        )
-    return bool(values["endOfLog"])
 
 
 def _one_selection(values: Mapping[str, Any]) -> Selection:

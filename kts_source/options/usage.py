@@ -49,6 +49,8 @@ def check_for_stream(options: ScanOptions) -> None:
             raise InvalidOptionError(f"option {name!r} is not valid in a stream: it has no end")
     if options.plan_file is not None:
         raise InvalidOptionError("option 'planFile' is not valid in a stream: it plans each batch")
+    if options.tail_paths:
+        raise InvalidOptionError("option 'tailPath' is not valid in a stream: disks do not grow")
     if options.brokers is not None:
         raise InvalidOptionError(
             "a stream reads the tier alone: leave option kafka.bootstrap.servers out, and go on"

@@ -248,9 +248,9 @@ def check_outcomes(place: Place, partition: PartitionLog, decisions: Decisions) 
     gap = decisions.unknown_behind
     if gap is not None:
         place.raise_or_warn(
-            f"producer snapshots from offset {gap.stop} on are not usable, and no segment in the"
-            f" tier holds offsets [{gap.start}, {gap.stop}), so nothing tells which transactions"
-            " were open there; failOnDataLoss=false takes it that none was"
+            f"producer snapshots from offset {gap.stop} on are not usable, and no segment in"
+            f" {place.holder} holds offsets [{gap.start}, {gap.stop}), so nothing tells which"
+            " transactions were open there; failOnDataLoss=false takes it that none was"
         )
     lost = decisions.lost
     if not lost:
@@ -261,8 +261,8 @@ def check_outcomes(place: Place, partition: PartitionLog, decisions: Decisions) 
         f"[{hole.start}, {hole.stop})" for hole in partition.missing if hole.start > oldest
     )
     place.raise_or_warn(
-        f"no segment in the tier holds offsets {holes}, where transactions of these producers may"
-        f" have ended: {producers}; failOnDataLoss=false leaves their records out"
+        f"no segment in {place.holder} holds offsets {holes}, where transactions of these producers"
+        f" may have ended: {producers}; failOnDataLoss=false leaves their records out"
     )
 
 
@@ -288,6 +288,6 @@ def check_no_holes(
         if hole in partition.unverifiable:
             parts[-1] += " (none are missing if compaction removed the last records before them)"
     place.raise_or_warn(
-        f"no segment in the tier holds offsets {'; '.join(parts)}{note}"
+        f"no segment in {place.holder} holds offsets {'; '.join(parts)}{note}"
         "; failOnDataLoss=false skips them"
     )

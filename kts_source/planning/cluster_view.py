@@ -20,6 +20,7 @@ from kts_source.broker.cluster import (
     Cluster,
 )
 from kts_source.broker.fetch_range import RangeFetcher
+from kts_source.broker.old_brokers import knows_local_start, told_from
 from kts_source.errors import InvalidOptionError, TopicNotFoundError
 from kts_source.options.selection import Assign, SubscribePattern
 from kts_source.texts import some
@@ -35,10 +36,6 @@ if TYPE_CHECKING:
     from kts_source.options import ScanOptions
 
 _SAMPLE_BYTES: Final = 64 << 10
-_KAFKA_3_5: Final = 8
-"""Version of ListOffsets that can ask for the first local offset."""
-_KAFKA_4_0: Final = 10
-"""The one that can ask the tier for a timestamp without waiting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,23 +155,14 @@ class ClusterView:
         return offset if 0 <= offset < log.end else None
 
     def decided_from(self, log: BrokerLog) -> int:
-        """The first offset from which on brokers tell all aborted transactions.
-
-        Those before Kafka 4.0 may miss some where they read from the tier themselves (KAFKA-17801);
-        what is on their own disk they tell exactly.
-        """
-        from kafka.protocol.consumer import ListOffsetsRequest
-
-        place = log.topic, log.partition
-        if not self._read_committed or self._cluster.knows(place, ListOffsetsRequest, _KAFKA_4_0):
+        """The first offset from which on brokers tell all aborted transactions (`told_from`)."""
+        if not self._read_committed:
             return log.log_start
-        return log.log_start if log.local_start is None else log.local_start
+        return max(told_from(self._cluster, (log.topic, log.partition)), log.log_start)
 
     def _local_starts(self, places: list[TopicPartition]) -> dict[TopicPartition, int]:
         """Of the partitions whose leader can tell."""
-        from kafka.protocol.consumer import ListOffsetsRequest
-
-        able = [one for one in places if self._cluster.knows(one, ListOffsetsRequest, _KAFKA_3_5)]
+        able = [one for one in places if knows_local_start(self._cluster, one)]
         return self._cluster.offsets(able, EARLIEST_LOCAL, read_committed=False)
 
     def aborted_behind(self, log: BrokerLog, offset: int) -> frozenset[tuple[int, int]]:

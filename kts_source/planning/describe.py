@@ -47,13 +47,20 @@ class PartitionWatermark:
         unverifiable: Gaps that may or may not have held records, likewise.
         skipped: Segments that are not read, with the reason.
         orphans: Objects that belong to no segment.
-        high_watermark: The cluster's end of the log; this and what follows is `None` where no
-            brokers were asked.
+        high_watermark: The cluster's end of the log, or the highest that its disks recorded; this
+            and what follows is `None` where neither was asked.
         cluster_stable_offset: The cluster's last stable offset.
-        local_start: First offset on the leader's own disk; `None` also where it does not tell.
+        local_start: First offset on the leader's own disk, or on the one that is read; `None` also
+            where the leader does not tell.
         broker_offsets: Offsets that only brokers serve: holes of the tier, and what lies behind it.
         broker_bytes: About how many bytes that is.
         oldest_untiered_ms: When the first batch behind the tier began; `None` where there is none.
+        disk_offsets: Offsets that only disks serve (option `tailPath`).
+        disk_bytes: How many bytes of their segments are read for it.
+        catalog_records: Records read of the partition of `__remote_log_metadata` that tells of this
+            one; this and what follows is `None` where the tier was listed.
+        copies_in_progress: Segments that brokers have begun to copy and not finished.
+        deletions_in_progress: Segments that they have begun to delete and not finished.
     """
 
     topic: str
@@ -78,6 +85,11 @@ class PartitionWatermark:
     broker_offsets: int | None = None
     broker_bytes: int | None = None
     oldest_untiered_ms: int | None = None
+    disk_offsets: int | None = None
+    disk_bytes: int | None = None
+    catalog_records: int | None = None
+    copies_in_progress: int | None = None
+    deletions_in_progress: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +133,11 @@ _SCHEMA = pa.schema(
         "broker_offsets": pa.int64(),
         "broker_bytes": pa.int64(),
         "oldest_untiered_ms": pa.int64(),
+        "disk_offsets": pa.int64(),
+        "disk_bytes": pa.int64(),
+        "catalog_records": pa.int64(),
+        "copies_in_progress": pa.int64(),
+        "deletions_in_progress": pa.int64(),
     }
 )
 
@@ -155,6 +172,10 @@ def describe(
         reader = SegmentSource(tier, whole.key_ring.loaded())
         side_files = SideFiles(reader, max_batch_bytes=whole.max_batch_bytes)
         found = [_watermark(part, side_files) for part in plan.partitions]
+        if whole.tail_paths:
+            from kts_source.planning.describe_disks import with_disks
+
+            found = with_disks(found, plan, side_files)
     if whole.brokers is not None:
         from kts_source.planning.describe_brokers import with_brokers
 

@@ -35,6 +35,7 @@ def with_brokers(
             brokers, ranges = part.brokers, part.surviving.ranges
             assert brokers is not None
             place = part.topic, part.partition
+            catalog = part.catalog
             tier_end = ranges[-1].stop if ranges else part.surviving.log_start
             found.append(
                 replace(
@@ -47,6 +48,9 @@ def with_brokers(
                     broker_offsets=sum(stop - start for start, stop in brokers.ranges),
                     broker_bytes=sizes.get(place, 0),
                     oldest_untiered_ms=view.first_timestamp_ms(view.logs[place], tier_end),
+                    catalog_records=None if catalog is None else catalog.records,
+                    copies_in_progress=None if catalog is None else catalog.copying,
+                    deletions_in_progress=None if catalog is None else catalog.deleting,
                 )
             )
     return found

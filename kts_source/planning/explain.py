@@ -6,11 +6,19 @@ from typing import TYPE_CHECKING
 
 from kts_source.planning.estimate import S3_PRICES, Price, estimate
 from kts_source.planning.scan_plan import segment_name
+from kts_source.store.joined_store import is_beside
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from kts_source.planning.scan_plan import BrokerPart, PartitionPlan, ScanPlan, SegmentName
+    from kts_source.planning.scan_plan import (
+        BrokerPart,
+        CatalogPart,
+        DiskPart,
+        PartitionPlan,
+        ScanPlan,
+        SegmentName,
+    )
 
 
 def explain(plan: ScanPlan, prices: Mapping[str, Price] = S3_PRICES) -> str:
@@ -26,6 +34,10 @@ def explain(plan: ScanPlan, prices: Mapping[str, Price] = S3_PRICES) -> str:
     ]
     for name, (requests, size) in sorted(work.by_class.items()):
         lines.append(f"  {name}: {requests:,} requests, {size:,} bytes")
+    on_disk = [p for task in plan.tasks for p in task.slices if is_beside(p.objects.log.key)]
+    if on_disk:
+        size = sum(part.nominal_bytes for part in on_disk)
+        lines.append(f"{len(on_disk)} of the slices, {size:,} bytes, are of brokers' disks")
     if ranges:
         offsets = sum(part.stop_offset - part.start_offset for part in ranges)
         size = plan.nominal_bytes - tier_bytes
@@ -86,9 +98,14 @@ def _partition(
                 what += ", left out by where"
             elif left != (low, high):
                 what += f", where leaves [{left[0]}, {left[1]})"
-        yield f"  segment {segment.segment_id}: {what}, {segment.objects.size_in_bytes:,} bytes"
+        kind = "disk" if is_beside(segment.objects.log.key) else "segment"
+        yield f"  {kind} {segment.segment_id}: {what}, {segment.objects.size_in_bytes:,} bytes"
     if part.brokers is not None:
         yield from _brokers(part, part.brokers)
+    if part.disks is not None:
+        yield from _disks(part, part.disks)
+    if part.catalog is not None:
+        yield from _catalog(part.catalog)
     for hole in log.holes:
         yield f"  hole: offsets [{hole.start}, {hole.stop}) {hole.between}"
     for gap in log.unverifiable:
@@ -111,3 +128,23 @@ def _brokers(part: PartitionPlan, brokers: BrokerPart) -> Iterator[str]:
         low, high = max(start, part.start), min(stop, part.stop)
         if low < high:
             yield f"  brokers: offsets [{low}, {high})"
+
+
+def _disks(part: PartitionPlan, disks: DiskPart) -> Iterator[str]:
+    seam, log = part.tier_end, part.surviving
+    mark = "not recorded" if disks.high_watermark is None else str(disks.high_watermark)
+    local = sum(span.stop - span.start for span in part.disk_ranges)
+    yield (
+        f"  disks: high watermark {mark}, local start {disks.local_start}, in {disks.folder}; the"
+        f" tier ends at {seam}, {log.stop - seam} offsets behind; {local} offsets are on disk alone"
+    )
+
+
+def _catalog(catalog: CatalogPart) -> Iterator[str]:
+    yield (
+        f"  catalog: {catalog.records:,} records of __remote_log_metadata-{catalog.partition},"
+        f" offsets [{catalog.start}, {catalog.stop}); segments: {catalog.live} live,"
+        f" {catalog.copying} being copied, {catalog.deleting} being deleted"
+    )
+    for start, stop in catalog.not_named:
+        yield f"  not in the catalog: offsets [{start}, {stop}), which are not on the leader's disk"

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from kts_source.broker.broker_range import BrokerRange
+from kts_source.broker.old_brokers import LEAK
 from kts_source.errors import (
     BrokerError,
     LeaderChangedError,
@@ -25,6 +26,8 @@ from kts_source.planning.assemble import PlannedPartition, assembled
 from kts_source.planning.bounds import Place, check_named, requested_bounds
 from kts_source.planning.cluster_view import ClusterView
 from kts_source.planning.isolation import Decisions
+from kts_source.planning.metadata_layout import MetadataTopicLayout
+from kts_source.planning.metadata_topic import REMOTE_LOG_METADATA, read_metadata_topic
 from kts_source.planning.scan_plan import BrokerPart, PartitionPlan
 from kts_source.planning.segment_catalog import PLANNING_THREADS, SegmentCatalog
 from kts_source.planning.side_files import SideFiles
@@ -83,14 +86,16 @@ def _planned(
     options: ScanOptions, tier: Tier, view: ClusterView, progress: Progress | None
 ) -> ScanPlan:
     key_ring = options.key_ring.loaded()
-    check_named(options, view.logs.keys(), view.topics.keys())
+    # The cluster knows which partitions there are: none may be named that is not read.
+    check_named(options, view.logs.keys(), frozenset())
     with (
         ThreadPoolExecutor(PLANNING_THREADS, "kts-describe") as describing,
         ThreadPoolExecutor(PLANNING_THREADS, "kts-plan") as pool,
     ):
+        named = _named_segments(options, tier, view, describing)
         # What cannot be described is left to brokers.
         catalog = SegmentCatalog(
-            tier, find_layout(options.layout), describing, fail_on_data_loss=False
+            tier, named or find_layout(options.layout), describing, fail_on_data_loss=False
         )
         listed = _listed(options, catalog, view, pool)
         catalog.expect(len(view.logs))
@@ -101,7 +106,10 @@ def _planned(
             side_files = SideFiles(source, max_batch_bytes=options.max_batch_bytes)
             try:
                 segments = part.all() if part else []
-                return _plan_partition(options, brokers, segments, side_files, view, progress)
+                planned = _plan_partition(options, brokers, segments, side_files, view, progress)
+                if named is None:
+                    return planned
+                return replace(planned, plan=_with_catalog(planned.plan, named))
             except TieredKafkaError as error:
                 error.located(topic=brokers.topic, partition=brokers.partition)
                 raise error from error.__cause__
@@ -109,11 +117,32 @@ def _planned(
                 if part is not None:
                     part.save()
 
-        planned = list(pool.map(plan, view.logs.values()))
+        found = list(pool.map(plan, view.logs.values()))
     asked: dict[str, list[int]] = {}
     for topic, number in view.logs:
         asked.setdefault(topic, []).append(number)
-    return assembled(options, planned, _notes(options, tier, listed, view), asked)
+    notes = _notes(options, tier, listed, view, named)
+    return assembled(options, found, notes, asked)
+
+
+def _named_segments(
+    options: ScanOptions, tier: Tier, view: ClusterView, pool: ThreadPoolExecutor
+) -> MetadataTopicLayout | None:
+    """The tier as the metadata topic names it, where that is asked for."""
+    if not options.by_metadata_topic:
+        return None
+    assert options.brokers is not None
+    wanted = {place: brokers.topic_id for place, brokers in view.logs.items()}
+    layout = find_layout(options.layout)
+    state = read_metadata_topic(options.brokers, wanted, max_batch_bytes=options.max_batch_bytes)
+    named = MetadataTopicLayout(layout, state, view.logs)
+    named.look_up(tier.store, options.key_prefix, pool)
+    return named
+
+
+def _with_catalog(plan: PartitionPlan, named: MetadataTopicLayout) -> PartitionPlan:
+    place = plan.topic, plan.partition
+    return replace(plan, orphans=named.orphans(place), catalog=named.catalog_part(place))
 
 
 def _listed(
@@ -139,6 +168,7 @@ def _notes(
     tier: Tier,
     listed: dict[tuple[str, int], ListedPartition],
     view: ClusterView,
+    named: MetadataTopicLayout | None,
 ) -> list[str]:
     if not options.path:
         return []
@@ -147,10 +177,14 @@ def _notes(
     for log_ in view.logs.values():
         tiered = log_.local_start is not None and log_.local_start > log_.log_start
         if tiered and log_.topic in without and options.fail_on_data_loss:
+            what = f"there is nothing of topic id {log_.topic_id} at {where}"
+            check = "check path, keyPrefix and layout"
+            if named is not None and not named.names_any(log_.topic):
+                what = f"{REMOTE_LOG_METADATA} names no segment of topic id {log_.topic_id}"
+                check = "leave option catalog=metadata-topic out, so that the tier is listed"
             raise TopicNotFoundError(
                 f"brokers say that offsets [{log_.log_start}, {log_.local_start}) are tiered, and"
-                f" there is nothing of topic id {log_.topic_id} at {where}: check path, keyPrefix"
-                " and layout; without 'path' all of it is read from brokers",
+                f" {what}: {check}; without 'path' all of it is read from brokers",
                 topic=log_.topic,
                 partition=log_.partition,
             )
@@ -161,7 +195,7 @@ def _notes(
     ]
     for note in found:
         log.warning("%s", note)
-    return found
+    return found if named is None else [*found, *named.notes()]
 
 
 def _plan_partition(
@@ -183,7 +217,7 @@ def _plan_partition(
     owned = view.owned(brokers, epochs) if epochs else {}
     not_usable: frozenset[str] = frozenset()
     while True:
-        known = union_log(segments, brokers, owned, not_usable)
+        known = union_log(segments, brokers.log_start, brokers.end, owned, not_usable)
         if not options.tail:
             end = max((span.stop for span in known.ranges), default=brokers.log_start)
             known = replace(known, stop=end)
@@ -202,8 +236,7 @@ def _plan_partition(
     if rest and rest[0].start < (decided := view.decided_from(brokers)):
         raise BrokerError(
             f"offsets from {rest[0].start} to {decided} would be read by brokers from their tier,"
-            " and those before Kafka 4.0 may return aborted records there (KAFKA-17801): give the"
-            " tier's path, or read with isolationLevel=read_uncommitted"
+            f" and {LEAK}: give the tier's path, or read with isolationLevel=read_uncommitted"
         )
     plan = PartitionPlan(
         brokers.topic,

@@ -249,7 +249,7 @@ def report_isolation(partitions: Sequence[tuple[PartitionPlan, int]]) -> None:
         if part.stop < part.wanted_stop
     ]
     if undecided:
-        parts.append(f"what is not decided in the tier is left out ({some(undecided)})")
+        parts.append(f"what is not decided is left out ({some(undecided)})")
     if parts:
         level = logging.WARNING if undecided else logging.INFO
         log.log(level, "read_committed: %s", "; ".join(parts))

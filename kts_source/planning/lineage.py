@@ -129,7 +129,7 @@ def partition_log(
             below all others are being deleted.
     """
     checkpoint_start = lineage[0].start_offset if lineage else 0
-    lineage = _with_epochs(lineage, damaged)
+    lineage = with_epochs(lineage, damaged)
     usable = {id(segment): usable_range(segment, lineage) for segment in segments}
     candidates = [span for span in usable.values() if span is not None]
     spans = (usable_range(segment, lineage) for segment in damaged)
@@ -176,7 +176,7 @@ def partition_log(
     )
 
 
-def _with_epochs(
+def with_epochs(
     lineage: Sequence[EpochEntry], damaged: Iterable[RemoteSegment]
 ) -> Sequence[EpochEntry]:
     """The lineage as it went on in epochs that only damaged segments tell of: a leader's log ends

@@ -83,6 +83,23 @@ def can_plan_in_part(
     return not (from_the_start and to_the_end)
 
 
+def told_lineage(
+    segments: Sequence[RemoteSegment], damaged: Iterable[RemoteSegment], side_files: SideFiles
+) -> tuple[Sequence[EpochEntry], int]:
+    """The checkpoint of the newest of some segments that have one, and that segment's last epoch;
+    nothing and −1 where none has.
+
+    Raises:
+        CorruptSegmentError: The checkpoint is not valid.
+    """
+    kind = IndexType.LEADER_EPOCH
+    checkpoints = [*segments, *(one for one in damaged if kind in one.objects.indexes)]
+    if not checkpoints:
+        return (), -1
+    newest = newest_segment(checkpoints)
+    return side_files.leader_epochs(newest).entries, last_epoch(newest)
+
+
 class PartitionView:
     """One partition's log, read as far as it is asked for. Used by one thread at a time.
 
@@ -218,14 +235,7 @@ class PartitionView:
         self.is_complete = True
         segments = self._listed.all()
         self.is_empty = not segments and not self._damaged
-        lineage: Sequence[EpochEntry] = ()
-        known = -1
-        kind = IndexType.LEADER_EPOCH
-        checkpoints = [*segments, *(one for one in self._damaged if kind in one.objects.indexes)]
-        if checkpoints:
-            newest = newest_segment(checkpoints)
-            lineage = self._side_files.leader_epochs(newest).entries
-            known = last_epoch(newest)
+        lineage, known = told_lineage(segments, self._damaged, self._side_files)
         if lineage and self._keeps_from < lineage[0].start_offset:
             lineage = self._reaching_back(segments, lineage)
         for one in self._damaged:

@@ -7,6 +7,7 @@ used (`replay`); that nothing is read or allocated beyond them follows from what
 
 from __future__ import annotations
 
+from dataclasses import astuple
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Final
 
@@ -92,7 +93,10 @@ def _check_segment(segment: RemoteSegment) -> None:
         check_key(ref.key, ref.key, absolute=True)
         _within(0, ref.size, MAX_INT64)
     for index in indexes:
-        _within(0, index.start, index.stop, index.source.size)
+        if index.content is None:
+            _within(0, index.start, index.stop, index.source.size)
+        elif (index.start, index.stop) != (0, len(index.content)):
+            raise ValueError("a side file of another size than it has")
     chunks = objects.chunk_index
     _within(0, chunks.chunk_count, min(_MAX_CHUNKS, objects.log.size))
     chunks.check_object_size(objects.log.size)
@@ -123,6 +127,15 @@ def _check_partition(part: PartitionPlan) -> None:
         _within(0, part.brokers.last_stable_offset, MAX_INT64)
         if part.brokers.local_start is not None:
             _within(0, part.brokers.local_start, MAX_INT64)
+    if part.disks is not None:
+        _names(part.disks.folder)
+        _within(0, part.disks.local_start, part.disks.local_stop, MAX_INT64)
+        if part.disks.high_watermark is not None:
+            _within(0, part.disks.high_watermark, MAX_INT64)
+    if part.catalog is not None:
+        *numbers, not_named = astuple(part.catalog)
+        for number in (*numbers, *(offset for span in not_named for offset in span)):
+            _within(0, number, MAX_INT64)
     _names(*(key for orphan in part.orphans for key in orphan.keys))
     _texts(*(orphan.reason for orphan in part.orphans))
     _texts(*(skipped.reason for skipped in log.skipped))

@@ -22,7 +22,14 @@ from kts_source.layout.remote_segment import ObjectRef, RemoteSegment
 from kts_source.layout.segment_facts import segment_facts, segment_from_facts
 from kts_source.planning.lineage import Hole, PartitionLog, SegmentRange, SkippedSegment
 from kts_source.planning.plan_fits import check_fits
-from kts_source.planning.scan_plan import BrokerPart, PartitionPlan, ScanPlan, segment_name
+from kts_source.planning.scan_plan import (
+    BrokerPart,
+    CatalogPart,
+    DiskPart,
+    PartitionPlan,
+    ScanPlan,
+    segment_name,
+)
 from kts_source.planning.slicing import segment_slice
 from kts_source.read.task import ScanTask, SegmentSlice
 from segment_format.errors import SegmentFormatError
@@ -142,6 +149,8 @@ def _partition_to(part: PartitionPlan, number: Any) -> dict[str, Any]:  # noqa: 
         "unverifiable": holes(log.unverifiable),
         "skipped": [[number(skipped.segment), skipped.reason] for skipped in log.skipped],
         **_brokers_to(part.brokers),
+        **_disks_to(part.disks),
+        **_catalog_to(part.catalog),
     }
 
 
@@ -172,7 +181,34 @@ def _partition_from(entry: dict[str, Any], segments: Sequence[RemoteSegment]) ->
         wanted_stop=entry["wantedStop"],
         undecided=tuple(OpenTransaction(*pair) for pair in entry["undecided"]),
         brokers=_brokers_from(entry.get("brokers")),
+        disks=_disks_from(entry.get("disks")),
+        catalog=_catalog_from(entry.get("catalog")),
     )
+
+
+def _catalog_to(part: CatalogPart | None) -> dict[str, Any]:
+    if part is None:
+        return {}
+    return {
+        "catalog": {
+            "partition": part.partition,
+            "start": part.start,
+            "stop": part.stop,
+            "records": part.records,
+            "live": part.live,
+            "copying": part.copying,
+            "deleting": part.deleting,
+            "notNamed": part.not_named,
+        }
+    }
+
+
+def _catalog_from(entry: dict[str, Any] | None) -> CatalogPart | None:
+    if entry is None:
+        return None
+    names = ("partition", "start", "stop", "records", "live", "copying", "deleting")
+    not_named = tuple((low, high) for low, high in entry["notNamed"])
+    return CatalogPart(**{name: entry[name] for name in names}, not_named=not_named)
 
 
 def _brokers_to(part: BrokerPart | None) -> dict[str, Any]:
@@ -199,6 +235,19 @@ def _brokers_from(entry: dict[str, Any] | None) -> BrokerPart | None:
         entry["lastStableOffset"],
         entry["localStart"],
     )
+
+
+def _disks_to(part: DiskPart | None) -> dict[str, Any]:
+    if part is None:
+        return {}
+    return {"disks": [part.folder, part.local_start, part.local_stop, part.high_watermark]}
+
+
+def _disks_from(entry: list[Any] | None) -> DiskPart | None:
+    if entry is None:
+        return None
+    folder, local_start, local_stop, high_watermark = entry
+    return DiskPart(folder, local_start, local_stop, high_watermark)
 
 
 def _task_from(entries: list[dict[str, Any]], segments: Sequence[RemoteSegment]) -> ScanTask:

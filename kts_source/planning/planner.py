@@ -16,36 +16,25 @@ from typing import TYPE_CHECKING
 from kts_source.errors import TieredKafkaError
 from kts_source.layout.find_layout import find_layout
 from kts_source.options import parse_options
-from kts_source.planning.assemble import PlannedPartition, assembled
-from kts_source.planning.bounds import (
-    Place,
-    check_decided,
-    check_lineage_known,
-    check_named,
-    check_no_holes,
-    check_outcomes,
-    requested_bounds,
-)
+from kts_source.planning.assemble import assembled
+from kts_source.planning.bounds import Place, check_named, requested_bounds
 from kts_source.planning.discover import discover
 from kts_source.planning.gc_pause import paused_collector
-from kts_source.planning.isolation import Decisions
 from kts_source.planning.partial_log import PartitionView, can_plan_in_part
 from kts_source.planning.plan_checks import check_plan
+from kts_source.planning.plan_log import plan_log
 from kts_source.planning.replay import replayed
-from kts_source.planning.scan_plan import PartitionPlan
 from kts_source.planning.segment_catalog import PLANNING_THREADS, SegmentCatalog
 from kts_source.planning.side_files import SideFiles
-from kts_source.planning.slicing import bounded, spans
 from kts_source.read.segment_source import SegmentSource
 from kts_source.tier import Tier, open_tier
-from segment_format.isolation import NO_ABORTED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kts_source.options import ScanOptions
-    from kts_source.planning.bounds import BoundsOf, Progress
-    from kts_source.planning.lineage import PartitionLog
+    from kts_source.planning.assemble import PlannedPartition
+    from kts_source.planning.bounds import Progress
     from kts_source.planning.scan_plan import ScanPlan
     from kts_source.planning.segment_catalog import ListedPartition
     from kts_source.store.object_store import ObjectStore
@@ -89,6 +78,10 @@ def plan_scan(
             from kts_source.planning.hybrid import planned_with_brokers
 
             plan = planned_with_brokers(options, options.brokers, opened, progress)
+        elif options.tail_paths:
+            from kts_source.planning.tail import planned_with_disks
+
+            plan = planned_with_disks(options, opened, progress)
         else:
             plan = _planned(options, opened, progress)
         check_plan(plan, options, opened.store)
@@ -148,55 +141,8 @@ def _plan_partition(
     bounds_of = goes_on or partial(requested_bounds, options, place)
     while not view.is_empty:
         in_part = not view.is_complete
-        planned = plan_view(options, part, place, side_files, view, bounds_of)
+        planned = plan_log(options, place, part.topic_id, side_files, view, bounds_of)
         # What a part of the log said of its start and end may be wrong where it did not do.
         if not (in_part and view.is_complete):
             return planned
     return None
-
-
-def plan_view(
-    options: ScanOptions,
-    part: ListedPartition,
-    place: Place,
-    side_files: SideFiles,
-    view: PartitionView,
-    bounds_of: BoundsOf,
-) -> PlannedPartition:
-    """Plans what `bounds_of` says of one partition.
-
-    Raises:
-        DataLossError: A hole in it, or transactions whose outcome is lost.
-        OffsetOutOfRangeError: See `check_decided`.
-    """
-    if view.unknown_lineage is not None:
-        check_lineage_known(place, view.unknown_lineage)
-
-    def lookup(timestamp_ms: int) -> tuple[PartitionLog, int | None]:
-        found = view.first_offset_at_or_after(timestamp_ms)
-        return view.log, found
-
-    start, stop = bounds_of(view.log, lookup)
-    side_files.bounds = start, stop
-    surviving = view.covering(start, stop)
-    check_no_holes(place, surviving, start, stop)
-    decisions = Decisions(NO_ABORTED, max(start, stop), ())
-    if start < stop and options.read_committed:
-        surviving, decisions = view.decided(start, stop)
-    for skipped in surviving.skipped:
-        log.info("%s: segment %s not read: %s", place, skipped.segment.segment_id, skipped.reason)
-    check_outcomes(place, surviving, decisions)
-    plan = PartitionPlan(
-        part.topic,
-        part.topic_id,
-        part.partition,
-        surviving,
-        part.orphans,
-        start,
-        decisions.stop,
-        stop,
-        decisions.undecided,
-    )
-    check_decided(options.ending, place, stop, plan.stop, plan.end_reason)
-    slices = bounded(spans(plan, decisions, options, side_files))
-    return PlannedPartition(plan, [*slices], len(decisions.aborted))

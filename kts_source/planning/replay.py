@@ -3,9 +3,9 @@
 A plan is a value, not a licence: options that say something else are refused, never overridden,
 and its objects must be what they were. Which option does what:
 
-    contradicts it where it differs   the selection, topicId, keyPrefix, layout, bounds,
-                                      isolationLevel, where it leaves rows out, failOnDataLoss=true,
-                                      and what tasks are cut by
+    contradicts it where it differs   the selection, topicId, keyPrefix, layout, catalog,
+                                      bounds, isolationLevel, where it leaves rows out,
+                                      failOnDataLoss=true, and what tasks are cut by
     refines it                        columns, includeHeaders, includeLineage, where and
                                       timestampRange of a plan that leaves no row out
     does not concern it               path and what opens it (versions of objects are checked),
@@ -39,9 +39,9 @@ from kts_source.planning.pruning import fingerprint
 from kts_source.planning.side_files import SideFiles
 from kts_source.planning.timestamps import first_offset_at_or_after
 from kts_source.read.segment_source import SegmentSource
-from kts_source.secret import Secret, scrub
-from kts_source.store.open_store import open_store, scheme_of
-from kts_source.store.storage_options import STORAGE_OPTIONS
+from kts_source.secret import scrub
+from kts_source.store.joined_store import is_beside
+from kts_source.store.open_store import open_store, scheme_of, storage_beside
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -70,7 +70,9 @@ def made_with(
         "isolationLevel": options.isolation_level,
         "failOnDataLoss": options.fail_on_data_loss,
         "layout": options.layout,
+        "catalog": options.catalog,
         "endOfLog": options.end_of_log,
+        "tailPath": bool(options.tail_paths),
         "minPartitions": options.min_partitions,
         "maxRecordsPerPartition": options.max_records_per_partition,
         "targetPartitionBytes": options.target_partition_bytes,
@@ -101,6 +103,11 @@ def replayed(options: ScanOptions, tier: Tier, progress: Progress | None = None)
         error.message = scrub(f"option 'planFile' ({name}): {error.message}")
         error.uri = None
         raise
+    if not options.tail_paths and any(is_beside(ref.key) for ref in objects_read(plan)):
+        raise InvalidOptionError(
+            f"option 'planFile' ({name}): the plan reads brokers' disks beside the tier, so option"
+            " 'tailPath' must be given as it was"
+        )
     _check_options(plan, options)
     _check_selection(plan, options)
     clipped = plan
@@ -132,11 +139,7 @@ def _read(options: ScanOptions) -> str:
         folder, _, key = before.rpartition("/")
         root = f"{folder}/" if folder.endswith(("/", ":")) else folder
         key = f"{key}?{query}" if query else key
-    storage = options.storage
-    if scheme != scheme_of(options.path):
-        # Arguments of the tier's file system; another kind would not take them.
-        opening = storage.reveal().items()
-        storage = Secret({given: text for given, text in opening if given != STORAGE_OPTIONS})
+    storage = storage_beside(options.path, path, options.storage)
     store = open_store(root, storage, retry_policy=options.fetch.retry_policy)
     try:
         found = store.head(key)
@@ -168,6 +171,8 @@ def _contradiction(option: str, given: object, plan: str) -> InvalidOptionError:
 def _check_options(plan: ScanPlan, options: ScanOptions) -> None:
     """Compares what the plan was made with, and tells from the plan what an old file does not."""
     wanted = made_with(options)
+    if options.tail_paths and not plan.made_with.get("tailPath", False):
+        raise _contradiction("tailPath", "given", "was made without disks")
     settled = any(part.undecided for part in plan.partitions) or any(
         len(piece.aborted) for task in plan.tasks for piece in task.slices
     )
@@ -213,9 +218,11 @@ def _check_selection(plan: ScanPlan, options: ScanOptions) -> None:
         if wanted not in (None, topic_id):
             raise _contradiction("topicId", wanted, f"reads {topic_id} of {topic}-{number}")
     for part in plan.partitions:
+        if part.catalog is not None:  # it may name objects under other prefixes
+            continue
         for span in part.surviving.ranges:
             key = span.segment.objects.log.key
-            if not key.startswith(options.key_prefix):
+            if not (key.startswith(options.key_prefix) or is_beside(key)):
                 raise _contradiction("keyPrefix", options.key_prefix, f"reads {key}")
     check_named(options, held.keys(), topics)
 

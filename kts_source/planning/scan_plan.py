@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kts_source.read.task import ScanTask
+from kts_source.store.joined_store import is_beside
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from kts_source.layout.layout import Orphan
     from kts_source.layout.remote_segment import RemoteSegment
     from kts_source.planning.estimate import Price
-    from kts_source.planning.lineage import PartitionLog
+    from kts_source.planning.lineage import PartitionLog, SegmentRange
     from kts_source.read.task import SegmentSlice
     from segment_format.isolation import OpenTransaction
 
@@ -46,6 +47,48 @@ class BrokerPart:
 
 
 @dataclass(frozen=True, slots=True)
+class DiskPart:
+    """What brokers' disks say of a partition of which they hold what the tier does not.
+
+    Attributes:
+        folder: The replica that is read.
+        local_start: First offset on that disk.
+        local_stop: One past the last that is read of it.
+        high_watermark: The highest that a replica of its branch recorded; `None` for none.
+    """
+
+    folder: str
+    local_start: int
+    local_stop: int
+    high_watermark: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogPart:
+    """What the topic `__remote_log_metadata` told of a partition.
+
+    Attributes:
+        partition: The partition of that topic that tells of this one.
+        start: First offset read there.
+        stop: One past the last offset read there.
+        records: How many records that were, those about other partitions included.
+        live: Segments that may be read.
+        copying: Copies in progress, or given up.
+        deleting: Deletions in progress.
+        not_named: Offsets [start, stop) that brokers have only in the tier, and no segment names.
+    """
+
+    partition: int
+    start: int
+    stop: int
+    records: int
+    live: int
+    copying: int
+    deleting: int
+    not_named: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PartitionPlan:
     """What is read of one partition, and why it ends where it ends.
 
@@ -57,6 +100,8 @@ class PartitionPlan:
         wanted_stop: The same before undecided transactions bounded it.
         undecided: Transactions that bound it.
         brokers: What brokers serve; `None` where none were asked.
+        disks: What disks beside a tier say; `None` without them.
+        catalog: What the metadata topic told; `None` where the store was listed.
     """
 
     topic: str
@@ -69,11 +114,26 @@ class PartitionPlan:
     wanted_stop: int
     undecided: tuple[OpenTransaction, ...]
     brokers: BrokerPart | None = None
+    disks: DiskPart | None = None
+    catalog: CatalogPart | None = None
 
     @property
     def topic_partition(self) -> str:
         """Topic and partition number, as Kafka writes them."""
         return f"{self.topic}-{self.partition}"
+
+    @property
+    def disk_ranges(self) -> tuple[SegmentRange, ...]:
+        """Of the log, those that are read from disks beside the tier."""
+        return tuple(
+            span for span in self.surviving.ranges if is_beside(span.segment.objects.log.key)
+        )
+
+    @property
+    def tier_end(self) -> int:
+        """Where the tier ends; the log start where it holds nothing."""
+        ranges = [s for s in self.surviving.ranges if not is_beside(s.segment.objects.log.key)]
+        return ranges[-1].stop if ranges else self.surviving.log_start
 
     def wanted_ranges(self) -> Iterator[tuple[RemoteSegment, int, int]]:
         """Each segment that is read, and which offsets [start, stop) of it."""
@@ -91,7 +151,8 @@ class PartitionPlan:
             return f"{producer} since offset {first.first_offset}"
         if self.stop < self.surviving.stop:
             return "as asked for"
-        return "end of the tier" if self.brokers is None else "end of the log"
+        tier_alone = self.brokers is None and self.disks is None
+        return "end of the tier" if tier_alone else "end of the log"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from kts_source.broker.old_brokers import LEAK
+from kts_source.errors import BrokerError
 from kts_source.planning.union_log import runs
 from segment_format.index.transaction_index import AbortedTxn
 from segment_format.isolation import AbortedIntervals
@@ -51,7 +53,7 @@ def aborted_in_tier(
 
     Raises:
         NotUsableError: A segment's transaction index or producer snapshot cannot be used.
-        BrokerError: The leader does not answer.
+        BrokerError: The leader does not answer, or is too old to be asked.
     """
     txns: list[AbortedTxn] = []
     for run in runs(partition.ranges):
@@ -63,29 +65,48 @@ def aborted_in_tier(
         # own end; the last of the run ends inside of it only where the log's end does.
         while last + 1 < len(run) and run[last].stop < run[last].segment.stop_offset:
             last += 1
-        txns += _decided(run[run.index(read[0]) : last + 1], side_files, brokers, view)
+        first = run.index(read[0])
+        txns += _decided(run[first:], last - first, side_files, brokers, view)
     return AbortedIntervals.from_txns(txns, start_offset=start, stop_offset=stop)
 
 
 def _decided(
-    run: Sequence[SegmentRange], side_files: SideFiles, brokers: BrokerLog, view: ClusterView
+    run: Sequence[SegmentRange],
+    last: int,
+    side_files: SideFiles,
+    brokers: BrokerLog,
+    view: ClusterView,
 ) -> Iterator[AbortedTxn]:
+    """What was aborted in the segments of a run up to `last`, and what is open behind them."""
+    began: set[tuple[int, int]] | None = None
     for number, span in enumerate(run):
         entries = side_files.aborted(span.segment)
         if entries is None:
             raise NotUsableError(span.segment.segment_id)
-        end = span.stop if number + 1 < len(run) else span.segment.stop_offset
+        end = span.segment.stop_offset if number == len(run) - 1 else span.stop
         yield from (txn for txn in entries if span.start <= txn.last_offset < end)
-    last = run[-1].segment
-    snapshot = side_files.snapshot(last)
-    if snapshot is None:
-        raise NotUsableError(last.segment_id)
-    end = last.stop_offset
-    still_open = {
-        (entry.producer_id, entry.current_txn_first_offset)
-        for entry in snapshot
-        if 0 <= entry.current_txn_first_offset < brokers.end
-    }
-    if still_open:
-        for producer, first in still_open & view.aborted_behind(brokers, end):
-            yield AbortedTxn(producer, first, end, end)
+        if number < last:
+            continue
+        snapshot = side_files.snapshot(span.segment)
+        if snapshot is None:
+            raise NotUsableError(span.segment.segment_id)
+        end = span.segment.stop_offset
+        still_open = {
+            (entry.producer_id, entry.current_txn_first_offset)
+            for entry in snapshot
+            if 0 <= entry.current_txn_first_offset < brokers.end
+        }
+        began = still_open if began is None else still_open & began
+        if not began:
+            return
+        if min(end, brokers.end - 1) >= view.decided_from(brokers):
+            for producer, first in began & view.aborted_behind(brokers, end):
+                yield AbortedTxn(producer, first, end, end)
+            return
+        # Old brokers do not tell it all: the tier's own next segment does.
+    oldest = min(first for _, first in began or ())
+    raise BrokerError(
+        f"the tier does not hold the end of a transaction that began at offset {oldest}; brokers"
+        f" would look for it in their tier, and {LEAK}: plan again later, or read with"
+        " isolationLevel=read_uncommitted"
+    )

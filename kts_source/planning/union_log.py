@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from kts_source.layout.remote_segment import RemoteSegment
-    from kts_source.planning.cluster_view import BrokerLog
 
 NOT_OF_THE_LEADER = "not all of it is on the leader's branch"
 NOT_USABLE = "its side files are not usable"
@@ -47,7 +46,8 @@ def claimed_epochs(segments: Iterable[RemoteSegment]) -> set[int]:
 
 def union_log(
     segments: Sequence[RemoteSegment],
-    brokers: BrokerLog,
+    log_start: int,
+    end: int,
     owned: Mapping[int, tuple[int, int]],
     not_usable: frozenset[str] = frozenset(),
 ) -> PartitionLog:
@@ -55,11 +55,13 @@ def union_log(
 
     Args:
         segments: Of this topic id, in any order.
-        brokers: What the leader says.
-        owned: The epochs of its branch among those that segments claim, with their offsets.
+        log_start: First offset a consumer may see.
+        end: One past the last.
+        owned: The epochs of the leader's branch, at least those that segments claim, with their
+            offsets.
         not_usable: Ids of segments that brokers serve for another reason.
     """
-    low = brokers.log_start
+    low = log_start
     candidates, skipped = [], []
     for segment in segments:
         if segment.stop_offset <= low:
@@ -68,7 +70,7 @@ def union_log(
             skipped.append(SkippedSegment(segment, NOT_USABLE))
         elif not _is_owned(segment, low, owned):
             skipped.append(SkippedSegment(segment, NOT_OF_THE_LEADER))
-        elif segment.start_offset < brokers.end:
+        elif segment.start_offset < end:
             start = max(segment.start_offset, low)
             candidates.append(SegmentRange(segment, start, segment.stop_offset))
     ranges: tuple[SegmentRange, ...] = ()
@@ -76,9 +78,9 @@ def union_log(
         first = min(span.start for span in candidates)
         chosen, _ = cover(candidates, first, max(span.stop for span in candidates))
         ranges = tuple(
-            SegmentRange(span.segment, span.start, min(span.stop, brokers.end))
+            SegmentRange(span.segment, span.start, min(span.stop, end))
             for span in chosen
-            if span.start < brokers.end
+            if span.start < end
         )
     used = {span.segment.segment_id for span in ranges}
     skipped += [
@@ -87,7 +89,7 @@ def union_log(
         if span.segment.segment_id not in used
     ]
     lineage = tuple(EpochEntry(epoch, span[0]) for epoch, span in sorted(owned.items()))
-    return PartitionLog(lineage, low, brokers.end, ranges, (), tuple(skipped))
+    return PartitionLog(lineage, low, end, ranges, (), tuple(skipped))
 
 
 def _is_owned(segment: RemoteSegment, log_start: int, owned: Mapping[int, tuple[int, int]]) -> bool:

@@ -9,29 +9,26 @@ from __future__ import annotations
 
 import logging
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from kts_source.broker.broker_range import BrokerRange
-from kts_source.broker.cluster import Cluster
 from kts_source.broker.fetch_range import RangeFetcher
 from kts_source.errors import (
-    BrokerError,
     CorruptSegmentError,
     DataLossError,
     StoreError,
     TieredKafkaError,
 )
+from kts_source.read.counted_fetch import CountedFetch
 from kts_source.read.read_ranges import counted, leaves_out, rows_of
 from kts_source.read.slice_boundaries import slice_boundaries
-from segment_format.record.batch_header import MAGIC_2
-from segment_format.record.framing import iter_entries, read_prefix
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Generator, Iterator
 
     import pyarrow as pa
 
+    from kts_source.broker.cluster import Cluster
     from kts_source.broker.fetched_batches import FetchedBatches
     from kts_source.read.read_settings import ReadSettings
     from kts_source.read.segment_source import SegmentSource
@@ -116,10 +113,6 @@ class BrokerFallback:
         start = max(part.start_offset, next_offset)
         if start >= part.stop_offset:
             return
-        # An inner boundary is a position, and no offset of the index tells which batch begins
-        # there: an append may have many batches. So batches are counted from the segment's start.
-        is_counted = first.last_offset is not None or last.last_offset is not None
-        fetch_from = part.segment_start if is_counted else start
         log.warning(
             "%s-%s: offsets from %d to %d are read from brokers: %s",
             part.topic,
@@ -135,126 +128,59 @@ class BrokerFallback:
             topic_id=part.topic_id,
             partition=part.partition,
             leader_epoch=part.lineage[-1].epoch,
-            start_offset=fetch_from,
+            start_offset=start,
             stop_offset=part.stop_offset,
             read_committed=False,
             nominal_bytes=part.nominal_bytes,
         )
-        shown = wanted.between(start, part.stop_offset)
         gone: list[int] = []
-        leave_out = leaves_out(shown, self._settings, self._meter, gone)
-        jumps: list[_Jump] = []
-        fetcher = RangeFetcher(
-            self._cluster,
-            wanted,
-            max_batch_bytes=self._settings.max_batch_bytes,
-            on_loss=(lambda *jump: jumps.append(_Jump(*jump))) if is_counted else leave_out,
-        )
+        leave_out = leaves_out(wanted, self._settings, self._meter, gone)
 
-        def lose(jump: _Jump) -> None:
-            if jump.behind <= start:
+        def lose(at: int, behind: int, lost: DataLossError) -> None:
+            if behind <= start:
                 return
             if leave_out is None:
-                raise jump.error
-            leave_out(max(jump.at, start), jump.behind, jump.error)
+                raise lost
+            leave_out(max(at, start), behind, lost)
 
-        with (
-            _explained(fetcher),
-            counted(fetcher, self._meter),
-            closing(fetcher.batches()) as fetched,
-        ):
-            batches: Iterable[FetchedBatches] = fetched
-            if is_counted:
-                batches = self._counted(fetched, part, (first.position, last.position), jumps, lose)
+        fetcher: RangeFetcher | CountedFetch
+        if first.last_offset is None and last.last_offset is None:
+            fetcher = RangeFetcher(
+                self._cluster,
+                wanted,
+                max_batch_bytes=self._settings.max_batch_bytes,
+                on_loss=leave_out,
+            )
+            batches = _metered(fetcher, self._meter)
+        else:
+            # An inner boundary is a position, and no offset of the index tells which batch begins
+            # there: an append may have many batches.
+            fetcher = CountedFetch(
+                self._cluster,
+                part,
+                max_batch_bytes=self._settings.max_batch_bytes,
+                meter=self._meter,
+                on_loss=lose,
+            )
+            batches = fetcher.batches(first.position, last.position)
+        with _explained(fetcher), closing(batches) as fetched:
             yield from rows_of(
-                batches,
-                shown,
+                fetched,
+                wanted,
                 self._settings,
                 aborted=part.aborted,
                 meter=self._meter,
                 gone=gone,
             )
 
-    def _counted(
-        self,
-        fetched: Iterable[FetchedBatches],
-        part: SegmentSlice,
-        positions: tuple[int, int],
-        jumps: Sequence[_Jump],
-        lose: Callable[[_Jump], None],
-    ) -> Iterator[FetchedBatches]:
-        """The batches that stand at positions [start, stop) of a slice's segment.
 
-        Args:
-            fetched: Its batches from the first one on: what brokers send is byte for byte what was
-                uploaded.
-            part: The slice.
-            positions: Where batches begin; the stop may be the segment's end.
-            jumps: Where the log start passed what was to be fetched next; it grows meanwhile.
-            lose: Called with a jump over batches of the slice.
-        """
-        start, stop = positions
-        at = known = 0
-        for found in fetched:
-            if len(jumps) > known:
-                known = len(jumps)
-                at = part.objects.size_in_bytes - self._bytes_behind(found.start_offset, part)
-                entry = read_prefix(found.data)
-                is_cut = entry.magic != MAGIC_2 or entry.offset < found.start_offset
-                if at > start or (at == start and is_cut):
-                    lose(jumps[-1])
-            low, high = max(start - at, 0), min(stop - at, len(found.data))
-            at += len(found.data)
-            if low < high:
-                yield replace(found, data=found.data[low:high])
-            if at >= stop:
-                return
-        if len(jumps) > known:
-            lose(jumps[-1])
-
-    def _bytes_behind(self, offset: int, part: SegmentSlice) -> int:
-        """Bytes of a segment from the batch that holds an offset on.
-
-        Where the log start has passed its first batches, those that are left are counted back from
-        its end.
-        """
-        rest = BrokerRange(
-            topic=part.topic,
-            topic_id=part.topic_id,
-            partition=part.partition,
-            leader_epoch=part.lineage[-1].epoch,
-            start_offset=offset,
-            stop_offset=part.segment_stop,
-            read_committed=False,
-            nominal_bytes=part.nominal_bytes,
-        )
-        # Connections serve one fetch at a time, and one goes on meanwhile.
-        with closing(Cluster(self._cluster.settings)) as cluster:
-            fetcher = RangeFetcher(cluster, rest, max_batch_bytes=self._settings.max_batch_bytes)
-            try:
-                with counted(fetcher, self._meter), closing(fetcher.batches()) as fetched:
-                    return sum(_bytes_below(one, part.segment_stop) for one in fetched)
-            except DataLossError as error:
-                raise BrokerError(
-                    "the log start of the brokers moved while a part of a segment was read from"
-                    f" them; run the scan again: {error.message}",
-                    topic=part.topic,
-                    partition=part.partition,
-                    offset=offset,
-                ) from error
-
-
-@dataclass(frozen=True, slots=True)
-class _Jump:
-    """Offsets that are gone: [at, behind)."""
-
-    at: int
-    behind: int
-    error: DataLossError
+def _metered(fetcher: RangeFetcher, meter: TaskMeter | None) -> Generator[FetchedBatches]:
+    with counted(fetcher, meter), closing(fetcher.batches()) as fetched:
+        yield from fetched
 
 
 @contextmanager
-def _explained(fetcher: RangeFetcher) -> Iterator[None]:
+def _explained(fetcher: RangeFetcher | CountedFetch) -> Iterator[None]:
     """Counts a failure no more where brokers do not have the offsets either: what retention deleted
     says nothing about the store.
     """
@@ -263,11 +189,3 @@ def _explained(fetcher: RangeFetcher) -> Iterator[None]:
     finally:
         if fetcher.lost_offsets:
             _alike.clear()
-
-
-def _bytes_below(found: FetchedBatches, stop_offset: int) -> int:
-    """Bytes of the batches below an offset where one begins: those of the answer's segment."""
-    if found.next_offset <= stop_offset:
-        return len(found.data)
-    entries = iter_entries(found.data)
-    return next((one.position for one in entries if one.offset >= stop_offset), len(found.data))

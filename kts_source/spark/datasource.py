@@ -41,7 +41,8 @@ class TieredKafkaDataSource(DataSource, metaclass=Travels):
     array<struct<key:string,value:binary>>`. A narrower `.schema("offset bigint, value binary")`,
     or option `columns`, decodes and copies only those columns.
 
-    Plans once per DataFrame: a second action reads the same offsets; a new `load()` plans anew.
+    Plans once for a query: its retries read the same offsets; another query on the DataFrame plans
+    anew, as in Spark's Kafka source.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:

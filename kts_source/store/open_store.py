@@ -6,13 +6,14 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from kts_source.errors import InvalidOptionError
+from kts_source.secret import Secret
 from kts_source.store.presigned_path import is_presigned
 from kts_source.store.retry import DEFAULT_RETRY_POLICY, RetryPolicy
+from kts_source.store.storage_options import STORAGE_OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kts_source.secret import Secret
     from kts_source.store.object_store import ObjectStore
 
 _SCHEME: Final = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.\-]*):/")
@@ -35,6 +36,18 @@ def refuse_credentials(path: str) -> None:
         raise InvalidOptionError(
             f"the path ({scheme_of(path)}://…) holds credentials: give them as options"
         )
+
+
+def storage_beside(
+    path: str, other: str, storage: Secret[Mapping[str, str]]
+) -> Secret[Mapping[str, str]]:
+    """The settings of the store at `path`, for another one beside it: arguments of a file system
+    are for its own kind alone.
+    """
+    if scheme_of(path) == scheme_of(other):
+        return storage
+    opening = storage.reveal().items()
+    return Secret({given: text for given, text in opening if given != STORAGE_OPTIONS})
 
 
 def open_store(

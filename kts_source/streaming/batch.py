@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kts_source.errors import DataLossError, StreamOffsetError
 from kts_source.planning import bounds
-from kts_source.planning.planner import plan_view
+from kts_source.planning.plan_log import plan_log
 from kts_source.streaming.admission import Place
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def plan_range(options: ScanOptions, wanted: BatchRange, look: PartitionLook) ->
 
     while True:
         in_part = not look.view.is_complete
-        planned = plan_view(options, look.part, place, look.side_files, look.view, bounds_of)
+        planned = plan_log(options, place, wanted.topic_id, look.side_files, look.view, bounds_of)
         # What a part of the log said may be wrong where it did not do.
         if not (in_part and look.view.is_complete):
             break

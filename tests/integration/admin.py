@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import (
     ElectionType,
     IsolationLevel,
+    KafkaError,
     KafkaException,
     TopicCollection,
     TopicPartition,
@@ -159,10 +160,21 @@ class Admin:
 
     def topic_id(self, name: str) -> str:
         """The topic id, as Kafka prints it: 22 characters."""
-        futures = self.client().describe_topics(TopicCollection([name]))
-        found = str(futures[name].result(WAIT_SECONDS).topic_id)
+        found: list[str] = []
+
+        def described() -> bool:
+            futures = self.client().describe_topics(TopicCollection([name]))
+            try:
+                found.append(str(futures[name].result(WAIT_SECONDS).topic_id))
+            except KafkaException as error:
+                # A node that has not heard of it yet.
+                if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    raise
+            return bool(found)
+
+        wait_until(described)
         # librdkafka prints the other base64 alphabet.
-        return found.translate(str.maketrans("+/", "-_"))
+        return found[0].translate(str.maketrans("+/", "-_"))
 
     def leader(self, topic: str, partition: int = 0) -> int:
         """The node that leads a partition; -1 while none does."""

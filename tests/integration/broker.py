@@ -33,12 +33,14 @@ class Broker:
         bootstrap: Where clients find it.
         folder: Everything it writes.
         tier: The storage plugin's folder, which outlives the broker.
+        pid: Of its process.
     """
 
     bootstrap: str
     folder: Path
     tier: Path
     class_path: str
+    pid: int
 
     def new_admin(self) -> AdminClient:
         """An admin client; it must outlive the futures that it gives."""
@@ -170,4 +172,4 @@ def running_broker(
     """
     with Cluster(folder, ClusterSpec(settings=settings)) as cluster:
         node = cluster.nodes[1]
-        yield Broker(node.bootstrap, node.folder, cluster.tier, cluster.class_path)
+        yield Broker(node.bootstrap, node.folder, cluster.tier, cluster.class_path, node.pid)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from confluent_kafka import KafkaException
 
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
@@ -54,6 +56,18 @@ def consumed_rows(bootstrap: str, plan: ScanPlan, isolation: str) -> Rows:
         )
         for part in plan.partitions
     }
+
+
+def consumed_after_start(bootstrap: str, plan: ScanPlan, isolation: str) -> Rows:
+    """The same of brokers that have just started, once they know their tier."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            return consumed_rows(bootstrap, plan, isolation)
+        except KafkaException:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.5)
 
 
 def assert_as_consumed(found: Rows, expected: Rows) -> None:

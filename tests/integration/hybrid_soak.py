@@ -153,6 +153,8 @@ def random_scan(topics: MovingTopics, tier: Path, choice: random.Random) -> Rand
     if kind > 0.3:
         before = choice.choice((0, 1, 5, 20))
         between = choice.choice((0, 1, 5, 20))
+    if choice.random() < 0.3:
+        more["catalog"] = "metadata-topic"
     options = hybrid_options(topics.cluster.bootstrap, tier, **more)
     return RandomScan(options, columns, fits, before, between)
 
@@ -252,6 +254,7 @@ class Soak:
                 for *place, row in zip(topics, numbers, _shown(batch, scan.columns), strict=True):
                     found.setdefault((place[0], place[1]), []).append(row)
         counts = self.result.outcomes
+        counts["scans by the metadata topic"] += parsed.by_metadata_topic
         counts["tasks"] += len(plan.tasks)
         counts["slices of the tier"] += sum(len(task.slices) for task in plan.tasks)
         counts["ranges of brokers"] += sum(len(task.ranges) for task in plan.tasks)

@@ -93,6 +93,13 @@ class Node:
         """Whether there is a process; it may still be on its way up."""
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def pid(self) -> int:
+        """Of the process that runs."""
+        if self._process is None:
+            raise RuntimeError(f"node {self.number} is not running")
+        return self._process.pid
+
     def configure(
         self, tier: Path, controller_port: int, interval_ms: int, settings: Mapping[str, str]
     ) -> None:

@@ -7,7 +7,7 @@ import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -30,6 +30,20 @@ class Outcome:
 
     table: pa.Table | None
     error: str | None
+
+
+class Counts(NamedTuple):
+    """Rows of one DataFrame whose topic gets a record after each look.
+
+    Attributes:
+        collected: By `collect`.
+        again: By `collect`, once more.
+        counted: By `count`, which is another query.
+    """
+
+    collected: int
+    again: int
+    counted: int
 
 
 def spark_python() -> Path:
@@ -81,14 +95,16 @@ def run_reads(
     reads: Mapping[str, Mapping[str, str]],
     folder: Path,
     options: Mapping[str, str],
+    growing: Mapping[str, str],
 ) -> dict[str, Outcome]:
-    """Runs every read in one Spark session.
+    """Runs every read in one Spark session; `counts_of` has what it counted.
 
     Args:
         source: `kafka`, Spark's own source, or `tiered-kafka`, ours.
         reads: Name to options.
         folder: Empty or absent.
         options: Given to every read.
+        growing: Those of a DataFrame whose one topic gets records between two of its actions.
     """
     folder.mkdir(parents=True, exist_ok=True)
     jars = [str(path) for path in spark_kafka_jars()] if source == "kafka" else []
@@ -97,6 +113,7 @@ def run_reads(
         "jars": jars,
         "options": dict(options),
         "reads": {name: dict(given) for name, given in reads.items()},
+        "growing": dict(growing),
         "out": str(folder),
     }
     run_script(SCRIPT, spec, folder)
@@ -105,6 +122,11 @@ def run_reads(
         name: Outcome(_table(folder / f"{name}.parquet") if error is None else None, error)
         for name, error in outcomes.items()
     }
+
+
+def counts_of(folder: Path) -> Counts:
+    """What a run counted while the topic grew."""
+    return Counts(*json.loads((folder / "counts.json").read_text()))
 
 
 def _table(folder: Path) -> pa.Table:

@@ -7,7 +7,9 @@ itself. Its one argument is a JSON file:
     jars       list of paths for `spark.jars`
     options    given to every read
     reads      name to options
-    out        folder: `<name>.parquet` for what was read; `outcomes.json` with `null` or an error
+    growing    options of a DataFrame that is read again and again while its topic gets records
+    out        folder: `<name>.parquet` for what was read; `outcomes.json` with `null` or an error;
+               `counts.json` with how many records that DataFrame had
 """
 
 from __future__ import annotations
@@ -21,10 +23,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from confluent_kafka import Producer
+
 from tests.integration.other_spark import other_spark
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrameReader, SparkSession
 
 THREADS = 4
 
@@ -45,6 +49,8 @@ def main(spec: dict[str, Any]) -> None:
         found = pool.map(lambda name: _read(spark, spec, name, reads[name], out), reads)
         outcomes = dict(zip(reads, found, strict=True))
     (out / "outcomes.json").write_text(json.dumps(outcomes))
+    counts = _counts(spark.read.format(spec["format"]).options(**spec["growing"]), spec["growing"])
+    (out / "counts.json").write_text(json.dumps(counts))
     seconds = time.monotonic() - started
     sys.stdout.write(f"{len(outcomes)} reads of {spec['format']} in {seconds:.0f} s\n")
     spark.stop()
@@ -59,6 +65,18 @@ def _read(
     except Exception as error:  # noqa: BLE001 - whatever Spark raises is the outcome
         return f"{type(error).__name__}: {error}"
     return None
+
+
+def _counts(reader: DataFrameReader, options: dict[str, str]) -> list[int]:
+    frame = reader.load()
+    counts = []
+    producer = Producer({"bootstrap.servers": options["kafka.bootstrap.servers"]})
+    for is_collected in (True, True, False):
+        counts.append(len(frame.collect()) if is_collected else frame.count())
+        producer.produce(options["subscribe"], b"more")
+        if producer.flush(30):
+            raise TimeoutError("the broker did not take the record")
+    return counts
 
 
 if __name__ == "__main__":

@@ -4,17 +4,22 @@ Copies of the log directory are taken while transactions are under way. A crash 
 killing a process tears nothing, as the page cache survives it, so bytes beyond the recovery point
 are cut, zeroed or flipped at random, of logs and indexes. The restart itself writes markers, so
 read_committed is compared up to the disk's own last stable offset.
+
+`python -m tools.soak --only disks` plays more of them.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import secrets
 import shutil
+import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import NewTopic
 
 from kts_source import describe
@@ -28,10 +33,14 @@ if TYPE_CHECKING:
 
     from tests.integration.broker import Broker
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
+COPIES = int(os.environ.get("KTS_DISK_COPIES", "2"))
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.slow,
+    pytest.mark.timeout(300 + 20 * COPIES),  # the first test takes all copies
+]
 
 LEVELS = ("read_uncommitted", "read_committed")
-COPIES = 2
 PARTITIONS = 8
 TOPICS = {"orders": PARTITIONS, "latest": 2}
 TOPIC_SETTINGS = {
@@ -48,13 +57,17 @@ COMPACTED = {
     "segment.ms": "3000",
 }
 LOGS = "node-1/logs"
+BUSY = {"broker.session.timeout.ms": "30000"}
+"""A machine may be so busy that a broker seems to be gone."""
 FIRST_BROKER = {
+    **BUSY,
     "replica.high.watermark.checkpoint.interval.ms": "300",
     "log.flush.offset.checkpoint.interval.ms": "300",
     "log.flush.start.offset.checkpoint.interval.ms": "300",
     "log.cleaner.backoff.ms": "300",
 }
 RESTARTED = {
+    **BUSY,
     "log.cleaner.enable": "false",
 }
 Offsets = dict[tuple[str, int], int]
@@ -64,8 +77,8 @@ Row = tuple[str, int, int, int, bytes | None, bytes | None]
 @pytest.fixture(scope="module")
 def seed() -> int:
     """Printed, so that a failing run can be done again."""
-    number = secrets.randbits(32)
-    print(f"seed {number}")  # noqa: T201
+    number = int(os.environ.get("KTS_DISK_SEED", secrets.randbits(31)))
+    print(f"KTS_DISK_SEED={number}")  # noqa: T201
     return number
 
 
@@ -80,12 +93,15 @@ def disks(tmp_path_factory: pytest.TempPathFactory, seed: int) -> list[Path]:
             topics = [NewTopic(name, TOPICS[name], 1, config=settings)]
             for future in admin.create_topics(topics).values():
                 future.result()
-        load = _load(broker, random.Random(seed))
+        source = random.Random(seed)
+        load = _load(broker, source)
         for number in range(COPIES):
-            for _ in range(60):
+            for _ in range(source.randint(20, 60)):
                 next(load)
-            if number == 1:
-                broker.delete_records({("orders", 0): 33, ("orders", 1): 5})
+            if number % 5 == 1:
+                partition = source.randrange(PARTITIONS)
+                end = broker.last_stable_offsets([("orders", partition)])["orders", partition]
+                broker.delete_records({("orders", partition): source.randint(0, end)})
             copy = folder / f"copy-{number}"
             _copy(folder / "first" / LOGS, copy / LOGS)
             copies.append(copy)
@@ -152,8 +168,9 @@ def _copy(disk: Path, to: Path) -> None:
         target.write_bytes(data)
 
 
-def _crash(disk: Path, source: random.Random) -> None:
-    """Cuts, zeroes and flips bytes beyond the recovery point."""
+def _crash(disk: Path, source: random.Random) -> Counter[str]:
+    """Cuts, zeroes and flips bytes beyond the recovery point; counts what it did to which files."""
+    done: Counter[str] = Counter()
     points = parse_offset_checkpoint((disk / "recovery-point-offset-checkpoint").read_bytes())
     for folder in sorted(disk.glob("*-[0-9]*")):
         topic, _, number = folder.name.rpartition("-")
@@ -166,13 +183,14 @@ def _crash(disk: Path, source: random.Random) -> None:
             if base < point or path.suffix == ".snapshot":
                 continue
             if source.random() < (0.5 if is_log else 0.3):
-                _spoil(path, source, is_log=is_log)
+                done[f"{path.suffix} {_spoil(path, source, is_log=is_log)}"] += 1
+    return done
 
 
-def _spoil(path: Path, source: random.Random, *, is_log: bool) -> None:
+def _spoil(path: Path, source: random.Random, *, is_log: bool) -> str:
     data = bytearray(path.read_bytes())
     if not data:
-        return
+        return "empty"
     at = source.randrange(len(data))
     how = source.choice(("cut", "zeros", "hole", "flip") if is_log else ("cut", "zeros", "gone"))
     if how == "cut":
@@ -187,6 +205,7 @@ def _spoil(path: Path, source: random.Random, *, is_log: bool) -> None:
     path.write_bytes(data)
     if how == "gone":
         path.unlink()
+    return how
 
 
 def _ours(
@@ -229,14 +248,26 @@ def _watermarks(broker: Broker, pairs: list[tuple[str, int]]) -> tuple[Offsets, 
         }
     )
     try:
-        found = {
-            pair: consumer.get_watermark_offsets(TopicPartition(*pair), timeout=30)
-            for pair in pairs
-        }
+        found = {pair: _watermark(consumer, pair) for pair in pairs}
     finally:
         consumer.close()
     starts = {pair: low for pair, (low, _) in found.items()}
     return starts, {pair: high for pair, (_, high) in found.items()}
+
+
+def _watermark(consumer: Consumer, pair: tuple[str, int]) -> tuple[int, int]:
+    """Log start and end, once the broker that has just started leads the partition."""
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            low, high = consumer.get_watermark_offsets(TopicPartition(*pair), timeout=30)
+        except KafkaException as error:
+            unsettled = (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE)
+            if error.args[0].code() not in unsettled or time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+        else:
+            return low, high
 
 
 def _served(broker: Broker, level: str, ends: dict[tuple[str, int], int]) -> list[Row]:
@@ -280,7 +311,8 @@ def _bytes(text: str | bytes | None) -> bytes | None:
     return text.encode() if isinstance(text, str) else text
 
 
-def _compare(disk: Path, broker_folder: Path, **given: str) -> None:
+def _compare(disk: Path, broker_folder: Path, **given: str) -> int:
+    """Compares both levels; returns how many rows."""
     found = {level: _ours(disk, level, **given) for level in LEVELS}
     with running_broker(broker_folder, settings=RESTARTED) as broker:
         pairs = [(topic, number) for topic, count in TOPICS.items() for number in range(count)]
@@ -301,6 +333,7 @@ def _compare(disk: Path, broker_folder: Path, **given: str) -> None:
             assert ends[pair] >= end, pair
             assert stable[pair] == last_stable or ends[pair] > end, pair
         assert 0 < len(rows) < len(found["read_uncommitted"][0])
+    return sum(len(rows) for rows, _ in found.values())
 
 
 @pytest.mark.parametrize("number", range(COPIES))
@@ -308,11 +341,14 @@ def test_crashed_disk_is_read_as_a_broker_serves_it(
     disks: list[Path], tmp_path: Path, seed: int, number: int
 ) -> None:
     disk = tmp_path / "logs"
-    shutil.copytree(disks[number] / LOGS, disk)
-    _crash(disk, random.Random(seed + number))
+    shutil.move(disks[number] / LOGS, disk)
+    done = _crash(disk, random.Random(seed + number))
     spoiled = tmp_path / "broker"
     shutil.copytree(disk, spoiled / LOGS)
-    _compare(disk, spoiled, endOfLog="true", failOnDataLoss="false")
+    rows = _compare(disk, spoiled, endOfLog="true", failOnDataLoss="false")
+    spoilt = ", ".join(f"{count} {what}" for what, count in sorted(done.items()))
+    print(f"copy {number}: {rows} rows; {spoilt}")  # noqa: T201
+    shutil.rmtree(tmp_path)
 
 
 def test_cleanly_stopped_disk_is_read_as_a_broker_serves_it(

@@ -14,7 +14,6 @@ from kts_source.options import parse_options
 from kts_source.read.read_settings import BatchLimits
 from kts_source.read.run_task import run_task
 from tests.integration.admin import wait_until
-from tests.integration.cluster import Cluster
 from tests.integration.filler import Filler
 from tests.integration.hybrid import (
     assert_as_consumed,
@@ -25,10 +24,9 @@ from tests.integration.hybrid import (
     rows_of,
 )
 from tests.integration.tier_mischief import tiered_segments
-from tests.needs import needs
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Generator
     from pathlib import Path
 
     import pyarrow as pa
@@ -36,20 +34,13 @@ if TYPE_CHECKING:
 
     from kts_source.planning.scan_plan import ScanPlan
     from tests.integration.admin import Offsets
+    from tests.integration.cluster import Cluster
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
 
 LEVELS = ("read_committed", "read_uncommitted")
 TOPIC = "border"
 _SMALL = BatchLimits(100, 1 << 12)
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A cluster of one node."""
-    needs("java", "mvn")
-    with Cluster(tmp_path_factory.mktemp("borders") / "cluster") as cluster:
-        yield cluster
 
 
 @pytest.fixture(scope="module")

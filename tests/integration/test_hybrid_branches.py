@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from kts_source.broker.connection import Connection
 from kts_source.errors import DataLossError
 from kts_source.options import parse_options
 from kts_source.read.read_settings import BatchLimits
@@ -29,6 +30,8 @@ from tests.needs import needs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
+    from typing import Any
 
     from kts_source.planning.scan_plan import ScanPlan
     from tests.integration.admin import Admin
@@ -49,9 +52,10 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A cluster with two brokers that hold user topics."""
+    """A cluster with two brokers that hold user topics, each in a rack of its own."""
     needs("java", "mvn")
-    with Cluster(tmp_path_factory.mktemp("two") / "cluster", ClusterSpec(replicas=2)) as cluster:
+    spec = ClusterSpec(replicas=2, has_racks=True)
+    with Cluster(tmp_path_factory.mktemp("two") / "cluster", spec) as cluster:
         yield cluster
 
 
@@ -82,7 +86,7 @@ def test_a_branch_that_one_node_lost(one: Cluster) -> None:
         assert any(one.segment.stop_offset > new_end for one in skipped)
 
 
-def test_an_unclean_election(two: Cluster) -> None:
+def test_an_unclean_election(two: Cluster, tmp_path: Path) -> None:
     two.admin.create_topic("unclean", replicas=(2, 3), local_retention_bytes=KEPT)
     _write(two, "unclean", segments=3)
     plans: dict[str, ScanPlan] = {}
@@ -96,22 +100,29 @@ def test_an_unclean_election(two: Cluster) -> None:
     for level, plan in plans.items():
         with pytest.raises(DataLossError, match="unclean election"):
             rows_of(plan, _options(two, "unclean", level))
+        _replay_fails(plan, _options(two, "unclean", level), tmp_path)
     _assert_equal(two, "unclean")
     # So many that the new branch is longer than the lost one.
     _write(two, "unclean", segments=4)
     for level, plan in plans.items():
         with pytest.raises(DataLossError, match="unclean election"):
             rows_of(plan, _options(two, "unclean", level))
+        _replay_fails(plan, _options(two, "unclean", level), tmp_path)
     _assert_equal(two, "unclean")
     _wait_tiered(two.admin, "unclean")
     for plan in _assert_equal(two, "unclean"):
         assert any(task.slices for task in plan.tasks)
+    # A plan of the tier alone is of no use either: its rows were never the topic's, or are no more.
+    for level, plan in plans.items():
+        _replay_fails(plan, _options(two, "unclean", level), tmp_path)
     two.start_node(old)
 
 
 @pytest.mark.parametrize("is_clean", [True, False])
 @pytest.mark.parametrize("is_quiet", [True, False])
-def test_the_leader_ends_in_mid_scan(two: Cluster, is_clean: bool, is_quiet: bool) -> None:
+def test_the_leader_ends_in_mid_scan(
+    two: Cluster, is_clean: bool, is_quiet: bool, tmp_path: Path
+) -> None:
     topic = f"moves-{is_clean}-{is_quiet}".lower()
     two.admin.create_topic(topic, replicas=(2, 3), local_retention_bytes=KEPT)
     _write(two, topic, segments=12)
@@ -135,6 +146,63 @@ def test_the_leader_ends_in_mid_scan(two: Cluster, is_clean: bool, is_quiet: boo
     # A plan of the former leader's time is read again in another's.
     for level, plan in plans.items():
         assert_as_consumed(rows_of(plan, _options(two, topic, level)), expected[level])
+        stored = _stored(plan, _options(two, topic, level, slow=True), tmp_path)
+        again = planned(stored)
+        assert again.tasks == plan.tasks
+        assert_as_consumed(rows_of(again, stored), expected[level])
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_follower_in_the_reader_s_rack(
+    two: Cluster, dies: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = f"racks-{dies}".lower()
+    two.admin.create_topic(topic, replicas=(2, 3), local_retention_bytes=KEPT)
+    _write(two, topic, segments=6)
+    wait_until(lambda: two.admin.in_sync(topic) == [2, 3])
+    leader = two.admin.leader(topic)
+    (follower,) = {2, 3} - {leader}
+    send = Connection.send
+    asked: list[str] = []
+
+    def noted(connection: Connection, request: Any, **more: Any) -> Any:  # noqa: ANN401
+        if type(request).__name__ == "FetchRequest":
+            asked.append(connection._place)
+        return send(connection, request, **more)
+
+    monkeypatch.setattr(Connection, "send", noted)
+    for level in LEVELS[:1] if dies else LEVELS:
+        options = _options(two, topic, level, slow=True)
+        options["kafka.client.rack"] = f"rack-{follower}"
+        plan = planned(options)
+        expected = consumed_rows(two.bootstrap, plan, level)
+        asked.clear()
+        (task,) = plan.tasks
+        rows = run_task(task, parse_options(options), batches=BatchLimits(100, 1 << 12))
+        batches = [next(rows)]
+        assert set(asked) == {two.nodes[leader].bootstrap, two.nodes[follower].bootstrap}
+        assert asked.count(two.nodes[leader].bootstrap) == 1  # it named the follower
+        if dies:
+            two.nodes[follower].kill()
+        with closing(rows):
+            batches += rows
+        assert_as_consumed(by_partition(batches), expected)
+        assert (asked[-1] == two.nodes[leader].bootstrap) is dies
+        if dies:
+            two.start_node(follower)
+            wait_until(lambda: two.admin.in_sync(topic) == [2, 3])
+
+
+def _stored(plan: ScanPlan, options: dict[str, str], folder: Path) -> dict[str, str]:
+    """Options that read a plan from a file."""
+    file = folder / "plan.json"
+    file.write_text(plan.to_json())
+    return {**options, "planFile": str(file)}
+
+
+def _replay_fails(plan: ScanPlan, options: dict[str, str], folder: Path) -> None:
+    with pytest.raises(DataLossError, match="unclean election"):
+        planned(_stored(plan, options, folder))
 
 
 def _end_leader(cluster: Cluster, topic: str, *, is_clean: bool) -> int:

@@ -50,6 +50,17 @@ def _offsets(broker: Broker, options: dict[str, str]) -> set[tuple[int, int]]:
     return {(number, row.offset) for (_, number), rows in consumed.items() for row in rows}
 
 
+def _of_brokers(options: dict[str, str]) -> set[tuple[int, int]]:
+    """The offsets that a plan reads from brokers."""
+    return {
+        (part.partition, offset)
+        for part in planned(options).partitions
+        if part.brokers is not None
+        for start, stop in part.brokers.ranges
+        for offset in range(start, stop)
+    }
+
+
 def test_one_load_is_the_whole_topic(broker: Broker, spark: SparkSession) -> None:
     register(spark)
     options = hybrid_options(broker.bootstrap, broker.tier, subscribe="orders")
@@ -73,6 +84,8 @@ def test_an_export_goes_on_where_brokers_were_read(broker: Broker, tmp_path: Pat
     """Between two runs what brokers served moves into the tier: each offset is exported once."""
     options = hybrid_options(broker.bootstrap, broker.tier, subscribe="orders")
     target = tmp_path / "table"
+    of_brokers = _of_brokers(options)
+    assert of_brokers
     for round_number in range(3):
         backfill(None, source=options, target=str(target), progress=False)
         table = pyarrow.dataset.dataset(target).to_table(columns=["partition", "offset"])
@@ -83,6 +96,7 @@ def test_an_export_goes_on_where_brokers_were_read(broker: Broker, tmp_path: Pat
             _produce(broker, seed=10 + round_number)
             if round_number:
                 broker.wait_until_tiered([("orders", 0), ("orders", 1)])
+    assert not of_brokers & _of_brokers(options)
 
 
 def test_the_command_line_reads_brokers_too(

@@ -7,6 +7,11 @@ txn            2; aborts over several segments. 0: a marker that is not tiered; 
                that nobody ended
 append         1; LogAppendTime
 trimmed        1; DeleteRecords moved the log start into a tiered segment
+
+and topics that have no tier at all:
+
+empty          1; never written
+gone           2. 0: DeleteRecords took everything; 1: never written
 """
 
 from __future__ import annotations
@@ -25,6 +30,8 @@ PLAIN_RECORDS = 1500
 TRIM_TO = 777
 
 TOPICS: Mapping[str, int] = {"plain": 3, "plain-sparse": 2, "txn": 2, "append": 1, "trimmed": 1}
+UNTIERED: Mapping[str, int] = {"empty": 1, "gone": 2}
+GONE_RECORDS = 40
 
 
 @dataclass(frozen=True)
@@ -35,6 +42,7 @@ class TierFacts:
         bootstrap: Where the broker was.
         starts: Log start of every partition.
         latest: End of every partition, tiered or not.
+        stable: The same for a read_committed consumer.
         tier_ends: One past the last tiered offset; 0 where nothing is tiered.
         tier_stable: Where a read_committed read of the tier must end.
     """
@@ -42,6 +50,7 @@ class TierFacts:
     bootstrap: str
     starts: PartitionOffsets
     latest: PartitionOffsets
+    stable: PartitionOffsets
     tier_ends: PartitionOffsets
     tier_stable: PartitionOffsets
 
@@ -53,7 +62,7 @@ class TierFacts:
 def fill(broker: Broker) -> TierFacts:
     """Creates and fills the topics, waits until the tier has settled, asks the broker for facts."""
     created = {name: TOPICS[name] for name in TOPICS if name != "append"}
-    broker.create_topics(created)
+    broker.create_topics({**created, **UNTIERED})
     broker.create_topics({"append": 1}, message_timestamp_type="LogAppendTime")
     filler = Filler(broker.bootstrap, 20240601)
     for codec in (*CODECS, *CODECS):
@@ -65,6 +74,8 @@ def fill(broker: Broker) -> TierFacts:
         filler.send(filler.plain(codec), "trimmed", 0, 150)
     filler.send(filler.plain("none"), "plain-sparse", 0, 400)
     filler.send(filler.plain("none"), "plain-sparse", 1, 20)
+    filler.send(filler.plain("none"), "gone", 0, GONE_RECORDS)
+    broker.delete_records({("gone", 0): GONE_RECORDS})
     _transactions(filler)
     partitions = [(topic, number) for topic, count in TOPICS.items() for number in range(count)]
     broker.wait_until_tiered(partitions)
@@ -108,4 +119,5 @@ def _facts(broker: Broker) -> TierFacts:
     tiered = broker.offsets("latest-tiered")
     tier_ends = {pair: tiered.get(pair, -1) + 1 for pair in latest}
     tier_stable = broker.tier_stable_offsets(tier_ends)
-    return TierFacts(broker.bootstrap, starts, latest, tier_ends, tier_stable)
+    stable = broker.last_stable_offsets(latest)
+    return TierFacts(broker.bootstrap, starts, latest, stable, tier_ends, tier_stable)

@@ -215,7 +215,10 @@ def load(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
 
 
 @pytest.mark.timeout(900)  # two scans for each of many predicates
-@pytest.mark.parametrize("topic", TOPICS)
+@pytest.mark.parametrize(
+    "topic",
+    [name if name == "txn" else pytest.param(name, marks=pytest.mark.slow) for name in TOPICS],
+)
 def test_generated_predicates(registered: SparkSession, topic: str) -> None:
     conditions = conditions_of(topic, PREDICATES // len(TOPICS))
     assert len(conditions) >= 0.9 * PREDICATES / len(TOPICS)

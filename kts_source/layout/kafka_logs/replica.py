@@ -26,7 +26,7 @@ from segment_format.index.rebuild import RebuiltSideFiles
 from segment_format.record.recovery import WholeBatches
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from kts_source.layout.kafka_logs.log_dirs import LogDir, TopicPartition
     from kts_source.layout.kafka_logs.segment_files import PartitionFiles, SegmentFiles
@@ -64,6 +64,9 @@ class Replica:
         stop: One past its last offset.
         stop_size: Bytes of the last segment that belong to the log.
         lineage: Leader epochs of all its offsets from the log start on.
+        history: All leader epochs that the disk tells of: also those of offsets below, which were
+            tiered, and of a leader that has not written anything yet, or of whose records nothing
+            is left.
         high_watermark: As recorded; `None` where it is not.
         recovery_point: Everything below was flushed; `None` after a clean shutdown.
         problem: Why the last segment is not whole; empty where it is.
@@ -79,15 +82,16 @@ class Replica:
     stop: int
     stop_size: int
     lineage: tuple[EpochEntry, ...]
+    history: tuple[EpochEntry, ...]
     high_watermark: int | None
     recovery_point: int | None
     problem: str
     dropped: tuple[SegmentFiles, ...]
 
     @property
-    def rank(self) -> tuple[int, int]:
-        """Last leader epoch and end: the replica with the highest survives."""
-        return (self.lineage[-1].epoch if self.lineage else -1, self.stop)
+    def last_epoch(self) -> int:
+        """The newest leader epoch that it tells of; −1 for none."""
+        return self.history[-1].epoch if self.history else -1
 
 
 def recovered(store: ObjectStore, log_dir: LogDir, place: TopicPartition) -> Replica:
@@ -137,6 +141,8 @@ class Recovery:
         kept, dropped = segments[: last + 1], segments[last + 1 :]
         if stop < log_start:  # `LogLoader` begins anew at the log start
             kept, dropped, stop, size = (), segments, log_start, 0
+        history = self._history()
+        lineage = self._lineage(history, log_start, stop)
         return Replica(
             self._log_dir,
             folder,
@@ -146,12 +152,17 @@ class Recovery:
             log_start,
             stop,
             size,
-            self._lineage(log_start, stop),
+            lineage,
+            tuple(history) or lineage,
             (self._log_dir.high_watermarks or {}).get(self._place),
             point,
             problem,
             dropped,
         )
+
+    def knows_open(self) -> bool:
+        """Whether something tells which transactions were open where the first segment begins."""
+        return not self._bases or self._known_at(0) is not None
 
     def walk(self, number: int, *, stop_offset: int | None = None) -> Walked:
         """Reads a segment from its front, to where it stops being whole, or up to an offset."""
@@ -221,7 +232,7 @@ class Recovery:
         first = number
         while first and self._known_at(first) is None:
             first -= 1
-        is_open = (self._known_at(first) if first else None) or {}
+        is_open = self._known_at(first) or {}
         for between in range(first, number):
             found = self._walk(between, is_open, check_crcs=False)
             if found.problem:
@@ -239,9 +250,11 @@ class Recovery:
 
     def _known_at(self, number: int) -> Mapping[int, int] | None:
         """The same, where a segment before it was walked or a snapshot tells."""
-        before = self._walked.get(self._bases[number - 1])
+        before = self._walked.get(self._bases[number - 1]) if number else None
         if before is not None:
             return before.side_files.open_after
+        if self._bases[number] == 0:
+            return {}
         info = self._files.snapshots.get(self._bases[number])
         if info is None:
             return None
@@ -255,9 +268,9 @@ class Recovery:
             if entry.current_txn_first_offset >= 0
         }
 
-    def _lineage(self, log_start: int, stop: int) -> tuple[EpochEntry, ...]:
-        """The leader epochs of [log_start, stop): of the checkpoint, and of the batches that it
-        does not tell of.
+    def _history(self) -> list[EpochEntry]:
+        """The leader epochs of the checkpoint, and of the batches that were read and that it does
+        not tell of.
         """
         entries: list[EpochEntry] = []
         info = self._files.others.get(EPOCHS_FILE)
@@ -277,7 +290,13 @@ class Recovery:
                 if not entries or entry.epoch > entries[-1].epoch:
                     entries = [one for one in entries if one.start_offset < entry.start_offset]
                     entries.append(entry)
-        entries = [entry for entry in entries if entry.start_offset < stop]
+        return entries
+
+    def _lineage(
+        self, history: Sequence[EpochEntry], log_start: int, stop: int
+    ) -> tuple[EpochEntry, ...]:
+        """The leader epochs of [log_start, stop), also where the checkpoint does not tell."""
+        entries = [entry for entry in history if entry.start_offset < stop]
         first = entries[0].start_offset if entries else stop
         if log_start < first:
             # A log start that was deleted up to is in this file before it is in its checkpoint.

@@ -1,8 +1,9 @@
 """Which replica of a partition survives, and where its log ends for a consumer.
 
-The replica of the highest leader epoch survives, among those the longest: of all, a cluster would
-choose it as leader to lose least. A high watermark counts when its replica agrees with the survivor
-on all offsets below it; one that was recorded on a branch that died says nothing of this log.
+The branch of the highest leader epoch survives, and the replica that goes furthest along it is
+read: of all, a cluster would choose it as leader to lose least. A high watermark counts when its
+replica agrees with that branch on all offsets below it; one that was recorded on a branch that died
+says nothing of this log.
 Source: KIP-101, `LeaderEpochFileCache.endOffsetFor`, `ReplicaManager` in Kafka.
 """
 
@@ -10,15 +11,34 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from kts_source.errors import DataLossError
 from kts_source.layout.layout import Orphan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from kts_source.layout.kafka_logs.log_dirs import TopicPartition
     from kts_source.layout.kafka_logs.replica import Replica
     from segment_format.index.leader_epoch_checkpoint import EpochEntry
+
+MAX_OFFSET: Final = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A history of leader epochs.
+
+    Attributes:
+        lineage: Its leader epochs with their first offsets.
+        log_start: First offset from which on they are known.
+        stop: One past the last.
+    """
+
+    lineage: tuple[EpochEntry, ...]
+    log_start: int
+    stop: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,62 +49,124 @@ class SurvivingLog:
         stop: One past the last offset that is read.
         promised: One past the last offset that some file says was there: more than `stop` where
             records were lost.
+        high_watermark: The highest that was recorded on its branch; `None` = there is none.
     """
 
     replica: Replica
     stop: int
     promised: int
+    high_watermark: int | None
     notes: tuple[Orphan, ...]
 
 
-def surviving_log(replicas: Sequence[Replica], *, end_of_log: bool) -> SurvivingLog | None:
-    """Chooses the replica and its end; `None` where no high watermark tells the end, though there
-    are records.
+def newest_branch(replicas: Sequence[Replica]) -> Branch:
+    """The branch of the highest leader epoch that a replica tells of."""
+    one = max(replicas, key=lambda one: (one.last_epoch, one.stop, one.folder))
+    start = one.history[0].start_offset if one.history else one.log_start
+    return Branch(one.history, start, MAX_OFFSET)
+
+
+def furthest(replicas: Sequence[Replica], branch: Branch) -> Replica:
+    """The replica that goes furthest along a branch."""
+    return max(
+        replicas,
+        key=lambda one: (
+            _reach(one, branch),
+            one.last_epoch,
+            one.high_watermark or -1,
+            -one.log_start,
+            one.folder,
+        ),
+    )
+
+
+def agreed_to(one: Replica | Branch, branch: Branch) -> int:
+    """Up to which offset what is known of a log holds for a branch, too; −1 where they part at the
+    first offset that both tell of: they may have parted before.
+    """
+    at = parts_at(one, branch)
+    if at is None:
+        return MAX_OFFSET
+    return at if at > max(one.log_start, branch.log_start) else -1
+
+
+def _reach(one: Replica, branch: Branch) -> int:
+    """One past the last offset that a replica has of a branch; −1 for none."""
+    return min(one.stop, agreed_to(one, branch))
+
+
+def surviving_log(
+    place: TopicPartition,
+    replicas: Sequence[Replica],
+    *,
+    end_of_log: bool,
+    branch: Branch | None = None,
+    replicated: int = 0,
+) -> SurvivingLog:
+    """Chooses the replica and its end.
 
     Args:
+        place: The partition, for errors.
         replicas: At least one.
         end_of_log: Whether to read all whole batches, whatever was replicated.
+        branch: What survives; default: the newest branch of the replicas. Of them, the one that
+            goes furthest along it is read, up to where they part.
+        replicated: Offsets below it are known to have been replicated, whatever the disks say.
+
+    Raises:
+        DataLossError: No high watermark tells the end, though there are records.
     """
-    best = max(replicas, key=lambda one: (*one.rank, one.high_watermark or -1, one.folder))
+    branch = branch or newest_branch(replicas)
+    best = furthest(replicas, branch)
     notes = []
     marks = []
     for one in replicas:
-        parted = parts_at(one, best)
-        if parted is not None:
-            reason = f"from offset {parted} on of a branch that died; {best.folder} is read"
+        at = parts_at(one, branch)
+        if at is not None:
+            reason = f"from offset {at} on of a branch that died"
+            reason += f"; {best.folder} is read" if one is not best else ""
             notes.append(Orphan((one.folder,), reason))
-        if one.high_watermark is not None and (parted is None or one.high_watermark <= parted):
+        if one.high_watermark is not None and one.high_watermark <= agreed_to(one, branch):
             marks.append(one.high_watermark)
-    flushed = best.recovery_point or 0
+    end, flushed = _reach(best, branch), best.recovery_point or 0
+    if end < best.log_start:  # nothing on the disks is of the branch
+        return SurvivingLog(best, 0, 0, None, tuple(notes))
     if end_of_log:
-        stop, promised = best.stop, max([best.stop, flushed, *marks])
+        stop, promised = end, max([end, *([flushed] if end == best.stop else []), *marks])
     elif marks:
         promised = max([best.log_start, *marks])
-        stop = min(best.stop, promised)
+        stop = min(end, max(promised, replicated))
     elif any(one.log_dir.high_watermarks is not None for one in replicas):
         # The file is written every few seconds: the partition is younger, and a broker that starts
         # takes it that nothing was replicated.
-        stop = promised = best.log_start
-        if best.stop > stop:
+        promised = best.log_start
+        stop = min(end, max(promised, replicated))
+        if end > stop:
             text = "no high watermark is recorded, so none of its records is read: see endOfLog"
             notes.append(Orphan((best.folder,), text))
-    elif best.stop == best.log_start:
-        stop = promised = best.stop
+    elif end == best.log_start or replicated >= end:
+        stop = promised = end
     else:
-        return None
+        raise DataLossError(
+            "no log directory holds replication-offset-checkpoint, so nothing tells up to which"
+            " offset records were replicated; endOfLog=true reads all whole batches",
+            topic=place[0],
+            partition=place[1],
+        )
     stop = max(stop, best.log_start)
-    return SurvivingLog(best, stop, promised, (*notes, *_not_read(best, lost=promised > stop)))
+    notes += _not_read(best, lost=promised > stop)
+    return SurvivingLog(best, stop, promised, max(marks, default=None), tuple(notes))
 
 
-def parts_at(one: Replica, other: Replica) -> int | None:
-    """The first offset that two replicas have under different leader epochs; `None` = they agree
-    on all that both have.
+def parts_at(one: Replica | Branch, branch: Branch) -> int | None:
+    """The first offset that a replica, or another branch, has under another leader epoch than a
+    branch; `None` = it is of that branch.
     """
-    low = max(one.log_start, other.log_start)
-    high = min(one.stop, other.stop)
-    starts = {entry.start_offset for entry in (*one.lineage, *other.lineage)}
+    low = max(one.log_start, branch.log_start)
+    high = min(one.stop, branch.stop)
+    starts = {entry.start_offset for entry in (*one.lineage, *branch.lineage)}
     for at in sorted({low, *starts}):
-        if low <= at < high and _epoch_at(one.lineage, at) != _epoch_at(other.lineage, at):
+        if low <= at < high and _epoch_at(one.lineage, at) != _epoch_at(branch.lineage, at):
             return at
     return None
 

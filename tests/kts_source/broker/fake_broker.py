@@ -64,6 +64,7 @@ class FakeCluster:
         topics: Name to id and partitions.
         faults: Kind of request to what happens to the next ones.
         asked: Kind and node of every request that came.
+        versions: Kind of request to the newest version of it that they know, where it is not ours.
         opened: How many connections were accepted.
         fetches: What fetches asked for: node, offset, isolation level, rack.
     """
@@ -74,7 +75,7 @@ class FakeCluster:
         self.asked: list[tuple[str, int]] = []
         self.fetches: list[tuple[int, int, int, str]] = []
         self.opened = 0
-        self._versions = versions or {}
+        self.versions = versions or {}
         self._nodes = [FakeNode(self, number) for number in range(nodes)]
         self.lock = threading.RLock()
 
@@ -148,7 +149,7 @@ class FakeCluster:
     def _apiversions(self, _node: int, _request: Any, code: int) -> Any:  # noqa: ANN401
         keys = [
             ApiVersionsResponse.ApiVersion(
-                api_key=key, min_version=low, max_version=self._versions.get(kind, high)
+                api_key=key, min_version=low, max_version=self.versions.get(kind, high)
             )
             for key, (kind, _, (low, high)) in KINDS.items()
         ]
@@ -234,8 +235,10 @@ class FakeCluster:
                     match asked.timestamp:
                         case -1:
                             offset = log.stable if request.isolation_level else log.end
-                        case -2 | -4:
+                        case -2:
                             offset = log.log_start
+                        case -4:
+                            offset = max(log.log_start, log.local_start)
                         case time_ms:
                             offset = log.first_dated(time_ms)
                 parts.append(
@@ -293,6 +296,8 @@ class FakeCluster:
             elif preferred < 0:
                 most = min(asked.partition_max_bytes, request.max_bytes)
                 data, listed = log.read(at, most, committed=request.isolation_level == 1)
+                if listed and self.versions and at < part.local_start:
+                    listed = []  # KAFKA-17801
         tells = log is not None and part is not None and (not error or part.tells_log_start)
         topic_type = FetchResponse.FetchableTopicResponse
         made = topic_type.PartitionData(

@@ -36,6 +36,7 @@ class FakeLog:
         epochs: Leader epochs and their first offsets.
         dates: Offset to timestamp in ms, for ListOffsets.
         log_start: First offset that a consumer may see.
+        local_start: First offset on the leader's own disk; below the log start it is that.
         reach: How many offsets beyond the returned bytes count when aborted transactions are
             looked up: a real broker looks up the end in its offset index, which is sparse.
     """
@@ -46,6 +47,7 @@ class FakeLog:
     dates: dict[int, int] = field(default_factory=dict)
     log_start: int = 0
     reach: int = 0
+    local_start: int = 0
 
     @property
     def end(self) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.dataset as ds
 import pytest
 
-from kts_source.cli.app import main
+from kts_source.cli.app import kts, main
 from kts_source.export.executor import LocalExecutor
 from kts_source.options import OPTIONS
 from tests.golden_data import KEYS, TIER, expected_table, partition_summaries
@@ -325,3 +325,9 @@ sys.exit(max(main(command) for command in {commands!r}))
     assert done.returncode == 0, done.stderr
     assert "865 records" in done.stdout
     assert "read without Spark" in done.stdout
+
+
+@pytest.mark.parametrize("name", sorted(kts.commands))
+def test_no_flag_of_a_command_hides_an_option_of_the_data_source(name: str) -> None:
+    flags = [flag for parameter in kts.commands[name].params for flag in parameter.opts]
+    assert len(flags) == len(set(flags))

@@ -212,3 +212,23 @@ def test_no_secret_shows() -> None:
         assert "secret-folder" not in text
     assert options.key_ring.key_ids == ("key1",)
     assert pickle.loads(pickle.dumps(options)) == options
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"kafka.bootstrap.servers": None}, "needs option kafka.bootstrap.servers"),
+        ({"layout": "kafka-logs"}, "is not for layout 'kafka-logs'"),
+        ({"path": None}, "needs option 'path'"),
+        ({"catalog": "topic"}, "must be listing or metadata-topic"),
+    ],
+)
+def test_a_catalog_that_cannot_be(changes: dict[str, str | None], text: str) -> None:
+    given = {"catalog": "metadata-topic", "kafka.bootstrap.servers": "b:9092", **changes}
+    assert text in refused(**given)
+
+
+def test_the_catalog_is_the_listing_unless_it_is_asked_for() -> None:
+    brokers = {**BASE, "kafka.bootstrap.servers": "b:9092"}
+    assert not parse_options(brokers).by_metadata_topic
+    assert parse_options({**brokers, "catalog": "Metadata-Topic"}).by_metadata_topic

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
 
 import pyarrow as pa
 
-from kts_source.errors import DataLossError, ObjectNotFoundError
+from kts_source.errors import BrokerError, DataLossError, ObjectNotFoundError
 from kts_source.options import parse_options
 from kts_source.planning import hybrid
 from kts_source.planning.planner import plan_scan
@@ -28,6 +28,14 @@ from tests.kts_source.broker.fake_broker import FakeCluster, FakePartition
 from tests.kts_source.broker.fake_log import FakeLog, empty_log, fake_log
 from tests.kts_source.planning.history import TOPIC, History, World
 from tests.kts_source.planning.memory_store import MemoryStore
+from tests.kts_source.planning.metadata_events import (
+    DELETED,
+    DELETING,
+    FINISHED,
+    UnlistableStore,
+    copied,
+    create_metadata_topic,
+)
 from tests.kts_source.planning.reading import ISOLATION_LEVELS, InTurn, without_threads
 from tests.kts_source.planning.replica import build
 
@@ -37,6 +45,7 @@ if TYPE_CHECKING:
 
     from segment_format.testing import BuiltLog
     from tests.kts_source.planning.cluster import PartitionLife
+    from tests.kts_source.planning.metadata_events import Place
 
 Row = tuple[int, int, bytes | None, bytes | None, int]
 
@@ -68,22 +77,38 @@ def in_one_thread() -> Iterator[None]:
 
 
 def check_hybrid(
-    history: History, seed: int, outcomes: Counter[str], cluster: FakeCluster | None = None
+    history: History,
+    seed: int,
+    outcomes: Counter[str],
+    cluster: FakeCluster | None = None,
+    *,
+    by_metadata_topic: bool = False,
 ) -> None:
     """Reads tier and brokers at both isolation levels; `seed` decides what is lost when.
+
+    Args:
+        history: What happened to the topic.
+        seed: See above.
+        outcomes: Counts what was met.
+        cluster: To be used again.
+        by_metadata_topic: Whether nothing may be listed, and some entries of that topic are lost,
+            repeated or out of order.
 
     Raises:
         AssertionError: Wrong rows.
     """
     if cluster is None:
         with FakeCluster() as opened:
-            check_hybrid(history, seed, outcomes, opened)
+            check_hybrid(history, seed, outcomes, opened, by_metadata_topic=by_metadata_topic)
         return
     source = random.Random(seed)
     world = World(history)
     topic_id, lives = list(world.incarnations.items())[-1]
     both = [served(life, source.choice((0, 0, 3, 100))) for life in lives]
     cluster.create(TOPIC, [part for part, _ in both], uuid_from_text(topic_id))
+    if by_metadata_topic:
+        _write_metadata(cluster, world, source)
+    disks = _Disks([part for part, _ in both] if cluster.versions else [], source)
     truths = [(truth, life.leader.log_start) for (_, truth), life in zip(both, lives, strict=True)]
     _lose(world.store, source, source.choice((0.0, 0.0, 0.1)))
     for isolation in ISOLATION_LEVELS:
@@ -99,11 +124,22 @@ def check_hybrid(
             "targetPartitionBytes": str(source.choice((1, 100, 300, 1 << 20))),
             "maxConcurrentRequests": "1",
         }
+        if by_metadata_topic:
+            given["catalog"] = "metadata-topic"
         if world.shape.local:
             given["layout"] = "local-tiered-storage"
         if source.random() < 0.3:
             given["minPartitions"] = str(source.randint(1, 12))
-        rows, facts = _rows(given, store, source)
+        if store:  # what is in no tier is on a disk
+            disks.begin_somewhere()
+        try:
+            rows, facts = _rows(given, store, source, disks)
+        except BrokerError as error:
+            is_read_committed = given["isolationLevel"] == "read_committed"
+            if not (cluster.versions and is_read_committed and "KAFKA-17801" in str(error)):
+                raise
+            outcomes["old brokers refused"] += 1
+            continue
         outcomes.update(facts)
         if rows is None:
             continue
@@ -124,13 +160,39 @@ def check_hybrid(
         outcomes["rows"] += len(rows)
 
 
+class _Disks:
+    """Where the disks of old brokers begin; what lies below is in their tier only.
+
+    Args:
+        parts: Their partitions.
+        source: Decides.
+    """
+
+    def __init__(self, parts: list[FakePartition], source: random.Random) -> None:
+        self._parts = parts
+        self._source = source
+
+    def begin_somewhere(self) -> None:
+        """At the log start, or anywhere."""
+        for part in self._parts:
+            where = self._source.randint(part.log.log_start, max(part.log.log_start, part.log.end))
+            part.local_start = self._source.choice((0, where))
+
+    def move(self) -> None:
+        """Further on, now and then."""
+        for part in self._parts:
+            if self._source.random() < 0.2:
+                part.local_start = max(part.local_start, self._source.randint(0, part.log.end))
+
+
 def _rows(
-    given: Mapping[str, str], store: dict[str, bytes], source: random.Random
+    given: Mapping[str, str], store: dict[str, bytes], source: random.Random, disks: _Disks
 ) -> tuple[list[Row] | None, list[str]]:
     options = parse_options(given)
     assert options.brokers is not None
-    tier = Tier(MemoryStore(store))
+    tier = Tier(UnlistableStore(store) if options.by_metadata_topic else MemoryStore(store))
     plan = plan_scan(options, tier)
+    disks.move()
     _lose(store, source, source.choice((0.0, 0.0, 0.1, 0.5, 1.0)), only=source.choice(("", ".log")))
     reader = SegmentSource(tier, options.key_ring)
     settings = ReadSettings.of(options)
@@ -178,3 +240,31 @@ def _lose(store: dict[str, bytes], source: random.Random, share: float, only: st
                 store[key] = bytes(data)
             else:
                 del store[key]
+
+
+def _write_metadata(cluster: FakeCluster, world: World, source: random.Random) -> None:
+    """Writes down the copies and deletions of a history, more or less."""
+    share = source.choice((0.0, 0.0, 0.05, 0.3))
+    records: dict[Place, list[bytes | None]] = {}
+    for topic_id, lives in world.incarnations.items():
+        for number, life in enumerate(lives):
+            place = (TOPIC, topic_id, number)
+            records[place] = []
+            for copy in life.uploads:
+                ends = (FINISHED,) if copy.finished else source.choice(_UNFINISHED)
+                for value in copied(place, copy.files, copy.segment_id, *ends):
+                    chance = source.random()
+                    if chance < share / 3:
+                        continue
+                    at = len(records[place])
+                    if chance < 2 * share / 3:
+                        at = source.randint(0, at)
+                    records[place].insert(at, value)
+                    if chance > 1 - share / 3:
+                        records[place].append(value)
+    for part in create_metadata_topic(cluster, records, source.choice((1, 3))):
+        if part.log.batches and source.random() < share:
+            part.log.log_start = source.randint(0, part.log.end)
+
+
+_UNFINISHED: Final = ((), (DELETING,), (FINISHED, DELETING), (FINISHED, DELETING, DELETED))

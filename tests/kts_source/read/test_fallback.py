@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -22,6 +23,7 @@ from segment_format.kafka_uuid import uuid_from_text
 from segment_format.testing import LocalTierWriter, LogBuilder, SimpleRecord
 from tests.kts_source.broker.fake_broker import FakeCluster, FakePartition
 from tests.kts_source.broker.fake_log import fake_log, with_log_start
+from tests.kts_source.broker.fake_node import FETCH, Fault
 from tests.kts_source.planning.memory_store import MemoryStore
 
 if TYPE_CHECKING:
@@ -136,3 +138,54 @@ def test_a_log_start_that_moves_behind_the_plan(
                     list(read_task(task, reader, strict))
     assert found == list(range(moved, log.end_offset()))
     assert lost == set(range(moved))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_log_start_that_moves_all_the_time(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    # Batches are counted back from the segment's end then; the log start may move meanwhile.
+    monkeypatch.setattr(fallback, "_MOST_ALIKE", 1 << 30)
+    choice = random.Random(seed)
+    log = _log(choice.choice([1, 5]))
+    end = log.end_offset()
+    store: dict[str, bytes] = {}
+    writer = LocalTierWriter(store, topic="t", partition=0)
+    (files,) = log.segments
+    writer.write_segment(files)
+    found: list[int] = []
+    lost: set[int] = set()
+    with FakeCluster() as cluster:
+        served = FakePartition(fake_log(log))
+        cluster.create("t", [served], uuid_from_text(writer.topic_id))
+        options = parse_options(
+            {
+                "path": "/",
+                "layout": "local-tiered-storage",
+                "subscribe": "t",
+                "kafka.bootstrap.servers": cluster.bootstrap,
+                "kafka.max.partition.fetch.bytes": choice.choice(["100", "700"]),
+                "targetPartitionBytes": "600",
+                "failOnDataLoss": "false",
+            }
+        )
+        plan = plan_scan(options, Tier(MemoryStore(store)))
+        moves = sorted(choice.randrange(end) for _ in range(choice.randint(1, 8)))
+
+        def move() -> None:
+            served.log = with_log_start(served.log, moves.pop(0))
+
+        faults = [Fault(change=move) for _ in moves]
+        between = [[Fault()] * choice.randint(0, 6) for _ in moves]
+        for fault, quiet in zip(faults, between, strict=True):
+            cluster.fail(FETCH, *quiet, fault)
+        broken = {key: b"" if key.endswith(".log") else data for key, data in store.items()}
+        settings = dataclasses.replace(ReadSettings.of(options), columns=("offset",))
+        for task in plan.tasks:
+            meter = TaskMeter(task, Tier(MemoryStore(broken)), TaskPlace())
+            reader = SegmentSource(Tier(MemoryStore(broken)), options.key_ring)
+            for batch in read_task(task, reader, settings, meter=meter):
+                found += pa.Table.from_batches([batch])["offset"].to_pylist()
+            for span in meter.finished("read").lost_ranges:
+                lost |= set(range(span.start, span.stop))
+    assert found == sorted(set(found))
+    assert set(range(end)) - set(found) <= lost
+    assert set(range(served.log.log_start, end)) <= set(found)

@@ -1,7 +1,8 @@
 """Random lives of a tiered topic, looked at by a stream all along: each row of the log that is left
 in the end was returned once, or an error said what happened.
 
-SEEN
+Seen to fail when broken on purpose: no check of the epoch below the stream's offset; the log start
+moved up without a word; batches that end behind an undecided transaction.
 """
 
 from __future__ import annotations

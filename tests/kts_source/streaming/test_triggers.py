@@ -288,6 +288,7 @@ def test_a_start_at_a_time() -> None:
         ({"endingOffsets": "latest"}, "'endingOffsets' is not valid in a stream"),
         ({"endingTimestamp": "5"}, "'endingTimestamp' is not valid in a stream"),
         ({"planFile": "plan.json"}, "'planFile' is not valid in a stream"),
+        ({"tailPath": "/disks"}, "'tailPath' is not valid in a stream"),
         ({"kafka.bootstrap.servers": "broker:9092"}, "a stream reads the tier alone"),
     ],
 )

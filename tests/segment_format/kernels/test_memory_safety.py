@@ -96,6 +96,7 @@ def read_beside_the_guard() -> int:
     return len(logs)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(mmap, "PROT_NONE") and sys.platform == "win32", reason="mprotect")
 def test_nothing_behind_the_window_is_read() -> None:
     code = f"from {__name__} import read_beside_the_guard as run; print(run())"

@@ -1,0 +1,77 @@
+"""What Python has without us: confluent-kafka's messages, put into Arrow as anyone would."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_CONSUMER = """
+import json, sys, time
+import pyarrow as pa
+from confluent_kafka import Consumer, TopicPartition
+bootstrap, topic, starts, most = sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), int(sys.argv[4])
+consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "bench", "log_level": 0,
+                     "enable.auto.commit": False, "auto.offset.reset": "earliest",
+                     "queued.min.messages": 1000000})
+consumer.assign([TopicPartition(topic, int(number), at) for number, at in starts.items()])
+schema = pa.schema([("key", pa.binary()), ("value", pa.binary()), ("topic", pa.string()),
+                    ("partition", pa.int32()), ("offset", pa.int64()), ("timestamp", pa.int64()),
+                    ("timestampType", pa.int32())])
+wall = processor = None
+rows = 0
+while rows < most:
+    found = [m for m in consumer.consume(10_000, 30) if m.error() is None]
+    if not found:
+        raise SystemExit("nothing came")
+    if wall is None:  # connections and the first fetch are not what is measured
+        wall, processor = time.perf_counter(), time.process_time()
+        most -= len(found)
+        continue
+    columns = [[m.key() for m in found], [m.value() for m in found], [m.topic() for m in found],
+               [m.partition() for m in found], [m.offset() for m in found],
+               [m.timestamp()[1] * 1000 for m in found], [m.timestamp()[0] - 1 for m in found]]
+    batch = pa.record_batch([pa.array(c, f.type) for c, f in zip(columns, schema)], schema=schema)
+    rows += batch.num_rows
+print(rows / (time.perf_counter() - wall), (time.process_time() - processor) / rows)
+consumer.close()
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Consumed:
+    """One run of the consumer.
+
+    Attributes:
+        speed: Records a second.
+        processor: Processor seconds a record, of all its threads.
+    """
+
+    speed: float
+    processor: float
+
+
+def consumed(bootstrap: str, topic: str, starts: Mapping[int, int], most: int) -> Consumed:
+    """Reads records in a process of its own.
+
+    Args:
+        bootstrap: Where brokers are.
+        topic: Its name.
+        starts: Partition to the first offset.
+        most: So many records; what the client fetches beyond them costs it time as well.
+    """
+    words = json.dumps({str(number): at for number, at in starts.items()})
+    output = subprocess.run(
+        [sys.executable, "-c", _CONSUMER, bootstrap, topic, words, str(most)],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    ).stdout
+    speed, processor = (float(word) for word in output.split())
+    return Consumed(speed, processor)

@@ -1,0 +1,142 @@
+"""Processes of their own for what is measured of one client: its start, logins, and reading.
+
+`python -m benchmarks.hybrid_child WHAT OPTIONS` prints one line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Final
+from unittest import mock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from kts_source.options import ScanOptions
+
+_LOGINS: Final = 21
+
+
+def in_a_child(what: str, options: Mapping[str, str]) -> dict[str, float]:
+    """What one function of this module gives in a fresh process."""
+    output = subprocess.run(
+        [sys.executable, "-m", "benchmarks.hybrid_child", what, json.dumps(dict(options))],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    ).stdout
+    found: dict[str, float] = json.loads(output.splitlines()[-1])
+    return found
+
+
+def reading(options: ScanOptions) -> dict[str, float]:
+    """All rows of a plan, task after task; what the fetch alone takes, and the decoder."""
+    from contextlib import closing
+
+    from kts_source.broker.fetch_range import RangeFetcher
+    from kts_source.planning.planner import plan_scan
+    from kts_source.read.read_ranges import rows_of, shared_cluster
+    from kts_source.read.read_settings import ReadSettings
+    from kts_source.read.run_task import run_task
+
+    assert options.brokers is not None
+    tasks = plan_scan(options).tasks
+    _drain(run_task(tasks[0], options))  # kernels, connections
+    wall, processor = time.perf_counter(), time.process_time()
+    rows = sum(_drain(run_task(task, options)) for task in tasks)
+    wall, processor = time.perf_counter() - wall, time.process_time() - processor
+    cluster, settings = shared_cluster(options.brokers), ReadSettings.of(options)
+    fetching = decoding = 0.0
+    for task in tasks:
+        for part in task.ranges:
+            start = time.process_time()
+            fetcher = RangeFetcher(cluster, part, max_batch_bytes=settings.max_batch_bytes)
+            with closing(fetcher.batches()) as answers:
+                for answer in answers:
+                    fetching += time.process_time() - start
+                    start = time.process_time()
+                    _drain(rows_of([answer], part, settings))
+                    decoding += time.process_time() - start
+                    start = time.process_time()
+            fetching += time.process_time() - start
+    return {
+        "rows": rows,
+        "seconds": wall / rows,
+        "processor": processor / rows,
+        "fetching": fetching / rows,
+        "decoding": decoding / rows,
+    }
+
+
+def logins(options: ScanOptions) -> dict[str, float]:
+    """Loading the protocol library, one connection, and how many two tasks of a worker open."""
+    from kts_source.broker.connection import Connection
+    from kts_source.planning.planner import plan_scan
+    from kts_source.read.run_task import run_task
+
+    assert options.brokers is not None
+    settings = options.brokers
+    loading = _timed(_load)
+    host, port = settings.bootstrap[0]
+    first = _timed(lambda: Connection(settings, host, port).close())
+    took = [_timed(lambda: Connection(settings, host, port).close()) for _ in range(_LOGINS)]
+    tasks = plan_scan(options).tasks
+    assert len(tasks) > 1
+    with mock.patch.object(
+        Connection, "__init__", autospec=True, side_effect=Connection.__init__
+    ) as opening:
+        for task in tasks:
+            _drain(run_task(task, options))
+    return {
+        "loading": loading,
+        "first": first,
+        "median": statistics.median(took),
+        "longest": max(took),
+        "opened": opening.call_count,
+        "tasks": len(tasks),
+    }
+
+
+def planning(options: ScanOptions) -> dict[str, float]:
+    """One plan."""
+    from kts_source.planning.planner import plan_scan
+
+    seconds, processor = time.perf_counter(), time.process_time()
+    plan = plan_scan(options)
+    seconds, processor = time.perf_counter() - seconds, time.process_time() - processor
+    return {
+        "seconds": seconds,
+        "processor": processor,
+        "partitions": len(plan.partitions),
+        "aborted": sum(len(piece.aborted) for task in plan.tasks for piece in task.slices),
+    }
+
+
+def _load() -> None:
+    import kafka.net.sasl
+    import kafka.protocol.broker_version_data
+    import kafka.protocol.consumer
+    import kafka.protocol.metadata
+    import kafka.protocol.sasl  # noqa: F401
+
+
+def _drain(batches: Any) -> int:  # noqa: ANN401
+    return sum(batch.num_rows for batch in batches)
+
+
+def _timed(action: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    from kts_source.options import parse_options
+
+    _MEASURE = {"reading": reading, "logins": logins, "planning": planning}
+    print(json.dumps(_MEASURE[sys.argv[1]](parse_options(json.loads(sys.argv[2])))))

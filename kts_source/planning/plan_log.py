@@ -1,0 +1,102 @@
+"""The plan of one partition's log: bounds, holes, transactions, slices."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Protocol
+
+from kts_source.planning.assemble import PlannedPartition
+from kts_source.planning.bounds import (
+    check_decided,
+    check_lineage_known,
+    check_no_holes,
+    check_outcomes,
+)
+from kts_source.planning.isolation import Decisions
+from kts_source.planning.scan_plan import PartitionPlan
+from kts_source.planning.slicing import bounded, spans
+from segment_format.isolation import NO_ABORTED
+
+if TYPE_CHECKING:
+    from kts_source.layout.remote_segment import RemoteSegment
+    from kts_source.options import ScanOptions
+    from kts_source.planning.bounds import BoundsOf, Place
+    from kts_source.planning.lineage import PartitionLog
+    from kts_source.planning.scan_plan import DiskPart
+    from kts_source.planning.side_files import SideFiles
+
+log = logging.getLogger(__name__)
+
+
+class LogView(Protocol):
+    """A partition's log, read as far as it is asked for; see `PartitionView`."""
+
+    @property
+    def log(self) -> PartitionLog:
+        """Log start and end; perhaps without ranges."""
+        ...
+
+    @property
+    def unknown_lineage(self) -> RemoteSegment | None:
+        """A damaged segment that may be newer than all that tell of the lineage."""
+        ...
+
+    def covering(self, start: int, stop: int) -> PartitionLog:
+        """The log with all ranges of offsets [start, stop)."""
+        ...
+
+    def decided(self, start: int, stop: int) -> tuple[PartitionLog, Decisions]:
+        """The log around [start, stop) and the outcome of its transactions."""
+        ...
+
+    def first_offset_at_or_after(self, timestamp_ms: int) -> int | None:
+        """The first offset whose record is dated so; `None` when there is none."""
+        ...
+
+
+def plan_log(
+    options: ScanOptions,
+    place: Place,
+    topic_id: str,
+    side_files: SideFiles,
+    view: LogView,
+    bounds_of: BoundsOf,
+    disks: DiskPart | None = None,
+) -> PlannedPartition:
+    """Plans what is read of a log; `disks` tells of those that it is read from, beside a tier.
+
+    Raises:
+        TieredKafkaError: See `requested_bounds` and the checks of `bounds`.
+    """
+    if view.unknown_lineage is not None:
+        check_lineage_known(place, view.unknown_lineage)
+
+    def lookup(timestamp_ms: int) -> tuple[PartitionLog, int | None]:
+        found = view.first_offset_at_or_after(timestamp_ms)
+        return view.log, found
+
+    start, stop = bounds_of(view.log, lookup)
+    side_files.bounds = start, stop
+    surviving = view.covering(start, stop)
+    check_no_holes(place, surviving, start, stop)
+    decisions = Decisions(NO_ABORTED, max(start, stop), ())
+    if start < stop and options.read_committed:
+        surviving, decisions = view.decided(start, stop)
+    for skipped in surviving.skipped:
+        log.info("%s: segment %s not read: %s", place, skipped.segment.segment_id, skipped.reason)
+    check_outcomes(place, surviving, decisions)
+    plan = PartitionPlan(
+        place.topic,
+        topic_id,
+        place.partition,
+        surviving,
+        place.orphans,
+        start,
+        decisions.stop,
+        stop,
+        decisions.undecided,
+        disks=disks,
+    )
+    check_decided(options.ending, place, stop, plan.stop, plan.end_reason)
+    slices = bounded(spans(plan, decisions, options, side_files))
+    return PlannedPartition(plan, [*slices], len(decisions.aborted))

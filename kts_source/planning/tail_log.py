@@ -1,0 +1,244 @@
+"""A tier and the disks of brokers that are gone, as one log.
+
+The branch of the highest leader epoch survives, of tier or disks. What the tier has of it is read
+from the tier, by the rule for tier and brokers; everything else (the tail, copies that were under
+way, holes) from the one replica that goes furthest along it. The log starts at the highest offset
+that either knows: brokers write it down every minute and when they stop, and the leader-epoch
+checkpoint moves with it. It ends at the disks' high watermark, or where the tier ends, which was
+copied from below the high watermark of its time.
+
+Source: `UnifiedLog`, `LogLoader`, `RemoteLogManager`, `LogManager.checkpointLogStartOffsetsInDir`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kts_source.layout.kafka_logs.described import described
+from kts_source.layout.kafka_logs.replica import EPOCHS_FILE, Recovery
+from kts_source.layout.kafka_logs.surviving import (
+    Branch,
+    agreed_to,
+    furthest,
+    newest_branch,
+    surviving_log,
+)
+from kts_source.layout.layout import Orphan
+from kts_source.layout.remote_segment import IndexType
+from kts_source.planning.lineage import (
+    MAX_OFFSET,
+    Hole,
+    PartitionLog,
+    SegmentRange,
+    last_epoch,
+    usable_range,
+    with_epochs,
+)
+from kts_source.planning.partial_log import told_lineage
+from kts_source.planning.scan_plan import DiskPart
+from kts_source.planning.union_log import between, union_log
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from kts_source.layout.kafka_logs.described import Lost
+    from kts_source.layout.kafka_logs.disks import Disks
+    from kts_source.layout.kafka_logs.replica import Replica
+    from kts_source.layout.layout import TopicFolder
+    from kts_source.layout.remote_segment import RemoteSegment
+    from kts_source.planning.side_files import SideFiles
+    from kts_source.planning.union_log import OffsetSpan
+    from segment_format.index.leader_epoch_checkpoint import EpochEntry
+
+
+@dataclass(frozen=True, slots=True)
+class TailLog:
+    """The log of a partition, from tier and disks.
+
+    Attributes:
+        log: Its ranges are of both.
+        disks: What the disks say.
+        notes: What of the disks is not read.
+        unknown_lineage: A damaged segment of the tier that may be newer than all else.
+        not_decided: A segment of the disk before which nothing tells which transactions were open,
+            though the tier holds what is before it; `None` = there is no such.
+    """
+
+    log: PartitionLog
+    disks: DiskPart
+    notes: tuple[Orphan, ...]
+    unknown_lineage: RemoteSegment | None
+    not_decided: RemoteSegment | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tiered:
+    """What the tier has of a partition: whole segments, and those that lack objects."""
+
+    segments: Sequence[RemoteSegment] = ()
+    damaged: Sequence[RemoteSegment] = ()
+
+
+def tail_log(
+    disks: Disks,
+    folder: TopicFolder,
+    partition: int,
+    tiered: Tiered,
+    side_files: SideFiles,
+    *,
+    end_of_log: bool,
+) -> TailLog:
+    """The log of a partition from its start to its end.
+
+    Args:
+        disks: They hold at least one replica.
+        folder: Topic and topic id.
+        partition: Its number.
+        tiered: Of this topic id.
+        side_files: Reads the tier's leader-epoch checkpoint.
+        end_of_log: Whether disks are read beyond the high watermark.
+
+    Raises:
+        DataLossError: Nothing tells where the log ends.
+        CorruptSegmentError: A checkpoint cannot be read.
+    """
+    place = folder.topic, partition
+    store, replicas = disks.store, disks.replicas(place, folder.topic_id)
+    told, known = told_lineage(tiered.segments, tiered.damaged, side_files)
+    branch = newest_branch(replicas)
+    newest_epoch = max(one.last_epoch for one in replicas)
+    if known > newest_epoch or (known == newest_epoch and branch.log_start > told[0].start_offset):
+        # Of one epoch there is one history, but not every disk tells all of it.
+        end = max((segment.stop_offset for segment in tiered.segments), default=0)
+        end = end if known > newest_epoch else MAX_OFFSET
+        branch = Branch(tuple(told), told[0].start_offset, end)
+    lineage: Sequence[EpochEntry] = branch.lineage
+    lineage = with_epochs(lineage, tiered.damaged)
+    low = _log_start(place, tiered, told, branch, replicas)
+    tier = union_log(tiered.segments, low, MAX_OFFSET, _owned(lineage))
+    tier_end = tier.ranges[-1].stop if tier.ranges else 0
+    disk = surviving_log(
+        place,
+        replicas,
+        end_of_log=end_of_log,
+        branch=branch,
+        replicated=tier_end,
+    )
+    recovery = Recovery(store, disk.replica.log_dir, place, disk.replica.files)
+    found, lost = described(store, folder, partition, disk, recovery)
+    segments = [segment for segment, _ in found]
+    if tier_end > disk.replica.stop:
+        # The tier went on after the disks were copied, and deletion did: of that only the next
+        # segment to be copied would tell.
+        low = max(low, min([tier.ranges[0].start, *(one.start_offset for one in segments)]))
+    gaps = between(tier.ranges, low, MAX_OFFSET)
+    from_disk = [span for gap in gaps for span in _held(gap, segments)]
+    ranges = sorted([*tier.ranges, *from_disk], key=lambda span: span.start)
+    gone = [SegmentRange(one, one.start_offset, one.stop_offset) for one in _segments(lost)]
+    gone += [span for one in tiered.damaged if (span := usable_range(one, lineage)) is not None]
+    stop = max([low, disk.stop, tier_end, *(span.stop for span in gone)])
+    holes, unverifiable = _holes(ranges, gone, low, stop)
+    kind = IndexType.TRANSACTION
+    rebuilt = (
+        span.segment
+        for span in from_disk
+        if kind in (indexes := span.segment.objects.indexes) and indexes[kind].content is not None
+    )
+    begins_on_disk = not ranges or ranges[0] in from_disk
+    newer_damage = (one for one in tiered.damaged if last_epoch(one) > max(known, newest_epoch))
+    return TailLog(
+        PartitionLog(
+            tuple(entry for entry in lineage if entry.start_offset < stop),
+            low,
+            stop,
+            tuple(ranges),
+            tuple(holes),
+            tier.skipped,
+            tuple(unverifiable),
+        ),
+        DiskPart(
+            store.uri(disk.replica.folder),
+            disk.replica.log_start,
+            disk.stop,
+            disk.high_watermark,
+        ),
+        (*disk.notes, *(Orphan((one.key,), one.reason) for one in lost)),
+        next(newer_damage, None),
+        None if begins_on_disk or recovery.knows_open() else next(rebuilt, None),
+    )
+
+
+def _owned(lineage: Sequence[EpochEntry]) -> dict[int, tuple[int, int]]:
+    """The offsets [start, stop) of every leader epoch."""
+    stops = [*(entry.start_offset for entry in lineage[1:]), MAX_OFFSET]
+    return {
+        entry.epoch: (entry.start_offset, stop) for entry, stop in zip(lineage, stops, strict=False)
+    }
+
+
+def _log_start(
+    place: tuple[str, int],
+    tiered: Tiered,
+    told: Sequence[EpochEntry],
+    branch: Branch,
+    replicas: Sequence[Replica],
+) -> int:
+    """The first offset a consumer may see, as far as tier and disks tell.
+
+    On a tiered topic's disk the first segment does not tell it: older ones are deleted once they
+    were copied.
+    """
+    known = []
+    if told:
+        end = max(one.stop_offset for one in (*tiered.segments, *tiered.damaged))
+        first = told[0].start_offset
+        known += [first] if first <= agreed_to(Branch(tuple(told), first, end), branch) else []
+    from_epochs = []
+    for one in replicas:
+        agreed = agreed_to(one, branch)
+        recorded = one.log_dir.log_starts.get(place)
+        if recorded is not None and recorded <= agreed:
+            known.append(recorded)
+        if one.history and EPOCHS_FILE in one.files.others:
+            first = one.history[0].start_offset
+            from_epochs += [first] if first <= agreed else []
+    local = furthest(replicas, branch).log_start
+    is_tiered = tiered.segments or tiered.damaged
+    if is_tiered or any(offset < local for offset in known):
+        return max([*known, *from_epochs], default=0)
+    return max([*known, local])
+
+
+def _held(gap: OffsetSpan, segments: Iterable[RemoteSegment]) -> Iterator[SegmentRange]:
+    """What segments of a disk hold of a gap."""
+    for segment in segments:
+        start, stop = max(gap.start, segment.start_offset), min(gap.stop, segment.stop_offset)
+        if start < stop:
+            yield SegmentRange(segment, start, stop)
+
+
+def _segments(lost: Iterable[Lost]) -> list[RemoteSegment]:
+    return [one.segment for one in lost]
+
+
+def _holes(
+    ranges: Sequence[SegmentRange], gone: Sequence[SegmentRange], low: int, stop: int
+) -> tuple[list[Hole], list[Hole]]:
+    """The offsets that neither holds; and those of which nothing tells that they were there."""
+    holes: list[Hole] = []
+    unverifiable: list[Hole] = []
+    for gap in between(ranges, low, stop):
+        below = [span for span in ranges if span.stop <= gap.start]
+        above = [span for span in (*ranges, *gone) if span.stop > gap.start]
+        before = below[-1] if below else None
+        after = min(above, key=lambda span: (span.start, span.stop)) if above else below[-1]
+        hole = Hole(gap.start, gap.stop, None if before is None else before.segment, after.segment)
+        told = any(span.start < gap.stop and span.stop > gap.start for span in gone)
+        is_loose = (
+            before is not None
+            and before.stop == before.segment.stop_offset == gap.start
+            and not before.segment.end_is_exact
+        )
+        (unverifiable if is_loose and not told else holes).append(hole)
+    return holes, unverifiable

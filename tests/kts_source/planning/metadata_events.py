@@ -1,0 +1,122 @@
+"""What brokers write to `__remote_log_metadata`, on a fake broker."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kts_source.errors import AccessDeniedError
+from segment_format.index.leader_epoch_checkpoint import EpochEntry
+from segment_format.kafka_uuid import uuid_from_text
+from segment_format.metadata.model import (
+    RemoteLogSegmentId,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentMetadataUpdate,
+    RemoteLogSegmentState,
+    TopicIdPartition,
+)
+from segment_format.metadata.partitioner import metadata_partition
+from segment_format.metadata.record_writer import write_metadata_record
+from segment_format.testing import LogBuilder, SimpleRecord
+from tests.kts_source.broker.fake_broker import FakeCluster, FakePartition
+from tests.kts_source.broker.fake_log import empty_log, fake_log
+from tests.kts_source.planning.memory_store import MemoryStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from kts_source.store.object_store import ObjectInfo
+    from segment_format.testing import SegmentFiles
+    from tests.kts_source.broker.fake_log import FakeLog
+
+METADATA = "__remote_log_metadata"
+STARTED, FINISHED, DELETING, DELETED = RemoteLogSegmentState
+Place = tuple[str, str, int]
+"""Topic, topic id and partition."""
+
+
+class UnlistableStore(MemoryStore):
+    """A store that answers look-ups and reads of keys, and refuses to list.
+
+    Args:
+        objects: Key to bytes.
+        hides: Whether it also refuses to tell that a key is not there, as S3 then does.
+    """
+
+    def __init__(self, objects: Mapping[str, bytes], *, hides: bool = False) -> None:
+        super().__init__(objects)
+        self._hides = hides
+        self.looked_up: list[str] = []
+
+    def list_folders(self, prefix: str) -> list[str]:
+        raise AccessDeniedError("listing is refused", uri=self.uri(prefix))
+
+    def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
+        raise AccessDeniedError("listing is refused", uri=self.uri(prefix))
+
+    def head(self, key: str) -> ObjectInfo:
+        self.looked_up.append(key)
+        if self._hides and key not in self._objects:
+            raise AccessDeniedError("refused", uri=self.uri(key))
+        return super().head(key)
+
+
+def announced(
+    place: Place, files: SegmentFiles, segment_id: str, **changed: int
+) -> RemoteLogSegmentMetadata:
+    """The event that begins a copy."""
+    facts: dict[str, Any] = {
+        "segment_id": _segment_id(place, segment_id),
+        "start_offset": files.base_offset,
+        "end_offset": files.end_offset,
+        "max_timestamp_ms": files.max_timestamp_ms,
+        "broker_id": 1,
+        "event_timestamp_ms": 1,
+        "segment_leader_epochs": tuple(EpochEntry(*entry) for entry in files.epochs),
+        "segment_size_in_bytes": len(files.log),
+    }
+    return RemoteLogSegmentMetadata(**{**facts, **changed})
+
+
+def update(
+    place: Place, segment_id: str, state: RemoteLogSegmentState, custom: bytes | None = None
+) -> RemoteLogSegmentMetadataUpdate:
+    """The event of another state."""
+    return RemoteLogSegmentMetadataUpdate(_segment_id(place, segment_id), 1, 2, custom, state)
+
+
+def copied(
+    place: Place, files: SegmentFiles, segment_id: str, *states: RemoteLogSegmentState
+) -> list[bytes]:
+    """The records of a copy that began and then went through some states."""
+    begun = write_metadata_record(announced(place, files, segment_id))
+    updates = (update(place, segment_id, state) for state in states)
+    return [begun, *map(write_metadata_record, updates)]
+
+
+def create_metadata_topic(
+    cluster: FakeCluster, records: Mapping[Place, Sequence[bytes | None]], count: int = 3
+) -> list[FakePartition]:
+    """The topic with these records, each where Kafka puts what is about its partition."""
+    held: dict[int, list[bytes | None]] = {number: [] for number in range(count)}
+    for (_, topic_id, partition), values in records.items():
+        held[metadata_partition(uuid_from_text(topic_id), partition, count)] += values
+    partitions = [FakePartition(metadata_log(values)) for values in held.values()]
+    cluster.create(METADATA, partitions)
+    return partitions
+
+
+def metadata_log(values: Iterable[bytes | None]) -> FakeLog:
+    """The log of one partition, a few records a batch."""
+    records = [SimpleRecord(value) for value in values]
+    if not records:
+        return empty_log()
+    builder = LogBuilder()
+    for start in range(0, len(records), 3):
+        builder.append(records[start : start + 3])
+    return fake_log(builder.build())
+
+
+def _segment_id(place: Place, segment_id: str) -> RemoteLogSegmentId:
+    topic, topic_id, partition = place
+    of = TopicIdPartition(topic, uuid_from_text(topic_id), partition)
+    return RemoteLogSegmentId(of, uuid_from_text(segment_id))

@@ -1,0 +1,251 @@
+"""Reads what a history left behind from tier and disks, and compares with the leader's log."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import pyarrow as pa
+
+from kts_source.errors import CorruptSegmentError, DataLossError
+from kts_source.options import parse_options
+from kts_source.planning import tail
+from kts_source.planning.plan_json import plan_from_json
+from kts_source.planning.planner import plan_scan
+from kts_source.read.read_settings import ReadSettings
+from kts_source.read.read_task import read_task
+from kts_source.read.segment_source import SegmentSource
+from kts_source.store.joined_store import is_beside
+from kts_source.tier import Tier
+from tests.kts_source.planning.history import TOPIC, History, World
+from tests.kts_source.planning.memory_store import MemoryStore
+from tests.kts_source.planning.reading import ISOLATION_LEVELS, InTurn, without_threads
+from tests.kts_source.planning.replica import build, divergence
+from tests.kts_source.planning.replica_disk import DiskWriter
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Iterator, Mapping
+
+    from kts_source.planning.scan_plan import PartitionPlan
+    from tests.kts_source.planning.cluster import PartitionLife, Upload
+    from tests.kts_source.planning.replica import Entry
+
+Row = tuple[int, int, bytes | None, bytes | None, int]
+
+
+@contextlib.contextmanager
+def in_one_thread() -> Iterator[None]:
+    """Plans and reads in this thread alone."""
+    with without_threads(), mock.patch.object(tail, "ThreadPoolExecutor", InTurn):
+        yield
+
+
+def _held(life: PartitionLife, local_starts: list[int]) -> bool:
+    """Whether tier and disk together have all that the leader serves."""
+    leader = life.leader
+    spans = [
+        (max(copy.base, leader.log_start), copy.stop)
+        for copy in life.complete()
+        if divergence(copy.log, leader.entries) >= copy.stop
+    ]
+    spans.append((max(local_starts), leader.end))
+    at = leader.log_start
+    for low, high in sorted(spans):
+        if low > at:
+            break
+        at = max(at, high)
+    return at >= leader.end
+
+
+def _known_starts(life: PartitionLife) -> set[int]:
+    """The leader's log start, and later ones that somebody else on its branch knows of: a leader
+    that was elected uncleanly may have missed that records were deleted.
+    """
+    leader = life.leader
+    told = {copy.log_start: divergence(copy.log, leader.entries) for copy in life.uploads} | {
+        one.log_start: divergence(one.entries, leader.entries) for one in life.replicas
+    }
+    later = {start for start, agreed in told.items() if leader.log_start < start <= agreed}
+    return {leader.log_start, *later}
+
+
+def check_tail(history: History, seed: int, outcomes: Counter[str]) -> None:
+    """Reads tier and disks at both isolation levels; `seed` decides what the disks are like.
+
+    Raises:
+        AssertionError: Wrong rows.
+    """
+    source = random.Random(seed)
+    world = World(history)
+    topic_id, lives = list(world.incarnations.items())[-1]
+    store = dict(world.store)
+    brokers = [number for number in range(3) if source.random() < 0.4]
+    local_starts: list[list[int]] = [[] for _ in lives]
+    writers = [
+        DiskWriter(store, TOPIC, topic_id, number, source.random() < 0.5) for number in range(3)
+    ]
+    for number, life in enumerate(lives):
+        for writer, replica in zip(writers, life.replicas, strict=True):
+            is_leader = replica is life.leader
+            if not is_leader and writer.number not in brokers:
+                continue
+            agreed = divergence(replica.entries, life.leader.entries)
+            mark = life.leader.end if is_leader else source.randint(0, agreed)
+            start = writer.write(life, number, replica, mark, source)
+            if agreed == life.leader.end:
+                local_starts[number].append(start)
+    for writer in writers:
+        writer.close()
+    truths = [
+        build(life.leader.entries, life.interval).build() if life.leader.entries else None
+        for life in lives
+    ]
+    held = all(map(_held, lives, local_starts))
+    spoiled = any(copy.spoiled for life in lives for copy in life.uploads)
+    for isolation in ISOLATION_LEVELS:
+        given = {
+            "path": "/",
+            "tailPath": "/0,/1,/2",
+            "subscribe": TOPIC,
+            "topicId": topic_id,
+            "isolationLevel": isolation,
+            "targetPartitionBytes": str(source.choice((1, 100, 300, 1 << 20))),
+            "maxConcurrentRequests": "1",
+        }
+        if world.shape.local:
+            given["layout"] = "local-tiered-storage"
+        try:
+            rows, parts, facts = _rows(given, store)
+        except DataLossError:
+            assert not held or spoiled, f"{given}: nothing is lost"
+            outcomes["lost"] += 1
+            continue
+        except CorruptSegmentError:
+            assert spoiled, f"{given}: nothing is spoiled"
+            outcomes["spoiled"] += 1
+            continue
+        outcomes.update(facts)
+        starts = {part.partition: part.surviving.log_start for part in parts}
+        expected: list[Row] = []
+        for number, (truth, life) in enumerate(zip(truths, lives, strict=True)):
+            if truth is None:
+                continue
+            first = starts[number]
+            assert first in _known_starts(life), f"{given}: log start {first}"
+            expected += [
+                (number, row.offset, row.key, row.value, row.timestamp * 1000)
+                for row in truth.rows(isolation, start=first)
+            ]
+        lacking = sorted(set(expected) - set(rows))
+        extra = sorted(set(rows) - set(expected))
+        assert sorted(rows) == expected, (
+            f"{given}: {len(rows)} rows for {len(expected)}, lacking {lacking[:4]}, extra"
+            f" {extra[:4]}"
+        )
+        outcomes[isolation] += 1
+        outcomes["rows"] += len(rows)
+
+
+def check_older_disks(history: History, seed: int, outcomes: Counter[str]) -> None:
+    """Reads the tier with disks that were copied some time before its end.
+
+    Where the log went on from what the disks have, all that is read is the leader's.
+
+    Raises:
+        AssertionError: Wrong rows.
+    """
+    source = random.Random(seed)
+    copied_at = source.randrange(len(history.steps))
+    world = World(History(history.shape, history.steps[:copied_at]))
+    topic_id, lives = list(world.incarnations.items())[-1]
+    disks: dict[str, bytes] = {}
+    writer = DiskWriter(disks, TOPIC, topic_id, 0, source.random() < 0.5)
+    then = []
+    for number, life in enumerate(lives):
+        writer.write(life, number, life.leader, life.leader.end, source)
+        then.append(list(life.leader.entries))
+    writer.close()
+    for step in history.steps[copied_at:]:
+        world.take(step)
+    if not all(_goes_on(entries, life) for entries, life in zip(then, lives, strict=True)):
+        outcomes["outlived"] += 1  # nothing need tell of it
+        return
+    store = {**world.store, **disks}
+    for isolation in ISOLATION_LEVELS:
+        given = {
+            "path": "/",
+            "tailPath": "/0",
+            "subscribe": TOPIC,
+            "topicId": topic_id,
+            "isolationLevel": isolation,
+            "maxConcurrentRequests": "1",
+        }
+        if world.shape.local:
+            given["layout"] = "local-tiered-storage"
+        try:
+            rows, parts, facts = _rows(given, store)
+        except (DataLossError, CorruptSegmentError) as error:
+            outcomes[type(error).__name__] += 1
+            continue
+        outcomes.update(facts)
+        expected: list[Row] = []
+        for part in parts:
+            life = lives[part.partition]
+            stop = part.surviving.stop
+            copied = [copy.stop for copy in life.complete() if _is_of(copy, life)]
+            assert stop >= max([*copied, 0]) or stop == part.surviving.log_start
+            entries = [one for one in life.leader.entries if one.base < stop]
+            if entries:
+                truth = build(entries, life.interval).build()
+                expected += [
+                    (part.partition, row.offset, row.key, row.value, row.timestamp * 1000)
+                    for row in truth.rows(isolation, start=part.surviving.log_start)
+                ]
+        assert sorted(rows) == expected, (given, set(rows) ^ set(expected))
+        outcomes[isolation] += 1
+
+
+def _goes_on(entries: list[Entry], life: PartitionLife) -> bool:
+    """Whether the leader has all that a disk has, and all that the newest copy of the tier has."""
+    log = life.leader.entries
+    if entries and divergence(entries, log) < entries[-1].stop:
+        return False
+    told = [copy for copy in life.uploads if life.is_described(copy)]
+    newest = max(told, key=lambda copy: (copy.last_epoch, copy.stop), default=None)
+    return newest is None or _is_of(newest, life)
+
+
+def _is_of(copy: Upload, life: PartitionLife) -> bool:
+    """Whether all of a copy is on the leader's branch."""
+    return divergence(copy.log, life.leader.entries) >= copy.stop
+
+
+def _rows(
+    given: Mapping[str, str], store: dict[str, bytes]
+) -> tuple[list[Row], tuple[PartitionPlan, ...], list[str]]:
+    """The rows, the plan's partitions, and of what kind the slices were."""
+    options = parse_options(given)
+    tier = Tier(MemoryStore(store))
+    plan = plan_scan(options, tier)
+    assert plan_from_json(plan.to_json()).to_json() == plan.to_json()
+    reader = SegmentSource(tier, options.key_ring)
+    settings = ReadSettings.of(options)
+    batches: list[pa.RecordBatch] = []
+    facts = []
+    for task in plan.tasks:
+        batches += read_task(task, reader, settings)
+        facts += ["disk" if is_beside(one.objects.log.key) else "tier" for one in task.slices]
+    if not batches:
+        return [], plan.partitions, facts
+    table = pa.Table.from_batches(batches)
+    columns: list[list[Any]] = [
+        table["partition"].to_pylist(),
+        table["offset"].to_pylist(),
+        table["key"].to_pylist(),
+        table["value"].to_pylist(),
+        table["timestamp"].cast(pa.int64()).to_pylist(),
+    ]
+    return list(zip(*columns, strict=True)), plan.partitions, facts

@@ -1,0 +1,86 @@
+"""Brokers before Kafka 4.0, which do not tell all aborted transactions of what is in their tier."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kts_source.errors import BrokerError
+from kts_source.options import parse_options
+from kts_source.planning.planner import plan_scan
+from kts_source.tier import Tier
+from segment_format.kafka_uuid import uuid_from_text
+from segment_format.testing import LocalTierWriter, LogBuilder, SimpleRecord
+from tests.kts_source.broker.fake_broker import FakeCluster, FakePartition
+from tests.kts_source.broker.fake_log import fake_log
+from tests.kts_source.planning.memory_store import MemoryStore
+from tests.kts_source.planning.scanning import run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from segment_format.testing import BuiltLog
+
+ABORTED, COMMITTED = 7, 8
+BOUND = 6
+"""Where the first segment ends; two transactions are open there."""
+
+
+def _log() -> BuiltLog:
+    builder = LogBuilder()
+    for producer in (ABORTED, COMMITTED):
+        builder.send(producer, [SimpleRecord(b"%d" % producer)] * 2)
+    builder.append([SimpleRecord(b"plain")] * 2)
+    assert builder.next_offset == BOUND
+    builder.roll()
+    builder.append([SimpleRecord(b"plain")])
+    builder.abort(ABORTED)
+    builder.commit(COMMITTED)
+    builder.roll()
+    builder.append([SimpleRecord(b"plain")])
+    return builder.build()
+
+
+@pytest.fixture
+def brokers() -> Iterator[FakeCluster]:
+    with FakeCluster(versions={"ListOffsets": 9}) as cluster:
+        yield cluster
+
+
+def _offsets(brokers: FakeCluster, tiered: int, moved: int) -> list[int]:
+    """What a read of the first segment gives.
+
+    Args:
+        brokers: Of the partition.
+        tiered: How many segments the reader finds in the tier.
+        moved: How many are not on the broker's disk any more.
+    """
+    log = _log()
+    store: dict[str, bytes] = {}
+    writer = LocalTierWriter(store, topic="t", partition=0)
+    for files in log.segments[:tiered]:
+        writer.write_segment(files)
+    part = FakePartition(fake_log(log), local_start=log.segments[moved].base_offset)
+    brokers.create("t", [part], uuid_from_text(writer.topic_id))
+    given = {
+        "path": "/",
+        "layout": "local-tiered-storage",
+        "subscribe": "t",
+        "kafka.bootstrap.servers": brokers.bootstrap,
+        "endingOffsets": f'{{"t":{{"0":{BOUND}}}}}',
+    }
+    tier = Tier(MemoryStore(store))
+    found: list[int] = run(plan_scan(parse_options(given), tier), given, tier)["offset"].to_pylist()
+    return found
+
+
+@pytest.mark.parametrize("segments", [1, 2])
+def test_transactions_that_are_open_at_the_bound(brokers: FakeCluster, segments: int) -> None:
+    """The broker tells of its disk; of what is in the tier, the tier's next segment does."""
+    assert _offsets(brokers, segments, segments) == [2, 3, 4, 5]
+
+
+def test_a_disk_that_begins_behind_the_tier(brokers: FakeCluster) -> None:
+    with pytest.raises(BrokerError, match=r"began at offset 0.*KAFKA-17801.*topic t"):
+        _offsets(brokers, 1, 2)

@@ -1,0 +1,33 @@
+"""Random lives of a tiered topic, read from tier and disks: the leader's log, always."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+from tests.kts_source.planning.history import random_history
+from tests.kts_source.planning.tail_reading import (
+    check_older_disks,
+    check_tail,
+    in_one_thread,
+)
+
+
+def test_tail_histories() -> None:
+    outcomes: Counter[str] = Counter()
+    with in_one_thread():
+        for seed in range(100):
+            check_tail(random_history(random.Random(seed)), seed, outcomes)
+    for outcome in ("tier", "disk", "read_committed", "read_uncommitted"):
+        assert outcomes[outcome] > 60, outcomes
+    assert outcomes["rows"] > 1000, outcomes
+    assert outcomes["lost"] + outcomes["spoiled"] < 40, outcomes
+
+
+def test_histories_of_disks_that_are_older_than_the_tier() -> None:
+    outcomes: Counter[str] = Counter()
+    with in_one_thread():
+        for seed in range(60):
+            check_older_disks(random_history(random.Random(seed)), seed, outcomes)
+    for outcome in ("tier", "disk", "read_committed", "read_uncommitted"):
+        assert outcomes[outcome] > 20, outcomes
