@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from tests.integration.broker import Broker
 
-COPIES = int(os.environ.get("KTS_DISK_COPIES", "2"))
+COPIES = int(os.environ.get("KTS_DISK_COPIES", "1"))
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.slow,
