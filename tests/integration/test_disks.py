@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from tests.integration.broker import Broker
 
-COPIES = int(os.environ.get("KTS_DISK_COPIES", "2"))
+COPIES = int(os.environ.get("KTS_DISK_COPIES", "1"))
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.slow,
@@ -283,10 +283,9 @@ def _served(broker: Broker, level: str, ends: dict[tuple[str, int], int]) -> lis
             "log_level": 0,
         }
     )
-    wanted = {pair: end for pair, end in ends.items() if end}
-    consumer.assign([TopicPartition(*pair, 0) for pair in wanted])
+    consumer.assign([TopicPartition(*pair, 0) for pair in ends])
     rows: list[Row] = []
-    left = set(wanted)
+    left = set(ends)
     try:
         while left:
             message = consumer.poll(30)
@@ -298,7 +297,7 @@ def _served(broker: Broker, level: str, ends: dict[tuple[str, int], int]) -> lis
                 left.discard(pair)
                 continue
             offset = int(message.offset() or 0)
-            if offset < wanted[pair]:
+            if offset < ends[pair]:
                 key, value = message.key(), message.value()
                 stamp = message.timestamp()[1]
                 rows.append((*pair, offset, stamp, _bytes(key), _bytes(value)))
@@ -323,10 +322,12 @@ def _compare(disk: Path, broker_folder: Path, **given: str) -> int:
             assert {pair: mark[0] for pair, mark in marks.items()} == {
                 pair: starts[pair] for pair in marks
             }
-            limits = {
+            ends_of = {
                 pair: mark[2] if level == "read_committed" else mark[1]
                 for pair, mark in marks.items()
             }
+            # DeleteRecords may pass the last stable offset; a consumer then hears nothing at all.
+            limits = {pair: end for pair, end in ends_of.items() if end > starts[pair]}
             assert rows == _served(broker, level, limits)
         for pair, (_, end, last_stable) in marks.items():
             # Only markers that the restart wrote may move them on.

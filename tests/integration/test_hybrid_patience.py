@@ -121,7 +121,7 @@ def test_rights_that_are_missing(secured: Cluster, certificates: Certificates) -
     _refused(options, "Describe and Read", secret=PASSWORD)
     for tier in (secured.tier, None):
         options = _login(secured, certificates.authority, "PLAIN", "describer", tier=tier)
-        _refused(options, "the user needs Read", secret=PASSWORD)
+        _refused(options, "Read on it.*topic orders, partition 0", secret=PASSWORD)
 
 
 @pytest.mark.parametrize("level", ISOLATION_LEVELS)

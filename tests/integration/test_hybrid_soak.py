@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 SCANS = int(os.environ.get("KTS_HYBRID_SCANS", "100000"))
-SECONDS = float(os.environ.get("KTS_HYBRID_SECONDS", "45"))
+SECONDS = float(os.environ.get("KTS_HYBRID_SECONDS", "25"))
 
 
 @pytest.mark.timeout(SECONDS + 240)

@@ -296,7 +296,7 @@ class FakeCluster:
             elif preferred < 0:
                 most = min(asked.partition_max_bytes, request.max_bytes)
                 data, listed = log.read(at, most, committed=request.isolation_level == 1)
-                if listed and self.versions and at < part.local_start:
+                if listed and self.versions and at < log.local_start:
                     listed = []  # KAFKA-17801
         tells = log is not None and part is not None and (not error or part.tells_log_start)
         topic_type = FetchResponse.FetchableTopicResponse

@@ -218,7 +218,7 @@ def test_no_secret_shows() -> None:
     ("changes", "text"),
     [
         ({"kafka.bootstrap.servers": None}, "needs option kafka.bootstrap.servers"),
-        ({"layout": "kafka-logs"}, "is not for layout 'kafka-logs'"),
+        ({"layout": "kafka-logs"}, "reads the disks of brokers that are gone"),
         ({"path": None}, "needs option 'path'"),
         ({"catalog": "topic"}, "must be listing or metadata-topic"),
     ],

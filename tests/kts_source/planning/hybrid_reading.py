@@ -176,13 +176,14 @@ class _Disks:
         """At the log start, or anywhere."""
         for part in self._parts:
             where = self._source.randint(part.log.log_start, max(part.log.log_start, part.log.end))
-            part.local_start = self._source.choice((0, where))
+            part.log.local_start = self._source.choice((0, where))
 
     def move(self) -> None:
         """Further on, now and then."""
         for part in self._parts:
+            log = part.log
             if self._source.random() < 0.2:
-                part.local_start = max(part.local_start, self._source.randint(0, part.log.end))
+                log.local_start = max(log.local_start, self._source.randint(0, log.end))
 
 
 def _rows(

@@ -61,7 +61,8 @@ def _offsets(brokers: FakeCluster, tiered: int, moved: int) -> list[int]:
     writer = LocalTierWriter(store, topic="t", partition=0)
     for files in log.segments[:tiered]:
         writer.write_segment(files)
-    part = FakePartition(fake_log(log), local_start=log.segments[moved].base_offset)
+    part = FakePartition(fake_log(log))
+    part.log.local_start = log.segments[moved].base_offset
     brokers.create("t", [part], uuid_from_text(writer.topic_id))
     given = {
         "path": "/",
