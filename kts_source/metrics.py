@@ -1,4 +1,5 @@
-"""What scans cost, from the lines that their tasks left under option `metricsPath`.
+"""What scans cost, from the lines that their tasks left under option `metricsPath`, and how far a
+stream is behind, from the progress of its query.
 
 from kts_source import metrics
 found = metrics.summary("/tmp/metrics")
@@ -16,11 +17,12 @@ from typing import TYPE_CHECKING, Any, Final
 from kts_source.read.run_task import read_metrics
 from kts_source.read.task_metrics import CLOSED, DONE, TaskMetrics
 from kts_source.store.storage_options import storage_options_from
+from kts_source.streaming.lag import PartitionLag, StreamLag, stream_lag
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Summary", "TaskMetrics", "summary"]
+__all__ = ["PartitionLag", "StreamLag", "Summary", "TaskMetrics", "stream_lag", "summary"]
 
 _SUMMED: Final = tuple(
     field.name

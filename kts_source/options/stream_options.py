@@ -75,6 +75,12 @@ STREAM_OPTIONS: Final[tuple[Option, ...]] = (
         default="10000",
     ),
     Option(
+        "minBrokerPollIntervalMs",
+        parse_duration_ms,
+        "Brokers are asked for new ends at most once in so many ms.",
+        default="1000",
+    ),
+    Option(
         "holeGraceMs",
         parse_duration_ms,
         "How long missing offsets may be a copy under way: a stream waits before them, then fails.",
@@ -101,6 +107,7 @@ class StreamSettings:
         min_offsets: A batch waits for as many; `None` = it does not wait.
         max_delay_ms: How long it waits for them.
         listing_interval_ms: Between two listings.
+        poll_interval_ms: Between two questions to brokers.
         hole_grace_ms: How long a hole may heal.
         stop_at_end: Whether the end is fixed at the first look.
     """
@@ -111,6 +118,7 @@ class StreamSettings:
     min_offsets: int | None
     max_delay_ms: int
     listing_interval_ms: int
+    poll_interval_ms: int
     hole_grace_ms: int
     stop_at_end: bool
 
@@ -133,6 +141,7 @@ def stream_settings(values: Mapping[str, Any]) -> StreamSettings:
         min_offsets=least,
         max_delay_ms=values["maxTriggerDelay"],
         listing_interval_ms=values["minListingIntervalMs"],
+        poll_interval_ms=values["minBrokerPollIntervalMs"],
         hole_grace_ms=values["holeGraceMs"],
         stop_at_end=values["stopAtEnd"],
     )

@@ -42,7 +42,7 @@ def check_for_stream(options: ScanOptions) -> None:
     """Refuses what only a batch can do.
 
     Raises:
-        InvalidOptionError: An end, a plan, or brokers.
+        InvalidOptionError: An end, a plan, or disks.
     """
     for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
         if name in options.given:
@@ -51,8 +51,3 @@ def check_for_stream(options: ScanOptions) -> None:
         raise InvalidOptionError("option 'planFile' is not valid in a stream: it plans each batch")
     if options.tail_paths:
         raise InvalidOptionError("option 'tailPath' is not valid in a stream: disks do not grow")
-    if options.brokers is not None:
-        raise InvalidOptionError(
-            "a stream reads the tier alone: leave option kafka.bootstrap.servers out, and go on"
-            " with format('kafka') where the tier ends"
-        )

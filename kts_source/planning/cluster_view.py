@@ -88,27 +88,44 @@ class ClusterView:
         self._probing = Cluster(small)
         self._sampling = Cluster(replace(settings, partition_fetch_bytes=_SAMPLE_BYTES))
         self._lock = threading.Lock()
-        self._max_batch_bytes = options.max_batch_bytes
-        self._read_committed = options.read_committed
+        self._options = options
+        self._ends: dict[TopicPartition, int] | None = None
+        self.topics: dict[str, ClusterTopic] = {}
+        self.logs: dict[TopicPartition, BrokerLog] = {}
         try:
-            self.topics = self._selected(options)
-            places = _places(options, self.topics)
-            ends = self._cluster.offsets(places, LATEST, read_committed=options.read_committed)
-            starts = self._cluster.offsets(places, EARLIEST, read_committed=False)
-            # What follows is for people.
-            watermarks = self._cluster.offsets(places, LATEST, read_committed=False)
-            stable = ends
-            if not options.read_committed:
-                stable = self._cluster.offsets(places, LATEST, read_committed=True)
-            local = self._local_starts(places)
-            epochs = self._cluster.last_epochs(ends)
+            self.renew()
         except BaseException:
             self.close()
             raise
+
+    def renew(self) -> bool:
+        """Asks for the ends, and for all else where something is new: a topic, a partition, an
+        end.
+
+        Returns:
+            Whether something is.
+
+        Raises:
+            TieredKafkaError: As when it is made.
+        """
+        read_committed = self._options.read_committed
+        topics = self._selected(self._options)
+        places = _places(self._options, topics)
+        ends = self._cluster.offsets(places, LATEST, read_committed=read_committed)
+        if ends == self._ends and topics == self.topics:
+            return False
+        starts = self._cluster.offsets(places, EARLIEST, read_committed=False)
+        # What follows is for people.
+        watermarks = self._cluster.offsets(places, LATEST, read_committed=False)
+        stable = ends
+        if not read_committed:
+            stable = self._cluster.offsets(places, LATEST, read_committed=True)
+        local = self._local_starts(places)
+        epochs = self._cluster.last_epochs(ends)
         self.logs = {
             place: BrokerLog(
                 topic=place[0],
-                topic_id=self.topics[place[0]].topic_id,
+                topic_id=topics[place[0]].topic_id,
                 partition=place[1],
                 leader_epoch=epochs[place],
                 log_start=starts[place],
@@ -120,6 +137,8 @@ class ClusterView:
             )
             for place in places
         }
+        self.topics, self._ends = topics, ends
+        return True
 
     def close(self) -> None:
         """Hangs up."""
@@ -150,13 +169,15 @@ class ClusterView:
         below the end.
         """
         place = log.topic, log.partition
-        found = self._cluster.offsets([place], timestamp_ms, read_committed=self._read_committed)
+        found = self._cluster.offsets(
+            [place], timestamp_ms, read_committed=self._options.read_committed
+        )
         offset = found[place]
         return offset if 0 <= offset < log.end else None
 
     def decided_from(self, log: BrokerLog) -> int:
         """The first offset from which on brokers tell all aborted transactions (`told_from`)."""
-        if not self._read_committed:
+        if not self._options.read_committed:
             return log.log_start
         return max(told_from(self._cluster, (log.topic, log.partition)), log.log_start)
 
@@ -205,7 +226,7 @@ class ClusterView:
             nominal_bytes=0,
         )
         with self._lock:
-            fetcher = RangeFetcher(cluster, wanted, max_batch_bytes=self._max_batch_bytes)
+            fetcher = RangeFetcher(cluster, wanted, max_batch_bytes=self._options.max_batch_bytes)
             with closing(fetcher.batches()) as answers:
                 return next(answers)
 

@@ -38,13 +38,13 @@ from kts_source.read.segment_source import SegmentSource
 from segment_format.isolation import NO_ABORTED
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from kts_source.broker.settings import BrokerSettings
     from kts_source.layout.layout import TopicFolder
     from kts_source.layout.remote_segment import RemoteSegment
     from kts_source.options import ScanOptions
-    from kts_source.planning.bounds import Progress
+    from kts_source.planning.bounds import BoundsOf, Progress
     from kts_source.planning.cluster_view import BrokerLog
     from kts_source.planning.lineage import PartitionLog
     from kts_source.planning.scan_plan import ScanPlan
@@ -92,21 +92,18 @@ def _planned(
         ThreadPoolExecutor(PLANNING_THREADS, "kts-describe") as describing,
         ThreadPoolExecutor(PLANNING_THREADS, "kts-plan") as pool,
     ):
-        named = _named_segments(options, tier, view, describing)
-        # What cannot be described is left to brokers.
-        catalog = SegmentCatalog(
-            tier, named or find_layout(options.layout), describing, fail_on_data_loss=False
-        )
-        listed = _listed(options, catalog, view, pool)
-        catalog.expect(len(view.logs))
+        listed, named = list_tier(options, tier, view, describing, pool)
 
         def plan(brokers: BrokerLog) -> PlannedPartition:
             part = listed.get((brokers.topic, brokers.partition))
             source = SegmentSource(tier, key_ring, pack=part.side_files if part else None)
             side_files = SideFiles(source, max_batch_bytes=options.max_batch_bytes)
+            goes_on = None
+            if progress is not None:
+                goes_on = progress.bounds_of(brokers.topic, brokers.topic_id, brokers.partition)
             try:
                 segments = part.all() if part else []
-                planned = _plan_partition(options, brokers, segments, side_files, view, progress)
+                planned = plan_partition(options, brokers, segments, side_files, view, goes_on)
                 if named is None:
                     return planned
                 return replace(planned, plan=_with_catalog(planned.plan, named))
@@ -121,8 +118,31 @@ def _planned(
     asked: dict[str, list[int]] = {}
     for topic, number in view.logs:
         asked.setdefault(topic, []).append(number)
-    notes = _notes(options, tier, listed, view, named)
+    notes: list[str] = []
+    if options.path:
+        check_tier(options, tier, listed, view, named)
+        notes = _notes(options, tier, listed, view, named)
     return assembled(options, found, notes, asked)
+
+
+def list_tier(
+    options: ScanOptions,
+    tier: Tier,
+    view: ClusterView,
+    describing: ThreadPoolExecutor,
+    pool: ThreadPoolExecutor,
+) -> tuple[dict[tuple[str, int], ListedPartition], MetadataTopicLayout | None]:
+    """The partitions that have objects in the tier, of the incarnations that the cluster has, and
+    what the metadata topic says of them where it is asked.
+    """
+    named = _named_segments(options, tier, view, describing)
+    # What cannot be described is left to brokers.
+    catalog = SegmentCatalog(
+        tier, named or find_layout(options.layout), describing, fail_on_data_loss=False
+    )
+    listed = _listed(options, catalog, view, pool)
+    catalog.expect(len(view.logs))
+    return listed, named
 
 
 def _named_segments(
@@ -148,7 +168,6 @@ def _with_catalog(plan: PartitionPlan, named: MetadataTopicLayout) -> PartitionP
 def _listed(
     options: ScanOptions, catalog: SegmentCatalog, view: ClusterView, pool: ThreadPoolExecutor
 ) -> dict[tuple[str, int], ListedPartition]:
-    """The partitions that have objects in the tier, of the incarnations that the cluster has."""
     folders: list[TopicFolder] = []
     for topic in view.topics.values():
         found = catalog.layout.topic_folders(catalog.store, options.key_prefix, topic.topic)
@@ -163,20 +182,23 @@ def _listed(
     return {(part.topic, part.partition): part for part in listed}
 
 
-def _notes(
+def check_tier(
     options: ScanOptions,
     tier: Tier,
-    listed: dict[tuple[str, int], ListedPartition],
+    listed: Mapping[tuple[str, int], ListedPartition],
     view: ClusterView,
     named: MetadataTopicLayout | None,
-) -> list[str]:
-    if not options.path:
-        return []
-    without = [topic for topic in view.topics if all(topic != name for name, _ in listed)]
+) -> None:
+    """Refuses a tier that has nothing of a topic of which brokers say that it is tiered.
+
+    Raises:
+        TopicNotFoundError: It is another tier, or named wrongly.
+    """
+    held = {topic for topic, _ in listed}
     where = tier.store.uri(options.key_prefix)
     for log_ in view.logs.values():
         tiered = log_.local_start is not None and log_.local_start > log_.log_start
-        if tiered and log_.topic in without and options.fail_on_data_loss:
+        if tiered and log_.topic not in held and options.fail_on_data_loss:
             what = f"there is nothing of topic id {log_.topic_id} at {where}"
             check = "check path, keyPrefix and layout"
             if named is not None and not named.names_any(log_.topic):
@@ -188,24 +210,49 @@ def _notes(
                 topic=log_.topic,
                 partition=log_.partition,
             )
+
+
+def _notes(
+    options: ScanOptions,
+    tier: Tier,
+    listed: Mapping[tuple[str, int], ListedPartition],
+    view: ClusterView,
+    named: MetadataTopicLayout | None,
+) -> list[str]:
+    held = {topic for topic, _ in listed}
+    where = tier.store.uri(options.key_prefix)
     found = [
-        f"topic {name}: nothing of topic id {view.topics[name].topic_id} at {where}; all of it is"
-        " read from brokers"
-        for name in without
+        f"topic {name}: nothing of topic id {topic.topic_id} at {where}; all of it is read from"
+        " brokers"
+        for name, topic in view.topics.items()
+        if name not in held
     ]
     for note in found:
         log.warning("%s", note)
     return found if named is None else [*found, *named.notes()]
 
 
-def _plan_partition(
+def plan_partition(
     options: ScanOptions,
     brokers: BrokerLog,
     segments: Sequence[RemoteSegment],
     side_files: SideFiles,
     view: ClusterView,
-    progress: Progress | None,
+    bounds_of: BoundsOf | None,
 ) -> PlannedPartition:
+    """Plans what is read of one partition.
+
+    Args:
+        options: What is read.
+        brokers: What its leader says.
+        segments: What the tier has of it.
+        side_files: Of these segments.
+        view: Asks the leader.
+        bounds_of: Finds the offsets; the options do where it is `None`.
+
+    Raises:
+        TieredKafkaError: See `requested_bounds` and `aborted_in_tier`.
+    """
     place = Place(
         brokers.topic,
         brokers.partition,
@@ -221,7 +268,7 @@ def _plan_partition(
         if not options.tail:
             end = max((span.stop for span in known.ranges), default=brokers.log_start)
             known = replace(known, stop=end)
-        start, stop = _bounds(options, place, known, brokers, view, progress)
+        start, stop = _bounds(options, place, known, brokers, view, bounds_of)
         side_files.bounds = start, stop
         aborted = NO_ABORTED
         if start < stop and options.read_committed:
@@ -261,7 +308,7 @@ def _plan_partition(
         bounded(spans(plan, decisions, options, side_files))
     )
     if rest:
-        each = _bytes_per_offset(known, brokers, rest[0].start, rest[-1].stop, view)
+        each = bytes_per_offset(known, brokers, rest[0].start, rest[-1].stop, view)
         pieces += [
             BrokerRange(
                 brokers.topic,
@@ -292,21 +339,18 @@ def _bounds(
     known: PartitionLog,
     brokers: BrokerLog,
     view: ClusterView,
-    progress: Progress | None,
+    bounds_of: BoundsOf | None,
 ) -> tuple[int, int]:
     def lookup(timestamp_ms: int) -> tuple[PartitionLog, int | None]:
         return known, view.first_offset_dated(brokers, timestamp_ms)
 
-    goes_on = None
-    if progress is not None:
-        goes_on = progress.bounds_of(brokers.topic, brokers.topic_id, brokers.partition)
-    bounds_of = goes_on or partial(requested_bounds, options, place)
-    return bounds_of(known, lookup)
+    return (bounds_of or partial(requested_bounds, options, place))(known, lookup)
 
 
-def _bytes_per_offset(
+def bytes_per_offset(
     known: PartitionLog, brokers: BrokerLog, start: int, stop: int, view: ClusterView
 ) -> float:
+    """About how many original bytes an offset of a partition takes that brokers serve."""
     newest = [span.segment for span in known.ranges[-_SIZED_BY:]]
     if newest:
         offsets = sum(segment.stop_offset - segment.start_offset for segment in newest)

@@ -8,10 +8,12 @@ under every trigger.
 
 from __future__ import annotations
 
+import json
 import logging
 import uuid
 from typing import TYPE_CHECKING, Any, Final
 
+from kts_source.errors import TieredKafkaError
 from kts_source.spark.data_source_api import (
     DataSourceStreamReader,
     InputPartition,
@@ -83,6 +85,17 @@ class TieredKafkaStreamReader(
             return ReadAllAvailable()
         return ReadMaxRows(stream.max_offsets or _ANY_ROWS)
 
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802  # Spark's name
+        """How far the query is behind, for its progress events; see `metrics.stream_lag`. Spark 4.2
+        began to ask.
+        """
+        try:
+            return self._stream.lag()
+        except TieredKafkaError as error:
+            # Figures for people must not end a query.
+            log.warning("no figures of how far the stream is behind: %s", error)
+            return None
+
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name
         """What is tiered from now on is left to the next query."""
         self._stream.fix_end()
@@ -98,7 +111,15 @@ class TieredKafkaStreamReader(
         forget_finders_of_sparks_archives()
         if plan is None:
             return []
-        log.info("planned %d tasks, %d bytes of segments", len(plan.tasks), plan.nominal_bytes)
+        offsets = sum(part.stop - part.start for part in plan.partitions)
+        log.info(
+            "micro-batch of %d offsets of %d partitions, %d tasks, %d original bytes; behind: %s",
+            offsets,
+            len(plan.partitions),
+            len(plan.tasks),
+            plan.nominal_bytes,
+            json.dumps((self.reportLatestOffset() or {}).get("behind")),
+        )
         return [InputPartition(task) for task in plan.tasks]
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:

@@ -28,13 +28,28 @@ class PendingSegment:
 
     Attributes:
         size: Their original bytes; of a part of a segment its share by offsets.
-        max_timestamp_ms: Largest timestamp of the segment; −1 when unknown.
+        order: What is smallest comes first.
     """
 
     start: int
     stop: int
     size: int
-    max_timestamp_ms: int
+    order: tuple[int, int]
+
+
+def dated(max_timestamp_ms: int) -> tuple[int, int]:
+    """The order of a segment with this largest timestamp; −1 when unknown."""
+    return 0, max_timestamp_ms
+
+
+def undated(number: int, lag: int) -> tuple[int, int]:
+    """The order of what only brokers have: behind all segments, in turns, most behind first.
+
+    Args:
+        number: Of the turn.
+        lag: How many offsets of the partition are still to be read.
+    """
+    return 1 + number, -lag
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +81,12 @@ def admit(pending: Pending, limits: BatchLimits) -> dict[Place, int]:
         pending: Segments by partition, ascending.
         limits: Of the batch.
     """
-    heads: list[tuple[int, Place, PendingSegment]] = []
+    heads: list[tuple[tuple[int, int], Place, PendingSegment]] = []
 
     def advance(place: Place) -> None:
         segment = next(pending[place], None)
         if segment is not None:
-            heapq.heappush(heads, (segment.max_timestamp_ms, place, segment))
+            heapq.heappush(heads, (segment.order, place, segment))
 
     for place in pending:
         advance(place)

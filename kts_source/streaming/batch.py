@@ -5,18 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kts_source.errors import DataLossError, StreamOffsetError
+from kts_source.errors import StreamOffsetError
 from kts_source.planning import bounds
-from kts_source.planning.plan_log import plan_log
 from kts_source.streaming.admission import Place
 
 if TYPE_CHECKING:
     from kts_source.options import ScanOptions
-    from kts_source.planning.assemble import PlannedPartition
-    from kts_source.planning.bounds import TimestampLookup
-    from kts_source.planning.lineage import PartitionLog
     from kts_source.streaming.offsets import StreamPosition
-    from kts_source.streaming.partition_look import PartitionLook
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,46 +72,35 @@ def check_gone(options: ScanOptions, wanted: BatchRange) -> None:
     )
 
 
-def plan_range(options: ScanOptions, wanted: BatchRange, look: PartitionLook) -> PlannedPartition:
-    """Plans one partition of a batch. What has been lost since the batch was fixed is an error, or
-    left out with a warning.
+def bounds_left(
+    place: bounds.Place, wanted: BatchRange, log_start: int, log_end: int
+) -> tuple[int, int]:
+    """The offsets [start, stop) of a range that are still there. What has been lost since the batch
+    was fixed is an error, or left out with a warning.
+
+    Args:
+        place: The partition, and whether loss is an error.
+        wanted: The range.
+        log_start: First offset there is.
+        log_end: One past the last.
 
     Raises:
-        DataLossError: Offsets have gone, or the end is not decided, unless loss is allowed.
+        DataLossError: Some have gone, unless loss is allowed.
     """
-    place = look.place
-    until = f"the batch that ends at offset {wanted.stop}"
-
-    def bounds_of(log: PartitionLog, _: TimestampLookup) -> tuple[int, int]:
-        start, stop = wanted.start, wanted.stop
-        if start < log.log_start:
-            high = min(stop, log.log_start)
-            place.raise_or_warn(
-                f"offsets [{start}, {high}) of {until} are no longer in the tier, which begins at"
-                f" {log.log_start}; failOnDataLoss=false leaves them out"
-            )
-            start = high
-        if stop > log.stop:
-            low = max(start, log.stop)
-            place.raise_or_warn(
-                f"offsets [{low}, {stop}) of {until} are no longer in the tier, which ends at"
-                f" {log.stop}; failOnDataLoss=false leaves them out"
-            )
-            stop = low
-        return start, stop
-
-    while True:
-        in_part = not look.view.is_complete
-        planned = plan_log(options, place, wanted.topic_id, look.side_files, look.view, bounds_of)
-        # What a part of the log said may be wrong where it did not do.
-        if not (in_part and look.view.is_complete):
-            break
-    plan = planned.plan
-    if plan.stop < plan.wanted_stop:
+    start, stop = wanted.start, wanted.stop
+    until = f"of the batch that ends at offset {stop} are no longer in {place.holder}, which"
+    if start < log_start:
+        high = min(stop, log_start)
         place.raise_or_warn(
-            f"{until} holds offsets from {plan.stop} on that are not decided: {plan.end_reason}. It"
-            " was begun with isolationLevel=read_uncommitted: finish it so; failOnDataLoss=false"
-            " leaves them out",
-            DataLossError,
+            f"offsets [{start}, {high}) {until} begins at {log_start}; failOnDataLoss=false leaves"
+            " them out"
         )
-    return planned
+        start = high
+    if stop > log_end:
+        low = max(start, log_end)
+        place.raise_or_warn(
+            f"offsets [{low}, {stop}) {until} ends at {log_end}; failOnDataLoss=false leaves them"
+            " out"
+        )
+        stop = low
+    return start, stop

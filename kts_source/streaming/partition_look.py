@@ -9,18 +9,25 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from kts_source.errors import DataLossError
 from kts_source.planning.bounds import Place
 from kts_source.planning.isolation import decide
 from kts_source.planning.partial_log import PartitionView
-from kts_source.streaming.admission import PendingSegment
+from kts_source.planning.plan_log import plan_log
+from kts_source.streaming.admission import PendingSegment, dated
+from kts_source.streaming.batch import bounds_left
+from kts_source.streaming.lag import PartitionLag
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from kts_source.options import ScanOptions
+    from kts_source.planning.assemble import PlannedPartition
+    from kts_source.planning.bounds import TimestampLookup
     from kts_source.planning.lineage import Hole, PartitionLog, SegmentRange
     from kts_source.planning.segment_catalog import ListedPartition
     from kts_source.planning.side_files import SideFiles
+    from kts_source.streaming.batch import BatchRange
     from segment_format.isolation import OpenTransaction
 
 _FIRST_SEGMENTS: Final = 2
@@ -54,7 +61,7 @@ class PartitionLook:
         self.part = part
         self.side_files = side_files
         self.place = Place(part.topic, part.partition, part.orphans, options.fail_on_data_loss)
-        self._read_committed = options.read_committed
+        self._options = options
         self._stable: tuple[bool, int] | None = None
         self._before_holes: dict[int, int] = {}
         self.view = PartitionView(
@@ -71,6 +78,11 @@ class PartitionLook:
         """As far as it is known."""
         return self.view.log
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether every segment was looked at."""
+        return self.view.is_complete
+
     def end(self) -> int:
         """One past the last offset that may be read: for `read_committed` the tier's last stable
         offset.
@@ -80,7 +92,7 @@ class PartitionLook:
         while self._stable is None or self._stable[0] != view.is_complete:
             stop = view.log.stop
             end = stop
-            if self._read_committed and stop > view.log.log_start:
+            if self._options.read_committed and stop > view.log.log_start:
                 _, decisions = view.decided(stop - 1, stop)
                 end = _first(decisions.undecided, stop)
             if stop == view.log.stop:
@@ -96,7 +108,7 @@ class PartitionLook:
     def _end_before(self, hole: Hole) -> int:
         whole = self.view.log
         ranges = tuple(span for span in whole.ranges if span.stop <= hole.start)
-        if not self._read_committed or not ranges:
+        if not self._options.read_committed or not ranges:
             return hole.start
         known = replace(
             whole,
@@ -112,6 +124,75 @@ class PartitionLook:
         """The leader epoch that owns an offset; `None` where the tier does not tell."""
         epochs = [one.epoch for one in self.log.lineage if one.start_offset <= offset]
         return epochs[-1] if epochs else None
+
+    def first_offset_at_or_after(self, timestamp_ms: int) -> int | None:
+        """The first offset whose record is dated so; `None` when there is none."""
+        return self.view.first_offset_at_or_after(timestamp_ms)
+
+    def lag(self, position: int) -> PartitionLag:
+        """What is unread from an offset on."""
+        end = self.end()
+        offsets = max(end - position, 0)
+        if not offsets:
+            return PartitionLag(end, 0, 0, None)
+        # The time of what was read last: the next record is hardly older.
+        before = self.view.covering(max(position - 1, self.log.log_start), position + 1)
+        dates = [
+            span.segment.max_timestamp_ms
+            for span in before.ranges
+            if span.start <= position and span.stop >= position
+        ]
+        dated = [date for date in dates if date >= 0]
+        return PartitionLag(end, offsets, self._stored_bytes(position), min(dated, default=None))
+
+    def _stored_bytes(self, position: int) -> int:
+        """About how many bytes of the listed segments are behind an offset."""
+        entries = self.part.entries
+        size = 0
+        for number, entry in enumerate(entries):
+            is_last = number + 1 == len(entries)
+            stop = self.log.stop if is_last else entries[number + 1].base_offset
+            log = entry.object("log")
+            if stop <= position or log is None:
+                continue
+            offsets = max(stop - entry.base_offset, 1)
+            unread = stop - max(entry.base_offset, position)
+            size += log.size * min(unread, offsets) // offsets
+        return size
+
+    def plan(self, wanted: BatchRange) -> PlannedPartition:
+        """The plan of some of its offsets. What has been lost since the batch was fixed is an
+        error, or left out with a warning.
+
+        Raises:
+            DataLossError: Offsets have gone, or the end is not decided, unless loss is allowed.
+        """
+
+        def bounds_of(log: PartitionLog, _: TimestampLookup) -> tuple[int, int]:
+            return bounds_left(self.place, wanted, log.log_start, log.stop)
+
+        options, view = self._options, self.view
+        try:
+            while True:
+                in_part = not view.is_complete
+                planned = plan_log(
+                    options, self.place, wanted.topic_id, self.side_files, view, bounds_of
+                )
+                # What a part of the log said may be wrong where it did not do.
+                if not (in_part and view.is_complete):
+                    break
+        finally:
+            self.part.save()
+        plan = planned.plan
+        if plan.stop < plan.wanted_stop:
+            self.place.raise_or_warn(
+                f"the batch that ends at offset {wanted.stop} holds offsets from {plan.stop} on"
+                f" that are not decided: {plan.end_reason}. It was begun with"
+                " isolationLevel=read_uncommitted: finish it so; failOnDataLoss=false leaves them"
+                " out",
+                DataLossError,
+            )
+        return planned
 
     def pending(self, start: int, stop: int) -> Iterator[PendingSegment]:
         """The segments of offsets [start, stop), ascending. Holes are passed over; where one shows
@@ -145,4 +226,4 @@ def _pending(span: SegmentRange, start: int, stop: int) -> PendingSegment:
     offsets = segment.stop_offset - segment.start_offset
     if stop - start < offsets:
         size = size * (stop - start) // offsets
-    return PendingSegment(start, stop, size, segment.max_timestamp_ms)
+    return PendingSegment(start, stop, size, dated(segment.max_timestamp_ms))

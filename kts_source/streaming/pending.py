@@ -16,9 +16,8 @@ if TYPE_CHECKING:
 
     from kts_source.options import ScanOptions
     from kts_source.planning.lineage import PartitionLog
+    from kts_source.streaming.log_look import LogLook, Look, TopicLook
     from kts_source.streaming.offsets import StreamPosition, TopicPosition
-    from kts_source.streaming.partition_look import PartitionLook
-    from kts_source.streaming.tier_look import Lister, TierLook, TopicLook
 
 log = logging.getLogger(__name__)
 
@@ -37,11 +36,11 @@ class PendingPartition:
     start: int
     stop: int
     is_told: bool
-    look: PartitionLook | None
+    look: LogLook | None
 
 
 def pending_partitions(
-    options: ScanOptions, position: StreamPosition, tier: TierLook, lister: Lister
+    options: ScanOptions, position: StreamPosition, tier: Look
 ) -> list[PendingPartition]:
     """What may be read next, in order of topic and partition, empty ranges among it.
 
@@ -69,7 +68,7 @@ def pending_partitions(
             check_recreated(
                 name, known.topic_id, newer.topic_id, fail_on_data_loss=options.fail_on_data_loss
             )
-            looks = lister.partitions(newer.partitions, {})
+            looks = newer.partitions()
             parts = [_new(look, newer.topic_id) for _, look in sorted(looks.items())]
         found += parts
     return found
@@ -96,15 +95,15 @@ def _known(topic: TopicLook, position: TopicPosition | None) -> Iterator[Pending
         yield PendingPartition(place, topic.topic_id, start, stop, start == before, look)
 
 
-def _new(look: PartitionLook, topic_id: str) -> PendingPartition:
+def _new(look: LogLook, topic_id: str) -> PendingPartition:
     stop = look.end()
     start = look.log.log_start
     check_new(look.place, start)
-    place = Place(look.part.topic, look.part.partition)
+    place = Place(look.place.topic, look.place.partition)
     return PendingPartition(place, topic_id, start, max(start, stop), is_told=False, look=look)
 
 
-def _first(options: ScanOptions, tier: TierLook) -> list[PendingPartition]:
+def _first(options: ScanOptions, tier: Look) -> list[PendingPartition]:
     """Where the options say that a new stream begins."""
     held = {(topic.topic, number) for topic in tier.values() for number in topic.partitions}
     check_named(options, held, tier.keys())
@@ -125,7 +124,7 @@ def _first(options: ScanOptions, tier: TierLook) -> list[PendingPartition]:
     return found
 
 
-def _first_offset(options: ScanOptions, look: PartitionLook, end: int) -> int:
+def _first_offset(options: ScanOptions, look: LogLook, end: int) -> int:
     starting = options.starting
     wanted = wanted_of(starting, look.place)
     if isinstance(starting, LatestBound):
@@ -137,7 +136,7 @@ def _first_offset(options: ScanOptions, look: PartitionLook, end: int) -> int:
             return wanted
 
     def lookup(timestamp_ms: int) -> tuple[PartitionLog, int | None]:
-        offset = look.view.first_offset_at_or_after(timestamp_ms)
+        offset = look.first_offset_at_or_after(timestamp_ms)
         return look.log, offset
 
     return resolve_start(options, look.place, look.log, lookup)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kts_source.errors import (
@@ -26,6 +26,7 @@ from kts_source.planning.discover import (
 from kts_source.planning.segment_catalog import PLANNING_THREADS, SegmentCatalog
 from kts_source.planning.side_files import SideFiles
 from kts_source.read.segment_source import SegmentSource
+from kts_source.streaming.log_look import NewerTopic, TopicLook
 from kts_source.streaming.partition_look import PartitionLook
 from kts_source.texts import some
 from kts_source.tier import open_tier
@@ -37,29 +38,10 @@ if TYPE_CHECKING:
     from kts_source.options import ScanOptions
     from kts_source.planning.segment_catalog import ListedPartition
     from kts_source.streaming.admission import Place
+    from kts_source.streaming.log_look import LogLook, Look
     from kts_source.streaming.offsets import StreamPosition, TopicPosition
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class TopicLook:
-    """One topic of a stream.
-
-    Attributes:
-        topic_id: The incarnation that the stream is in, or the newest for a topic that is new.
-        partitions: Those that have segments, of that incarnation.
-        newer: The incarnation that has taken its place, if there is one.
-    """
-
-    topic: str
-    topic_id: str
-    partitions: Mapping[int, PartitionLook]
-    newer: DiscoveredTopic | None
-
-
-TierLook = dict[str, TopicLook]
-"""Topics by name; those of which the tier has nothing are left out."""
 
 
 class Lister:
@@ -71,6 +53,7 @@ class Lister:
 
     def __init__(self, options: ScanOptions) -> None:
         self._options = replace(options, key_ring=options.key_ring.loaded())
+        self.interval_ms = options.stream.listing_interval_ms
         self.tier = open_tier(options)
         self._describing = ThreadPoolExecutor(PLANNING_THREADS, "kts-describe")
         self.pool = ThreadPoolExecutor(PLANNING_THREADS, "kts-look")
@@ -84,12 +67,8 @@ class Lister:
         self.pool.shutdown(wait=False, cancel_futures=True)
         self.tier.close()
 
-    def look(self, position: StreamPosition, before: TierLook | None) -> TierLook:
-        """Lists all selected topics.
-
-        Args:
-            position: Where the stream is: topics that it knows may have nothing in the tier.
-            before: The look before this one: what has not changed since is not read again.
+    def look(self, position: StreamPosition, before: Look | None) -> Look:
+        """Lists all selected topics; see `Looker`.
 
         Raises:
             TieredKafkaError: See `discover`.
@@ -102,9 +81,9 @@ class Lister:
                 found[topic] = look
         return found
 
-    def partitions(
-        self, parts: Iterable[ListedPartition], before: Mapping[int, PartitionLook]
-    ) -> dict[int, PartitionLook]:
+    def _partitions(
+        self, parts: Iterable[ListedPartition], before: Mapping[int, LogLook]
+    ) -> dict[int, LogLook]:
         """Looks at listed partitions of one topic side by side."""
         bounds = (self._options.starting, self._options.ending)
         dated = any(isinstance(one, TimestampBound | TimestampsBound) for one in bounds)
@@ -112,20 +91,15 @@ class Lister:
 
         def looked_at(part: ListedPartition) -> PartitionLook:
             known = before.get(part.partition)
-            if known is not None and _same(known.part, part):
+            if isinstance(known, PartitionLook) and _same(known.part, part):
                 return known
             return self._partition(part, in_part=in_part)
 
         looks = self.pool.map(looked_at, parts)
         return {look.part.partition: look for look in looks if not look.is_empty}
 
-    def again(self, ranges: Mapping[Place, tuple[str, int]]) -> dict[Place, PartitionLook]:
-        """Looks at partitions by topic id, whatever the options select now, for a batch that was
-        planned before.
-
-        Args:
-            ranges: The topic id of each, and the first offset that is wanted.
-        """
+    def again(self, ranges: Mapping[Place, tuple[str, int]]) -> dict[Place, LogLook]:
+        """Looks at partitions of a batch that was planned before; see `Looker`."""
         catalog = self._catalog()
         folders: dict[tuple[str, str], Sequence[TopicFolder]] = {}
         wanted = []
@@ -190,7 +164,7 @@ class Lister:
         folders: Sequence[TopicFolder],
         position: TopicPosition | None,
         catalog: SegmentCatalog,
-        before: TierLook | None,
+        before: Look | None,
     ) -> TopicLook | None:
         options = self._options
         known = None if position is None else position.topic_id
@@ -222,15 +196,21 @@ class Lister:
             if found is not None and position is not None:
                 _check_parts(found, position, options)
         if found is None:
-            return TopicLook(topic, str(known), {}, newer)
+            return TopicLook(topic, str(known), {}, self._behind(newer))
         same = {} if last is None or last.topic_id != found.topic_id else last.partitions
         unread = (found.notes, *(part.orphans for part in found.partitions))
         if self._told.get(topic) != unread:
             self._told[topic] = unread
             log_topic(found)
         catalog.expect(len(found.partitions))
-        parts = self.partitions(found.partitions, same)
-        return TopicLook(topic, found.topic_id, parts, newer)
+        return TopicLook(
+            topic, found.topic_id, self._partitions(found.partitions, same), self._behind(newer)
+        )
+
+    def _behind(self, newer: DiscoveredTopic | None) -> NewerTopic | None:
+        if newer is None:
+            return None
+        return NewerTopic(newer.topic_id, lambda: self._partitions(newer.partitions, {}))
 
     def _newer(
         self, topic: str, folders: Sequence[TopicFolder], known: str, catalog: SegmentCatalog

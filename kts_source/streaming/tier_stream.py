@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kts_source.errors import DataLossError, TieredKafkaError
 from kts_source.planning.assemble import assembled
@@ -17,10 +17,10 @@ from kts_source.planning.bounds import check_no_holes
 from kts_source.planning.gc_pause import paused_collector
 from kts_source.planning.plan_checks import check_plan
 from kts_source.streaming.admission import NO_LIMITS, BatchLimits, Place, admit
-from kts_source.streaming.batch import batch_ranges, check_gone, plan_range
+from kts_source.streaming.batch import batch_ranges, check_gone
+from kts_source.streaming.lag import lag_to_json
 from kts_source.streaming.next_position import next_position
 from kts_source.streaming.pending import pending_partitions
-from kts_source.streaming.tier_look import Lister
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -30,10 +30,9 @@ if TYPE_CHECKING:
     from kts_source.planning.lineage import Hole
     from kts_source.planning.scan_plan import ScanPlan
     from kts_source.streaming.batch import BatchRange
+    from kts_source.streaming.log_look import LogLook, Look, Looker
     from kts_source.streaming.offsets import StreamPosition
-    from kts_source.streaming.partition_look import PartitionLook
     from kts_source.streaming.pending import PendingPartition
-    from kts_source.streaming.tier_look import TierLook
 
 log = logging.getLogger(__name__)
 
@@ -49,19 +48,21 @@ class TierStream:
     def __init__(self, options: ScanOptions, clock: Callable[[], float] = time.time) -> None:
         self._options = replace(options, key_ring=options.key_ring.loaded())
         self._clock = clock
-        self._lister = Lister(self._options)
-        self._look: TierLook | None = None
+        self._looker = _looker(self._options)
+        self._look: Look | None = None
         self._has_answered = False
         self._asked_at = self._batch_at = float("-inf")
         self._hole_seen_at: dict[tuple[str, int, int], float] = {}
         self._ends_here = options.stream.stop_at_end
         self._target: dict[tuple[Place, str], int] | None = None
         self._planned: tuple[StreamPosition, StreamPosition, ScanPlan] | None = None
-        self._nothing_new: tuple[TierLook, StreamPosition] | None = None
+        self._answered: StreamPosition | None = None
+        self._lag: tuple[Look, StreamPosition, dict[str, Any]] | None = None
+        self._nothing_new: tuple[Look, StreamPosition] | None = None
 
     def close(self) -> None:
         """Lets the store go."""
-        self._lister.close()
+        self._looker.close()
 
     def fix_end(self) -> None:
         """From the next look on nothing counts that is tiered after it."""
@@ -88,9 +89,31 @@ class TierStream:
             log.warning("the stream waits for its store: %s", error)
             if self._look is not None:
                 self._nothing_new = self._look, position
+            self._answered = position
             return position
         self._has_answered = True
+        self._answered = end
         return end
+
+    def lag(self) -> dict[str, Any] | None:
+        """How far the stream is behind, after the batch whose end was answered last; `None` before
+        the first one. Nothing is listed for it.
+        """
+        look, position = self._look, self._answered
+        if look is None or position is None:
+            return None
+        if self._lag is None or self._lag[0] is not look or self._lag[1] != position:
+            lags = {}
+            for topic in look.values():
+                known = position.topics.get(topic.topic)
+                same = known is not None and known.topic_id in (None, topic.topic_id)
+                for number, part in topic.partitions.items():
+                    at = known.offsets.get(number) if known is not None and same else None
+                    lags[Place(topic.topic, number)] = part.lag(
+                        part.log.log_start if at is None else at
+                    )
+            self._lag = look, position, lag_to_json(lags)
+        return self._lag[2]
 
     def plan(self, start: StreamPosition, end: StreamPosition) -> ScanPlan | None:
         """The plan of the batch between two positions; `None` where there is nothing between them.
@@ -107,7 +130,7 @@ class TierStream:
             return planned[2]
         with paused_collector():
             wanted = {one.place: (one.topic_id, one.start) for one in ranges}
-            return self._plan(ranges, self._lister.again(wanted))
+            return self._plan(ranges, self._looker.again(wanted))
 
     def _next(self, position: StreamPosition, *, limited: bool) -> StreamPosition:
         tier = self._fresh(position)
@@ -119,25 +142,25 @@ class TierStream:
             if chosen is not None:
                 return chosen
 
-    def _fresh(self, position: StreamPosition) -> TierLook:
+    def _fresh(self, position: StreamPosition) -> Look:
         """The last look, or a new one where it is old enough."""
         age_ms = (self._clock() - self._asked_at) * 1000
-        if self._look is not None and 0 <= age_ms < self._options.stream.listing_interval_ms:
+        if self._look is not None and 0 <= age_ms < self._looker.interval_ms:
             return self._look
         try:
-            self._look = self._lister.look(position, self._look)
+            self._look = self._looker.look(position, self._look)
         finally:
             self._asked_at = self._clock()
         return self._look
 
     def _chosen(
-        self, position: StreamPosition, tier: TierLook, *, limited: bool
+        self, position: StreamPosition, tier: Look, *, limited: bool
     ) -> StreamPosition | None:
         """Where the next batch ends; `None` where more had to be read of a log than was thought:
         what was found before may be wrong then.
         """
         target = self._target
-        parts = pending_partitions(self._options, position, tier, self._lister)
+        parts = pending_partitions(self._options, position, tier)
         looks = {part.place: part.look for part in parts if part.look is not None}
         complete = _complete(looks)
         if self._ends_here:
@@ -166,7 +189,7 @@ class TierStream:
             self._nothing_new = tier, position
         return end
 
-    def _plan(self, ranges: Sequence[BatchRange], looks: Mapping[Place, PartitionLook]) -> ScanPlan:
+    def _plan(self, ranges: Sequence[BatchRange], looks: Mapping[Place, LogLook]) -> ScanPlan:
         options = self._options
 
         def planned(wanted: BatchRange) -> PlannedPartition | None:
@@ -175,20 +198,18 @@ class TierStream:
                 check_gone(options, wanted)
                 return None
             try:
-                return plan_range(options, wanted, look)
+                return look.plan(wanted)
             except TieredKafkaError as error:
                 topic, partition = wanted.place
                 error.located(topic=topic, partition=partition)
                 raise error from error.__cause__
-            finally:
-                look.part.save()
 
-        parts = [one for one in self._lister.pool.map(planned, ranges) if one is not None]
+        parts = [one for one in self._looker.pool.map(planned, ranges) if one is not None]
         asked: dict[str, list[int]] = {}
         for wanted in ranges:
             asked.setdefault(wanted.place.topic, []).append(wanted.place.partition)
         plan = assembled(options, parts, (), asked)
-        check_plan(plan, options, self._lister.tier.store)
+        check_plan(plan, options, self._looker.tier.store)
         return plan
 
     def _limits(self) -> BatchLimits:
@@ -223,7 +244,7 @@ class TierStream:
             DataLossError: All that lies before the hole has been read.
         """
         look = part.look
-        for hole in look.log.missing if look is not None and look.view.is_complete else ():
+        for hole in look.log.missing if look is not None and look.is_complete else ():
             assert look is not None
             heals = hole.stop > part.start and self._may_heal(part.place, hole)
             if hole.stop <= part.start or not (heals or self._options.fail_on_data_loss):
@@ -251,5 +272,16 @@ class TierStream:
         return (now - since) * 1000 < self._options.stream.hole_grace_ms
 
 
-def _complete(looks: Mapping[Place, PartitionLook]) -> set[Place]:
-    return {place for place, look in looks.items() if look.view.is_complete}
+def _looker(options: ScanOptions) -> Looker:
+    if options.brokers is None:
+        from kts_source.streaming.tier_look import Lister
+
+        return Lister(options)
+    # Not at import time: most streams are of the tier alone.
+    from kts_source.streaming.cluster_look import ClusterLooker
+
+    return ClusterLooker(options, options.brokers)
+
+
+def _complete(looks: Mapping[Place, LogLook]) -> set[Place]:
+    return {place for place, look in looks.items() if look.is_complete}

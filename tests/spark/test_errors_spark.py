@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from pyspark.errors import AnalysisException, PythonException, StreamingQueryException
+from pyspark.errors import AnalysisException, PythonException
 
 from kts_source import register
 from tests.golden_data import KEY_PREFIX, TIER, tier_options
@@ -104,12 +104,8 @@ spark.stop()
     assert "rows: 865" in done.stdout, done.stderr[-2000:]
 
 
-def test_neither_writes_nor_streams(registered: SparkSession, tmp_path: Path) -> None:
+def test_does_not_write(registered: SparkSession) -> None:
     options = tier_options("codecs")
-    stream = registered.readStream.format("tiered-kafka").options(**options).load()
-    writer = stream.writeStream.format("noop").option("checkpointLocation", str(tmp_path))
-    with pytest.raises(StreamingQueryException, match="streamReader is not implemented"):
-        writer.start().awaitTermination(60)
     frame = registered.range(1).write.format("tiered-kafka").options(**options)
     with pytest.raises(AnalysisException, match="writer is not implemented"):
         frame.mode("append").save()

@@ -13,6 +13,7 @@ from kts_source.streaming.admission import (
     PendingSegment,
     Place,
     admit,
+    dated,
 )
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def logs(draw: st.DrawFn) -> Logs:
         for _ in range(draw(st.integers(0, 5))):
             stop = at + draw(st.integers(1, 50))
             size, date = draw(st.integers(1, 1000)), draw(st.integers(-1, 1000))
-            segments.append(PendingSegment(at, stop, size, date))
+            segments.append(PendingSegment(at, stop, size, dated(date)))
             at = stop
         found[Place("t", number)] = segments
     return found
@@ -50,7 +51,7 @@ def left(segments: Sequence[PendingSegment], start: int) -> Iterator[PendingSegm
         if one.stop > start:
             first = max(one.start, start)
             size = one.size * (one.stop - first) // (one.stop - one.start)
-            yield PendingSegment(first, one.stop, size, one.max_timestamp_ms)
+            yield PendingSegment(first, one.stop, size, one.order)
 
 
 @given(logs(), limits)
@@ -92,7 +93,7 @@ def test_the_oldest_of_the_next_segments_comes_first(found: Logs, count: int) ->
     for _ in range(count):
         heads = {place: one[0] for place, one in rest.items() if one}
         if heads:
-            oldest = min(heads, key=lambda place: (heads[place].max_timestamp_ms, place))
+            oldest = min(heads, key=lambda place: (heads[place].order, place))
             wanted[oldest] = rest[oldest].pop(0).stop
     pending = {place: iter(one) for place, one in found.items()}
     assert admit(pending, BatchLimits(segments=count)) == wanted
@@ -104,7 +105,7 @@ def test_no_more_segments_are_asked_for_than_are_needed() -> None:
     def endless(number: int) -> Iterator[PendingSegment]:
         for at in range(1_000_000):
             asked.append(number)
-            yield PendingSegment(at, at + 1, 10, at)
+            yield PendingSegment(at, at + 1, 10, dated(at))
 
     pending = {Place("t", number): endless(number) for number in range(3)}
     assert admit(pending, BatchLimits(segments=4)) == {

@@ -1,0 +1,244 @@
+"""Random lives of a tiered topic, followed by a stream through tier and brokers: each row of the
+leader's log was returned once, or an error said what happened.
+
+Seen to fail when broken on purpose: batches that begin at the log start instead of their own; an
+end that is not the last stable offset; no check of the epoch below the stream's offset.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+from unittest import mock
+
+import pytest
+
+from kts_source.errors import TieredKafkaError
+from kts_source.options import parse_any_options
+from kts_source.read.read_settings import ReadSettings
+from kts_source.read.read_task import read_task
+from kts_source.read.segment_source import SegmentSource
+from kts_source.read.task_metrics import TaskMeter, TaskPlace
+from kts_source.store.empty_store import EmptyStore
+from kts_source.streaming import cluster_look, tier_listing, tier_look
+from kts_source.streaming.offsets import INITIAL, position_from_json, position_to_json
+from kts_source.streaming.tier_stream import TierStream
+from kts_source.tier import Tier
+from segment_format.kafka_uuid import uuid_from_text
+from tests.kts_source.broker.fake_broker import FakeCluster
+from tests.kts_source.planning.history import TOPIC, History, World, random_history
+from tests.kts_source.planning.hybrid_reading import in_one_thread, served
+from tests.kts_source.planning.memory_store import MemoryStore
+from tests.kts_source.planning.reading import InTurn
+from tests.kts_source.streaming.running import Clock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from kts_source.options import ScanOptions
+    from kts_source.planning.scan_plan import ScanPlan
+    from segment_format.testing import BuiltLog
+
+Row = tuple[int, int, bytes | None]
+"""Partition, offset, value."""
+LOSES = {"recreate", "retain", "delete_records", "elect_unclean"}
+"""Kinds of steps after which the leader lacks what it had."""
+
+
+class Following:
+    """A stream over tier and brokers of a history."""
+
+    def __init__(
+        self, world: World, cluster: FakeCluster, source: random.Random, tier: Tier
+    ) -> None:
+        self.world = world
+        self._cluster = cluster
+        self._random = source
+        limits: tuple[dict[str, str], ...] = (
+            {},
+            {"maxSegmentsPerTrigger": "1"},
+            {"maxOffsetsPerTrigger": "3"},
+            {"maxBytesPerTrigger": "300"},
+        )
+        self.isolation = source.choice(("read_committed", "read_uncommitted"))
+        self.options = {
+            "path": "file:///nowhere",
+            "subscribePattern": f"^{TOPIC}$",
+            "layout": "local-tiered-storage" if world.shape.local else "aiven",
+            "isolationLevel": self.isolation,
+            "minListingIntervalMs": source.choice(("0", "1000000")),
+            "minBrokerPollIntervalMs": "0",
+            "kafka.bootstrap.servers": cluster.bootstrap,
+            "kafka.request.timeout.ms": "5000",
+            "kafka.fetch.max.wait.ms": "10",
+            "maxConcurrentRequests": "1",
+            **source.choice(limits),
+        }
+        if source.random() < 0.2:
+            del self.options["path"], self.options["layout"]
+        self.tier = tier
+        self.position = INITIAL
+        self.rows: list[Row] = []
+        self.unsure: dict[int, int] = {}
+        self.stream: TierStream | None = None
+        self.truths: list[tuple[BuiltLog | None, int]] = []
+        self.start()
+
+    def start(self) -> None:
+        """A new process."""
+        if self.stream is not None:
+            self.stream.close()
+        self.stream = TierStream(parse_any_options(self.options), Clock())
+
+    def refresh(self) -> None:
+        """Brokers learn what has happened."""
+        topic_id, lives = list(self.world.incarnations.items())[-1]
+        both = [served(life, self._random.choice((0, 3, 100))) for life in lives]
+        is_tiered = any(topic_id in key for key in self.world.store)
+        for part, _ in both if is_tiered else ():
+            log = part.log
+            where = self._random.randint(log.log_start, max(log.log_start, log.end))
+            log.local_start = self._random.choice((0, where))
+        self.truths = [
+            (truth, life.leader.log_start) for (_, truth), life in zip(both, lives, strict=True)
+        ]
+        self._cluster.create(TOPIC, [part for part, _ in both], uuid_from_text(topic_id))
+
+    def poll(self) -> bool:
+        """One batch, sometimes planned again by another process; whether there was one."""
+        assert self.stream is not None
+        end = self.stream.next(self.position)
+        if end is self.position:
+            return False
+        end = position_from_json(position_to_json(end))
+        if self._random.random() < 0.3:
+            self.start()
+        self.rows += self._read(self.stream.plan(self.position, end))
+        self.position = end
+        return True
+
+    def _read(self, plan: ScanPlan | None) -> list[Row]:
+        options: ScanOptions = parse_any_options(self.options)
+        source, settings = SegmentSource(self.tier, options.key_ring), ReadSettings.of(options)
+        found: list[Row] = []
+        for task in [] if plan is None else plan.tasks:
+            meter = TaskMeter(task, self.tier, TaskPlace())
+            for batch in read_task(task, source, settings, meter=meter):
+                columns = (
+                    batch.column(name).to_pylist() for name in ("partition", "offset", "value")
+                )
+                found += zip(*columns, strict=True)
+        return found
+
+    def forget_outcomes(self) -> None:
+        """With the newest records, the end of a transaction may be lost whose records were read:
+        nobody can see that its outcome is another one now.
+        """
+        for topic in self.position.topics.values():
+            self.unsure = {n: max(at, self.unsure.get(n, 0)) for n, at in topic.offsets.items()}
+
+    def due(self) -> list[Row]:
+        """What the leaders' logs hold."""
+        return [
+            (number, row.offset, row.value)
+            for number, (truth, start) in enumerate(self.truths)
+            if truth is not None
+            for row in truth.rows(self.isolation, start=start)
+        ]
+
+
+def check(history: History, seed: str, cluster: FakeCluster, outcomes: Counter[str]) -> None:
+    """Polls between the steps, and compares with the leaders' logs in the end."""
+    source = random.Random(seed)
+    world = World(History(history.shape, ()))
+    tier = Tier(MemoryStore(world.store))
+
+    def opened(options: ScanOptions) -> Tier:
+        return tier if options.path else Tier(EmptyStore())
+
+    with (
+        mock.patch.object(cluster_look, "open_tier", opened),
+        mock.patch.object(tier_look, "open_tier", opened),
+    ):
+        _check(Following(world, cluster, source, tier), history, source, outcomes)
+
+
+def _check(
+    following: Following, history: History, source: random.Random, outcomes: Counter[str]
+) -> None:
+    may_lose = False
+    steps = [*history.steps, None]
+    try:
+        for number, step in enumerate(steps):
+            if step is not None:
+                following.world.take(step)
+                if step.kind == "elect_unclean":
+                    following.forget_outcomes()
+                may_lose |= step.kind in LOSES
+            is_last = step is None
+            if not (is_last or source.random() < 0.3):
+                continue
+            following.refresh()
+            try:
+                while following.poll():
+                    if not is_last and source.random() < 0.3:
+                        break
+            except TieredKafkaError as error:
+                if not may_lose:
+                    error.add_note(f"step {number}")
+                    raise
+                outcomes[type(error).__name__] += 1
+                return
+    finally:
+        assert following.stream is not None
+        following.stream.close()
+    starts = [start for _, start in following.truths]
+    found = Counter(following.rows)
+    assert max(found.values(), default=1) == 1, "a row came twice"
+    left = {row for row in found if row[1] >= starts[row[0]]}
+    due = set(following.due())
+    if following.isolation == "read_committed":
+        different = {row for row in left ^ due if row[1] < following.unsure.get(row[0], 0)}
+        outcomes["outcomes lost"] += bool(different)
+        left, due = left - different, due - different
+    assert left == due
+    outcomes["all rows" if left else "no rows"] += 1
+
+
+def run(seeds: Iterable[object]) -> Counter[str]:
+    outcomes: Counter[str] = Counter()
+    with in_one_thread(), FakeCluster() as cluster:
+        for seed in seeds:
+            history = random_history(random.Random(str(seed)))
+            try:
+                check(history, f"{seed} again", cluster, outcomes)
+            except Exception as error:
+                raise AssertionError(f"history {seed}: {history}") from error
+    return outcomes
+
+
+@pytest.fixture(autouse=True)
+def _simple(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (cluster_look, tier_look, tier_listing):
+        monkeypatch.setattr(module, "ThreadPoolExecutor", InTurn)
+
+
+def test_histories() -> None:
+    outcomes = run(range(40))
+    assert outcomes["all rows"] > 10, outcomes
+
+
+@pytest.mark.fuzz
+def test_histories_never_seen_before() -> None:
+    seed = random.SystemRandom().randrange(1 << 32)
+    stop = time.monotonic() + 40
+
+    def seeds() -> Iterator[str]:
+        number = 0
+        while time.monotonic() < stop:
+            yield f"{seed}-{number}"
+            number += 1
+
+    assert run(seeds()).total() > 20

@@ -1,0 +1,99 @@
+"""How far a stream is behind, for those who watch it."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pytest
+
+from kts_source import metrics
+from kts_source.streaming.admission import Place
+from tests.golden_data import TIER, expected_table
+from tests.kts_source.streaming.running import Running
+from tests.kts_source.streaming.test_triggers import Listings
+
+ENDS = {"0": 3963, "1": 3671}
+"""Of the golden topic `txn`, undecided transactions among it."""
+
+
+@pytest.fixture
+def listings(monkeypatch: pytest.MonkeyPatch) -> Listings:
+    return Listings(monkeypatch)
+
+
+def test_before_the_first_batch_nothing_is_known() -> None:
+    assert Running(TIER, "txn").stream.lag() is None
+
+
+def test_offsets_bytes_and_dates_fall_to_nothing() -> None:
+    stream = Running(TIER, "txn", maxOffsetsPerTrigger="1000", isolationLevel="read_uncommitted")
+    lags = []
+    while stream.batch():
+        lag = stream.stream.lag()
+        assert lag is not None
+        assert json.loads(json.dumps(lag)) == lag
+        lags.append(lag)
+    unread = [lag["behind"]["offsets"] for lag in lags]
+    assert unread == [sum(ENDS.values()) - 1000 * (n + 1) for n in range(7)] + [0]
+    sizes = [lag["behind"]["bytes"] for lag in lags]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[-1] == 0
+    stored = sum(path.stat().st_size for path in TIER.rglob("txn-*/*/*.log"))
+    assert 0.7 * stored < sizes[0] < stored
+    dates = [lag["behind"]["oldestMs"] for lag in lags]
+    assert dates[-1] is None
+    assert dates[:-1] == sorted(dates[:-1])
+    for lag in lags:
+        for number, (end, offsets, size, oldest) in lag["topics"]["txn"].items():
+            assert end == ENDS[number]
+            assert (offsets == 0) == (size == 0) == (oldest is None)
+
+
+def test_dates_are_those_of_records() -> None:
+    times = expected_table("codecs", "read_committed")["timestamp"].cast(pa.int64()).to_pylist()
+    stream = Running(TIER, "codecs", maxSegmentsPerTrigger="1")
+    dates = []
+    while stream.batch():
+        lag = stream.stream.lag()
+        assert lag is not None
+        dates.append(lag["behind"]["oldestMs"])
+    assert len(dates) > 2
+    assert dates.pop() is None
+    assert all(min(times) // 1000 <= date <= max(times) // 1000 for date in dates)
+    assert dates == sorted(dates)
+
+
+def test_it_asks_the_store_for_nothing(listings: Listings) -> None:
+    stream = Running(TIER, "txn", maxSegmentsPerTrigger="1", minListingIntervalMs="10000")
+    assert stream.batch()
+    assert stream.stream.lag()
+    asked = listings.count, listings.read
+    for _ in range(100):
+        assert stream.stream.lag()
+    assert (listings.count, listings.read) == asked
+
+
+def test_it_is_read_from_the_progress_of_a_query() -> None:
+    stream = Running(TIER, ["txn", "codecs"], maxSegmentsPerTrigger="1")
+    assert stream.batch()
+    told = stream.stream.lag()
+    assert told is not None
+    progress = {
+        "batchId": 3,
+        "timestamp": "2026-11-22T10:00:00.000Z",
+        "sources": [
+            {"description": "other", "latestOffset": json.dumps({"orders": {"0": 1}})},
+            {"description": "TieredKafka", "latestOffset": json.dumps(told)},
+        ],
+    }
+    for given in (progress, json.dumps(progress)):
+        (lag,) = metrics.stream_lag(given)
+        assert lag.offsets == told["behind"]["offsets"] > 0
+        assert lag.size == told["behind"]["bytes"]
+        assert lag.oldest_ms == told["behind"]["oldestMs"]
+        assert lag.partitions[Place("txn", 0)].end == told["topics"]["txn"]["0"][0]
+
+
+def test_progress_without_figures_has_none() -> None:
+    assert metrics.stream_lag({"sources": [{"latestOffset": None}, {"latestOffset": "{}"}]}) == ()
