@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -44,8 +45,9 @@ def processes(parent: int) -> Iterator[int]:
 
 def kill(driver: subprocess.Popen[str]) -> None:
     for process in list(processes(driver.pid)):
-        os.kill(process, signal.SIGKILL)
-    driver.wait(30)
+        with contextlib.suppress(ProcessLookupError):  # it followed its parent
+            os.kill(process, signal.SIGKILL)
+    driver.communicate(timeout=30)
 
 
 def begin(folder: Path, options: dict[str, str]) -> subprocess.Popen[str]:

@@ -159,10 +159,15 @@ def test_a_checkpoint_of_a_later_version_is_refused_by_name(
 
 
 def test_a_mistake_in_the_options_fails_at_load(registered: SparkSession) -> None:
-    for wrong, says in (
-        ({"endingOffsets": "latest"}, "not valid in a stream"),
-        ({"maxOffsetsPerTrigger": "-1"}, "must be positive"),
-    ):
-        frame = registered.readStream.format("tiered-kafka").options(**tier_options("txn", **wrong))
-        with pytest.raises(Exception, match=says):
-            frame.load()
+    wrong = tier_options("txn", maxOffsetsPerTrigger="-1")
+    with pytest.raises(Exception, match="must be positive"):
+        registered.readStream.format("tiered-kafka").options(**wrong).load()
+
+
+def test_what_only_a_batch_can_have_fails_at_the_start(
+    registered: SparkSession, tmp_path: Path
+) -> None:
+    wrong = tier_options("txn", endingOffsets="latest")
+    made = writer(registered, wrong, tmp_path / "checkpoint", tmp_path / "sink")
+    with pytest.raises(Exception, match="not valid in a stream"), started(made) as query:
+        query.processAllAvailable()
