@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import shutil
 from contextlib import closing
 from typing import TYPE_CHECKING
@@ -18,7 +17,6 @@ from kts_source.read.run_task import run_task
 from kts_source.store.local_store import LocalStore
 from tests.golden_data import ISOLATION_LEVELS
 from tests.integration.admin import wait_until
-from tests.integration.background import RandomWork
 from tests.integration.hybrid import (
     assert_as_consumed,
     by_partition,
@@ -28,6 +26,7 @@ from tests.integration.hybrid import (
     rows_of,
 )
 from tests.integration.tier_mischief import tiered_segments
+from tests.integration.worked_topic import Topic
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,42 +36,6 @@ if TYPE_CHECKING:
     from tests.integration.cluster import Cluster
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(420)]
-
-
-class Topic:
-    """A topic of one partition with random work in it, transactions included.
-
-    Args:
-        cluster: Of one node.
-        name: Of the topic, which is created.
-    """
-
-    def __init__(self, cluster: Cluster, name: str) -> None:
-        self.name = name
-        self._cluster = cluster
-        cluster.admin.create_topic(name)
-        seed = random.SystemRandom().randrange(1 << 31)
-        print(f"seed {seed}")  # noqa: T201  # shown where the test fails
-        self.work = RandomWork(cluster.bootstrap, [(name, 0)], seed)
-
-    def write(self, segments: int) -> None:
-        """Writes until so many more segments are closed; nothing stays open."""
-        closed, last = 0, self._active()
-        while closed < segments:
-            self.work.step()
-            before, last = last, self._active()
-            closed += last != before
-        self.work.finish()
-
-    def settle(self) -> int:
-        """Waits until all closed segments are in the tier only; returns where it ends."""
-        admin, active = self._cluster.admin, self._active()
-        admin.wait_tiered(self.name, 0, active)
-        admin.wait_local_deleted(self.name, 0, active)
-        return active
-
-    def _active(self) -> int:
-        return self._cluster.admin.local_bases(1, self.name)[-1]
 
 
 def test_segments_are_uploaded_between_the_end_and_the_listing(

@@ -168,6 +168,6 @@ def test_what_only_a_batch_can_have_fails_at_the_start(
     registered: SparkSession, tmp_path: Path
 ) -> None:
     wrong = tier_options("txn", endingOffsets="latest")
-    made = writer(registered, wrong, tmp_path / "checkpoint", tmp_path / "sink")
+    made = writer(registered, wrong, tmp_path, Sink())
     with pytest.raises(Exception, match="not valid in a stream"), started(made) as query:
         query.processAllAvailable()

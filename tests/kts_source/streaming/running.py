@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -15,7 +16,7 @@ from kts_source.streaming.tier_stream import TierStream
 from tests.golden_data import KEY_PREFIX, SPARK_SCHEMA, TIER, tier_options
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
     from typing import Any
 
@@ -30,24 +31,25 @@ class Clock:
         return self.seconds
 
 
-class Running:
+class Checkpointed:
     """What Spark does around a stream: logs the end of a batch, reads it, commits it.
 
     Args:
-        path: The tier.
-        topics: What is subscribed to, unless the options say otherwise.
         options: Of the stream.
+
+    Attributes:
+        served: How many pieces of its batches came from the tier, from brokers, and how many
+            batches had some of both.
     """
 
-    def __init__(self, path: Path, topics: str | Iterable[str], **options: str) -> None:
-        given = {"includeHeaders": "true", "minListingIntervalMs": "0", **options}
-        self.options = {**tier_options(topics, **given), "path": path.as_uri()}
-        if "subscribePattern" in options:
-            del self.options["subscribe"]
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self.options = dict(options)
+        self.served: Counter[str] = Counter()
         self.clock = Clock()
         self.offset_log: list[str] = []
         self.committed = 0
         self.batches: dict[int, pa.Table] = {}
+        self.running: TierStream | None = None
         self.start()
 
     def start(self, **options: str) -> None:
@@ -55,10 +57,16 @@ class Running:
         self.options |= options
         parsed = parse_any_options(self.options)
         check_for_stream(parsed)
-        self.stream = TierStream(parsed, self.clock)
+        self.close()
+        self.stream = self.running = TierStream(parsed, self.clock)
         if self.committed < len(self.offset_log):
             self.read_last()
             self.committed += 1
+
+    def close(self) -> None:
+        """The process ends."""
+        if self.running is not None:
+            self.running.close()
 
     def position(self, number: int) -> dict[str, Any]:
         """Where batch `number` ends; −1 is where the first one begins."""
@@ -90,9 +98,14 @@ class Running:
         positions = (position_from_json(self.position(at)) for at in (number - 1, number))
         plan = self.stream.plan(*positions)
         tasks = [] if plan is None else plan.tasks
+        tiered, ranges = (
+            sum(len(getattr(one, name)) for one in tasks) for name in ("slices", "ranges")
+        )
+        self.served.update(tier=tiered, brokers=ranges, both=min(tiered, ranges, 1))
         options = parse_any_options(self.options)
         batches = [batch for task in tasks for batch in run_task(task, options)]
-        self.batches[number] = pa.Table.from_batches(batches, SPARK_SCHEMA)
+        schema = batches[0].schema if batches else SPARK_SCHEMA
+        self.batches[number] = pa.Table.from_batches(batches, schema)
 
     def batch(self, *, limited: bool = True) -> bool:
         """One batch; whether there was one."""
@@ -108,6 +121,23 @@ class Running:
             if not self.batch():
                 return count
         raise AssertionError("it does not end")
+
+
+class Running(Checkpointed):
+    """The same over golden topics, with all columns.
+
+    Args:
+        path: The tier.
+        topics: What is subscribed to, unless the options say otherwise.
+        options: Of the stream.
+    """
+
+    def __init__(self, path: Path, topics: str | Iterable[str], **options: str) -> None:
+        given = {"includeHeaders": "true", "minListingIntervalMs": "0", **options}
+        wanted = {**tier_options(topics, **given), "path": path.as_uri()}
+        if "subscribePattern" in options:
+            del wanted["subscribe"]
+        super().__init__(wanted)
 
     def rows(self) -> pa.Table:
         """The rows of all batches."""
@@ -146,10 +176,12 @@ class GrowingTier:
         return copy
 
     def add(self, folder: Path, stems: Iterable[str]) -> None:
-        """Uploads segments."""
+        """Uploads segments, each object at once, as stores do."""
         for stem in stems:
             for source in sorted(folder.glob(f"{stem}.*")):
-                shutil.copy2(source, self.here(folder))
+                copy = self.path / source.name
+                shutil.copy2(source, copy)
+                copy.rename(self.here(folder) / source.name)
 
     def remove(self, folder: Path, stems: Iterable[str]) -> None:
         """Deletes segments."""

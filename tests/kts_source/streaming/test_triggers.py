@@ -289,7 +289,6 @@ def test_a_start_at_a_time() -> None:
         ({"endingTimestamp": "5"}, "'endingTimestamp' is not valid in a stream"),
         ({"planFile": "plan.json"}, "'planFile' is not valid in a stream"),
         ({"tailPath": "/disks"}, "'tailPath' is not valid in a stream"),
-        ({"kafka.bootstrap.servers": "broker:9092"}, "a stream reads the tier alone"),
     ],
 )
 def test_options_that_a_stream_cannot_have(options: dict[str, str], says: str) -> None:

@@ -1,0 +1,47 @@
+"""A topic of a cluster in which random work goes on, and which is tiered bit by bit."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+from tests.integration.background import RandomWork
+
+if TYPE_CHECKING:
+    from tests.integration.cluster import Cluster
+
+
+class Topic:
+    """A topic of one partition with random work in it, transactions included.
+
+    Args:
+        cluster: Of one node.
+        name: Of the topic, which is created.
+    """
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        self.name = name
+        self._cluster = cluster
+        cluster.admin.create_topic(name)
+        seed = random.SystemRandom().randrange(1 << 31)
+        print(f"seed {seed}")  # noqa: T201  # shown where the test fails
+        self.work = RandomWork(cluster.bootstrap, [(name, 0)], seed)
+
+    def write(self, segments: int) -> None:
+        """Writes until so many more segments are closed; nothing stays open."""
+        closed, last = 0, self._active()
+        while closed < segments:
+            self.work.step()
+            before, last = last, self._active()
+            closed += last != before
+        self.work.finish()
+
+    def settle(self) -> int:
+        """Waits until all closed segments are in the tier only; returns where it ends."""
+        admin, active = self._cluster.admin, self._active()
+        admin.wait_tiered(self.name, 0, active)
+        admin.wait_local_deleted(self.name, 0, active)
+        return active
+
+    def _active(self) -> int:
+        return self._cluster.admin.local_bases(1, self.name)[-1]
