@@ -17,13 +17,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.golden_data import (
-    ISOLATION_LEVELS,
     SPARK_SCHEMA,
     IsolationLevel,
     assert_same_rows,
     expected_table,
     tier_options,
 )
+from tests.integration.spark_kafka import spark_python
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,10 +50,10 @@ def kill(driver: subprocess.Popen[str]) -> None:
     driver.communicate(timeout=30)
 
 
-def begin(folder: Path, options: dict[str, str]) -> subprocess.Popen[str]:
+def begin(python: Path, folder: Path, options: dict[str, str]) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [
-            *(sys.executable, "-m", "tests.spark.stream_child"),
+            *(str(python), "-m", "tests.spark.stream_child"),
             *(str(folder), str(folder / "sink"), json.dumps(options)),
         ],
         cwd=ROOT,
@@ -75,19 +75,22 @@ def written(folder: Path) -> pa.Table:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for children in /proc")
-@pytest.mark.parametrize("isolation_level", ISOLATION_LEVELS)
-def test_each_row_once(tmp_path: Path, isolation_level: IsolationLevel) -> None:
+@pytest.mark.parametrize(
+    ("spark", "isolation_level"), [("newest", "read_committed"), ("oldest", "read_uncommitted")]
+)
+def test_each_row_once(tmp_path: Path, spark: str, isolation_level: IsolationLevel) -> None:
+    python = Path(sys.executable) if spark == "newest" else spark_python()
     options = tier_options(
         "txn", isolationLevel=isolation_level, includeHeaders="true", maxSegmentsPerTrigger="3"
     )
     for name in KILLS:
-        driver = begin(tmp_path, options)
+        driver = begin(python, tmp_path, options)
         deadline = time.monotonic() + 120
         while not (tmp_path / name).exists():
             assert time.monotonic() < deadline
             assert driver.poll() is None, name
             time.sleep(0.005)
         kill(driver)
-    driver = begin(tmp_path, options)
+    driver = begin(python, tmp_path, options)
     assert driver.communicate(timeout=240)[0] == "done\n"
     assert_same_rows(written(tmp_path), expected_table("txn", isolation_level))
