@@ -14,8 +14,9 @@ ROOMS = (
     ("options",),
     ("tier",),
     ("read",),
-    ("planning", "metrics"),
+    ("planning",),
     ("export", "streaming"),
+    ("metrics",),
     ("spark",),
     ("cli",),
 )
