@@ -1,8 +1,7 @@
-"""Loads of kafka-python what is wanted of it: messages and logins.
+"""Loads the messages of kafka-python, and not the rest of it.
 
-Its package loads consumer, producer and admin client whenever a module of it is imported. That takes
-longer than to load the messages, and than most plans ask brokers. So the package stays without
-contents until somebody asks for one of these.
+Its package loads consumer, producer and admin client whenever any module of it is imported, which
+takes longer than to load the messages. So the package stays empty until somebody wants more of it.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class _EmptyPackage(ModuleType):
     """A package whose modules can be imported. It is loaded when anything else of it is wanted."""
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
-        global _loading  # noqa: PLW0603
+        global _loading
         with _lock:
             # Who looks through all modules asks for such names, and wants nothing.
             is_wanted = not name.startswith("__") or name in _OF_THE_PACKAGE
