@@ -118,11 +118,10 @@ def planning(options: ScanOptions) -> dict[str, float]:
 
 
 def _load() -> None:
-    import kafka.net.sasl
-    import kafka.protocol.broker_version_data
-    import kafka.protocol.consumer
-    import kafka.protocol.metadata
-    import kafka.protocol.sasl  # noqa: F401
+    from kts_source.broker.protocol_library import load_messages
+
+    load_messages()
+    import kafka.net.sasl  # noqa: F401
 
 
 def _drain(batches: Any) -> int:  # noqa: ANN401

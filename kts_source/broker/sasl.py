@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from kts_source.broker.kafka_table import NEEDS_KAFKA
 from kts_source.broker.oauth import forget, token
+from kts_source.broker.protocol_library import load_messages
 from kts_source.broker.settings import (
     OAUTHBEARER,
     SCRAM_MECHANISMS,
@@ -85,7 +86,7 @@ def sasl_client(security: Security, host: str) -> SaslClient:
 def require_kafka() -> None:
     """Raises InvalidOptionError where kafka-python is missing, or is not the one that is meant."""
     try:
-        import kafka.net.sasl  # noqa: F401
+        load_messages()
     except ImportError:
         raise InvalidOptionError(NEEDS_KAFKA) from None
 

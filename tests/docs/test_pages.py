@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 DOCS = ROOT / "docs"
 PEER = "against Spark's Kafka source"
 CPU = "processor time of Spark's Kafka source's and its broker's"
+HOT = "brokers only"
+CLIENT = "brokers → Arrow without Spark, against confluent-kafka → Arrow, by core"
 LIMIT = "limit(10) of 100 GiB, 60 ms away, warm Spark, after planning"
 PACKAGES = (ROOT / "kts_source", ROOT / "segment_format")
 
@@ -112,6 +114,15 @@ def test_the_pages_of_the_api_show_every_public_name(page: str, package: ModuleT
         (f"{PEER}, data in the tier, 1000 B, all columns", "performance.md", "{} × as fast"),
         (f"{CPU}, 1000 B, all columns", "performance.md", "{} of the processor time"),
         (f"{PEER}, 100 B → zstd Parquet<br>", "performance.md", "{} × as fast"),
+        (f"{HOT}, against Spark's Kafka source, 100 B", "performance.md", "{} × as fast"),
+        (f"{HOT}, against Spark's Kafka source, 100 B", "brokers.md", "{} × as fast"),
+        (
+            f"{HOT}, processor time of Spark's Kafka source's",
+            "performance.md",
+            "{} of the processor",
+        ),
+        (f"{CLIENT}, 100 B, codec none", "performance.md", "{} × and"),
+        (f"{CLIENT}, 100 B, zstd batches", "performance.md", "and {} × as fast"),
         ("cold plan |", "performance.md", "{} s and"),
         ("warm plan |", "performance.md", "and {} s"),
         ("columns=offset against all columns, 100 B<br>", "performance.md", "{} × as fast as all"),

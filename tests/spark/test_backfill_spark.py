@@ -39,10 +39,8 @@ def run(
     )
 
 
-@pytest.mark.parametrize(
-    "table_format",
-    [name if name == "delta" else pytest.param(name, marks=pytest.mark.slow) for name in FORMATS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("table_format", FORMATS)
 def test_every_topic(spark: SparkSession, tmp_path: Path, table_format: str) -> None:
     lake = Lake(tmp_path, table_format)
     source = tier_options(TOPICS, includeHeaders="true", targetPartitionBytes="1m")

@@ -48,13 +48,17 @@ def test_rows(registered: SparkSession, topic: str, isolation_level: IsolationLe
     assert_same_rows(rows(frame), expected_table(topic, isolation_level))
 
 
-@pytest.mark.parametrize("topic", ["codecs", "txn", "evolved"])
+@pytest.mark.parametrize(
+    "topic",
+    ["txn", *(pytest.param(name, marks=pytest.mark.slow) for name in ("codecs", "evolved"))],
+)
 def test_rows_with_many_tasks(registered: SparkSession, topic: str) -> None:
     frame = load(registered, tier_options(topic, targetPartitionBytes="60k", includeHeaders="true"))
     assert frame.rdd.getNumPartitions() > 4
     assert_same_rows(rows(frame), expected_table(topic, "read_committed"))
 
 
+@pytest.mark.slow
 def test_rows_over_s3(registered: SparkSession, s3_server: S3Server) -> None:
     bucket = s3_server.upload(TIER)
     options = {

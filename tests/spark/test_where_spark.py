@@ -214,11 +214,9 @@ def load(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
     return spark.read.format("tiered-kafka").options(**options).load()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)  # two scans for each of many predicates
-@pytest.mark.parametrize(
-    "topic",
-    [name if name == "txn" else pytest.param(name, marks=pytest.mark.slow) for name in TOPICS],
-)
+@pytest.mark.parametrize("topic", TOPICS)
 def test_generated_predicates(registered: SparkSession, topic: str) -> None:
     conditions = conditions_of(topic, PREDICATES // len(TOPICS))
     assert len(conditions) >= 0.9 * PREDICATES / len(TOPICS)

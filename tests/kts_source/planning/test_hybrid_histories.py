@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections import Counter
 
+import pytest
+
 from tests.kts_source.broker.fake_broker import FakeCluster
 from tests.kts_source.planning.history import random_history
 from tests.kts_source.planning.hybrid_reading import check_hybrid, in_one_thread
@@ -20,6 +22,7 @@ def test_hybrid_histories() -> None:
     assert outcomes["rows"] > 1000, outcomes
 
 
+@pytest.mark.slow
 def test_hybrid_histories_by_the_metadata_topic() -> None:
     outcomes: Counter[str] = Counter()
     with in_one_thread(), FakeCluster() as cluster:
@@ -31,6 +34,7 @@ def test_hybrid_histories_by_the_metadata_topic() -> None:
     assert outcomes["rows"] > 1000, outcomes
 
 
+@pytest.mark.slow
 def test_hybrid_histories_of_old_brokers() -> None:
     """Which list no aborted transaction where they read their tier: refused, or the same rows."""
     outcomes: Counter[str] = Counter()

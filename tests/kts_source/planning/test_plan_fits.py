@@ -48,7 +48,7 @@ def test_where_may_leave_offsets_out_but_no_bytes_of_those_it_reads() -> None:
 @pytest.mark.parametrize("topic", TOPICS)
 @pytest.mark.parametrize(
     "options",
-    [{}, {"maxRecordsPerPartition": "7"}, {"where": "offset between 50 and 70"}],
+    [{}, {"maxRecordsPerPartition": "40"}, {"where": "offset between 50 and 70"}],
     ids=["plain", "few", "where"],
 )
 def test_what_planning_makes_fits(topic: str, options: dict[str, str]) -> None:

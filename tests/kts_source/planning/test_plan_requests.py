@@ -169,6 +169,7 @@ def test_golden_windows(
         assert views[False] > 5, views
 
 
+@pytest.mark.slow
 def test_random_histories(from_all: Callable[..., object], views: Counter[bool]) -> None:
     counted: Counter[str] = Counter()
     for seed in range(120):

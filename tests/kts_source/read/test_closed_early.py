@@ -38,7 +38,9 @@ def fetch_threads() -> list[str]:
 
 @pytest.mark.s3
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="no /proc on this system")
-@pytest.mark.parametrize("batches", [0, 1, 3, None])
+@pytest.mark.parametrize(
+    "batches", [0, *(pytest.param(few, marks=pytest.mark.slow) for few in (1, 3, None))]
+)
 def test_no_thread_and_no_socket_is_left(s3_server: S3Server, batches: int | None) -> None:
     bucket = s3_server.upload(TIER / "tiered", prefix="tiered/")
     s3_server.close()

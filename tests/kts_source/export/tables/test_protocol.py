@@ -70,6 +70,7 @@ def count_steps(tmp_path: Path) -> list[str]:
     return steps.names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_folder_killed_at_every_step(tmp_path: Path, after: bool) -> None:
     names = count_steps(tmp_path)

@@ -1,0 +1,67 @@
+"""Loads the messages of kafka-python, and not the rest of it.
+
+Its package loads consumer, producer and admin client whenever any module of it is imported, which
+takes longer than to load the messages. So the package stays empty until somebody wants more of it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import threading
+from types import ModuleType
+from typing import Any, Final
+
+from segment_format.tuning import is_on
+
+_PACKAGE: Final = "kafka"
+_OF_THE_PACKAGE: Final = ("__all__", "__version__")
+_lock = threading.RLock()
+_loading = False
+
+
+class _EmptyPackage(ModuleType):
+    """A package whose modules can be imported. It is loaded when anything else of it is wanted."""
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        global _loading
+        with _lock:
+            # Who looks through all modules asks for such names, and wants nothing.
+            is_wanted = not name.startswith("__") or name in _OF_THE_PACKAGE
+            if type(self) is _EmptyPackage and is_wanted and not _loading:
+                _loading = True
+                try:
+                    _execute(self)
+                finally:
+                    _loading = False
+            if name in vars(self):
+                return vars(self)[name]
+        raise AttributeError(f"module {_PACKAGE!r} has no attribute {name!r}")
+
+
+def _execute(package: ModuleType) -> None:
+    """Loads the contents of a package into its module."""
+    spec = package.__spec__
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader.exec_module(package)
+    package.__class__ = ModuleType
+
+
+def load_messages() -> None:
+    """Imports the messages of Kafka's protocol.
+
+    With `KTS_TUNING=off` (`docs/tuning.md`) the whole package is loaded first.
+
+    Raises:
+        ImportError: kafka-python is missing, or is not the one that is meant.
+    """
+    with _lock:
+        if is_on() and _PACKAGE not in sys.modules:
+            spec = importlib.util.find_spec(_PACKAGE)
+            if spec is not None and spec.submodule_search_locations:
+                package = importlib.util.module_from_spec(spec)
+                package.__class__ = _EmptyPackage
+                sys.modules[_PACKAGE] = package
+    import kafka.protocol.broker_version_data
+    import kafka.protocol.consumer  # noqa: F401
