@@ -50,6 +50,7 @@ def test_every_topic(spark: SparkSession, tmp_path: Path, table_format: str) -> 
     assert run(spark, lake, source, partition_by=["topic"]).rows == 0
 
 
+@pytest.mark.slow
 def test_sparks_own_parquet_reader(spark: SparkSession, tmp_path: Path) -> None:
     lake = Lake(tmp_path, "parquet")
     topics = ("txn", "timeline")

@@ -83,6 +83,7 @@ def test_corrupt_bytes_in_a_task(registered: SparkSession, tmp_path: Path) -> No
         assert part in text
 
 
+@pytest.mark.slow
 def test_found_without_register(tmp_path: Path) -> None:
     """A Spark of its own: registration is a matter of the session and is done once a JVM."""
     program = f"""

@@ -12,7 +12,6 @@ import pytest
 from kts_source import register, run_available_now
 from kts_source.streaming import end_offsets
 from tests.golden_data import (
-    ISOLATION_LEVELS,
     IsolationLevel,
     assert_same_rows,
     expected_table,
@@ -69,7 +68,10 @@ def run_once(writer: DataStreamWriter) -> None:
         assert query.awaitTermination(SECONDS)
 
 
-@pytest.mark.parametrize("isolation_level", ISOLATION_LEVELS)
+@pytest.mark.parametrize(
+    "isolation_level",
+    ["read_committed", pytest.param("read_uncommitted", marks=pytest.mark.slow)],
+)
 def test_all_batches_together_are_the_batch_scan(
     registered: SparkSession, checkpoint: Path, isolation_level: IsolationLevel
 ) -> None:
@@ -93,6 +95,7 @@ def test_all_batches_together_are_the_batch_scan(
     assert ends["txn"] == last["topics"]["txn"]["p"]
 
 
+@pytest.mark.slow
 def test_a_batch_goes_on_where_a_stream_has_stopped(
     registered: SparkSession, tmp_path: Path, checkpoint: Path
 ) -> None:
@@ -146,6 +149,7 @@ def test_once_takes_all(registered: SparkSession, checkpoint: Path) -> None:
     assert_same_rows(sink.rows(), expected_table("txn", "read_committed"))
 
 
+@pytest.mark.slow
 def test_an_interval_and_fewer_columns(registered: SparkSession, checkpoint: Path) -> None:
     frame = (
         registered.readStream.format("tiered-kafka")
@@ -165,6 +169,7 @@ def test_an_interval_and_fewer_columns(registered: SparkSession, checkpoint: Pat
     assert json.loads(progress["sources"][0]["endOffset"])["topics"]["codecs"]["p"] == {"0": 23962}
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_a_later_version_is_refused_by_name(
     registered: SparkSession, checkpoint: Path
 ) -> None:
@@ -189,6 +194,7 @@ def test_a_mistake_in_the_options_fails_at_load(registered: SparkSession) -> Non
         registered.readStream.format("tiered-kafka").options(**wrong).load()
 
 
+@pytest.mark.slow
 def test_what_only_a_batch_can_have_fails_at_the_start(
     registered: SparkSession, tmp_path: Path
 ) -> None:

@@ -30,6 +30,7 @@ def ours() -> Iterator[logging.Logger]:
     logger.setLevel(before)
 
 
+@pytest.mark.slow
 def test_every_task_is_a_line_of_sparks_worker_logs(spark: SparkSession) -> None:
     if not hasattr(spark.tvf, "python_worker_logs"):
         pytest.skip("Spark 4.1 began to collect what workers log")

@@ -29,7 +29,7 @@ MARK = 0x5A
 BOUND = 4 << 20
 UNHURRIED = settings(
     deadline=None,
-    max_examples=300,
+    max_examples=150,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 

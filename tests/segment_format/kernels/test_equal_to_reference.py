@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 CUTS = st.lists(st.integers(1, 200), max_size=3).map(tuple)
 _CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large]
 SLOW = settings(deadline=None, suppress_health_check=_CHECKS)
-MANY = settings(deadline=None, suppress_health_check=_CHECKS, max_examples=250)
+MANY = settings(deadline=None, suppress_health_check=_CHECKS, max_examples=120)
 
 
 @functools.cache

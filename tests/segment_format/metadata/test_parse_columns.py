@@ -92,7 +92,7 @@ def damaged(value: bytes, data: st.DataObject) -> bytes:
     return bytes(changed) + data.draw(st.sampled_from([b"", b"", b"\0"]))
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=150)
 @given(
     st.lists(records.map(write_metadata_record) | st.sampled_from(REAL), min_size=1, max_size=4),
     st.data(),

@@ -39,7 +39,7 @@ def found(data: bytes, dated_from_ms: int) -> list[tuple[int, int]]:
     return list(iter_record_times(data, dated_from_ms=dated_from_ms))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.data(), strategies.logs(legacy=True) | strategies.logs())
 def test_any_log(data: st.DataObject, log: BuiltLog) -> None:
     for segment in log.segments:
@@ -69,7 +69,7 @@ def test_every_raw_golden_segment() -> None:
         assert found(data, ALL) == expected(data, ALL)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.data(), strategies.segments())
 def test_what_is_spoilt_is_refused_or_told_alike(
     data: st.DataObject, segment: SegmentFiles
