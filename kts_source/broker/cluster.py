@@ -39,6 +39,7 @@ _FIRST_PAUSE_SECONDS: Final = 0.05
 _MAX_PAUSE_SECONDS: Final = 1.0
 _EXPIRES_EARLY_SECONDS: Final = 30.0
 _REPLICA_ID: Final = -1  # a consumer
+_NO_LEADER: Final = -1
 
 
 class Cluster:
@@ -73,7 +74,7 @@ class Cluster:
 
         Raises:
             BrokerError: The cluster refuses to describe one that was named.
-            BrokerUnavailableError: No broker answers, or a partition stays without a leader.
+            BrokerUnavailableError: No broker answers, or none knows a topic that there is.
         """
         wanted = None if names is None else sorted(set(names))
         began = time.monotonic()
@@ -82,7 +83,7 @@ class Cluster:
             if not undecided:
                 return found
             if time.monotonic() - began > _PATIENCE_SECONDS:
-                raise BrokerUnavailableError(f"no leader for {some(undecided)}")
+                raise BrokerUnavailableError(f"brokers do not describe {some(undecided)}")
             pause()
         raise AssertionError
 
@@ -286,6 +287,8 @@ class Cluster:
             by_node: dict[int, list[TopicPartition]] = defaultdict(list)
             for place in waiting:
                 by_node[self._leaders[place].node].append(place)
+            leaderless = by_node.pop(_NO_LEADER, ())
+            waiting.update(dict.fromkeys(leaderless, "it has no leader"))
             for node, mine in by_node.items():
                 try:
                     answers = parse(self.ask(node, request(mine)))
@@ -345,7 +348,6 @@ class Cluster:
                 part.partition_index: Leader(part.leader_id, part.leader_epoch)
                 for part in sorted(topic.partitions, key=lambda part: part.partition_index)
             }
-            undecided += [f"{topic.name}-{n}" for n, one in leaders.items() if one.node < 0]
             for number, leader in leaders.items():
                 self._leaders[topic.name, number] = leader
             found[topic.name] = ClusterTopic(topic.name, uuid_to_text(topic.topic_id), leaders)

@@ -33,7 +33,7 @@ from kts_source.errors import (
 )
 from segment_format.errors import SegmentFormatError
 from segment_format.isolation import NO_ABORTED
-from segment_format.kafka_uuid import uuid_from_text
+from segment_format.kafka_uuid import uuid_from_text, uuid_to_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -243,6 +243,8 @@ class RangeFetcher:
                 **self._place(wanted.start_offset),
             )
         leader = topic.leaders[wanted.partition]
+        if leader.node < 0:
+            raise _TryAgain("the partition has no leader")
         if leader.epoch < wanted.leader_epoch:
             raise _TryAgain(f"a broker still knows the leader of epoch {leader.epoch}")
         if leader.epoch != wanted.leader_epoch:
@@ -279,7 +281,14 @@ class RangeFetcher:
             raise _TryAgain("the client quota is used up")
         if code or not parts:
             self._handle(code, at)
-        part = parts[0]
+        (part, *others) = parts
+        told = answer.responses[0].topic_id, part.partition_index
+        if others or told != (uuid_from_text(self._wanted.topic_id), self._wanted.partition):
+            raise BrokerError(
+                f"a broker answers about {len(parts)} partitions, the first of them {told[1]} of"
+                f" topic id {uuid_to_text(told[0])}: not what it was asked for",
+                **self._place(at),
+            )
         if part.error_code:
             self._handle(part.error_code, at)
         if part.preferred_read_replica >= 0 and not part.records:

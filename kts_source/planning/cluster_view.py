@@ -121,7 +121,9 @@ class ClusterView:
         if not read_committed:
             stable = self._cluster.offsets(places, LATEST, read_committed=True)
         local = self._local_starts(places)
-        epochs = self._cluster.last_epochs(ends)
+        # Nothing below the end of an empty log tells an epoch.
+        ends_of_records = {at: end if end > starts[at] else 0 for at, end in ends.items()}
+        epochs = self._cluster.last_epochs(ends_of_records)
         self.logs = {
             place: BrokerLog(
                 topic=place[0],

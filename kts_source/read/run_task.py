@@ -98,7 +98,7 @@ def write_metrics(metrics: TaskMetrics, path: str, storage: Mapping[str, Any]) -
             hidden.write_bytes(line)
             hidden.rename(folder / name)
         else:
-            _filesystem(path, storage).pipe_file(f"{path.rstrip('/')}/{name}", line)
+            open_filesystem(path, storage).pipe_file(f"{path.rstrip('/')}/{name}", line)
     except Exception as error:  # noqa: BLE001  # metrics are no reason to lose a task
         text = scrub(f"{type(error).__name__}: {error}", secret_values(storage))
         log.warning("metrics could not be written to %s: %s", scrub(path), text)
@@ -109,7 +109,7 @@ def read_metrics(path: str, storage: Mapping[str, Any]) -> list[TaskMetrics]:
     if scheme_of(path) == "file":
         texts = [file.read_text("utf-8") for file in Path(local_root(path)).glob("*.jsonl")]
     else:
-        filesystem = _filesystem(path, storage)
+        filesystem = open_filesystem(path, storage)
         names = [name for name in filesystem.find(path) if name.endswith(".jsonl")]
         texts = [filesystem.cat_file(name).decode() for name in names]
     found = [TaskMetrics.from_json(line) for text in texts for line in text.splitlines()]
@@ -118,7 +118,8 @@ def read_metrics(path: str, storage: Mapping[str, Any]) -> list[TaskMetrics]:
     )
 
 
-def _filesystem(path: str, storage: Mapping[str, Any]) -> Any:  # noqa: ANN401  # fsspec ships no types
+def open_filesystem(path: str, storage: Mapping[str, Any]) -> Any:  # noqa: ANN401  # fsspec ships no types
+    """The file system of a URL, for small files beside a tier."""
     import fsspec
 
     scheme = scheme_of(path)

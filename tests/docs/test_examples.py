@@ -12,7 +12,7 @@ from tests.docs.fences import EXECUTED, PAGES, PYTHON, SHOWN, Block, blocks
 from tests.docs.shell import run_shell
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -96,6 +96,10 @@ def test_examples_without_spark(page: Path, run: Callable[[Path, dict[str, Any]]
     run(page, {})
 
 
+def _with_options(load: Any, options: Mapping[str, str]) -> Any:  # noqa: ANN401
+    return lambda reader, *given, **more: load(reader.options(**options), *given, **more)
+
+
 @pytest.mark.slow
 @pytest.mark.s3
 @pytest.mark.spark
@@ -107,11 +111,20 @@ def test_examples_with_spark(
     run: Callable[[Path, dict[str, Any]], None],
     spark: SparkSession,
     aws: dict[str, str],
+    filled: S3Server,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    from pyspark.sql import DataFrameReader
+    from pyspark.sql.streaming.readwriter import DataStreamReader
+
     # What Spark hands to its Python workers, which start in another folder and environment.
     for name, value in aws.items():
         monkeypatch.setitem(spark.sparkContext.environment, name, value)
+    # What plans a stream has the environment of the JVM, which has started before; and what plans
+    # a batch after it.
+    if page.name == "streaming.md":
+        for kind in (DataFrameReader, DataStreamReader):
+            monkeypatch.setattr(kind, "load", _with_options(kind.load, filled.options))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         run(page, {"spark": spark})

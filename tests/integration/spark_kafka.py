@@ -7,6 +7,7 @@ import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -95,7 +96,7 @@ def run_reads(
     reads: Mapping[str, Mapping[str, str]],
     folder: Path,
     options: Mapping[str, str],
-    growing: Mapping[str, str],
+    growing: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Outcome]:
     """Runs every read in one Spark session; `counts_of` has what it counted.
 
@@ -104,7 +105,8 @@ def run_reads(
         reads: Name to options.
         folder: Empty or absent.
         options: Given to every read.
-        growing: Those of a DataFrame whose one topic gets records between two of its actions.
+        growing: Those of a DataFrame whose one topic gets records between two of its actions; none
+            where it is empty.
     """
     folder.mkdir(parents=True, exist_ok=True)
     jars = [str(path) for path in spark_kafka_jars()] if source == "kafka" else []

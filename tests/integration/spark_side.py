@@ -7,7 +7,8 @@ itself. Its one argument is a JSON file:
     jars       list of paths for `spark.jars`
     options    given to every read
     reads      name to options
-    growing    options of a DataFrame that is read again and again while its topic gets records
+    growing    options of a DataFrame that is read again and again while its topic gets records;
+               empty for none
     out        folder: `<name>.parquet` for what was read; `outcomes.json` with `null` or an error;
                `counts.json` with how many records that DataFrame had
 """
@@ -49,8 +50,9 @@ def main(spec: dict[str, Any]) -> None:
         found = pool.map(lambda name: _read(spark, spec, name, reads[name], out), reads)
         outcomes = dict(zip(reads, found, strict=True))
     (out / "outcomes.json").write_text(json.dumps(outcomes))
-    counts = _counts(spark.read.format(spec["format"]).options(**spec["growing"]), spec["growing"])
-    (out / "counts.json").write_text(json.dumps(counts))
+    if spec["growing"]:
+        growing = spark.read.format(spec["format"]).options(**spec["growing"])
+        (out / "counts.json").write_text(json.dumps(_counts(growing, spec["growing"])))
     seconds = time.monotonic() - started
     sys.stdout.write(f"{len(outcomes)} reads of {spec['format']} in {seconds:.0f} s\n")
     spark.stop()

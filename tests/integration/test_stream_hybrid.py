@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from kts_source.streaming import end_offsets
 from tests.golden_data import ISOLATION_LEVELS
 from tests.integration.hybrid import (
     assert_as_consumed,
@@ -18,11 +19,13 @@ from tests.integration.hybrid import (
     hybrid_options,
     planned,
 )
+from tests.integration.spark_kafka import run_reads
 from tests.integration.worked_topic import Topic
 from tests.kts_source.streaming.running import Checkpointed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from tests.integration.cluster import Cluster
 
@@ -136,3 +139,33 @@ def test_a_topic_that_is_created_again(cluster: Cluster, opened: ExitStack) -> N
     due = consumed_rows(cluster.bootstrap, planned(now), "read_committed")
     found = sum(table.num_rows for table in lenient.batches.values()) - before
     assert found == sum(len(rows) for rows in due.values()) > 0
+
+
+def test_sparks_kafka_source_goes_on_where_a_stream_of_the_tier_has_stopped(
+    cluster: Cluster, opened: ExitStack, tmp_path: Path
+) -> None:
+    level = random.SystemRandom().choice(ISOLATION_LEVELS)
+    topic = Topic(cluster, f"handed-over-{level}")
+    topic.write(3)
+    topic.settle()
+    tier = hybrid_options("", cluster.tier, subscribe=topic.name, isolationLevel=level)
+    del tier["kafka.bootstrap.servers"]
+    stream = opened.enter_context(closing(Checkpointed(tier | {"maxSegmentsPerTrigger": "1"})))
+    stream.all()
+    stream.write(tmp_path / "checkpoint")
+    topic.write(1)
+    read = {
+        "subscribe": topic.name,
+        "startingOffsets": end_offsets(str(tmp_path / "checkpoint")),
+        "includeHeaders": "true",
+        "kafka.isolation.level": level,
+        "kafka.bootstrap.servers": cluster.bootstrap,
+    }
+    rest = run_reads("kafka", {"rest": read}, tmp_path / "spark", {})["rest"]
+    assert rest.table is not None, rest.error
+    assert rest.table.num_rows
+    tables = [*stream.batches.values(), rest.table]
+    found = [at for table in tables for at in table["offset"].to_pylist()]
+    whole = planned(hybrid_options(cluster.bootstrap, cluster.tier, subscribe=topic.name))
+    ((_, due),) = consumed_rows(cluster.bootstrap, whole, level).items()
+    assert sorted(found) == [row.offset for row in due]

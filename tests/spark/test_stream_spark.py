@@ -6,9 +6,11 @@ import json
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 
 from kts_source import register, run_available_now
+from kts_source.streaming import end_offsets
 from tests.golden_data import (
     ISOLATION_LEVELS,
     IsolationLevel,
@@ -84,6 +86,29 @@ def test_all_batches_together_are_the_batch_scan(
     assert_same_rows(sink.rows(), expected_table("txn", isolation_level))
     run_available_now(registered, options, written)
     assert len(sink.batches) == 4, "nothing is new"
+    ends = json.loads(end_offsets(str(checkpoint)))
+    if isolation_level == "read_uncommitted":
+        assert ends == {"txn": {"0": 3963, "1": 3671}}
+    last = json.loads((checkpoint / "offsets" / "3").read_text().splitlines()[2])
+    assert ends["txn"] == last["topics"]["txn"]["p"]
+
+
+def test_a_batch_goes_on_where_a_stream_has_stopped(
+    registered: SparkSession, tmp_path: Path, checkpoint: Path
+) -> None:
+    tier, sink = GrowingTier(tmp_path / "tier"), Sink()
+    options = {**tier_options("txn", includeHeaders="true"), "path": tier.path.as_uri()}
+    folders = [tier.folder("txn", number) for number in (0, 1)]
+    tier.add(folders[0], tier.stems(folders[0])[:4])
+    with started(writer(registered, options, checkpoint, sink)) as query:
+        query.processAllAvailable()
+    for folder in folders:
+        tier.add(folder, tier.stems(folder))
+    starting = end_offsets(str(checkpoint), partitions={"txn": 2})
+    assert json.loads(starting)["txn"]["1"] == -2
+    batch = registered.read.format("tiered-kafka").options(**options, startingOffsets=starting)
+    together = pa.concat_tables([sink.rows(), batch.load().toArrow()])
+    assert_same_rows(together, expected_table("txn", "read_committed"))
 
 
 def test_a_stream_goes_on_where_it_was_while_the_tier_grows(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import struct
 import time
+import uuid
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ from tests.kts_source.broker.fake_log import fake_log, with_log_start
 from tests.kts_source.broker.fake_node import FETCH, LIST_OFFSETS, Fault
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 END = 60
 SETTINGS = dataclasses.replace(
@@ -161,6 +162,27 @@ def test_batches_that_are_damaged(scene: Scene) -> None:
 
     scene.brokers.fail(FETCH, Fault(), Fault(edit=damage))
     with pytest.raises(CorruptSegmentError, match="a broker sent what is not valid"):
+        scene.offsets()
+
+
+def _other_partition(answer: Any) -> None:  # noqa: ANN401
+    answer.responses[0].partitions[0].partition_index = 7
+
+
+def _other_topic(answer: Any) -> None:  # noqa: ANN401
+    answer.responses[0].topic_id = uuid.UUID(int=5)
+
+
+def _twice(answer: Any) -> None:  # noqa: ANN401
+    answer.responses[0].partitions *= 2
+
+
+@pytest.mark.parametrize("edit", [_other_partition, _other_topic, _twice])
+def test_rows_that_were_not_asked_for_are_not_taken(
+    scene: Scene, edit: Callable[[Any], None]
+) -> None:
+    scene.brokers.fail(FETCH, Fault(), Fault(edit=edit))
+    with pytest.raises(BrokerError, match=r"not what it was asked for \[topic t, partition 0"):
         scene.offsets()
 
 

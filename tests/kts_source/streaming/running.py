@@ -122,6 +122,14 @@ class Checkpointed:
                 return count
         raise AssertionError("it does not end")
 
+    def write(self, checkpoint: Path) -> None:
+        """A checkpoint location as Spark writes it (`OffsetSeqLog`, `CommitLog`)."""
+        for name in ("offsets", "commits"):
+            (checkpoint / name).mkdir(parents=True)
+            for number, text in enumerate(self.offset_log):
+                lines = ["v1", "{}", text] if name == "offsets" else ["v1", "{}"]
+                (checkpoint / name / str(number)).write_text("\n".join(lines))
+
 
 class Running(Checkpointed):
     """The same over golden topics, with all columns.

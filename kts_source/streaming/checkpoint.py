@@ -1,0 +1,169 @@
+"""Where a streaming query has got to, from its checkpoint: to go on from there with another query.
+
+Spark writes a file `offsets/N` before it runs batch N, and `commits/N` when all its rows are in the
+sink (`OffsetSeqLog`, `CommitLog`). So the batch with the greatest number in `commits` counts.
+
+    v1                              v2
+    {"batchWatermarkMs":0, …}       {"batchWatermarkMs":0, …}
+    <offset of the first source>    <name of a source>:<its offset>
+    …                               …
+
+A source that has no offset yet has `-` in version 1. Version 2 is written where sources have names
+(Spark 4.2 and later).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from kts_source.errors import StreamOffsetError
+from kts_source.read.run_task import open_filesystem
+from kts_source.store.local_store import local_root
+from kts_source.store.open_store import refuse_credentials, scheme_of
+from kts_source.store.storage_options import storage_options_from
+from kts_source.streaming.offsets import position_from_json
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kts_source.streaming.offsets import StreamPosition
+
+EARLIEST: Final = -2
+_BATCH: Final = re.compile(r"(?:.*/)?(0|[1-9][0-9]{0,18})")
+_NAMED: Final = re.compile(r"([A-Za-z0-9_]+):(\{.*\}|-)")
+_NO_OFFSET: Final = "-"
+
+
+def end_offsets(
+    checkpoint: str,
+    *,
+    source: str | int | None = None,
+    partitions: Mapping[str, int] | None = None,
+    options: Mapping[str, str] | None = None,
+) -> str:
+    """The ends of the last batch that a query has committed, as `startingOffsets` for
+    `format("kafka")` or for another stream or batch of this source.
+
+    Stop the query first: what it commits later is not in the answer.
+
+    Args:
+        checkpoint: Its checkpoint location.
+        source: Which of several sources: its name, or its number in the query, from 0.
+        partitions: How many partitions topics have. Those of which the query has read nothing are
+            named too, with −2 (earliest): Spark's Kafka source wants all of them. Topics that it
+            has not read are left out.
+        options: Storage options (`s3.*`, `storageOptions`) where the location needs them.
+
+    Returns:
+        JSON, `{"<topic>":{"<partition>":<next offset>}}`. It holds no topic ids: check that no
+        topic was created again since.
+
+    Raises:
+        StreamOffsetError: Nothing is committed, it is no checkpoint, of an unknown version, or of
+            several sources and none was named.
+    """
+    position = committed_position(checkpoint, source=source, options=options)
+    found: dict[str, dict[str, int]] = {}
+    for topic, known in sorted(position.topics.items()):
+        wanted = dict.fromkeys(range((partitions or {}).get(topic, 0)), EARLIEST)
+        found[topic] = {str(n): at for n, at in sorted({**wanted, **known.offsets}.items())}
+    return json.dumps(found)
+
+
+def committed_position(
+    checkpoint: str,
+    *,
+    source: str | int | None = None,
+    options: Mapping[str, str] | None = None,
+) -> StreamPosition:
+    """Where the last committed batch of a query ends; see `end_offsets`.
+
+    Raises:
+        StreamOffsetError: See `end_offsets`.
+    """
+    folder = _Folder(checkpoint, options)
+    batches = folder.batches("commits")
+    if not batches:
+        raise StreamOffsetError(
+            f"{checkpoint} has no committed batch: is it the checkpoint location of a query that"
+            " has finished one?"
+        )
+    number = max(batches)
+    lines = folder.text(f"offsets/{number}").split("\n")
+    where = f"{checkpoint}, offsets/{number}"
+    offsets = _offsets(lines, where)
+    text = _chosen(offsets, source, where)
+    if text == _NO_OFFSET:
+        raise StreamOffsetError(f"{where}: the source has read nothing yet")
+    try:
+        document = json.loads(text)
+    except ValueError:
+        raise StreamOffsetError(f"{where}: an offset is not JSON") from None
+    position = position_from_json(document)
+    if position.is_initial:
+        raise StreamOffsetError(f"{where}: the source has read nothing yet")
+    return position
+
+
+def _offsets(lines: list[str], where: str) -> dict[str, str]:
+    """The text of each source, by name or number."""
+    version, found = lines[0], [line for line in lines[2:] if line]
+    if version == "v1":
+        return {str(number): line for number, line in enumerate(found)}
+    if version == "v2":
+        named = [_NAMED.fullmatch(line) for line in found]
+        if all(named):
+            return {match[1]: match[2] for match in named if match is not None}
+    raise StreamOffsetError(
+        f"{where}: an offset log of Spark begins with v1 or v2, and this one with {version[:20]!r},"
+        " or a line of it cannot be read; it may be of a later Spark, or damaged"
+    )
+
+
+def _chosen(offsets: Mapping[str, str], source: str | int | None, where: str) -> str:
+    if source is None and len(offsets) == 1:
+        return next(iter(offsets.values()))
+    if str(source) in offsets and source is not None:
+        return offsets[str(source)]
+    which = "say which by source=" if source is None else f"it has not {source!r}, but"
+    raise StreamOffsetError(
+        f"{where}: the query has {len(offsets)} sources; {which} {', '.join(offsets)}"
+    )
+
+
+class _Folder:
+    """Reads a checkpoint location, on this machine or in a store."""
+
+    def __init__(self, path: str, options: Mapping[str, str] | None) -> None:
+        refuse_credentials(path)
+        self._path = path.rstrip("/")
+        self._local = Path(local_root(path)) if scheme_of(path) == "file" else None
+        storage = storage_options_from(options or {}).reveal()
+        self._files: Any = None if self._local is not None else open_filesystem(path, storage)
+
+    def batches(self, name: str) -> list[int]:
+        """The numbers of the files in a folder; temporary ones and checksums are left out."""
+        try:
+            if self._local is not None:
+                names = [one.name for one in (self._local / name).iterdir()]
+            else:
+                names = self._files.ls(f"{self._path}/{name}", detail=False)
+        except FileNotFoundError:
+            return []
+        matches = (_BATCH.fullmatch(one) for one in names)
+        return [int(match[1]) for match in matches if match is not None]
+
+    def text(self, name: str) -> str:
+        """A file as text."""
+        try:
+            if self._local is not None:
+                return (self._local / name).read_text("utf-8")
+            return bytes(self._files.cat_file(f"{self._path}/{name}")).decode()
+        except FileNotFoundError:
+            raise StreamOffsetError(
+                f"{self._path} has no {name}, of which it says that it is committed: files of the"
+                " checkpoint are lost"
+            ) from None

@@ -1,0 +1,147 @@
+"""Temporary credentials end while a stream runs: it gets new ones by itself."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.golden_data import TIER, expected_table, tier_options
+from tests.kts_source.streaming.running import Checkpointed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.s3 import S3Server
+
+LIVES_SECONDS = 1.0
+PATH = "/credentials"
+EXPIRED = b"<Error><Code>ExpiredToken</Code><Message>The token has expired.</Message></Error>"
+
+
+class Gate(ThreadingHTTPServer):
+    """Gives tokens that soon end, as a container's role does, and lets only those in to a store
+    whose token is alive.
+
+    Attributes:
+        given: How many tokens were given.
+        used: Those that opened the gate.
+        refused: How many requests came with a token that had ended.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, endpoint: str) -> None:
+        super().__init__(("127.0.0.1", 0), Visitor)
+        self.store = urlsplit(endpoint).netloc
+        self.given = self.refused = 0
+        self.used: set[str] = set()
+        self.ends: dict[str, float] = {}
+        self.lock = threading.Lock()
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def token(self) -> str:
+        """A new one."""
+        with self.lock:
+            self.given += 1
+            name = f"token-{self.given}"
+            self.ends[name] = time.monotonic() + LIVES_SECONDS
+            return name
+
+    def lets_in(self, token: str) -> bool:
+        """Whether a token is alive."""
+        with self.lock:
+            if time.monotonic() > self.ends.get(token, 0):
+                self.refused += 1
+                return False
+            self.used.add(token)
+            return True
+
+
+class Visitor(BaseHTTPRequestHandler):
+    """One request at the gate."""
+
+    protocol_version = "HTTP/1.1"
+    server: Gate
+
+    def do_GET(self) -> None:
+        if self.path == PATH:
+            ends = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 2))
+            answer = {
+                "AccessKeyId": "key",
+                "SecretAccessKey": "secret",
+                "Token": self.server.token(),
+                "Expiration": ends,
+            }
+            self._answer(200, {"Content-Type": "application/json"}, json.dumps(answer).encode())
+        elif not self.server.lets_in(self.headers.get("x-amz-security-token", "")):
+            self._answer(403, {"Content-Type": "application/xml"}, EXPIRED)
+        else:
+            store = http.client.HTTPConnection(self.server.store, timeout=30)
+            store.request(self.command, self.path, headers=dict(self.headers))
+            answer_of_store = store.getresponse()
+            data = answer_of_store.read()
+            self._answer(answer_of_store.status, dict(answer_of_store.getheaders()), data)
+            store.close()
+
+    do_HEAD = do_GET  # noqa: N815  # the name that http.server looks for
+
+    def _answer(self, status: int, headers: dict[str, str], data: bytes) -> None:
+        self.send_response(status)
+        for name, text in headers.items():
+            if name.lower() not in ("content-length", "connection", "transfer-encoding"):
+                self.send_header(name, text)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        """Silent."""
+
+
+@pytest.fixture
+def gate(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    opened = Gate(s3_server.endpoint)
+    thread = threading.Thread(target=opened.serve_forever)
+    thread.start()
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", opened.url + PATH)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    yield opened
+    opened.shutdown()
+    thread.join()
+    opened.server_close()
+
+
+@pytest.mark.slow
+@pytest.mark.s3
+def test_tokens_that_end_while_a_stream_runs(gate: Gate, s3_server: S3Server) -> None:
+    bucket = s3_server.upload(TIER / "tiered", prefix="tiered/")
+    options = {
+        **tier_options("txn", maxSegmentsPerTrigger="3", minListingIntervalMs="0"),
+        "path": f"s3://{bucket}",
+        "s3.endpoint": gate.url,
+        "s3.region": s3_server.region,
+        "s3.path-style-access": "true",
+    }
+    stream = Checkpointed(options)
+    while stream.batch():
+        time.sleep(LIVES_SECONDS)  # all tokens that it has end
+    stream.close()
+    rows = sum(table.num_rows for table in stream.batches.values())
+    assert rows == expected_table("txn", "read_committed").num_rows
+    assert len(stream.batches) > 4
+    assert len(gate.used) > len(stream.batches)
+    assert "token" not in "".join(stream.offset_log)
