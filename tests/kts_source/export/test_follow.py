@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from kts_source.errors import (
 )
 from kts_source.export.executor import LocalExecutor
 from kts_source.export.follow import RoundMetrics, follow
+from kts_source.export.report import Skipped, WrittenRange, empty_report, together
 from kts_source.export.run import clean
 from tests.golden_data import expected_table
 from tests.kts_source.export.exporting import FORMATS, Lake, assert_holds, places, source
@@ -238,6 +239,20 @@ def test_an_open_transaction_is_told_until_it_is_written(tmp_path: Path) -> None
         ("txn", 0, 3675, 3963)
     ]
     assert report.rows == expected_table("txn", "read_committed").num_rows
+
+
+def test_a_gap_that_is_written_later_is_told_no_more() -> None:
+    nothing = empty_report("lake", "delta")
+    tail, lost = Skipped("t", 0, 20, 30, "open transaction"), Skipped("t", 1, 0, 5, "gone")
+    first = replace(
+        nothing, rows=20, skipped=(lost, tail), ranges=(WrittenRange("t", "id", 0, 0, 20),)
+    )
+    longer = replace(nothing, skipped=(replace(tail, stop=40),))
+    assert together(first, longer).skipped == (replace(tail, stop=40), lost)
+    then = replace(nothing, rows=20, ranges=(WrittenRange("t", "id", 0, 20, 40),))
+    both = together(together(first, longer), then)
+    assert (both.skipped, both.rows) == ((lost,), 40)
+    assert both.ranges == (WrittenRange("t", "id", 0, 0, 40),)
 
 
 @pytest.mark.parametrize(
