@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from kts_source.cli.scan_options import add_places, json_flag, scan_options
 from kts_source.cli.tables import print_json
+
+if TYPE_CHECKING:
+    from kts_source.export.executor import ExportExecutor
 
 
 @click.command()
@@ -24,6 +27,12 @@ from kts_source.cli.tables import print_json
 @click.option("--delete-retention-ms", type=int, help="What remove-old takes for old.")
 @click.option("--export-id", help="Tells exports into the same table apart.")
 @click.option("--no-resume", is_flag=True, help="Refuse a target that holds some of the offsets.")
+@click.option("--follow", is_flag=True, help="Go on with what is new until SIGTERM or Ctrl-C.")
+@click.option("--interval", help="With --follow: between two rounds; 60s, 15m, 1h.")
+@click.option("--round-bytes", type=int, help="With --follow: original bytes of a round, about.")
+@click.option(
+    "--end-offsets", is_flag=True, help="Only print where TARGET ends, as startingOffsets."
+)
 @click.option("--catalog", multiple=True, metavar="NAME=VALUE", help="PyIceberg's properties.")
 @click.option("--workers", type=click.IntRange(min=1), help="Processes; default: one a core.")
 @click.option("--spark", "with_spark", is_flag=True, help="Run the tasks in a Spark session.")
@@ -47,6 +56,7 @@ def export(
     workers: int | None,
     with_spark: bool,
     clean: bool,
+    end_offsets: bool,
     older_than_hours: float | None,
     dry_run: bool,
     png: str | None,
@@ -55,9 +65,11 @@ def export(
 ) -> None:
     """Writes the selected topics to TARGET, each offset once; run again to go on."""
     # Here, because other commands need none of it.
+    from kts_source.export.end_offsets import end_offsets as ends_of_table
     from kts_source.export.executor import LocalExecutor
     from kts_source.export.extras import require
-    from kts_source.export.progress import default_progress
+    from kts_source.export.follow import follow as run_follow
+    from kts_source.export.progress import NO_PROGRESS, default_progress
     from kts_source.export.run import DEFAULT_CLEAN_HOURS
     from kts_source.export.run import clean as clean_target
     from kts_source.export.run import export as run_export
@@ -73,24 +85,35 @@ def export(
     if catalog:
         named["catalog"] = dict(pair.partition("=")[::2] for pair in catalog)
     named["resume"] = not no_resume
-    if with_spark and not clean:
+    checked = export_settings(target, source=options, **named)
+    if clean:
+        hours = DEFAULT_CLEAN_HOURS if older_than_hours is None else older_than_hours
+        found = clean_target(checked, older_than_hours=hours, remove=not dry_run)
+        print_json(sorted(orphan.key for orphan in found))
+        return
+    if end_offsets:
+        click.echo(ends_of_table(source=options, target=target, **named))
+        return
+    follows = checked.following is not None
+    shown = NO_PROGRESS if follows else default_progress()
+    executor: ExportExecutor = LocalExecutor(workers)
+    if with_spark:
         require("pyspark", "spark", "--spark")
-        from kts_source.spark.backfill import backfill
+        from kts_source.spark.backfill import SparkExecutor
         from kts_source.spark.session import session_builder
 
-        session = session_builder().getOrCreate()
-        report = backfill(session, source=options, target=target, **named)
+        executor = SparkExecutor(session_builder().getOrCreate(), shown)
+    if follows:
+        report = run_follow(
+            options, checked, executor, on_round=lambda metrics: click.echo(metrics.to_json())
+        )
     else:
-        checked = export_settings(target, source=options, **named)
-        if clean:
-            hours = DEFAULT_CLEAN_HOURS if older_than_hours is None else older_than_hours
-            found = clean_target(checked, older_than_hours=hours, remove=not dry_run)
-            print_json(sorted(orphan.key for orphan in found))
-            return
-        report = run_export(options, checked, LocalExecutor(workers), progress=default_progress())
+        report = run_export(options, checked, executor, progress=shown)
     if png is not None:
         report.save_png(png)
-    if as_json:
+    if follows:  # standard output has a line of JSON a round, and nothing else
+        click.echo(str(report), err=True)
+    elif as_json:
         print_json(report.to_dict())
     else:
         click.echo(str(report))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import textwrap
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from kts_source.texts import format_bytes
@@ -57,6 +58,7 @@ class BackfillReport:
         files: Number of files committed.
         file_bytes: Their bytes.
         segment_bytes: Original bytes of the segments read.
+        left_bytes: Original bytes that a bounded round has left to the next one.
         commits: Number of commits.
         requests: Reads sent to the tier by the tasks.
         bytes_read: Object bytes the tasks received.
@@ -75,6 +77,7 @@ class BackfillReport:
     files: int
     file_bytes: int
     segment_bytes: int
+    left_bytes: int
     commits: int
     requests: int
     bytes_read: int
@@ -155,6 +158,58 @@ def _summary(report: BackfillReport) -> list[str]:
     if report.rejected:
         lines.append(f"  {report.rejected:,} rows went to the dead letters")
     return lines
+
+
+def empty_report(target: str, table_format: str) -> BackfillReport:
+    """Of a run that has done nothing yet."""
+    numbers: dict[str, Any] = {
+        field.name: 0 for field in fields(BackfillReport) if field.type in ("int", "float")
+    }
+    texts: dict[str, Any] = {"target": target, "table_format": table_format}
+    return BackfillReport(**texts, **numbers, ranges=(), skipped=(), seconds={})
+
+
+def together(first: BackfillReport, then: BackfillReport) -> BackfillReport:
+    """Two runs one after the other, told as one.
+
+    What the second one wrote is no longer left out; so the report stays small however many runs
+    follow: a gap stays in it only where it stays in the table.
+    """
+    sums: dict[str, Any] = {
+        field.name: getattr(first, field.name) + getattr(then, field.name)
+        for field in fields(BackfillReport)
+        if field.type in ("int", "float")
+    }
+    sums["left_bytes"] = then.left_bytes
+    ranges: list[WrittenRange] = []
+    order = attrgetter("topic", "topic_id", "partition", "start")
+    for span in sorted((*first.ranges, *then.ranges), key=order):
+        last = ranges[-1] if ranges else None
+        if last and order(last)[:3] == order(span)[:3] and last.stop == span.start:
+            ranges[-1] = replace(last, stop=span.stop)
+        else:
+            ranges.append(span)
+    gaps = {
+        (gap.topic, gap.partition, gap.start): gap
+        for gap in first.skipped
+        if not any(
+            (gap.topic, gap.partition) == (span.topic, span.partition)
+            and gap.start < span.stop
+            and span.start < gap.stop
+            for span in then.ranges
+        )
+    }
+    gaps |= {(gap.topic, gap.partition, gap.start): gap for gap in then.skipped}
+    seconds = dict(first.seconds)
+    for stage, value in then.seconds.items():
+        seconds[stage] = seconds.get(stage, 0.0) + value
+    return replace(
+        then,
+        **sums,
+        ranges=tuple(ranges),
+        skipped=tuple(gap for _, gap in sorted(gaps.items())),
+        seconds=seconds,
+    )
 
 
 def lost_offsets(reports: Iterable[TaskReport]) -> Iterator[Skipped]:

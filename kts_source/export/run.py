@@ -165,6 +165,7 @@ class _Run:
         base: Files of the table that a compaction replaces.
         merges: Whether it merges them with new records; otherwise it builds the table anew.
         waiting: Ranges and reports that wait for a table to commit to.
+        waves: How many have been run.
     """
 
     options: ScanOptions
@@ -177,6 +178,7 @@ class _Run:
     reports: list[TaskReport] = field(default_factory=list)
     commits: list[Commit] = field(default_factory=list)
     waiting: tuple[list[RangeAdvance], list[TaskReport]] = field(default_factory=lambda: ([], []))
+    waves: int = 0
     base: Sequence[BaseFile] = ()
     merges: bool = False
     seconds: dict[str, float] = field(
@@ -192,13 +194,17 @@ class _Run:
         self.progress.begin(len(plan.scan.tasks), plan.scan.nominal_bytes)
         try:
             if plan.waves:
+                settings = self.settings
                 place = self.table.place(self.run_id)
-                job = ExportJob.of(self.options, self.settings, place, self.run_id)
-                if self.settings.compaction is not None:
-                    self._compact(plan, job, self.settings.compaction, state)
+                job = ExportJob.of(self.options, settings, place, self.run_id)
+                if settings.compaction is not None:
+                    self._compact(plan, job, settings.compaction, state)
                 else:
                     for wave in plan.waves:
                         self._commit(wave, self._run_tasks(wave.tasks, job), job)
+                        # Without a table to commit to, the next round would read the same again.
+                        if settings.following is not None and not self.waiting[0]:
+                            break
         finally:
             self.progress.end()
         if self.waiting[0]:
@@ -210,15 +216,18 @@ class _Run:
 
     def _plan(self, state: TableState) -> ExportPlan:
         options, settings, committed = self.options, self.settings, state.committed
+        following = settings.following
         if settings.compaction is None:
+            commit_bytes = settings.commit_bytes if following is None else following.round_bytes
             return plan_export(
-                options, committed, resume=settings.resume, commit_bytes=settings.commit_bytes
+                options, committed, resume=settings.resume, commit_bytes=commit_bytes
             )
-        # One wave: a merge behind what the table holds, or all of it anew.
+        # One wave counts: a merge behind what the table holds, or all of it anew.
         if not state.fingerprint or can_merge(options, settings):
             self.merges = bool(state.fingerprint)
             self.base = self.table.base_files() if self.merges else ()
-            return plan_export(options, committed, resume=True, commit_bytes=1 << 62)
+            commit_bytes = 1 << 62 if following is None else following.round_bytes
+            return plan_export(options, committed, resume=True, commit_bytes=commit_bytes)
         plan = plan_rebuild(options, committed)
         if plan.waves:
             self.base = self.table.base_files()
@@ -241,7 +250,7 @@ class _Run:
     def _compact(
         self, plan: ExportPlan, job: ExportJob, compaction: Compaction, state: TableState
     ) -> None:
-        (wave,) = plan.waves
+        wave = plan.waves[0]
         base = self.base if self.merges else ()
         nominal = sum(task.scan.nominal_bytes for task in wave.tasks)
         buckets = bucket_count(nominal + BASE_RATIO * sum(file.size for file in base))
@@ -312,6 +321,7 @@ class _Run:
         else:
             self.waiting = advances, reports
         self.reports.extend(ordered)
+        self.waves += 1
         self.seconds["committing"] += time.monotonic() - started
 
     def _schema(self, reports: Sequence[TaskReport], job: ExportJob) -> pa.Schema | None:
@@ -329,7 +339,12 @@ class _Run:
     def _report(self, plan: ExportPlan) -> BackfillReport:
         reports = self.reports
         files = [file for report in reports for file in report.files]
-        skipped = (*plan.skipped, *lost_offsets(reports))
+        waves, later = plan.waves[: self.waves], plan.waves[self.waves :]
+        planned = plan.skipped
+        if later:  # what lies behind this round is for the rounds that get there to tell
+            ends = {(a.topic, a.key.partition): a.stop for wave in waves for a in wave.advances}
+            planned = tuple(g for g in planned if g.start < ends.get((g.topic, g.partition), 0))
+        skipped = (*planned, *lost_offsets(reports))
         advances = (advance for commit in self.commits for advance in commit.advances)
         return BackfillReport(
             target=self.settings.target,
@@ -341,11 +356,12 @@ class _Run:
             files=len(files),
             file_bytes=sum(file.size for file in files),
             segment_bytes=sum(report.segment_bytes for report in reports),
+            left_bytes=sum(task.scan.nominal_bytes for wave in later for task in wave.tasks),
             commits=len(self.commits),
             requests=sum(report.requests for report in reports),
             bytes_read=sum(report.bytes_read for report in reports),
             retries=sum(report.retries for report in reports),
-            cost=estimate(plan.scan.tasks).cost(),
+            cost=estimate([task.scan for wave in waves for task in wave.tasks]).cost(),
             skipped=skipped,
             seconds={
                 **self.seconds,

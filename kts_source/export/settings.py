@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypedDict, Unpack
 
 from kts_source.errors import InvalidOptionError
 from kts_source.export.partitioning import PartitionField, parse_partition_by
+from kts_source.options.stream_options import parse_duration_ms
 from kts_source.secret import Secret
 from kts_source.store.storage_options import S3_OPTIONS, storage_options_from
 
@@ -34,6 +35,8 @@ REMOVE: Final = "remove"
 REMOVE_OLD: Final = "remove-old"
 TOMBSTONES: Final = (KEEP, REMOVE, REMOVE_OLD)
 
+_LEAST_INTERVAL_SECONDS: Final = 1
+
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
@@ -47,6 +50,20 @@ class Compaction:
 
     tombstones: str = KEEP
     delete_retention_ms: int = 86_400_000
+
+
+@dataclass(frozen=True, slots=True)
+class Following:
+    """How to go on with what is new, in rounds.
+
+    Attributes:
+        interval_seconds: From the begin of one round to that of the next, once nothing is left.
+        round_bytes: Original bytes of a round, in whole segments: it ends with the one that
+            reaches them. A round is one commit.
+    """
+
+    interval_seconds: float = 60.0
+    round_bytes: int = 8 << 30
 
 
 class ExportArguments(TypedDict, total=False):
@@ -68,6 +85,9 @@ class ExportArguments(TypedDict, total=False):
     compact: bool
     tombstones: str
     delete_retention_ms: int
+    follow: bool
+    interval: str
+    round_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +97,7 @@ class ExportSettings:
     Attributes:
         target: A folder, `s3://bucket/prefix`, or an Iceberg table's name.
         compaction: How to keep the latest record of every key only; `None` keeps all records.
+        following: How to go on round by round; `None` = one run, and it ends.
         storage: Credentials and settings of the target.
         catalog: PyIceberg's properties of the catalog.
     """
@@ -94,6 +115,7 @@ class ExportSettings:
     commit_bytes: int = 64 << 30
     dead_letters: str | None = None
     compaction: Compaction | None = None
+    following: Following | None = None
     storage: Secret[Mapping[str, str]] = field(default_factory=lambda: Secret({}))
     catalog: Secret[Mapping[str, str]] = field(default_factory=lambda: Secret({}))
 
@@ -126,6 +148,10 @@ def export_settings(
     given["partition_by"] = parse_partition_by(given["partition_by"])
     rules = ("tombstones", "delete_retention_ms")
     compaction = Compaction(**{name: given.pop(name) for name in rules if name in given})
+    pace = {name: given.pop(name) for name in ("round_bytes",) if name in given}
+    if "interval" in given:
+        pace["interval_seconds"] = parse_duration_ms("interval", given.pop("interval")) / 1000
+    following = Following(**pace) if given.pop("follow", False) else None
     catalog = given.pop("catalog", None)
     properties = {name: str(value) for name, value in (catalog or {}).items()}
     options = given.pop("target_options", None)
@@ -135,6 +161,7 @@ def export_settings(
     settings = ExportSettings(
         target,
         compaction=compaction if given.pop("compact", False) else None,
+        following=following,
         **given,
         storage=storage_options_from(options),
         catalog=Secret(properties),
@@ -154,6 +181,8 @@ def _check(settings: ExportSettings, *, has_catalog: bool) -> None:
     for name in ("target_file_bytes", "row_group_rows", "commit_bytes"):
         if (value := getattr(settings, name)) < 1:
             raise InvalidOptionError(f"{name} must be positive, not {value}")
+    if settings.following is not None:
+        _check_following(settings, settings.following)
     if has_catalog != (settings.table_format == ICEBERG):
         raise InvalidOptionError("Iceberg needs catalog=…, and only Iceberg takes it")
     # The names of files have it and 84 letters more; 255 are the most.
@@ -164,3 +193,20 @@ def _check(settings: ExportSettings, *, has_catalog: bool) -> None:
         )
     if settings.compaction and (settings.transform is not None or settings.sort_within_files):
         raise InvalidOptionError("compact=True goes with neither transform nor sort_within_files")
+
+
+def _check_following(settings: ExportSettings, following: Following) -> None:
+    if following.interval_seconds < _LEAST_INTERVAL_SECONDS:
+        raise InvalidOptionError(
+            f"interval must be at least {_LEAST_INTERVAL_SECONDS} s, not"
+            f" {following.interval_seconds} s: every round lists the tier"
+        )
+    if following.round_bytes < 1:
+        raise InvalidOptionError(f"round_bytes must be positive, not {following.round_bytes}")
+    if not settings.resume:
+        raise InvalidOptionError("follow=True goes on behind the table: resume=False forbids it")
+    if settings.compaction is not None and settings.table_format == PARQUET:
+        raise InvalidOptionError(
+            "compact=True with follow=True replaces files round by round, which a folder of Parquet"
+            " files cannot: export into a Delta or Iceberg table"
+        )

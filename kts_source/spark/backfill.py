@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from kts_source.export.executor import LocalExecutor
 from kts_source.export.files import TaskReport
+from kts_source.export.follow import follow
 from kts_source.export.progress import NO_PROGRESS, default_progress
 from kts_source.export.run import export
 from kts_source.export.settings import ExportArguments, export_settings
@@ -40,7 +41,7 @@ def backfill(
         spark: Runs the tasks; `None` runs them in processes of this machine.
         source: Options as for `spark.read.format("tiered-kafka")`.
         target: A folder, `s3://bucket/prefix`, or an Iceberg table's name (`namespace.table`).
-        progress: Whether to show how it goes, on stderr.
+        progress: Whether to show how it goes, on stderr; not with `follow`.
         table_format: `parquet` (default), `delta` or `iceberg`.
         partition_by: Columns, or `date(column)`; for example `["topic", "date(timestamp)"]`.
         transform: A picklable function from record batch to record batch (or `None`), applied in
@@ -66,6 +67,14 @@ def backfill(
         tombstones: What becomes of latest records whose value is null: `keep` (default), `remove`,
             or `remove-old`: only those older than `delete_retention_ms` before the newest record.
         delete_retention_ms: See `tombstones`; default one day.
+        follow: Go on with what is new, round by round, until SIGTERM or SIGINT comes; then the
+            report of all rounds is returned. A round is a run and a commit; while nothing is new,
+            nothing is committed. Outages of the source are waited out. The log has a line of JSON a
+            round (logger `kts_source.export.follow`, level INFO).
+        interval: With `follow`: from one round to the next once nothing is left: `60s` (default),
+            `15m`, `1h`; at least a second.
+        round_bytes: With `follow`, in place of `commit_bytes`: a round ends with the segment that
+            reaches so many original bytes, and the next begins at once; default 8 GiB.
 
     Raises:
         InvalidOptionError: Arguments or options that do not fit.
@@ -75,8 +84,11 @@ def backfill(
         TypeError: No such argument.
     """
     settings = export_settings(target, source=source, **arguments)
-    shown = default_progress() if progress else NO_PROGRESS
+    follows = settings.following is not None
+    shown = default_progress() if progress and not follows else NO_PROGRESS
     executor = LocalExecutor() if spark is None else SparkExecutor(spark, shown)
+    if follows:
+        return follow(source, settings, executor)
     return export(source, settings, executor, progress=shown)
 
 

@@ -139,6 +139,37 @@ def test_export_without_spark(capsys: pytest.CaptureFixture[str], tmp_path: Path
     assert json.loads(out)["rows"] == 0
 
 
+def test_an_export_that_follows(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    target = tmp_path / "lake"
+    arguments = ["epochs", str(target), *WHERE[2:], "--workers", "1", "--round-bytes", "1"]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "kts_source.cli", "export", str(TIER), *arguments, "--follow"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    rows, left = 0, 1
+    with child:
+        assert child.stdout is not None
+        while left:
+            line = json.loads(child.stdout.readline())
+            rows, left = rows + line["rows"], line["left_bytes"]
+        child.terminate()
+        out, err = child.communicate(timeout=120)
+    due = expected_table("epochs", "read_committed").num_rows
+    assert (child.returncode, out, rows) == (0, "", due)
+    assert f"{due:,} rows in" in err
+    code, out, _ = run(capsys, "export", str(target), "--subscribe", "epochs", "--end-offsets")
+    assert code == 0
+    ends = {
+        str(number): one["tier_last_stable_offset"]
+        for number, one in partition_summaries("epochs").items()
+    }
+    assert json.loads(out) == {"epochs": ends}
+    again = run(capsys, "cat", "--subscribe", "epochs", "--startingOffsets", out.strip())
+    assert again[:2] == (0, "")
+
+
 def test_export_of_the_latest_records_in_several_commits(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -13,12 +13,18 @@ from kts_source import backfill
 from kts_source.cli.app import kts
 from kts_source.errors import InvalidOptionError
 from kts_source.export.job import ExportJob
-from kts_source.export.settings import Compaction, ExportArguments, ExportSettings, export_settings
+from kts_source.export.settings import (
+    Compaction,
+    ExportArguments,
+    ExportSettings,
+    Following,
+    export_settings,
+)
 from kts_source.export.tables.export_table import WritePlace
 from kts_source.options import parse_options
 from kts_source.secret import Secret
 
-# Of the first release: none may go, and no default change.
+# None may go, and no default change.
 ARGUMENTS = {
     "table_format": "parquet",
     "partition_by": (),
@@ -36,6 +42,9 @@ ARGUMENTS = {
     "compact": False,
     "tombstones": "keep",
     "delete_retention_ms": 86_400_000,
+    "follow": False,
+    "interval": "60s",
+    "round_bytes": 8 << 30,
 }
 
 
@@ -49,6 +58,8 @@ def test_every_argument_has_the_default_it_had() -> None:
     assert found.storage.reveal() == explicit.storage.reveal()
     compacting = export_settings("/t", compact=True)
     assert compacting.compaction == Compaction("keep", 86_400_000)
+    explicit = export_settings("/t", **{**given, "follow": True})
+    assert export_settings("/t", follow=True).following == explicit.following == Following()
 
 
 def test_help_tells_every_argument() -> None:

@@ -1,0 +1,52 @@
+"""An export that follows, until it is told to stop: `python -m … FOLDER FORMAT`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kts_source.export.executor import LocalExecutor
+from kts_source.export.follow import follow
+from tests.kts_source.export.exporting import Lake, source
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from kts_source.export.follow import RoundMetrics
+
+
+@dataclass(frozen=True)
+class Slow:
+    """A transform that changes nothing and leaves time for a signal.
+
+    Attributes:
+        fingerprint: As that of no transform.
+    """
+
+    fingerprint: str = ""
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        time.sleep(0.1)
+        return batch
+
+
+def tell(metrics: RoundMetrics) -> None:
+    """A line a round on standard output."""
+    sys.stdout.write(f"{metrics.to_json()}\n")
+    sys.stdout.flush()
+
+
+def main(folder: str, table_format: str, workers: str) -> None:
+    """Small rounds: there are several of them."""
+    settings = Lake(Path(folder), table_format).settings(
+        follow=True, interval="1h", round_bytes=250_000, transform=Slow()
+    )
+    follow(source(), settings, LocalExecutor(int(workers)), on_round=tell)
+    sys.stdout.write("ended\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

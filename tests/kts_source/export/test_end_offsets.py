@@ -1,0 +1,99 @@
+"""Where a table ends, as `startingOffsets` of whoever goes on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from kts_source.errors import ExportError
+from kts_source.export.end_offsets import end_offsets
+from tests.golden_data import TIER, assert_same_rows, expected_table, topic_summary
+from tests.kts_source.export.exporting import FORMATS, Lake, source
+from tests.kts_source.export.small_tier import SmallTier, at, held
+from tests.kts_source.planning.scanning import scan
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(params=FORMATS)
+def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
+    return Lake(tmp_path, request.param)
+
+
+def ends(lake: Lake, options: dict[str, str], **arguments: Any) -> dict[str, dict[str, int]]:  # noqa: ANN401
+    if lake.table_format == "iceberg":
+        arguments["catalog"] = {**lake.catalog, "name": "lake"}
+    text = end_offsets(
+        source=options, target=lake.target, table_format=lake.table_format, **arguments
+    )
+    found: dict[str, dict[str, int]] = json.loads(text)
+    return found
+
+
+def test_a_scan_goes_on_where_the_table_ends(lake: Lake, tmp_path: Path) -> None:
+    tier = SmallTier(tmp_path / "tier").grow(3)
+    lake.export(tier.options())
+    tier.grow(2)
+    found = ends(lake, tier.options())
+    assert found == {"t": {"0": 30}}
+    rest = scan(tier.options(startingOffsets=json.dumps(found)))
+    assert sorted([*held(lake), *rest["offset"].to_pylist()]) == list(range(50))
+
+
+def test_with_transactions_each_row_is_there_once(lake: Lake) -> None:
+    lake.export(source(endingOffsets='{"txn":{"0":1000,"1":2000}}'))
+    rest = scan(source(startingOffsets=json.dumps(ends(lake, source()))))
+    expected = expected_table("txn", "read_committed")
+    tables = [part.select(expected.column_names) for part in (lake.read(), rest)]
+    together = pa.concat_tables([part.cast(expected.schema) for part in tables])
+    assert_same_rows(together, expected)
+    assert rest.num_rows
+
+
+def test_partitions_that_the_table_lacks_are_named(lake: Lake, tmp_path: Path) -> None:
+    tier = SmallTier(tmp_path / "tier").grow(1)
+    lake.export(tier.options())
+    assert ends(lake, tier.options(), partitions={"t": 3}) == {"t": {"0": 10, "1": -2, "2": -2}}
+
+
+def test_a_partition_that_has_left_the_tier_keeps_its_end(lake: Lake, tmp_path: Path) -> None:
+    (topic,) = (TIER / "tiered").glob(f"txn-{topic_summary('txn')['topicId']}")
+    tier = tmp_path / "copy"
+    shutil.copytree(topic, tier / "tiered" / topic.name)
+    options = {**source(), "path": str(tier)}
+    lake.export(options)
+    whole = {"txn": {"0": 3675, "1": 3671}}
+    assert ends(lake, options) == whole
+    shutil.rmtree(tier / "tiered" / topic.name / "0")
+    assert ends(lake, options) == whole
+    shutil.copytree(topic / "0", tier / "tiered" / topic.name / "0")
+    shutil.rmtree(tier / "tiered" / topic.name / "1")
+    assert ends(lake, options, partitions={"txn": 2}) == whole
+
+
+def test_old_offsets_may_have_left_the_tier(lake: Lake, tmp_path: Path) -> None:
+    tier = SmallTier(tmp_path / "tier").grow(3)
+    lake.export(tier.options(endingOffsets=at(20)))
+    tier.expire(0, 1)
+    assert ends(lake, tier.options()) == {"t": {"0": 20}}
+
+
+def test_a_table_that_holds_nothing_of_a_topic(lake: Lake, tmp_path: Path) -> None:
+    tier = SmallTier(tmp_path / "tier").grow(1)
+    with pytest.raises(ExportError, match="holds no offsets of topic id"):
+        ends(lake, tier.options())
+    lake.export(tier.options())
+    with pytest.raises(ExportError, match=r"'other'.*export_id"):
+        ends(lake, tier.options(), export_id="other")
+
+
+def test_a_topic_that_was_created_again(lake: Lake, tmp_path: Path) -> None:
+    lake.export(SmallTier(tmp_path / "first").grow(3).options())
+    again = SmallTier(tmp_path / "second").grow(1)
+    with pytest.raises(ExportError, match="created again"):
+        ends(lake, again.options())

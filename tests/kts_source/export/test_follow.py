@@ -1,0 +1,336 @@
+"""An export that follows: rounds behind the table, outages, signals, the pace."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from kts_source import backfill
+from kts_source.errors import (
+    CommitConflictError,
+    InvalidOptionError,
+    StoreUnavailableError,
+)
+from kts_source.export.executor import LocalExecutor
+from kts_source.export.follow import RoundMetrics, follow
+from kts_source.export.report import Skipped, WrittenRange, empty_report, together
+from kts_source.export.run import clean
+from tests.golden_data import expected_table
+from tests.kts_source.export.exporting import FORMATS, Lake, assert_holds, places, source
+from tests.kts_source.export.small_tier import SmallTier, at, held
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from kts_source.export.executor import ExportExecutor
+    from kts_source.export.files import TaskReport
+    from kts_source.export.job import ExportJob, RunnableTask
+    from kts_source.export.report import BackfillReport
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(params=FORMATS)
+def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
+    return Lake(tmp_path, request.param)
+
+
+def only_x(batch: pa.RecordBatch) -> pa.RecordBatch | None:
+    """A function of whose columns only rows can tell."""
+    rows = batch.filter(pc.equal(batch["key"], b"x"))
+    return rows if rows.num_rows else None
+
+
+@dataclass
+class Driven:
+    """Rounds by a clock that only moves in pauses; a SIGTERM ends the pause behind the last step.
+
+    Attributes:
+        steps: What happens in each pause.
+        pauses: How long each was.
+        rounds: What each did.
+        seconds_a_round: How long a round seems to take.
+    """
+
+    steps: Sequence[Callable[[], object]] = ()
+    pauses: list[float] = field(default_factory=list)
+    rounds: list[RoundMetrics] = field(default_factory=list)
+    seconds_a_round: float = 0.0
+    now: float = 1000.0
+
+    def run(
+        self,
+        lake: Lake,
+        options: dict[str, str],
+        executor: ExportExecutor | None = None,
+        **arguments: Any,  # noqa: ANN401
+    ) -> BackfillReport:
+        settings = lake.settings(follow=True, **{"round_bytes": 1, **arguments})
+        return follow(
+            options,
+            settings,
+            executor or LocalExecutor(1),
+            on_round=self._round,
+            clock=lambda: self.now,
+            pause=self._pause,
+        )
+
+    @property
+    def outcomes(self) -> list[str]:
+        return [one.outcome for one in self.rounds]
+
+    def _round(self, metrics: RoundMetrics) -> None:
+        self.rounds.append(metrics)
+        self.now += self.seconds_a_round
+        assert len(self.rounds) < 50, "it never waits"
+
+    def _pause(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now += seconds
+        if len(self.pauses) > len(self.steps):
+            os.kill(os.getpid(), signal.SIGTERM)
+            raise AssertionError("nobody heard the signal")
+        self.steps[len(self.pauses) - 1]()
+
+
+def test_what_comes_between_rounds_is_written(lake: Lake, tmp_path: Path) -> None:
+    tier = SmallTier(tmp_path / "tier").grow(3)
+    driven = Driven([lambda: tier.grow(2), lambda: None])
+    report = driven.run(lake, tier.options())
+    assert held(lake) == list(range(50))
+    assert [one.ranges for one in driven.rounds] == [
+        ("t-0 [0, 10)",),
+        ("t-0 [10, 20)",),
+        ("t-0 [20, 30)",),
+        ("t-0 [30, 40)",),
+        ("t-0 [40, 50)",),
+        (),
+    ]
+    assert driven.outcomes == ["done"] * 5 + ["idle"]
+    assert [one.left_bytes > 0 for one in driven.rounds] == [True, True, False, True, False, False]
+    assert (report.rows, report.commits, report.left_bytes) == (50, 5, 0)
+    assert [(span.start, span.stop) for span in report.ranges] == [(0, 50)]
+    assert report.requests == sum(one.requests for one in driven.rounds) > 0
+
+
+def test_a_round_holds_as_many_segments_as_its_bytes_allow(lake: Lake, tmp_path: Path) -> None:
+    tier = SmallTier(tmp_path / "tier").grow(6)
+    whole = Lake(tmp_path / "whole", "parquet").export(tier.options()).segment_bytes
+    driven = Driven()
+    driven.run(lake, tier.options(), round_bytes=whole * 5 // 12)
+    assert [one.ranges for one in driven.rounds] == [("t-0 [0, 30)",), ("t-0 [30, 60)",)]
+    assert driven.pauses == [60.0]
+
+
+def test_nothing_new_commits_nothing(lake: Lake, tmp_path: Path) -> None:
+    tier = SmallTier(tmp_path / "tier").grow(1)
+    driven = Driven([lambda: None] * 3)
+    driven.run(lake, tier.options())
+    assert driven.outcomes == ["done", "idle", "idle", "idle"]
+    assert [one.commits for one in driven.rounds] == [1, 0, 0, 0]
+
+
+@pytest.mark.parametrize(("seconds", "pause"), [(0.0, 90.0), (30.0, 60.0), (89.0, 1.0)])
+def test_rounds_begin_an_interval_apart(tmp_path: Path, seconds: float, pause: float) -> None:
+    tier, lake = SmallTier(tmp_path / "tier").grow(1), Lake(tmp_path, "parquet")
+    driven = Driven([lambda: None] * 2, seconds_a_round=seconds)
+    driven.run(lake, tier.options(), interval="90s")
+    assert driven.pauses == [pause] * 3
+
+
+def test_a_round_longer_than_the_interval_is_followed_at_once(tmp_path: Path) -> None:
+    tier, lake = SmallTier(tmp_path / "tier").grow(1), Lake(tmp_path, "parquet")
+    driven = Driven(seconds_a_round=100.0)
+    with pytest.raises(AssertionError, match="never waits"):
+        driven.run(lake, tier.options(), interval="90s")
+
+
+class Failing(LocalExecutor):
+    """Raises in some of its runs."""
+
+    def __init__(self, errors: Sequence[Exception | None]) -> None:
+        super().__init__(1)
+        self._errors = list(errors)
+
+    def run(self, tasks: Sequence[RunnableTask], job: ExportJob) -> Iterator[TaskReport]:
+        if self._errors and (error := self._errors.pop(0)):
+            raise error
+        yield from super().run(tasks, job)
+
+
+def test_an_outage_is_waited_out(
+    lake: Lake, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tier = SmallTier(tmp_path / "tier").grow(2)
+    down = StoreUnavailableError("the store is down", uri="s3://b/k")
+    driven = Driven([lambda: None] * 2)
+    report = driven.run(lake, tier.options(), Failing([None, down, down]))
+    assert driven.outcomes == ["done", *["StoreUnavailableError"] * 2, "done"]
+    assert driven.pauses == [60.0] * 3
+    assert held(lake) == list(range(20))
+    assert report.rows == 20
+    warnings = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
+    assert [text for text in warnings if "the store is down" in text and "60 s" in text]
+
+
+def test_what_waiting_does_not_mend_ends_it(tmp_path: Path) -> None:
+    tier, lake = SmallTier(tmp_path / "tier").grow(2), Lake(tmp_path, "parquet")
+    driven = Driven()
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    with pytest.raises(CommitConflictError):
+        driven.run(lake, tier.options(), Failing([None, CommitConflictError("another")]))
+    assert driven.outcomes == ["done", "CommitConflictError"]
+    assert driven.pauses == []
+    assert held(lake) == list(range(10))
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+@pytest.mark.parametrize("table_format", ["delta", "iceberg"])
+def test_a_compacted_table_is_merged_round_by_round(tmp_path: Path, table_format: str) -> None:
+    tier = SmallTier(tmp_path / "tier").grow(2, b"a").grow(1, b"b")
+    lake = Lake(tmp_path, table_format)
+    driven = Driven([lambda: tier.grow(1, b"a")])
+    report = driven.run(lake, tier.options(), compact=True)
+    assert [one.ranges for one in driven.rounds] == [
+        (f"t-0 [{first}, {first + 10})",) for first in (0, 10, 20, 30)
+    ]
+    assert report.commits == 4
+    rows = {row["key"]: row["offset"] for row in lake.read().to_pylist()}
+    assert rows == {b"a": 39, b"b": 29}
+    assert lake.read().num_rows == 2
+
+
+def test_rounds_without_rows_get_on_before_there_is_a_table(tmp_path: Path) -> None:
+    tier = SmallTier(tmp_path / "tier").grow(2, b"k").grow(1, b"x").grow(1, b"x")
+    lake, driven = Lake(tmp_path, "delta"), Driven([lambda: None])
+    driven.run(lake, tier.options(), transform=only_x)
+    assert driven.outcomes == ["done", "done", "idle"]
+    assert held(lake) == list(range(20, 40))
+
+
+def test_a_bounded_round_tells_gaps_once_it_gets_there(tmp_path: Path) -> None:
+    tier = SmallTier(tmp_path / "tier").grow(5)
+    tier.expire(2)
+    lake, driven = Lake(tmp_path, "parquet"), Driven([lambda: None])
+    report = driven.run(lake, tier.options(failOnDataLoss="false"))
+    told = [len(one.skipped) for one in driven.rounds]
+    assert told[0] == 0
+    assert sum(told) == 1
+    assert [(gap.start, gap.stop) for gap in report.skipped] == [(20, 30)]
+    assert report.rows == len(held(lake)) == 40
+
+
+def test_an_open_transaction_is_told_until_it_is_written(tmp_path: Path) -> None:
+    lake, driven = Lake(tmp_path, "parquet"), Driven([lambda: None] * 2)
+    report = driven.run(lake, source())
+    assert [(g.topic, g.partition, g.start, g.stop) for g in report.skipped] == [
+        ("txn", 0, 3675, 3963)
+    ]
+    assert report.rows == expected_table("txn", "read_committed").num_rows
+
+
+def test_a_gap_that_is_written_later_is_told_no_more() -> None:
+    nothing = empty_report("lake", "delta")
+    tail, lost = Skipped("t", 0, 20, 30, "open transaction"), Skipped("t", 1, 0, 5, "gone")
+    first = replace(
+        nothing, rows=20, skipped=(lost, tail), ranges=(WrittenRange("t", "id", 0, 0, 20),)
+    )
+    longer = replace(nothing, skipped=(replace(tail, stop=40),))
+    assert together(first, longer).skipped == (replace(tail, stop=40), lost)
+    then = replace(nothing, rows=20, ranges=(WrittenRange("t", "id", 0, 20, 40),))
+    both = together(together(first, longer), then)
+    assert (both.skipped, both.rows) == ((lost,), 40)
+    assert both.ranges == (WrittenRange("t", "id", 0, 0, 40),)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "text"),
+    [
+        ({"interval": "soon"}, {}, "interval"),
+        ({"interval": "10ms"}, {}, "at least 1 s"),
+        ({"round_bytes": 0}, {}, "round_bytes"),
+        ({"resume": False}, {}, "resume"),
+        ({"compact": True}, {}, "Parquet"),
+        ({"compact": True, "table_format": "delta"}, {"columns": "key,offset"}, "columns"),
+        ({}, {"endingOffsets": at(10)}, "endingOffsets"),
+        ({}, {"endingTimestamp": "1"}, "endingTimestamp"),
+    ],
+)
+def test_what_cannot_be_followed(
+    tmp_path: Path, arguments: dict[str, Any], options: dict[str, str], text: str
+) -> None:
+    tier = SmallTier(tmp_path / "tier").grow(1)
+    with pytest.raises(InvalidOptionError, match=text):
+        backfill(
+            None,
+            source=tier.options(**options),
+            target=str(tmp_path / "table"),
+            **{"follow": True, **arguments},
+        )
+    assert not (tmp_path / "table").exists()
+
+
+def test_the_log_has_a_line_a_round(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tier, driven = SmallTier(tmp_path / "tier").grow(2), Driven()
+    with caplog.at_level(logging.INFO, "kts_source.export.follow"):
+        driven.run(Lake(tmp_path, "parquet"), tier.options())
+    lines = [
+        json.loads(text)
+        for one in caplog.records
+        if one.name == "kts_source.export.follow" and (text := one.getMessage()).startswith("{")
+    ]
+    assert [line["round"] for line in lines] == [0, 1]
+    assert [line["rows"] for line in lines] == [10, 10]
+    assert lines == [json.loads(one.to_json()) for one in driven.rounds]
+
+
+@pytest.mark.parametrize(
+    ("number", "workers"), [(signal.SIGTERM, 1), (signal.SIGINT, 1), (signal.SIGTERM, 2)]
+)
+def test_a_signal_in_mid_round_and_then_the_rest(
+    tmp_path: Path, number: signal.Signals, workers: int
+) -> None:
+    lake = Lake(tmp_path, "parquet")
+    command = [sys.executable, "-m", "tests.kts_source.export.follow_child"]
+    child = subprocess.Popen(
+        [*command, str(tmp_path), "parquet", str(workers)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with child:
+        assert child.stdout is not None
+        first = json.loads(child.stdout.readline())
+        assert first["outcome"] == "done"
+        assert first["left_bytes"] > 0
+        attempts = tmp_path / "table" / "_kts" / "attempts"
+        deadline = time.monotonic() + 120
+        # Files under way, so tasks of the second round are at work.
+        while not any(path.is_file() for path in attempts.rglob("*")):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        child.send_signal(number)
+        out, _ = child.communicate(timeout=120)
+    *rounds, ended = out.splitlines()
+    assert (child.returncode, ended) == (0, "ended")
+    assert json.loads(rounds[-1])["outcome"] == "abandoned"
+    before = places(lake.read())
+    assert len(before) == len(set(before)) > 0
+    left = {str(path.relative_to(lake.target)) for path in attempts.rglob("*") if path.is_file()}
+    assert {found.key for found in clean(lake.settings(), older_than_hours=-1, remove=True)} == left
+    assert [path for path in Path(lake.target).rglob("*") if ".draft" in path.name] == []
+    report = Driven().run(lake, source(), round_bytes=250_000)
+    assert report.rows == len(places(lake.read())) - len(before) > 0
+    assert_holds(lake.read(), ["txn"])
