@@ -297,7 +297,12 @@ def test_the_log_has_a_line_a_round(tmp_path: Path, caplog: pytest.LogCaptureFix
 
 
 @pytest.mark.parametrize(
-    ("number", "workers"), [(signal.SIGTERM, 1), (signal.SIGINT, 1), (signal.SIGTERM, 2)]
+    ("number", "workers"),
+    [
+        (signal.SIGTERM, 1),
+        pytest.param(signal.SIGINT, 1, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, 2, marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_in_mid_round_and_then_the_rest(
     tmp_path: Path, number: signal.Signals, workers: int
