@@ -28,7 +28,7 @@ from tests.integration.spark_kafka import spark_python
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.kills, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kills, pytest.mark.slow, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).resolve().parents[2]
 KILLS = ("offsets/0", "sink/_spark_metadata/0", "offsets/2", "commits/3")
