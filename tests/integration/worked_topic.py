@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
+from tests.integration.admin import wait_until
 from tests.integration.background import RandomWork
 
 if TYPE_CHECKING:
@@ -44,4 +45,7 @@ class Topic:
         return active
 
     def _active(self) -> int:
-        return self._cluster.admin.local_bases(1, self.name)[-1]
+        admin = self._cluster.admin
+        # The broker names a leader before its first file is there.
+        wait_until(lambda: bool(admin.local_bases(1, self.name)))
+        return admin.local_bases(1, self.name)[-1]
