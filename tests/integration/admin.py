@@ -39,6 +39,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 WAIT_SECONDS = 60
+_UNSETTLED = (
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+)
 _INTERNAL = ("__consumer_offsets", "__transaction_state", "__remote_log_metadata")
 
 TIERED: Mapping[str, str] = {
@@ -233,7 +240,11 @@ class Admin:
                 raise KafkaException(error, at)
 
     def offsets(self, topic: str, partition: int = 0) -> Offsets:
-        """All that the leader says of a partition's offsets."""
+        """All that the leader says of a partition's offsets, once there is one."""
+        wait_until(
+            lambda: self._leader(topic, partition) in self._bootstraps,
+            lambda: f"{topic}-{partition} has no leader",
+        )
         address = self._bootstraps[self._leader(topic, partition)]
         return Offsets(
             earliest=self._list(topic, partition, OffsetSpec.earliest()),
@@ -295,8 +306,15 @@ class Admin:
         isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
     ) -> int:
         at = TopicPartition(topic, partition)
-        future = self.client().list_offsets({at: spec}, isolation_level=isolation)[at]
-        return int(future.result(WAIT_SECONDS).offset)
+        deadline = time.monotonic() + WAIT_SECONDS
+        while True:
+            future = self.client().list_offsets({at: spec}, isolation_level=isolation)[at]
+            try:
+                return int(future.result(WAIT_SECONDS).offset)
+            except KafkaException as error:  # of a leader that changes, or is new
+                if error.args[0].code() not in _UNSETTLED or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.1)
 
     def _partition(self, topic: str, partition: int) -> Any:  # noqa: ANN401 - has no public type
         return self.client().list_topics(topic, timeout=10).topics[topic].partitions[partition]
