@@ -36,10 +36,8 @@ def due_offsets(cluster: Cluster, topic: str, level: str) -> list[int]:
     return [row.offset for row in due]
 
 
-@pytest.mark.parametrize("level", [random.SystemRandom().choice(ISOLATION_LEVELS)])
-def test_sparks_kafka_source_goes_on_where_a_table_ends(
-    cluster: Cluster, tmp_path: Path, level: str
-) -> None:
+def test_sparks_kafka_source_goes_on_where_a_table_ends(cluster: Cluster, tmp_path: Path) -> None:
+    level = random.SystemRandom().choice(ISOLATION_LEVELS)
     topic = Topic(cluster, f"table-handed-over-{level}")
     topic.write(3)
     topic.settle()
@@ -64,10 +62,8 @@ def test_sparks_kafka_source_goes_on_where_a_table_ends(
     assert found == due_offsets(cluster, topic.name, level)
 
 
-@pytest.mark.parametrize("level", [random.SystemRandom().choice(ISOLATION_LEVELS)])
-def test_an_export_follows_through_tier_and_brokers(
-    cluster: Cluster, tmp_path: Path, level: str
-) -> None:
+def test_an_export_follows_through_tier_and_brokers(cluster: Cluster, tmp_path: Path) -> None:
+    level = random.SystemRandom().choice(ISOLATION_LEVELS)
     topic = Topic(cluster, f"followed-{level}")
     topic.write(3)
     topic.settle()
