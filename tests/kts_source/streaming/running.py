@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
+import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -16,7 +18,7 @@ from kts_source.streaming.tier_stream import TierStream
 from tests.golden_data import KEY_PREFIX, SPARK_SCHEMA, TIER, tier_options
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
     from typing import Any
 
@@ -29,6 +31,16 @@ class Clock:
 
     def __call__(self) -> float:
         return self.seconds
+
+
+def new_seeds(seconds: float) -> Iterator[str]:
+    """Seeds that nobody has seen, for so long."""
+    seed = random.SystemRandom().randrange(1 << 32)
+    stop = time.monotonic() + seconds
+    number = 0
+    while time.monotonic() < stop:
+        yield f"{seed}-{number}"
+        number += 1
 
 
 class Checkpointed:

@@ -8,7 +8,6 @@ end that is not the last stable offset; no check of the epoch below the stream's
 from __future__ import annotations
 
 import random
-import time
 from collections import Counter
 from typing import TYPE_CHECKING
 from unittest import mock
@@ -32,10 +31,10 @@ from tests.kts_source.planning.history import TOPIC, History, World, random_hist
 from tests.kts_source.planning.hybrid_reading import in_one_thread, served
 from tests.kts_source.planning.memory_store import MemoryStore
 from tests.kts_source.planning.reading import InTurn
-from tests.kts_source.streaming.running import Clock
+from tests.kts_source.streaming.running import Clock, new_seeds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from kts_source.options import ScanOptions
     from kts_source.planning.scan_plan import ScanPlan
@@ -232,13 +231,4 @@ def test_histories() -> None:
 
 @pytest.mark.fuzz
 def test_histories_never_seen_before() -> None:
-    seed = random.SystemRandom().randrange(1 << 32)
-    stop = time.monotonic() + 40
-
-    def seeds() -> Iterator[str]:
-        number = 0
-        while time.monotonic() < stop:
-            yield f"{seed}-{number}"
-            number += 1
-
-    assert run(seeds()).total() > 20
+    assert run(new_seeds(seconds=40)).total() > 20
