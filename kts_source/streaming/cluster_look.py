@@ -80,7 +80,14 @@ class ClusterLooker:
             DataLossError: It has not a topic any more that the stream has read from.
             BrokerError: Brokers refuse, or do not answer.
         """
-        is_new = self._now.renew()
+        try:
+            is_new = self._now.renew()
+        except TopicNotFoundError as error:
+            if self._options.fail_on_data_loss or not position.topics:
+                raise
+            log.warning("waiting for topics that were there: %s", error)
+            self._now.close()
+            return {}
         if before is not None and not is_new and self._options.tail:
             return before
         view = self._now.view

@@ -1,0 +1,155 @@
+"""A stream of brokers alone: what it asks them, and what becomes of a topic that goes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kts_source.errors import DataLossError, OffsetOutOfRangeError, TopicNotFoundError
+from segment_format.testing import LogBuilder, SimpleRecord
+from tests.kts_source.broker.fake_broker import FakeCluster, FakePartition
+from tests.kts_source.broker.fake_log import FakeLog, fake_log
+from tests.kts_source.streaming.running import Checkpointed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Growing:
+    """A topic of one partition to which batches of three records are appended."""
+
+    def __init__(self, brokers: FakeCluster) -> None:
+        self._builder = LogBuilder()
+        self.part = FakePartition(self._log(1))
+        self.topic_id = brokers.create("t", [self.part])
+
+    def append(self, batches: int) -> None:
+        """More records."""
+        start = self.part.log.log_start
+        self.part.log = self._log(batches)
+        self.part.log.log_start = start
+
+    def _log(self, batches: int) -> FakeLog:
+        for _ in range(batches):
+            self._builder.append([SimpleRecord(b"value")] * 3)
+        return fake_log(self._builder.build())
+
+
+@pytest.fixture
+def brokers() -> Iterator[FakeCluster]:
+    with FakeCluster() as made:
+        yield made
+
+
+@pytest.fixture
+def topic(brokers: FakeCluster) -> Growing:
+    return Growing(brokers)
+
+
+def following(brokers: FakeCluster, **options: str) -> Checkpointed:
+    given = {
+        **({} if "subscribePattern" in options else {"subscribe": "t"}),
+        "kafka.bootstrap.servers": brokers.bootstrap,
+        "kafka.fetch.max.wait.ms": "10",
+        "minBrokerPollIntervalMs": "0",
+        **options,
+    }
+    return Checkpointed(given)
+
+
+def offsets(stream: Checkpointed) -> list[int]:
+    return [at for table in stream.batches.values() for at in table["offset"].to_pylist()]
+
+
+def test_who_waits_asks_for_topics_and_ends_alone(brokers: FakeCluster, topic: Growing) -> None:
+    stream = following(brokers)
+    stream.all()
+    brokers.asked.clear()
+    for _ in range(5):
+        assert not stream.batch()
+    kinds = [kind for kind, _ in brokers.asked]
+    assert kinds == ["Metadata", "ListOffsets"] * 5
+    topic.append(2)
+    stream.all()
+    assert offsets(stream) == list(range(9))
+    stream.close()
+
+
+def test_brokers_are_asked_once_an_interval(brokers: FakeCluster, topic: Growing) -> None:
+    stream = following(brokers, minBrokerPollIntervalMs="1000")
+    stream.all()
+    brokers.asked.clear()
+    for _ in range(200):  # four seconds
+        stream.clock.seconds += 0.02
+        stream.batch()
+    assert 3 <= brokers.of_kind("ListOffsets") <= 5
+    topic.append(1)
+    assert not stream.batch()
+    stream.clock.seconds += 1
+    assert stream.batch()
+    stream.close()
+
+
+@pytest.mark.usefixtures("topic")
+def test_a_topic_that_is_deleted(brokers: FakeCluster) -> None:
+    strict, lenient = following(brokers), following(brokers, failOnDataLoss="false")
+    pattern = following(brokers, subscribePattern="^t$")
+    for stream in (strict, lenient, pattern):
+        stream.all()
+    del brokers.topics["t"]
+    with pytest.raises(TopicNotFoundError, match="no such topic"):
+        strict.batch()
+    with pytest.raises(DataLossError, match="it was deleted"):
+        pattern.batch()
+    assert not lenient.batch()
+    Growing(brokers)
+    lenient.all()
+    assert offsets(lenient) == [0, 1, 2] * 2, "the new one from its start"
+    for stream in (strict, lenient, pattern):
+        stream.close()
+
+
+def test_retention_that_overtakes_the_stream(brokers: FakeCluster, topic: Growing) -> None:
+    strict, lenient = following(brokers), following(brokers, failOnDataLoss="false")
+    for stream in (strict, lenient):
+        stream.all()
+    topic.append(3)
+    topic.part.log.log_start = 6
+    with pytest.raises(OffsetOutOfRangeError, match=r"offsets \[3, 6\)"):
+        strict.batch()
+    lenient.all()
+    assert offsets(lenient) == [0, 1, 2, *range(6, 12)]
+    for stream in (strict, lenient):
+        stream.close()
+
+
+def test_a_batch_that_is_read_again_behind_a_log_start_that_moved(
+    brokers: FakeCluster, topic: Growing
+) -> None:
+    strict, lenient = following(brokers), following(brokers, failOnDataLoss="false")
+    topic.append(3)
+    for stream in (strict, lenient):
+        assert stream.choose()
+    topic.part.log.log_start = 6
+    with pytest.raises(OffsetOutOfRangeError, match=r"offsets \[0, 6\) of the batch that ends at"):
+        strict.start()
+    lenient.start()
+    assert offsets(lenient) == list(range(6, 12))
+    for stream in (strict, lenient):
+        stream.close()
+
+
+def test_no_partition_starves_under_a_small_limit(brokers: FakeCluster) -> None:
+    builder = LogBuilder()
+    for _ in range(100):
+        builder.append([SimpleRecord(b"value")] * 3)
+    log = builder.build()
+    brokers.create("t", [FakePartition(fake_log(log)) for _ in range(5)])
+    stream = following(brokers, maxOffsetsPerTrigger="20")
+    for _ in range(10):
+        assert stream.batch()
+    read = stream.last["topics"]["t"]["p"]
+    assert sum(read.values()) == 200
+    assert max(read.values()) - min(read.values()) <= 20
+    stream.close()
