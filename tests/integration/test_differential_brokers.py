@@ -138,7 +138,8 @@ ELSEWHERE = {
         "test_the_older_incarnation_by_its_id",
     ),
     "one DataFrame, collected twice": (HERE, "test_one_data_frame_of_a_topic_that_grows"),
-    "writing, streaming": ("spark/test_errors_spark.py", "test_neither_writes_nor_streams"),
+    "streams": ("integration/test_stream_hybrid.py", "test_batches_on_both_sides_of_the_seam"),
+    "writing": ("spark/test_errors_spark.py", "test_does_not_write"),
 }
 """Rows of the docs that are no combination of options, and what shows them."""
 
