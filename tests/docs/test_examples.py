@@ -125,9 +125,23 @@ def test_examples_with_spark(
     if page.name == "streaming.md":
         for kind in (DataFrameReader, DataStreamReader):
             monkeypatch.setattr(kind, "load", _with_options(kind.load, filled.options))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        run(page, {"spark": spark})
+    before = spark.conf.getAll
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            run(page, {"spark": spark})
+    finally:
+        # Other tests share this session.
+        _restore(spark, before)
+
+
+def _restore(spark: SparkSession, before: Mapping[str, str]) -> None:
+    """Takes back what a page set."""
+    for name in spark.conf.getAll.keys() - before.keys():
+        spark.conf.unset(name)
+    for name, value in before.items():
+        if spark.conf.get(name, None) != value:
+            spark.conf.set(name, value)
 
 
 def test_every_fence_is_executed_or_known_to_be_no_program() -> None:
