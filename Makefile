@@ -2,6 +2,9 @@
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 
+# Compiled modules are kept, whatever the caller set: half the time of short runs would go into compiling them anew.
+export PYTHONDONTWRITEBYTECODE :=
+
 UV_VERSION := 0.13.8
 VENV ?= .venv
 PY := $(VENV)/bin/python
@@ -33,7 +36,7 @@ demo: $(STAMP)  ## read the sample tier with Spark and print real rows
 	@tools/with_java.sh $(PY) -m kts_source.cli demo
 
 test: $(STAMP)  ## the tests (no network beyond the package registries, no broker)
-	@tools/with_java.sh $(PY) -m pytest -n 2 --dist loadgroup -m "$(UNIT)" $(PYTEST_ARGS)
+	@tools/with_java.sh $(PY) -m pytest -n 3 --dist loadgroup -m "$(UNIT)" $(PYTEST_ARGS)
 
 soak: $(STAMP)  ## bad inputs, random histories and failing stores; the result goes to benchmarks/SOAK.md
 	@$(PY) -m tools.soak --share $(SHARE) --jobs $(JOBS)
@@ -46,7 +49,7 @@ bench-quick: bench-needs  ## the same with small inputs, a few minutes; figures 
 
 # What a part of the benchmarks wants: the oldest Spark beside a broker, and an S3 server, as the tests build it.
 bench-needs: $(STAMP)
-	@if command -v mvn >/dev/null; then .ci/oldest_spark_env; fi
+	@if command -v mvn >/dev/null; then .ci/spark_env; fi
 	@if command -v go >/dev/null; then $(PY) -c 'from tests.servers import VERSITYGW, go_program; go_program(VERSITYGW)'; fi
 
 lint: $(STAMP)  ## ruff and mypy --strict, tests too

@@ -32,6 +32,7 @@ PARTS: Final = (
     "metadata",
     "hybrid",
     "hybrid_disk",
+    "stream",
     "fetch",
     "plan",
     "export",

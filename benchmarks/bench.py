@@ -193,7 +193,7 @@ class Bench:
     def _oldest(self) -> Session:
         self.need("java", "mvn")
         if not OLDEST.exists():
-            raise SkippedError(f"no {OLDEST.parents[1].name}: run .ci/oldest_spark_env first")
+            raise SkippedError(f"no {OLDEST.parents[1].name}: run .ci/spark_env first")
         from tests.integration.kafka_jars import spark_kafka_jars
 
         return Session(OLDEST, jars=spark_kafka_jars())

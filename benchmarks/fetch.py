@@ -45,6 +45,7 @@ class DistantStore(LocalStore):
     """Local files read as an object store's are: large requests, ahead of the task."""
 
     is_near = False
+    lists_in_pages = False
 
 
 class PacedStore(DistantStore):

@@ -42,8 +42,9 @@ class Query:
         select: Columns that Spark selects; empty for all.
         where: Spark's own filter; empty for none.
         sink: `noop`, `count`, `sum` (of the offsets), `limit` (10 rows), `rows` (how many, and
-            they are fetched), `parquet` (zstd, to `target`) or `backfill` (our export, there too).
-        target: Folder of the last two.
+            they are fetched), `parquet` (zstd, to `target`), `backfill` (our export, there too) or
+            `stream` (all there is, in batches within the limits of the options, to noop).
+        target: Folder of `parquet` and `backfill`.
     """
 
     source: str
@@ -206,12 +207,30 @@ def _run(spark: SparkSession, query: Query) -> int:
 
         backfill(spark, source=dict(query.options), target=query.target, progress=False)
         return 0
+    if query.sink == "stream":
+        _stream(spark, query)
+        return 0
     frame = spark.read.format(query.source).options(**query.options).load()
     if query.where:
         frame = frame.where(query.where)
     if query.select:
         frame = frame.select(*query.select)
     return _sink(frame, query)
+
+
+def _stream(spark: SparkSession, query: Query) -> None:
+    from kts_source import run_available_now
+
+    with tempfile.TemporaryDirectory() as checkpoint:
+
+        def writer(frame: DataFrame) -> Any:  # noqa: ANN401
+            return frame.writeStream.format("noop").option("checkpointLocation", checkpoint)
+
+        if query.source == "tiered-kafka":
+            run_available_now(spark, dict(query.options), writer)
+            return
+        frame = spark.readStream.format(query.source).options(**query.options).load()
+        writer(frame).trigger(availableNow=True).start().awaitTermination()
 
 
 def _sink(frame: DataFrame, query: Query) -> int:

@@ -13,14 +13,16 @@ import hashlib
 import struct
 import threading
 import time
+from bisect import bisect_right
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 import google_crc32c
 import numpy as np
 
 from kts_source.store.counters import StoreCounters
-from kts_source.store.object_store import ObjectInfo, is_behind
+from kts_source.store.object_store import ObjectInfo, key_order
 from segment_format.kafka_uuid import uuid_from_text
 from segment_format.manifest.chunk_sizes import encode_chunk_sizes
 from segment_format.testing.batches import SimpleRecord, write_batch
@@ -92,6 +94,9 @@ class SimulatedTier:
         segments: Segments of each partition; together they span 30 days.
         latency_seconds: What every request and every page of a listing takes.
         aborted_share: One segment in so many holds an aborted transaction.
+
+    Attributes:
+        listed_segments: How many of each partition listings show; all, unless it is set.
     """
 
     def __init__(
@@ -104,6 +109,7 @@ class SimulatedTier:
     ) -> None:
         self.partitions = partitions
         self.segments = segments
+        self.listed_segments = [segments] * partitions
         self.segment_ms = DAYS * 86_400_000 // segments
         self._latency_seconds = latency_seconds
         self._aborted_share = aborted_share
@@ -114,6 +120,7 @@ class SimulatedTier:
 
     pinning = "as the test does"
     is_near = False
+    lists_in_pages = True
 
     @property
     def counters(self) -> StoreCounters:
@@ -149,11 +156,24 @@ class SimulatedTier:
         return sorted(f"{FOLDER}{number}/" for number in range(self.partitions))
 
     def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
-        """See `ObjectStore.list_objects`; one partition's."""
-        self._pages(-(-3 * self.segments // _PAGE_KEYS))
-        partition = int(prefix[len(FOLDER) : -1])
-        listed = self._listed.get(partition) or list(self._objects(partition))
-        return (info for info in listed if is_behind(info.key, after))
+        """See `ObjectStore.list_objects`; of one partition, or of all, page by page."""
+        partitions = sorted(range(self.partitions), key=lambda number: f"{number}/")
+        if prefix != FOLDER:
+            partitions = [int(prefix[len(FOLDER) : -1])]
+        left = 0
+        for partition in partitions:
+            listed = self._listed.get(partition) or list(self._objects(partition))
+            first = 0
+            if after is not None:
+                first = bisect_right(listed, key_order(after), key=lambda one: key_order(one.key))
+            for info in islice(listed, first, 3 * self.listed_segments[partition]):
+                if not left:
+                    self._pages(1)
+                    left = _PAGE_KEYS
+                left -= 1
+                yield info
+        if not left:  # nothing, or a last page that is full
+            self._pages(1)
 
     def prepare(self) -> None:
         """Makes all listings up in advance, so that they cost no time later."""

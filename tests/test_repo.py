@@ -144,7 +144,7 @@ def test_lock_pins_every_direct_dependency_with_hashes() -> None:
 
 
 def test_the_oldest_spark_is_the_one_pyproject_promises() -> None:
-    text = (ROOT / ".ci" / "oldest_spark.txt").read_text()
+    text = (ROOT / ".ci" / "spark40.txt").read_text()
     pin = re.search(r"^pyspark==(\S+) ", text, re.MULTILINE)
     assert pin is not None
     requirement = direct_dependencies()["pyspark"]

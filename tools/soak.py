@@ -41,6 +41,7 @@ from tests.kts_source.planning.reading import check_history, without_threads
 from tools.disk_scans import disks_report, soak_disks
 from tools.faulted_scans import faults_report, soak_faults
 from tools.hybrid_scans import hybrid_report, soak_hybrid
+from tools.stream_runs import soak_streams, streams_report
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -86,6 +87,11 @@ PARTS: Final = {
         " logs and indexes cut, zeroed, flipped or gone at random beyond the recovery point; rows,"
         " log starts and ends equal those of a broker that starts on that copy, at both levels.",
     ),
+    "streams": (
+        "Streams that are killed",
+        "Queries on Spark 4.0 to 4.3 whose driver, JVM or Python processes are killed at any time,"
+        " five times a run; each row once in a file sink, and in a Delta table by foreachBatch.",
+    ),
 }
 """Title and promise of each part, in order."""
 TOTALS: Final = {
@@ -95,6 +101,7 @@ TOTALS: Final = {
     "faults": 10_000,
     "hybrid": 1_000,
     "disks": 50,
+    "streams": 50,
 }
 """What a whole soak tries."""
 ROUND_SECONDS: Final = 300.0
@@ -345,6 +352,11 @@ def main() -> int:
             for text in crashed.failures:
                 say(text)
             facts, lines = disks_report(crashed)
+        elif part == "streams":
+            killed = soak_streams(wanted, given.seed)
+            for text in killed.failures:
+                say(text)
+            facts, lines = streams_report(killed)
         else:
             block = scan_block if part == "histories" else export_block
             facts, lines = histories_report(soak_histories(block, wanted, given.seed, given.jobs))

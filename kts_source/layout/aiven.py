@@ -79,8 +79,18 @@ class AivenLayout:
         self, store: ObjectStore, folder: TopicFolder, partition: int
     ) -> PartitionListing:
         """Groups the objects of a partition by segment; only those with all three are segments."""
-        prefix = f"{folder.folder}{partition}/"
-        infos = list(store.list_objects(prefix))
+        infos = list(store.list_objects(self.partition_folder(folder, partition)))
+        return self.grouped(infos, folder, partition)
+
+    def partition_folder(self, folder: TopicFolder, partition: int) -> str:
+        """A folder below the topic's."""
+        return f"{folder.folder}{partition}/"
+
+    def grouped(
+        self, infos: Sequence[ObjectInfo], folder: TopicFolder, partition: int
+    ) -> PartitionListing:
+        """See `NamingLayout.grouped`."""
+        prefix = self.partition_folder(folder, partition)
         segments = _usual_segments(infos, folder, partition, len(prefix))
         if segments is not None:
             return PartitionListing(tuple(segments), ())

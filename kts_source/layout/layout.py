@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from segment_format.errors import InvalidManifestError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kts_source.layout.remote_segment import RemoteSegment
     from kts_source.store.object_store import ObjectInfo, ObjectStore
 
@@ -136,6 +138,7 @@ class SegmentName:
 @runtime_checkable
 class NamingLayout(Layout, Protocol):
     """A layout that tells the keys of a segment's objects, `<stem>.<suffix>`, without a listing.
+    Those of a partition are in one folder, in the order of base offsets.
 
     Attributes:
         required: Suffixes that a whole segment has; where the last is, the others were.
@@ -146,6 +149,14 @@ class NamingLayout(Layout, Protocol):
     required: tuple[str, ...]
     optional: tuple[str, ...]
     described_by: str
+
+    def partition_folder(self, folder: TopicFolder, partition: int) -> str:
+        """What all keys of a partition begin with, with the slash at its end."""
+
+    def grouped(
+        self, infos: Sequence[ObjectInfo], folder: TopicFolder, partition: int
+    ) -> PartitionListing:
+        """The segments of one partition, from the listing of its folder."""
 
     def stems(self, key_prefix: str, name: SegmentName) -> tuple[str, ...]:
         """Where the segment may be: the first stem that has objects is the one."""

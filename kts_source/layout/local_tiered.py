@@ -41,7 +41,7 @@ from segment_format.manifest.local_key import (
 from segment_format.record.last_offset import last_offset
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from kts_source.layout.layout import SegmentName
     from kts_source.store.object_store import ObjectInfo, ObjectStore
@@ -104,12 +104,22 @@ class LocalTieredLayout:
         self, store: ObjectStore, folder: TopicFolder, partition: int
     ) -> PartitionListing:
         """Groups the files of a partition by segment; those without the required ones are none."""
-        prefix = f"{folder.folder}{folder.topic}-{partition}-{folder.topic_id}/"
+        infos = list(store.list_objects(self.partition_folder(folder, partition)))
+        return self.grouped(infos, folder, partition)
+
+    def partition_folder(self, folder: TopicFolder, partition: int) -> str:
+        """A folder beside those of other partitions and topics."""
+        return f"{folder.folder}{folder.topic}-{partition}-{folder.topic_id}/"
+
+    def grouped(
+        self, infos: Sequence[ObjectInfo], folder: TopicFolder, partition: int
+    ) -> PartitionListing:
+        """See `NamingLayout.grouped`."""
         return group_segments(
-            store.list_objects(prefix),
+            infos,
             folder,
             partition,
-            prefix=prefix,
+            prefix=self.partition_folder(folder, partition),
             suffixes=LOCAL_SUFFIXES,
             required=self.required,
             described_by=self.described_by,

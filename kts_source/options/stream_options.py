@@ -75,6 +75,13 @@ STREAM_OPTIONS: Final[tuple[Option, ...]] = (
         default="10000",
     ),
     Option(
+        "fullListingIntervalMs",
+        parse_duration_ms,
+        "The listing of a partition with many segments is read again as a whole after so many ms;"
+        " before that, only where it begins and ends.",
+        default="600000",
+    ),
+    Option(
         "minBrokerPollIntervalMs",
         parse_duration_ms,
         "Brokers are asked for new ends at most once in so many ms.",
@@ -107,6 +114,7 @@ class StreamSettings:
         min_offsets: A batch waits for as many; `None` = it does not wait.
         max_delay_ms: How long it waits for them.
         listing_interval_ms: Between two listings.
+        full_listing_interval_ms: Between two listings of a whole partition that is long.
         poll_interval_ms: Between two questions to brokers.
         hole_grace_ms: How long a hole may heal.
         stop_at_end: Whether the end is fixed at the first look.
@@ -118,6 +126,7 @@ class StreamSettings:
     min_offsets: int | None
     max_delay_ms: int
     listing_interval_ms: int
+    full_listing_interval_ms: int
     poll_interval_ms: int
     hole_grace_ms: int
     stop_at_end: bool
@@ -141,6 +150,7 @@ def stream_settings(values: Mapping[str, Any]) -> StreamSettings:
         min_offsets=least,
         max_delay_ms=values["maxTriggerDelay"],
         listing_interval_ms=values["minListingIntervalMs"],
+        full_listing_interval_ms=values["fullListingIntervalMs"],
         poll_interval_ms=values["minBrokerPollIntervalMs"],
         hole_grace_ms=values["holeGraceMs"],
         stop_at_end=values["stopAtEnd"],

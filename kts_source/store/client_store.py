@@ -27,6 +27,7 @@ class ClientStore(ABC):
     """An `ObjectStore` without its listings; a subclass adds them and makes the requests."""
 
     is_near = False
+    lists_in_pages = False
     # Whether a leading slash is an ordinary character of a key.
     _absolute_keys = True
 

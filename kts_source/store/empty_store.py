@@ -18,6 +18,7 @@ class EmptyStore:
 
     pinning = "nothing is read"
     is_near = True
+    lists_in_pages = False
 
     @property
     def counters(self) -> StoreCounters:

@@ -54,6 +54,11 @@ class JoinedStore:
         return all(store.is_near for store in self._all)
 
     @property
+    def lists_in_pages(self) -> bool:
+        """Whether the first does: disks beside it are few."""
+        return self.first.lists_in_pages
+
+    @property
     def counters(self) -> StoreCounters:
         """Work of all."""
         total = self.first.counters

@@ -66,6 +66,7 @@ class LocalStore:
     """Files below a folder. The version of a file is its size and modification time in ns."""
 
     is_near = True
+    lists_in_pages = False
     pinning = "the file's size and modification time before and after every read"
 
     def __init__(self, root: Path) -> None:

@@ -59,6 +59,13 @@ class ObjectStore(Protocol):
         ...
 
     @property
+    def lists_in_pages(self) -> bool:
+        """Whether a listing is asked for page by page as it is read, and one from a key on spares
+        the pages before it.
+        """
+        ...
+
+    @property
     def counters(self) -> StoreCounters:
         """Work done so far by this instance in this process."""
         ...

@@ -51,6 +51,7 @@ class FallbackStore:
     """An `ObjectStore` over two places with the same keys; the mirror answers for the first."""
 
     is_near = False  # the mirror may be anywhere
+    lists_in_pages = False  # a listing comes from one place as a whole
 
     def __init__(self, first: ObjectStore, mirror: ObjectStore) -> None:
         self._places = (first, mirror)

@@ -66,6 +66,7 @@ class S3Store(ClientStore):
     """
 
     pinning = "conditional reads (If-Match), and the ETag of every answer"
+    lists_in_pages = True
 
     def __init__(
         self,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -149,7 +150,7 @@ class ClusterLooker:
         if self._tier_alone is None:
             from kts_source.streaming.tier_look import Lister
 
-            self._tier_alone = Lister(self._options)
+            self._tier_alone = Lister(self._options, time.monotonic)
         return dict(self._tier_alone.again(ranges))
 
     def _check_gone(self, position: StreamPosition, topics: Collection[str]) -> None:

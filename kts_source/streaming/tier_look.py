@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from kts_source.errors import (
@@ -15,6 +16,7 @@ from kts_source.errors import (
     TopicNotFoundError,
 )
 from kts_source.layout.find_layout import find_layout
+from kts_source.layout.layout import NamingLayout
 from kts_source.options.requested_bounds import TimestampBound, TimestampsBound
 from kts_source.options.selection import SubscribePattern
 from kts_source.planning.discover import (
@@ -26,13 +28,14 @@ from kts_source.planning.discover import (
 from kts_source.planning.segment_catalog import PLANNING_THREADS, SegmentCatalog
 from kts_source.planning.side_files import SideFiles
 from kts_source.read.segment_source import SegmentSource
+from kts_source.streaming.listing_memory import ListingMemory
 from kts_source.streaming.log_look import NewerTopic, TopicLook
 from kts_source.streaming.partition_look import PartitionLook
 from kts_source.texts import some
 from kts_source.tier import open_tier
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from kts_source.layout.layout import TopicFolder
     from kts_source.options import ScanOptions
@@ -49,14 +52,20 @@ class Lister:
 
     Args:
         options: What is read. The tier is opened from them.
+        clock: Seconds.
     """
 
-    def __init__(self, options: ScanOptions) -> None:
+    def __init__(self, options: ScanOptions, clock: Callable[[], float]) -> None:
         self._options = replace(options, key_ring=options.key_ring.loaded())
         self.interval_ms = options.stream.listing_interval_ms
         self.tier = open_tier(options)
         self._describing = ThreadPoolExecutor(PLANNING_THREADS, "kts-describe")
         self.pool = ThreadPoolExecutor(PLANNING_THREADS, "kts-look")
+        self._layout = find_layout(options.layout, end_of_log=options.end_of_log)
+        self._listings: ListingMemory | None = None
+        if self.tier.store.lists_in_pages and isinstance(self._layout, NamingLayout):
+            interval_ms = options.stream.full_listing_interval_ms
+            self._listings = ListingMemory(self._layout, interval_ms, clock)
         self._told: dict[str, object] = {}  # what was said of a topic, to say it once
         # Which of several incarnations is newest takes all their manifests to find out.
         self._settled: dict[str, tuple[frozenset[str], str]] = {}
@@ -73,7 +82,12 @@ class Lister:
         Raises:
             TieredKafkaError: See `discover`.
         """
-        catalog = self._catalog()
+        catalog = self._catalog(remembered=True)
+        for one in (before or {}).values():
+            for part in one.partitions.values():
+                # What heals it may be listed anywhere.
+                if self._listings and isinstance(part, PartitionLook) and part.log.missing:
+                    self._listings.forget(part.part.folder, part.part.partition)
         found = {}
         for topic, folders in sorted(self._incarnations(position, catalog).items()):
             look = self._topic(topic, folders, position.topics.get(topic), catalog, before)
@@ -82,7 +96,10 @@ class Lister:
         return found
 
     def _partitions(
-        self, parts: Iterable[ListedPartition], before: Mapping[int, LogLook]
+        self,
+        parts: Iterable[ListedPartition],
+        catalog: SegmentCatalog,
+        before: Mapping[int, LogLook],
     ) -> dict[int, LogLook]:
         """Looks at listed partitions of one topic side by side."""
         bounds = (self._options.starting, self._options.ending)
@@ -93,6 +110,11 @@ class Lister:
             known = before.get(part.partition)
             if isinstance(known, PartitionLook) and _same(known.part, part):
                 return known
+            place = part.folder, part.partition
+            memory = self._listings
+            if memory and memory.is_assumed(*place) and not _goes_on(known, part):
+                memory.forget(*place)
+                part = catalog.listed(*place)
             return self._partition(part, in_part=in_part)
 
         looks = self.pool.map(looked_at, parts)
@@ -137,13 +159,18 @@ class Lister:
             log.warning("waiting for topics that were there: %s", error)
         return {}
 
-    def _catalog(self) -> SegmentCatalog:
-        options = self._options
+    def _catalog(self, *, remembered: bool = False) -> SegmentCatalog:
+        """A catalog of what is listed from now on.
+
+        Args:
+            remembered: Whether listings may go on from earlier ones.
+        """
+        remembering = self._listings if remembered else None
         return SegmentCatalog(
             self.tier,
-            find_layout(options.layout, end_of_log=options.end_of_log),
+            remembering or self._layout,
             self._describing,
-            fail_on_data_loss=options.fail_on_data_loss,
+            fail_on_data_loss=self._options.fail_on_data_loss,
         )
 
     def _partition(
@@ -196,7 +223,7 @@ class Lister:
             if found is not None and position is not None:
                 _check_parts(found, position, options)
         if found is None:
-            return TopicLook(topic, str(known), {}, self._behind(newer))
+            return TopicLook(topic, str(known), {}, self._behind(newer, catalog))
         same = {} if last is None or last.topic_id != found.topic_id else last.partitions
         unread = (found.notes, *(part.orphans for part in found.partitions))
         if self._told.get(topic) != unread:
@@ -204,13 +231,16 @@ class Lister:
             log_topic(found)
         catalog.expect(len(found.partitions))
         return TopicLook(
-            topic, found.topic_id, self._partitions(found.partitions, same), self._behind(newer)
+            topic,
+            found.topic_id,
+            self._partitions(found.partitions, catalog, same),
+            self._behind(newer, catalog),
         )
 
-    def _behind(self, newer: DiscoveredTopic | None) -> NewerTopic | None:
+    def _behind(self, newer: DiscoveredTopic | None, catalog: SegmentCatalog) -> NewerTopic | None:
         if newer is None:
             return None
-        return NewerTopic(newer.topic_id, lambda: self._partitions(newer.partitions, {}))
+        return NewerTopic(newer.topic_id, lambda: self._partitions(newer.partitions, catalog, {}))
 
     def _newer(
         self, topic: str, folders: Sequence[TopicFolder], known: str, catalog: SegmentCatalog
@@ -238,7 +268,26 @@ def _same(before: ListedPartition, now: ListedPartition) -> bool:
     def objects(part: ListedPartition) -> object:
         return part.folder, part.entries, part.orphans, [one.described for one in part.orphans]
 
-    return objects(before) == objects(now)
+    return len(before.entries) == len(now.entries) and objects(before) == objects(now)
+
+
+def _goes_on(known: LogLook | None, now: ListedPartition) -> bool:
+    """Whether what is new of a partition follows, in the same leader epoch, on what was known.
+    After an election brokers may have copied anything else again, too.
+    """
+    if not isinstance(known, PartitionLook) or not known.part.entries or not now.entries:
+        return False
+    last = known.part.entries[-1]
+    numbers = [at for at, entry in enumerate(now.entries) if entry.base_offset >= last.base_offset]
+    found = now.described(numbers)
+    if len(found) < len(numbers) or not found or now.entries[numbers[0]] != last:
+        return False
+    epochs = {found[0].leader_epochs[-1].epoch}
+    return all(
+        after.start_offset == before.stop_offset
+        and {one.epoch for one in after.leader_epochs} == epochs
+        for before, after in pairwise(found)
+    )
 
 
 def _check_parts(found: DiscoveredTopic, position: TopicPosition, options: ScanOptions) -> None:

@@ -48,7 +48,7 @@ class TierStream:
     def __init__(self, options: ScanOptions, clock: Callable[[], float] = time.time) -> None:
         self._options = replace(options, key_ring=options.key_ring.loaded())
         self._clock = clock
-        self._looker = _looker(self._options)
+        self._looker = _looker(self._options, clock)
         self._look: Look | None = None
         self._has_answered = False
         self._asked_at = self._batch_at = float("-inf")
@@ -272,11 +272,11 @@ class TierStream:
         return (now - since) * 1000 < self._options.stream.hole_grace_ms
 
 
-def _looker(options: ScanOptions) -> Looker:
+def _looker(options: ScanOptions, clock: Callable[[], float]) -> Looker:
     if options.brokers is None:
         from kts_source.streaming.tier_look import Lister
 
-        return Lister(options)
+        return Lister(options, clock)
     # Not at import time: most streams are of the tier alone.
     from kts_source.streaming.cluster_look import ClusterLooker
 

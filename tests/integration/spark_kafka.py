@@ -51,7 +51,7 @@ def spark_python() -> Path:
     """The interpreter of the environment with the oldest supported Spark, built if need be."""
     python = ENVIRONMENT / "bin" / "python"
     if not python.exists():
-        subprocess.run([ROOT / ".ci" / "oldest_spark_env"], check=True, timeout=280)
+        subprocess.run([ROOT / ".ci" / "spark_env"], check=True, timeout=280)
     return python
 
 

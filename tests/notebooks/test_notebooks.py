@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from typing import TYPE_CHECKING
@@ -36,7 +37,11 @@ def outputs(notebook: nbformat.NotebookNode) -> Iterator[tuple[str, str]]:
 
 
 def test_there_are_notebooks() -> None:
-    assert NAMES == ["01_read_a_topic.ipynb", "02_backfill_to_delta.ipynb"]
+    assert NAMES == [
+        "01_read_a_topic.ipynb",
+        "02_backfill_to_delta.ipynb",
+        "03_from_history_to_live.ipynb",
+    ]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -81,3 +86,17 @@ def test_notebook_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert f"{total:,} rows, of them {left:,} by the second run" in text
         assert "once more: 0 rows" in text
         assert sum(kind == "image/png" for kind, _ in shown) == 2
+    if name == "03_from_history_to_live.ipynb":
+        batches = [int(found) for found in re.findall(r"(\d+) batches of", text)]
+        assert len(batches) == 2
+        assert batches[0] > 1
+        assert batches[1] > 0
+        assert "lag at the end: 0" in text
+        expected = expected_table("txn", "read_committed")
+        assert f"{expected.num_rows} rows, 0 twice, 0 missing" in text
+        handed_over = re.search(r'^\{"txn": .*\}$', text, re.MULTILINE)
+        assert handed_over is not None, "no offsets to hand over"
+        ends = json.loads(handed_over[0])["txn"]
+        last = expected.group_by("partition").aggregate([("offset", "max")]).to_pylist()
+        assert {str(row["partition"]) for row in last} == set(ends)
+        assert all(ends[str(row["partition"])] > row["offset_max"] for row in last)

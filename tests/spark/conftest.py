@@ -16,6 +16,7 @@ HERE = Path(__file__).parent
 PYSPARK_LEAK = "ignore:unclosed <socket:ResourceWarning"
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in this hook, too
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks the tests below this folder and keeps them in one worker: a Spark fills the machine."""
     for item in items:

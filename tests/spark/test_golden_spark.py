@@ -16,6 +16,7 @@ from tests.golden_data import (
     expected_table,
     tier_options,
 )
+from tests.quick import only
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,7 +41,7 @@ def rows(frame: DataFrame) -> pa.Table:
     return frame.toArrow()
 
 
-@pytest.mark.parametrize("isolation_level", ISOLATION_LEVELS)
+@pytest.mark.parametrize("isolation_level", only(1, ISOLATION_LEVELS))
 @pytest.mark.parametrize("topic", TOPICS)
 def test_rows(registered: SparkSession, topic: str, isolation_level: IsolationLevel) -> None:
     options = tier_options(topic, isolationLevel=isolation_level, includeHeaders="true")

@@ -2,95 +2,67 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
+import random
+import secrets
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from tests.golden_data import (
-    SPARK_SCHEMA,
+    ISOLATION_LEVELS,
     IsolationLevel,
     assert_same_rows,
     expected_table,
     tier_options,
 )
-from tests.integration.spark_kafka import spark_python
+from tests.spark.stream_killing import HAS_PROC, SINKS, Query, interpreters
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from pathlib import Path
 
-pytestmark = [pytest.mark.kills, pytest.mark.slow, pytest.mark.timeout(600)]
+# Runs of a query that is killed five times; a soak asks for more.
+RUNS = int(os.environ.get("KTS_STREAM_RUNS", "1"))
+pytestmark = [
+    pytest.mark.kills,
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not HAS_PROC, reason="looks for children in /proc"),
+]
 
-ROOT = Path(__file__).resolve().parents[2]
-KILLS = ("offsets/0", "sink/_spark_metadata/0", "offsets/2", "commits/3")
+KILLS = ("checkpoint/offsets/0", "sink/_spark_metadata/0", "checkpoint/offsets/2")
 """The file that appears last before the query is killed, for each of its runs."""
+LAST_KILL = "checkpoint/commits/3"
 
 
-def processes(parent: int) -> Iterator[int]:
-    """A process and all below it: the driver, its JVM, and the Python processes of both."""
-    yield parent
-    for task in Path(f"/proc/{parent}/task").glob("*/children"):
-        for child in task.read_text().split():
-            yield from processes(int(child))
-
-
-def kill(driver: subprocess.Popen[str]) -> None:
-    for process in list(processes(driver.pid)):
-        with contextlib.suppress(ProcessLookupError):  # it followed its parent
-            os.kill(process, signal.SIGKILL)
-    driver.communicate(timeout=30)
-
-
-def begin(python: Path, folder: Path, options: dict[str, str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [
-            *(str(python), "-m", "tests.spark.stream_child"),
-            *(str(folder), str(folder / "sink"), json.dumps(options)),
-        ],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-
-
-def written(folder: Path) -> pa.Table:
-    """The rows of the files that the sink has committed."""
-    files = set()
-    for log in (folder / "sink" / "_spark_metadata").iterdir():
-        if not log.name.startswith("."):
-            lines = log.read_text().splitlines()[1:]
-            files |= {json.loads(line)["path"].removeprefix("file://") for line in lines}
-    tables = [pq.read_table(file) for file in sorted(files)]
-    return pa.concat_tables([one.select(SPARK_SCHEMA.names).cast(SPARK_SCHEMA) for one in tables])
-
-
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for children in /proc")
 @pytest.mark.parametrize(
-    ("spark", "isolation_level"), [("newest", "read_committed"), ("oldest", "read_uncommitted")]
+    ("spark", "isolation_level"), [("newest", "read_committed"), ("40", "read_uncommitted")]
 )
 def test_each_row_once(tmp_path: Path, spark: str, isolation_level: IsolationLevel) -> None:
-    python = Path(sys.executable) if spark == "newest" else spark_python()
     options = tier_options(
         "txn", isolationLevel=isolation_level, includeHeaders="true", maxSegmentsPerTrigger="3"
     )
-    for name in KILLS:
-        driver = begin(python, tmp_path, options)
-        deadline = time.monotonic() + 120
-        while not (tmp_path / name).exists():
-            assert time.monotonic() < deadline
-            assert driver.poll() is None, name
-            time.sleep(0.005)
-        kill(driver)
-    driver = begin(python, tmp_path, options)
-    assert driver.communicate(timeout=240)[0] == "done\n"
-    assert_same_rows(written(tmp_path), expected_table("txn", isolation_level))
+    query = Query(interpreters()[spark], tmp_path, options)
+    for name in (*KILLS, LAST_KILL):
+        query.killed_behind(name)
+    query.end()
+    assert_same_rows(query.written(), expected_table("txn", isolation_level))
+
+
+@pytest.mark.parametrize("number", range(RUNS))
+def test_killed_anywhere(tmp_path: Path, number: int) -> None:
+    seed = os.environ.get("KTS_STREAM_SEED", str(secrets.randbits(31)))
+    source = random.Random(f"{seed} {number}")
+    print(f"KTS_STREAM_SEED={seed}")  # noqa: T201
+    spark, python = source.choice(sorted(interpreters().items()))
+    topic = source.choice(("txn", "codecs", "epochs", "timeline"))
+    level, sink = source.choice(ISOLATION_LEVELS), source.choice(SINKS)
+    options = tier_options(
+        topic, isolationLevel=level, includeHeaders="true", maxSegmentsPerTrigger="2"
+    )
+    query = Query(python, tmp_path, options, sink)
+    kills = [query.killed_somewhere(source) for _ in range(1 if RUNS == 1 else 5)]
+    query.end()
+    assert_same_rows(query.written(), expected_table(topic, level))
+    told = "; ".join(kills)
+    print(f"run {number}: Spark {spark}, {topic}, {level}, {sink}: {told}")  # noqa: T201

@@ -138,6 +138,7 @@ def test_a_stream_goes_on_where_it_was_while_the_tier_grows(
     assert_same_rows(sink.rows(), expected_table("txn", "read_committed"))
 
 
+@pytest.mark.slow
 def test_once_takes_all(registered: SparkSession, checkpoint: Path) -> None:
     options = tier_options("txn", maxSegmentsPerTrigger="6")
     sink = Sink()

@@ -54,7 +54,9 @@ def test_certificates_of_pkcs12() -> None:
     assert set(trusted_certificates(client().pkcs12(), PASSWORD)) == set(client().chain_der)
 
 
-@pytest.mark.parametrize("store", [jks(ROOTS), trust_pkcs12(authority().chain)])
+@pytest.mark.parametrize(
+    "store", [jks(ROOTS), trust_pkcs12(authority().chain)], ids=["JKS", "PKCS12"]
+)
 def test_a_wrong_password_opens_no_trust_store(store: bytes) -> None:
     with pytest.raises(KeyStoreError, match="wrong password") as caught:
         trusted_certificates(store, "wr0ng-secret")
@@ -98,6 +100,7 @@ def test_a_chain_holds_only_what_vouches_for_the_key() -> None:
         (b"", "neither PKCS12 nor JKS"),
         (b"-----BEGIN CERTIFICATE-----", "but PEM: say so by type"),
     ],
+    ids=["locked", "without a key", "JKS", "JCEKS", "empty", "PEM"],
 )
 def test_no_key_of_these(data: bytes, words: str) -> None:
     with pytest.raises(KeyStoreError, match=words):

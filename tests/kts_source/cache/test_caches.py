@@ -42,6 +42,7 @@ class SlowStore:
 
     pinning = "as the test does"
     is_near = False
+    lists_in_pages = False
 
     @property
     def counters(self) -> StoreCounters:

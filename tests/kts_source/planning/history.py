@@ -176,6 +176,7 @@ class World:
     Attributes:
         store: Key to bytes.
         incarnations: Of the topic, oldest first: topic id to the partitions' lives.
+        lives: Of the newest incarnation, by partition.
     """
 
     def __init__(self, history: History) -> None:
@@ -183,17 +184,17 @@ class World:
         self.store: dict[str, bytes] = {}
         self.incarnations: dict[str, tuple[PartitionLife, ...]] = {}
         self._random = random.Random(0)
-        self._lives = self._create(history.shape.partitions, clock=0)
+        self.lives = self._create(history.shape.partitions, clock=0)
         for step in history.steps:
             self.take(step)
 
     def take(self, step: Step) -> None:
         """One more step."""
         if step.kind == "recreate":
-            clock = max(life.clock for life in self._lives)
-            self._lives = self._create(step.a % len(self._lives) + 1, clock=clock)
+            clock = max(life.clock for life in self.lives)
+            self.lives = self._create(step.a % len(self.lives) + 1, clock=clock)
         else:
-            _apply(step, self._lives[step.partition % len(self._lives)], self.shape)
+            _apply(step, self.lives[step.partition % len(self.lives)], self.shape)
 
     def _create(self, partitions: int, *, clock: int) -> tuple[PartitionLife, ...]:
         topic_id = None

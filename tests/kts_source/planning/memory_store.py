@@ -28,6 +28,7 @@ class MemoryStore:
 
     pinning = "as the test does"
     is_near = False
+    lists_in_pages = False
 
     @property
     def counters(self) -> StoreCounters:

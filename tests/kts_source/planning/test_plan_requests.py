@@ -25,6 +25,7 @@ from tests.kts_source.planning.history import TOPIC as HISTORY_TOPIC
 from tests.kts_source.planning.history import World, random_history
 from tests.kts_source.planning.memory_store import MemoryStore
 from tests.kts_source.planning.scanning import run
+from tests.quick import only
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -133,7 +134,7 @@ def views(monkeypatch: pytest.MonkeyPatch) -> Counter[bool]:
 # -- the same plan from few segments
 
 
-@pytest.mark.parametrize("topic", TOPICS)
+@pytest.mark.parametrize("topic", only(6, TOPICS))
 def test_golden_windows(
     topic: str,
     from_all: Callable[..., object],

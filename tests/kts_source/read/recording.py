@@ -62,6 +62,7 @@ class RecordingStore:
 
     pinning = "as the test does"
     is_near = False
+    lists_in_pages = False
 
     @property
     def counters(self) -> StoreCounters:

@@ -29,6 +29,7 @@ from tests.golden_data import expected_table, topic_summary
 from tests.kts_source.export import exporting
 from tests.kts_source.export.exporting import FORMATS, Lake
 from tests.kts_source.export.killing import Killed
+from tests.quick import only
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -160,7 +161,7 @@ class Watched(LocalExecutor):
 
 @pytest.mark.parametrize("table_format", ["delta", "iceberg"])
 @pytest.mark.parametrize("topic", RUNS)
-@pytest.mark.parametrize("tombstones", ["keep", "remove", "remove-old"])
+@pytest.mark.parametrize("tombstones", only(1, ["remove-old", "keep", "remove"]))
 def test_runs_one_by_one_make_what_one_run_makes(
     tmp_path: Path, table_format: str, topic: str, tombstones: str
 ) -> None:

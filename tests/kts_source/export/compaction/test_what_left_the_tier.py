@@ -13,6 +13,7 @@ from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
 from tests.kts_source.export.exporting import Lake
 from tests.kts_source.export.fates import Between
 from tests.kts_source.export.killing import Killed
+from tests.quick import only
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -157,7 +158,7 @@ def test_a_table_without_timestamps_is_merged(tier: Tier, lake: Lake) -> None:
 
 
 @pytest.mark.parametrize("columns", ["key,value,offset", "key,partition,offset"])
-@pytest.mark.parametrize("partition_by", [(), ("topicId",)])
+@pytest.mark.parametrize("partition_by", only(1, [("topicId",), ()]))
 def test_a_table_that_is_built_anew(
     tier: Tier, lake: Lake, columns: str, partition_by: tuple[str, ...]
 ) -> None:

@@ -23,6 +23,7 @@ from kts_source.export.tables.target_store import require_create
 from kts_source.store.storage_options import storage_options_from
 from tests.kts_source.export.exporting import assert_holds, source
 from tests.kts_source.export.killing import Killed, Steps, mortal_folder
+from tests.quick import only
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,6 +59,7 @@ def read_folder(url: str, server: S3Server) -> pa.Table:
     return ds.dataset(path, filesystem=filesystem, format="parquet", partitioning="hive").to_table()
 
 
+@pytest.mark.slow
 def test_parquet(url: str, s3_server: S3Server) -> None:
     settings = settings_of(url, s3_server, partition_by=["topic", "date(timestamp)"])
     report = export(few_tasks(("txn", "timeline")), settings, LocalExecutor(1))
@@ -67,7 +69,7 @@ def test_parquet(url: str, s3_server: S3Server) -> None:
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("step", ["create json", "publish", "create published"])
+@pytest.mark.parametrize("step", only(1, ["publish", "create json", "create published"]))
 def test_parquet_killed(url: str, s3_server: S3Server, step: str, after: bool) -> None:
     settings = settings_of(url, s3_server)
     counting = Steps(None)

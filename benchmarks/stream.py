@@ -1,0 +1,155 @@
+"""Streams: what a poll costs where nothing or little is new, and how fast years are caught up."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+from unittest import mock
+
+from benchmarks.bench import SPARK_4_0, Bench, Contestant
+from benchmarks.report import Row, at_least, at_most
+from benchmarks.simulated import TOPIC, SimulatedTier
+from kts_source.options import check_for_stream, parse_options
+from kts_source.streaming import tier_look
+from kts_source.streaming.offsets import INITIAL, position_from_json, position_to_json
+from kts_source.streaming.tier_stream import TierStream
+from kts_source.tier import Tier
+
+if TYPE_CHECKING:
+    from kts_source.streaming.offsets import StreamPosition
+
+_LATENCY: Final = 0.02
+_PAGE_KEYS: Final = 1000
+_OBJECTS: Final = 3
+
+
+def run(bench: Bench) -> list[Row]:
+    """The figures of all cases; a quick run has a tenth of the partitions and the same goals."""
+    share = 10 if bench.quick else 1
+    return [*_one_new(10, 1000 // share, 7), *_idle(1000 // share, 10, 3), *_catching_up(bench)]
+
+
+def _catching_up(bench: Bench) -> list[Row]:
+    """From the oldest record to the newest one, in two batches."""
+    broker = bench.broker()
+    topic = broker.topics["small"]
+    half = {"maxOffsetsPerTrigger": str(topic.records * 11 // 20)}
+    theirs = broker.through_broker(topic.name, sink="stream", options=half)
+    unbounded = {name: text for name, text in theirs.options.items() if name != "endingOffsets"}
+    found = bench.in_turns(
+        {
+            "scan": Contestant(SPARK_4_0, broker.from_tier(topic.name)),
+            "stream": Contestant(
+                SPARK_4_0, broker.from_tier(topic.name, sink="stream", options=half)
+            ),
+            "kafka": Contestant(
+                SPARK_4_0, replace(theirs, options=unbounded), other_pid=broker.broker.pid
+            ),
+        }
+    )
+    ours = found["stream"]
+    what = f"catching up {topic.records / 1e6:.1f} million records of {topic.value_bytes} B"
+    spent = f"two batches of {ours.seconds / 2:.1f} s"
+    return [
+        Row(what, topic.records / ours.seconds / 1e6, "M records/s").noted(spent),
+        at_least(
+            f"{what}, against one batch scan",
+            ours.times_faster_than(found["scan"]),
+            "×",
+            0.9,
+        ).noted(f"{spent}; a batch costs Spark about the same whatever it holds"),
+        at_least(
+            f"{what}, against a stream of Spark's Kafka source, data in the tier",
+            ours.times_faster_than(found["kafka"]),
+            "×",
+            2.5,
+        ),
+    ]
+
+
+@dataclass(slots=True)
+class _Polled:
+    """A stream over a made-up tier, which calls it as Spark does.
+
+    Attributes:
+        position: Where it is.
+    """
+
+    tier: SimulatedTier
+    stream: TierStream
+    position: StreamPosition = INITIAL
+
+    def poll(self) -> float:
+        """Seconds of a poll, and of the plan of its batch if there is one."""
+        started = time.perf_counter()
+        end = self.stream.next(self.position, limited=False)
+        if end is not self.position:
+            end = position_from_json(position_to_json(end))
+            self.stream.plan(self.position, end)
+            self.position = end
+        self.stream.lag()
+        return time.perf_counter() - started
+
+
+def _polled(tier: SimulatedTier) -> _Polled:
+    options = parse_options(
+        {"path": "s3://simulated", "subscribe": TOPIC, "minListingIntervalMs": "0"}
+    )
+    check_for_stream(options)
+    with mock.patch.object(tier_look, "open_tier", return_value=Tier(tier)):
+        polled = _Polled(tier, TierStream(options))
+    polled.poll()
+    return polled
+
+
+def _one_new(partitions: int, segments: int, repeats: int) -> list[Row]:
+    """A batch of the newest segment of one; no request takes time, so all that does is our own."""
+    tier = SimulatedTier(partitions, segments + repeats, latency_seconds=0)
+    tier.listed_segments = [segments] * partitions
+    tier.prepare()
+    polled = _polled(tier)
+    seconds, lists, others = [], [], []
+    for _ in range(repeats):
+        tier.listed_segments[0] += 1
+        before = tier.counters
+        seconds.append(polled.poll())
+        lists.append(tier.counters.list_requests - before.list_requests)
+        others.append(tier.counters.requests - before.requests)
+    # The folders of topics and of partitions are listed as well.
+    each = (max(lists) - 2) / partitions
+    what = f"a batch in a tier of {partitions * segments:,} segments, one new"
+    return [
+        at_most(
+            f"{what}: driver work beside the store's time",
+            statistics.median(seconds) * 1e3,
+            "ms",
+            60,
+        ).noted(f"{statistics.median(others):g} reads of manifests and side files"),
+        at_most(f"{what}: listings for each of {partitions} partitions", each, "", 2),
+    ]
+
+
+def _idle(partitions: int, segments: int, repeats: int) -> list[Row]:
+    """A poll where nothing is new."""
+    tier = SimulatedTier(partitions, segments, latency_seconds=_LATENCY)
+    tier.prepare()
+    polled = _polled(tier)
+    before = tier.counters
+    seconds = [polled.poll() for _ in range(repeats)]
+    used = tier.counters.list_requests - before.list_requests
+    assert tier.counters.requests == before.requests, "a manifest was read"
+    pages = -(-partitions * segments * _OBJECTS // _PAGE_KEYS)
+    what = (
+        f"a poll of {partitions:,} partitions of {segments} segments, nothing new, store of 20 ms"
+    )
+    return [
+        at_most(what, statistics.median(seconds), "s", 2),
+        at_most(
+            f"{what}: requests, of the pages of one flat listing",
+            used / repeats / pages,
+            "×",
+            1.1,
+        ).noted(f"{used / repeats:g} listings, no manifest"),
+    ]

@@ -1,0 +1,217 @@
+"""Listings of a stream that go on from earlier ones show what whole ones show, in fewer requests.
+
+Seen to fail when broken on purpose: the overlap behind the last known objects not compared; the
+first page taken from memory; a whole listing never again.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Final
+from unittest import mock
+
+import pytest
+
+from kts_source.layout.aiven import AivenLayout
+from kts_source.layout.layout import TopicFolder
+from kts_source.layout.local_tiered import LocalTieredLayout
+from kts_source.streaming import listing_memory
+from kts_source.streaming.listing_memory import ListingMemory
+from tests.kts_source.planning.memory_store import MemoryStore
+from tests.kts_source.streaming.running import Clock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kts_source.store.object_store import ObjectInfo
+
+PAGE: Final = 12
+AGAIN: Final = 6
+TOPIC_ID: Final = "AAAAAAAAAAAAAAAAAAAAAQ"
+FOLDER: Final = TopicFolder("t", TOPIC_ID, f"t-{TOPIC_ID}/")
+INTERVAL_MS: Final = 60_000
+
+
+class Paged(MemoryStore):
+    """Lists page by page and counts them."""
+
+    lists_in_pages = True
+
+    def __init__(self, objects: dict[str, bytes]) -> None:
+        super().__init__(objects)
+        self.pages = 0
+
+    def list_folders(self, prefix: str) -> list[str]:
+        self.pages += 1
+        return super().list_folders(prefix)
+
+    def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
+        self.pages += 1
+        for number, info in enumerate(super().list_objects(prefix, after=after)):
+            if number and number % PAGE == 0:
+                self.pages += 1
+            yield info
+
+
+class Scene:
+    """A topic whose segments come and go."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.store = Paged(self.objects)
+        self.clock = Clock()
+        self.memory = ListingMemory(AivenLayout(), INTERVAL_MS, self.clock)
+
+    def add(self, number: int, partition: int = 0) -> None:
+        for suffix in ("indexes", "log", "rsm-manifest"):
+            self.objects[self.key(number, suffix, partition)] = b"x"
+
+    def key(self, number: int, suffix: str, partition: int = 0) -> str:
+        segment_id = TOPIC_ID[:-1] + "AQgw"[number % 4]
+        return f"{FOLDER.folder}{partition}/{number:020d}-{segment_id}.{suffix}"
+
+    def remove(self, number: int) -> None:
+        for suffix in ("indexes", "log", "rsm-manifest"):
+            del self.objects[self.key(number, suffix)]
+
+    def listed(self) -> int:
+        """Requests of a listing that shows all there is."""
+        before = self.store.pages
+        found = self.memory.list_partition(self.store, FOLDER, 0)
+        pages = self.store.pages - before
+        assert found == AivenLayout().list_partition(MemoryStore(self.objects), FOLDER, 0)
+        return pages
+
+
+@pytest.fixture
+def scene() -> Iterator[Scene]:
+    with (
+        mock.patch.object(listing_memory, "PAGE", PAGE),
+        mock.patch.object(listing_memory, "_SEEN_AGAIN", AGAIN),
+    ):
+        yield Scene()
+
+
+def test_what_comes_at_the_end_and_goes_at_the_beginning_takes_two_requests(scene: Scene) -> None:
+    for number in range(40):
+        scene.add(number)
+    assert scene.listed() == 10
+    source = random.Random(7)
+    low, high = 0, 40
+    for _ in range(60):
+        if source.random() < 0.6:
+            scene.add(high)
+            high += 1
+        elif high - low > 12:
+            scene.remove(low)
+            low += 1
+        assert scene.listed() == 2
+        assert scene.memory.is_assumed(FOLDER, 0)
+
+
+def test_nothing_new_is_the_same_listing(scene: Scene) -> None:
+    for number in range(40):
+        scene.add(number)
+    first = scene.memory.list_partition(scene.store, FOLDER, 0)
+    assert scene.memory.list_partition(scene.store, FOLDER, 0) is first
+
+
+@pytest.mark.parametrize("number", [0, 1, 3, 38, 39])
+@pytest.mark.parametrize("suffix", ["indexes", "log", "rsm-manifest"])
+def test_what_is_lost_near_the_ends_shows_at_once(scene: Scene, number: int, suffix: str) -> None:
+    for at in range(40):
+        scene.add(at)
+    scene.listed()
+    del scene.objects[scene.key(number, suffix)]
+    scene.listed()
+
+
+@pytest.mark.parametrize("number", [0, 1, 3, 38, 39])
+def test_what_is_written_anew_near_the_ends_shows_at_once(scene: Scene, number: int) -> None:
+    for at in range(40):
+        scene.add(at)
+    scene.listed()
+    scene.objects[scene.key(number, "log")] = b"longer"
+    scene.listed()
+
+
+def test_a_copy_under_way_shows_when_it_is_whole(scene: Scene) -> None:
+    for number in range(40):
+        scene.add(number)
+    del scene.objects[scene.key(39, "rsm-manifest")]
+    scene.listed()
+    scene.add(39)
+    assert scene.listed() == 2
+
+
+def test_what_changes_in_the_middle_shows_after_the_interval(scene: Scene) -> None:
+    for number in range(40):
+        scene.add(number)
+    scene.listed()
+    del scene.objects[scene.key(20, "log")]
+    assert len(scene.memory.list_partition(scene.store, FOLDER, 0).segments) == 40
+    scene.clock.seconds += INTERVAL_MS / 1000 - 1
+    assert len(scene.memory.list_partition(scene.store, FOLDER, 0).segments) == 40
+    scene.clock.seconds += 1
+    assert scene.listed() == 10
+    assert not scene.memory.is_assumed(FOLDER, 0)
+
+
+def test_what_is_forgotten_is_listed_as_a_whole(scene: Scene) -> None:
+    for number in range(40):
+        scene.add(number)
+    scene.listed()
+    scene.add(40)
+    assert scene.listed() == 2
+    scene.memory.forget(FOLDER, 0)
+    assert scene.listed() == 11
+
+
+def test_all_is_gone(scene: Scene) -> None:
+    for number in range(40):
+        scene.add(number)
+    scene.listed()
+    scene.objects.clear()
+    scene.listed()
+    scene.add(50)
+    scene.listed()
+
+
+def test_many_partitions_with_few_segments_are_listed_in_a_row(scene: Scene) -> None:
+    for partition in range(40):
+        scene.add(0, partition)
+    everything = MemoryStore(scene.objects)
+
+    def look() -> int:
+        before = scene.store.pages
+        found = scene.memory.partitions(scene.store, FOLDER)
+        assert found == AivenLayout().partitions(everything, FOLDER)
+        for partition in found:
+            wanted = AivenLayout().list_partition(everything, FOLDER, partition)
+            assert scene.memory.list_partition(scene.store, FOLDER, partition) == wanted
+        return scene.store.pages - before
+
+    with mock.patch.object(listing_memory, "_GAIN_IN_A_ROW", 3):
+        assert look() == 1 + 40
+        assert look() == 1 + 10
+        scene.add(1, 7)
+        del scene.objects[scene.key(0, "log", 9)]
+        assert look() == 1 + 11, "122 objects"
+        scene.add(0, 40)
+        assert look() == 1 + 41, "a partition that was never listed"
+        assert look() == 1 + 11
+
+
+def test_a_folder_that_topics_share_is_not_listed_in_a_row(scene: Scene) -> None:
+    root = "kafka-tiered-storage/"
+    folder = TopicFolder("t", TOPIC_ID, root)
+    for partition in range(40):
+        name = f"{root}t-{partition}-{TOPIC_ID}/{0:020d}-{TOPIC_ID}"
+        for suffix in ("log", "index", "timeindex", "leader_epoch_checkpoint", "snapshot"):
+            scene.objects[f"{name}.{suffix}"] = b"x"
+    memory = ListingMemory(LocalTieredLayout(), INTERVAL_MS, scene.clock)
+    for _ in range(3):
+        before = scene.store.pages
+        for partition in memory.partitions(scene.store, folder):
+            assert len(memory.list_partition(scene.store, folder, partition).segments) == 1
+        assert scene.store.pages - before == 1 + 40
