@@ -189,10 +189,14 @@ def joined(
         for field in dataclasses.fields(Report):
             getattr(whole, field.name).update(getattr(report, field.name))
     about = {key: value for _, found, _ in runs for key, value in found.items()}
-    dates = [
-        f"{', '.join(report.rows)}: {found['date']}" for report, found, _ in runs if report.rows
-    ]
-    about["date"] = "; ".join(dates)
+    dates: dict[str, str] = {}
+    for report, found, _ in runs:
+        dates |= found.get("dates") or dict.fromkeys(report.rows, found["date"])
+    about["dates"] = dates
+    about["date"] = "; ".join(
+        f"{', '.join(part for part in dates if dates[part] == date)}: {date}"
+        for date in dict.fromkeys(dates.values())
+    )
     for what in ("processor", "system"):
         about[what] = " and ".join(dict.fromkeys(found[what] for _, found, _ in runs))
     about["others"] = {

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks.plot import draw
-from benchmarks.report import Row, verdict
+from benchmarks.report import Row, verdict, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,6 +24,7 @@ _TITLES: Final = {
     "metadata": "Records of `__remote_log_metadata`, one core",
     "hybrid": "Brokers, alone and beside the tier",
     "hybrid_disk": "A broker's disk, in place",
+    "stream": "Streams",
     "fetch": "Fetching",
     "plan": "Planning 100,000 segments",
     "export": "Export, against the Parquet writer alone",
@@ -31,7 +32,7 @@ _TITLES: Final = {
 
 
 def write_results(report: Report, about: Mapping[str, Any], quick: bool) -> None:
-    """Renews RESULTS.md, RESULTS.json's copy of the figures and RESULTS.png.
+    """Renews RESULTS.md, RESULTS.png and RESULTS.json, which a run of some parts is joined to.
 
     Args:
         report: What was measured.
@@ -41,6 +42,7 @@ def write_results(report: Report, about: Mapping[str, Any], quick: bool) -> None
     drawn = draw(report.speeds, HERE / "RESULTS.png")
     text = "\n".join(_lines(report, about, quick, drawn=drawn)) + "\n"
     (HERE / "RESULTS.md").write_text(text, encoding="utf-8")
+    write_json(report, about, HERE / "RESULTS.json", quick=quick)
 
 
 def _lines(report: Report, about: Mapping[str, Any], quick: bool, *, drawn: bool) -> list[str]:

@@ -41,7 +41,7 @@ from tests.kts_source.planning.reading import check_history, without_threads
 from tools.disk_scans import disks_report, soak_disks
 from tools.faulted_scans import faults_report, soak_faults
 from tools.hybrid_scans import hybrid_report, soak_hybrid
-from tools.stream_runs import soak_streams, streams_report
+from tools.stream_runs import live_report, soak_live, soak_streams, streams_report
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -92,6 +92,12 @@ PARTS: Final = {
         "Queries on Spark 4.0 to 4.3 whose driver, JVM or Python processes are killed at any time,"
         " five times a run; each row once in a file sink, and in a Delta table by foreachBatch.",
     ),
+    "live": (
+        "Streams of a live cluster",
+        "Seconds in which a real cluster is written, with transactions, uploads, retention and"
+        " restarts, while two queries follow it, one an isolation level, and are killed over and"
+        " over; each row that a consumer is given stands once in the sink.",
+    ),
 }
 """Title and promise of each part, in order."""
 TOTALS: Final = {
@@ -102,6 +108,7 @@ TOTALS: Final = {
     "hybrid": 1_000,
     "disks": 50,
     "streams": 50,
+    "live": 1800,
 }
 """What a whole soak tries."""
 ROUND_SECONDS: Final = 300.0
@@ -357,6 +364,11 @@ def main() -> int:
             for text in killed.failures:
                 say(text)
             facts, lines = streams_report(killed)
+        elif part == "live":
+            followed = soak_live(wanted, given.seed)
+            for text in followed.failures:
+                say(text)
+            facts, lines = live_report(followed)
         else:
             block = scan_block if part == "histories" else export_block
             facts, lines = histories_report(soak_histories(block, wanted, given.seed, given.jobs))

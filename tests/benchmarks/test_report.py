@@ -149,7 +149,8 @@ def test_runs_of_several_parts_become_one() -> None:
     assert about == {
         "processor": "x",
         "system": "a and b",
-        "date": "decode, plan: 1st; plan: 2nd",
+        "dates": {"decode": "1st", "plan": "2nd"},
+        "date": "decode: 1st; plan: 2nd",
         "others": {"broker": "4"},
     }
     assert quick

@@ -10,6 +10,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from confluent_kafka import Message
+
 
 class Row(NamedTuple):
     """One record, as Spark's Kafka source shows it.
@@ -29,6 +31,15 @@ class Row(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: tuple[tuple[str | bytes | None, ...], ...]
+
+
+def row_of(message: Message) -> Row:
+    """The record of a message that is no error."""
+    at = message.offset()
+    assert at is not None
+    kind, timestamp = message.timestamp()
+    headers = tuple(tuple(header) for header in message.headers() or ())
+    return Row(at, timestamp, kind - 1, message.key(), message.value(), headers)
 
 
 def consumed(
@@ -100,11 +111,7 @@ def consumed(
                 assert at is not None
                 reached = max(reached, at if error else at + 1)
                 if error is None and at < stop:
-                    kind, timestamp = message.timestamp()
-                    headers = tuple(tuple(header) for header in message.headers() or ())
-                    rows.append(
-                        Row(at, timestamp, kind - 1, message.key(), message.value(), headers)
-                    )
+                    rows.append(row_of(message))
     finally:
         consumer.close()
     return rows

@@ -1,5 +1,5 @@
 """A streaming query that a test kills:
-`python -m tests.spark.stream_child CHECKPOINT SINK OPTIONS parquet|delta`.
+`python -m tests.spark.stream_child CHECKPOINT SINK OPTIONS parquet|delta once|on`.
 
 The sink gets the rows: Parquet files by Spark's own sink, which remembers batches, or a Delta table
 by `foreachBatch`, where each commit says which batch it is of.
@@ -40,8 +40,8 @@ def into_delta(table: str) -> Callable[[DataFrame, int], None]:
     return write
 
 
-def main(checkpoint: str, sink: str, options: str, kind: str) -> None:
-    """Runs until all that is tiered is written, and says so on standard output."""
+def main(checkpoint: str, sink: str, options: str, kind: str, how_long: str) -> None:
+    """Runs until all that is there is written, and says so on standard output; or on and on."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     builder = SparkSession.builder.master("local[2]").appName("to be killed")
     for name, value in {
@@ -62,6 +62,9 @@ def main(checkpoint: str, sink: str, options: str, kind: str) -> None:
             return stream.foreachBatch(into_delta(sink))
         return stream.format("parquet").option("path", sink)
 
+    if how_long == "on":
+        reader = spark.readStream.format("tiered-kafka").options(**json.loads(options))
+        writer(reader.load()).trigger(processingTime="1 second").start().awaitTermination()
     run_available_now(spark, json.loads(options), writer)
     sys.stdout.write("done\n")
     sys.stdout.flush()

@@ -58,15 +58,29 @@ class Query:
         ]
         self.folder = folder
         self._sink = sink
+        folder.mkdir(parents=True, exist_ok=True)
 
-    def begin(self) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            self._command,
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
+    @property
+    def log(self) -> Path:
+        """What its drivers wrote to standard error."""
+        return self.folder / "driver.log"
+
+    @property
+    def batches(self) -> int:
+        """Number of the batch that was begun last."""
+        found = (one.name for one in (self.folder / "checkpoint" / "offsets").glob("*"))
+        return max((int(name) for name in found if name.isdigit()), default=-1)
+
+    def begin(self, *, goes_on: bool = False) -> subprocess.Popen[str]:
+        """Starts it, to run until all is written, or until it is killed."""
+        with self.log.open("ab") as log:
+            return subprocess.Popen(
+                [*self._command, "on" if goes_on else "once"],
+                cwd=ROOT,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
 
     def killed_behind(self, name: str) -> None:
         """Runs until a file appears in the folder, and is killed."""
@@ -83,15 +97,20 @@ class Query:
         or that it ended before.
         """
         driver = self.begin()
-        checkpoint = self.folder / "checkpoint"
-        before = _batches(checkpoint)
+        before = self.batches
         wait = source.random() * 4
         deadline = time.monotonic() + 120
-        while _batches(checkpoint) == before and driver.poll() is None:
+        while self.batches == before and driver.poll() is None:
             assert time.monotonic() < deadline
             time.sleep(0.005)
         with contextlib.suppress(subprocess.TimeoutExpired):
             driver.wait(wait)
+        return f"{self.kill(driver, source)} after batch {self.batches}"
+
+    def kill(self, driver: subprocess.Popen[str], source: random.Random) -> str:
+        """Kills one of its processes, and then what has not followed; says which, or that it ended
+        before.
+        """
         victim = source.choice(VICTIMS)
         if driver.poll() is not None:
             driver.communicate()
@@ -105,7 +124,7 @@ class Query:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 driver.wait(5)
         kill(driver)
-        return f"{victim} after batch {_batches(checkpoint)}"
+        return victim
 
     def end(self) -> None:
         """Runs to its end."""
@@ -152,9 +171,3 @@ def _name(process: int) -> str:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{process}/comm").read_text()
     return ""
-
-
-def _batches(checkpoint: Path) -> int:
-    """Number of the batch that was begun last."""
-    found = (one.name for one in (checkpoint / "offsets").glob("*"))
-    return max((int(name) for name in found if name.isdigit()), default=-1)

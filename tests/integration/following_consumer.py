@@ -1,0 +1,100 @@
+"""A consumer that reads all along and keeps what it is given: the truth for a stream of topics that
+retention shortens.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Self
+
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+from tests.integration.admin import wait_until
+from tests.integration.oracle import row_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from tests.integration.hybrid import Rows
+
+Place = tuple[str, int]
+
+
+class FollowingConsumer:
+    """Reads partitions from their first offset on, from `with` to its end, whatever is deleted
+    meanwhile and however often the broker is restarted.
+
+    Args:
+        bootstrap: Address of the cluster.
+        places: Topics and partitions, empty ones.
+        isolation: `read_committed` or `read_uncommitted`.
+
+    Attributes:
+        rows: All that it was given, in order.
+    """
+
+    def __init__(self, bootstrap: str, places: Sequence[Place], isolation: str) -> None:
+        self.rows: Rows = {place: [] for place in places}
+        self._reached = dict.fromkeys(places, 0)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=isolation, daemon=True)
+        self._refused: list[str] = []
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": bootstrap,
+                "group.id": "never-committed",
+                "enable.auto.commit": "false",
+                "enable.partition.eof": "true",
+                "auto.offset.reset": "error",
+                "isolation.level": isolation,
+                "allow.auto.create.topics": "false",
+                "log_level": 0,
+            }
+        )
+
+    def __enter__(self) -> Self:
+        """Begins."""
+        self._consumer.assign([TopicPartition(*place, 0) for place in self.rows])
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stops."""
+        self._stopped.set()
+        self._thread.join(60)
+        self._consumer.close()
+
+    def wait_for(self, ends: Mapping[Place, int]) -> None:
+        """Waits until all below these offsets was read.
+
+        Raises:
+            AssertionError: The consumer lost rows itself, so nothing can be compared.
+        """
+        wait_until(
+            lambda: (
+                bool(self._refused) or all(self._reached[place] >= ends[place] for place in ends)
+            )
+        )
+        assert not self._refused, self._refused
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            for message in self._consumer.consume(10_000, 0.2):
+                error, at = message.error(), message.offset()
+                topic, partition = message.topic(), message.partition()
+                if error is not None and error.code() == KafkaError._PARTITION_EOF:
+                    assert topic is not None
+                    assert partition is not None
+                    assert at is not None
+                    self._reached[topic, partition] = max(self._reached[topic, partition], at)
+                elif error is None:
+                    assert topic is not None
+                    assert partition is not None
+                    row = row_of(message)
+                    self.rows[topic, partition].append(row)
+                    self._reached[topic, partition] = row.offset + 1
+                elif error.code() in (
+                    KafkaError.OFFSET_OUT_OF_RANGE,
+                    KafkaError._AUTO_OFFSET_RESET,
+                ):
+                    self._refused.append(str(error))
