@@ -2,8 +2,8 @@
 
 A quick run leaves out hybrid, fetch, plan and export unless they are named.
 A full run leaves build/bench/results.json and results.png; `--results` also renews
-benchmarks/RESULTS.md and its figure from them. `--from-json benchmarks/RESULTS.json NEW.json` renews
-the parts that a later run measured.
+benchmarks/RESULTS.md and its figure from them. `--from-json benchmarks/RESULTS.json NEW.json`
+renews the parts that a later run measured.
 """
 
 from __future__ import annotations
