@@ -5,6 +5,10 @@ SHELL := /bin/bash
 # Compiled modules are kept, whatever the caller set: half the time of short runs would go into compiling them anew.
 export PYTHONDONTWRITEBYTECODE :=
 
+# All but ray, which brings too much for every checkout; its tests have an environment of their own.
+LOCKED_EXTRAS = $(shell $(PY) -c 'import tomllib; \
+  [print("--extra", name) for name in tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"] if name != "ray"]')
+
 UV_VERSION := 0.13.8
 VENV ?= .venv
 PY := $(VENV)/bin/python
@@ -72,7 +76,7 @@ notebooks: $(STAMP)  ## run the notebooks and keep what they show
 
 lock: $(STAMP)  ## resolve requirements.lock anew
 	@$(PY) -m pip install --quiet --disable-pip-version-check "uv==$(UV_VERSION)"
-	@$(VENV)/bin/uv pip compile --quiet pyproject.toml --universal --all-extras --group dev \
+	@$(VENV)/bin/uv pip compile --quiet pyproject.toml --universal $(LOCKED_EXTRAS) --group dev \
 	  --generate-hashes --no-emit-index-url --python-version 3.11 --upgrade -o requirements.lock
 
 clean:  ## remove .venv and caches

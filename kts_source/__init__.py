@@ -8,6 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from kts_source.engines.scan import Scan, scan
     from kts_source.planning.describe import describe
     from kts_source.planning.explain import explain
     from kts_source.planning.planner import plan
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from kts_source.spark.datasource import TieredKafkaDataSource, register
 
 __all__ = [
+    "Scan",
     "TieredKafkaDataSource",
     "backfill",
     "describe",
@@ -23,9 +25,11 @@ __all__ = [
     "plan",
     "register",
     "run_available_now",
+    "scan",
 ]
 
 _HOMES: Final = {
+    "Scan": "kts_source.engines.scan",
     "TieredKafkaDataSource": "kts_source.spark.datasource",
     "backfill": "kts_source.spark.backfill",
     "describe": "kts_source.planning.describe",
@@ -33,6 +37,7 @@ _HOMES: Final = {
     "plan": "kts_source.planning.planner",
     "register": "kts_source.spark.datasource",
     "run_available_now": "kts_source.spark.available_now",
+    "scan": "kts_source.engines.scan",
 }
 
 

@@ -72,6 +72,7 @@ RING_0_EXCEPTIONS: dict[str, tuple[set[str], str]] = {
 # Imported inside a function, by those who have it; no dependency of ours.
 OPTIONAL: dict[str, tuple[set[str], str]] = {
     "kts_source.metrics": ({"matplotlib"}, "a plot for the notebook that asks for one"),
+    "kts_source.engines.scan": ({"pandas"}, "a frame for those who have it"),
     "kts_source.broker.sasl": ({"gssapi"}, "Kerberos, for which Linux has no wheels"),
 }
 # Parts of a declared dependency that come as packages of their own.
@@ -91,6 +92,7 @@ LAZY_SPARK_MODULES = {"kts_source"}  # __getattr__ hands out the data source
 
 # What is imported inside their functions is only handed on to the user who asks for it.
 FACES: dict[str, str] = {
+    "kts_source.engines.scan": "`.to_lazy`, `.to_dataset`, `.to_ray` are other modules' functions",
     "kts_source": "`__getattr__` brings in what a name stands for",
     "kts_source.planning.scan_plan": "`.explain` and `.to_json` are other modules' functions",
     "kts_source.export.report": "`BackfillReport.save_png` draws with another module",
@@ -275,6 +277,7 @@ def test_every_third_party_import_is_a_declared_dependency() -> None:
         and top(found.imported) not in exceptions_of(found)
         and not (top(found.imported) in optional_of(found) and not found.at_import_time)
         and COMES_WITH.get(top(found.imported)) not in declared
+        and top(found.imported) not in declared
         and not declared & {name.lower() for name in providers.get(top(found.imported), [])}
     ]
     assert wrong == []
@@ -307,6 +310,10 @@ def import_all(*packages: str, but: tuple[str, ...] = ()) -> str:
     return "\n".join(f"import {name}" for name in names)
 
 
+ADAPTERS = tuple(
+    f"kts_source.engines.{name}" for name in ("duckdb_dataset", "polars_source", "ray_source")
+)
+"""Each stands on an engine's library, and is imported when that engine is asked for."""
 NETWORK = {"fsspec", "s3fs", "aiobotocore", "botocore", "aiohttp", "requests", "pyspark", "py4j"}
 
 
@@ -319,12 +326,17 @@ NETWORK = {"fsspec", "s3fs", "aiobotocore", "botocore", "aiohttp", "requests", "
             id="all of ring 0",
         ),
         pytest.param(
-            import_all("kts_source", but=(SPARK_RING,)),
+            import_all("kts_source", but=(SPARK_RING, *ADAPTERS)),
             {"pyspark", "py4j", "s3fs", "pandas", "kafka"},
             id="all of ring 1 and the command line",
         ),
         pytest.param("import segment_format", {"numba", "s3fs", "pandas"}, id="segment_format"),
         pytest.param("import kts_source", {"numba", "s3fs", "pandas", "pyspark"}, id="kts_source"),
+        pytest.param(
+            "import kts_source\nkts_source.scan",
+            {"numba", "s3fs", "pandas", "pyspark", "polars", "duckdb", "ray"},
+            id="kts_source.scan",
+        ),
         pytest.param(
             "import pyspark_tiered_kafka", {"numba", "s3fs", "pandas"}, id="auto-registration"
         ),

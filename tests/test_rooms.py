@@ -15,7 +15,7 @@ ROOMS = (
     ("tier",),
     ("read",),
     ("planning",),
-    ("export", "streaming"),
+    ("export", "streaming", "engines"),
     ("metrics",),
     ("spark",),
     ("cli",),

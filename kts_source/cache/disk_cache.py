@@ -85,6 +85,14 @@ class CacheCounters:
             self.bytes_served + other.bytes_served,
         )
 
+    def __sub__(self, other: CacheCounters) -> CacheCounters:
+        """The work since `other`."""
+        return CacheCounters(
+            self.hits - other.hits,
+            self.misses - other.misses,
+            self.bytes_served - other.bytes_served,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class CacheLimits:

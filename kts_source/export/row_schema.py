@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from kts_source.columns import PARTITION, SEGMENT_ID, TOPIC
 from kts_source.errors import InvalidOptionError, TieredKafkaError
 from kts_source.export.job import TOPIC_ID
 from kts_source.export.transforms.row_transform import RowTransform
-from segment_format.arrow import record_schema
+from kts_source.read.row_schema import read_schema
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,18 +17,6 @@ if TYPE_CHECKING:
     from kts_source.export.partitioning import ValuesIn
     from kts_source.export.settings import ExportSettings
     from kts_source.options import ScanOptions
-
-_PLACE_TYPES: Final = {TOPIC: pa.string(), PARTITION: pa.int32(), SEGMENT_ID: pa.string()}
-
-
-def read_schema(columns: Sequence[str]) -> pa.Schema:
-    """Of the rows as tasks read them."""
-    of_records = record_schema([name for name in columns if name not in _PLACE_TYPES])
-    fields = [
-        pa.field(name, _PLACE_TYPES[name]) if name in _PLACE_TYPES else of_records.field(name)
-        for name in columns
-    ]
-    return pa.schema(fields)
 
 
 def compacted_schema(columns: Sequence[str]) -> pa.Schema:

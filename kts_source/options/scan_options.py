@@ -23,7 +23,8 @@ from kts_source.store.presigned_path import hide_query
 from kts_source.store.storage_options import S3_OPTIONS, storage_options_from
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+    from datetime import tzinfo
 
     from kts_source.broker.settings import BrokerSettings
     from kts_source.cache.caches import CacheSettings
@@ -88,6 +89,7 @@ class ScanOptions:
         end_of_log: Whether a disk is read beyond the high watermark.
         ignored: Options accepted without effect, in lower case, sorted.
         where: Rows for which it is not true are left out.
+        time_zone: Of timestamps in conditions that name none; `None` = such timestamps are refused.
         given: Names of the options that the user gave, as the table of options spells them.
         brokers: How to reach the brokers; `None` without `kafka.bootstrap.servers`.
         tail: Whether brokers serve what the tier does not hold.
@@ -127,6 +129,7 @@ class ScanOptions:
     cache: CacheSettings
     max_timestamp_ahead_ms: int | None
     where: Predicate | None
+    time_zone: tzinfo | None
     given: frozenset[str]
     brokers: BrokerSettings | None
     tail: bool
@@ -205,6 +208,7 @@ def parse_any_options(given: Mapping[str, str]) -> ScanOptions:
         cache=cache_settings(values, patience_seconds=fetch.retry_policy.read_timeout_seconds),
         max_timestamp_ahead_ms=values["maxTimestampAheadMs"],
         where=_where(values),
+        time_zone=values["timeZone"],
         given=frozenset(_BY_LOWER_NAME[name].name for name in texts),
         brokers=brokers,
         tail=brokers is not None and values["tail"],
@@ -317,6 +321,19 @@ def _columns(values: Mapping[str, Any]) -> tuple[str, ...]:
         headers = (HEADERS,) if values["includeHeaders"] else ()
         lineage = LINEAGE_COLUMNS if values["includeLineage"] else ()
         return (*DEFAULT_COLUMNS, *headers, *lineage)
+    return checked_columns("columns", names)
+
+
+def checked_columns(option: str, names: Sequence[str]) -> tuple[str, ...]:
+    """The table's columns of these names, in any case.
+
+    Args:
+        option: What named them, for error texts.
+        names: In the order wanted.
+
+    Raises:
+        InvalidOptionError: A name that is not a column, or twice, or no name at all.
+    """
     by_lower = {column.lower(): column for column in ALL_COLUMNS}
     columns = []
     for name in names:
@@ -325,10 +342,12 @@ def _columns(values: Mapping[str, Any]) -> tuple[str, ...]:
             close = difflib.get_close_matches(name, ALL_COLUMNS, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
             raise InvalidOptionError(
-                f"option 'columns' names {name!r}, which is not a column{hint} (columns:"
+                f"option {option!r} names {name!r}, which is not a column{hint} (columns:"
                 f" {', '.join(ALL_COLUMNS)})"
             )
         if column in columns:
-            raise InvalidOptionError(f"option 'columns' names {column!r} twice")
+            raise InvalidOptionError(f"option {option!r} names {column!r} twice")
         columns.append(column)
+    if not columns:
+        raise InvalidOptionError(f"option {option!r} names no column")
     return tuple(columns)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from kts_source.options import ScanOptions
     from kts_source.read.task import ScanTask
+    from kts_source.tier import Tier
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +39,7 @@ def run_task(
     *,
     batches: BatchLimits = FOR_SPARK,
     on_end: Callable[[TaskMetrics], object] = lambda _metrics: None,
+    opened: Tier | None = None,
 ) -> Generator[pa.RecordBatch]:
     """The rows of a task. Close the iterator to stop what is under way.
 
@@ -47,11 +49,12 @@ def run_task(
         place: Which task of which scan.
         batches: How large batches grow.
         on_end: Called with the sum when the task has ended, however it did.
+        opened: The tier, where a thread reads task after task of it; it stays open.
 
     Raises:
         TieredKafkaError: See `read_task`.
     """
-    tier = open_tier(options)
+    tier = open_tier(options) if opened is None else opened
     meter = TaskMeter(task, tier, place)
     outcome = CLOSED
     try:
@@ -70,7 +73,8 @@ def run_task(
         raise
     finally:
         metrics = meter.finished(outcome)
-        tier.close()
+        if opened is None:
+            tier.close()
         log.info("%s", metrics)
         if options.fetch.metrics_path is not None:
             write_metrics(metrics, options.fetch.metrics_path, options.storage.reveal())

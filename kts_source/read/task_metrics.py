@@ -264,6 +264,7 @@ class TaskMeter:
         self._place = place
         self._began = time.monotonic()
         self._work = tier.store.counters
+        self._cached = tier.caches.counters
         self.scan = place.scan
         self.stopwatch = Stopwatch()
         self.brokers = BrokerWork()
@@ -283,6 +284,7 @@ class TaskMeter:
         """The sum, to be taken before the store is closed."""
         tier, times = self._tier, self.stopwatch
         decoded: dict[str, Any] = dict(self._decoded)
+        cached = tier.caches.counters - self._cached
         return TaskMetrics(
             **dataclasses.asdict(self._place),
             outcome=outcome,
@@ -291,9 +293,9 @@ class TaskMeter:
             rows=self.rows,
             seconds=round(time.monotonic() - self._began, 6),
             **dataclasses.asdict(tier.store.counters - self._work),
-            cache_hits=tier.caches.counters.hits,
-            cache_misses=tier.caches.counters.misses,
-            cache_bytes=tier.caches.counters.bytes_served,
+            cache_hits=cached.hits,
+            cache_misses=cached.misses,
+            cache_bytes=cached.bytes_served,
             fetch_seconds=round(times.fetch, 6),
             wait_seconds=round(times.wait, 6),
             decrypt_seconds=round(times.restore.decrypt, 6),

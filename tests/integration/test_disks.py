@@ -367,7 +367,13 @@ def _compare(disk: Path, broker_folder: Path, **given: str) -> int:
         for pair, (_, end, last_stable) in marks.items():
             # Only markers that the restart wrote may move them on.
             assert ends[pair] >= end, pair
-            assert stable[pair] == last_stable or ends[pair] > end, pair
+            assert stable[pair] >= last_stable, pair
+            if ends[pair] == end:
+                # A broker names the first batch that is left at or behind the open transaction,
+                # whose own first records compaction may have taken; no record lies between.
+                every = found["read_uncommitted"][0]
+                between = range(last_stable, stable[pair])
+                assert not [row for row in every if row[:2] == pair and row[2] in between], pair
         assert 0 < len(rows) < len(found["read_uncommitted"][0])
     return sum(len(rows) for rows, _ in found.values())
 

@@ -26,7 +26,10 @@ from tests.spark.stream_killing import HAS_PROC, SINKS, Query, interpreters
 
 if TYPE_CHECKING:
     import subprocess
+    from collections.abc import Mapping
     from pathlib import Path
+
+    from tests.golden_data import IsolationLevel
 
 pytestmark = [
     pytest.mark.integration,
@@ -54,7 +57,11 @@ class Life:
     """
 
     def __init__(
-        self, cluster: Cluster, queries: dict[str, Query], source: random.Random, seed: int
+        self,
+        cluster: Cluster,
+        queries: Mapping[IsolationLevel, Query],
+        source: random.Random,
+        seed: int,
     ) -> None:
         self.happened: Counter[str] = Counter()
         self._cluster = cluster
@@ -84,7 +91,7 @@ class Life:
             self._end(level, driver)
         self._work.finish()
 
-    def ends(self, level: str) -> dict[tuple[str, int], int]:
+    def ends(self, level: IsolationLevel) -> dict[tuple[str, int], int]:
         """Where each partition ends for readers of an isolation level."""
         name = "last_stable" if level == "read_committed" else "latest"
         return {place: getattr(self._cluster.admin.offsets(*place), name) for place in PLACES}
@@ -99,7 +106,7 @@ class Life:
         self._cluster.restart_node(1, is_clean=is_clean)
         self.happened[f"broker {'stopped' if is_clean else 'killed'} and started"] += 1
 
-    def _end(self, level: str, driver: subprocess.Popen[str]) -> None:
+    def _end(self, level: IsolationLevel, driver: subprocess.Popen[str]) -> None:
         victim = self._queries[level].kill(driver, self._random)
         self.happened[f"query of {level}: {victim}"] += 1
 
@@ -114,8 +121,11 @@ def test_each_row_once_while_everything_moves(tmp_path: Path) -> None:
     with ExitStack() as stack:
         cluster = stack.enter_context(Cluster(tmp_path / "cluster"))
         cluster.admin.create_topic("live-kept", 2)
-        times = {"message_timestamp_type": "LogAppendTime"}
-        cluster.admin.create_topic("live-short", 1, retention_ms=str(RETENTION_MS), **times)
+        cluster.admin.create_topic(
+            "live-short",
+            retention_ms=str(RETENTION_MS),
+            message_timestamp_type="LogAppendTime",
+        )
         queries, consumers = {}, {}
         for level, sink in zip(ISOLATION_LEVELS, sinks, strict=True):
             spark, python = source.choice(sorted(interpreters().items()))

@@ -1,0 +1,111 @@
+"""A scan as a Ray `Dataset`: a read task for each task of the plan."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import ray
+from ray.data.block import BlockMetadata
+from ray.data.datasource import Datasource, ReadTask
+
+from kts_source.engines.arrow_conditions import certain_part, columns_in
+from kts_source.errors import InvalidOptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import pyarrow.compute as pc
+
+    from kts_source.engines.scan import Scan
+    from kts_source.engines.task_reader import TaskReader
+    from kts_source.read.task import ScanTask
+
+
+def ray_dataset(scan: Scan, **arguments: Any) -> Any:  # noqa: ANN401  # Ray's Dataset is not typed
+    """The rows of a scan, read by Ray's workers.
+
+    Args:
+        scan: What is read; planned at once.
+        **arguments: For `ray.data.read_datasource`.
+
+    Raises:
+        InvalidOptionError: The scan has a limit, which no task can know of.
+    """
+    if scan.is_limited:
+        raise InvalidOptionError("a scan with a limit() cannot go to Ray; use its own limit()")
+    return ray.data.read_datasource(TierDatasource(scan), **arguments)
+
+
+class TierDatasource(Datasource):  # type: ignore[misc]  # Ray ships no types for it
+    """What Ray calls. It passes columns and conditions on, and does not filter again.
+
+    Args:
+        scan: What is read.
+    """
+
+    def __init__(self, scan: Scan) -> None:
+        super().__init__()
+        self._projection_map = None  # Ray's base reads it and does not set it
+        self._scan = scan
+        self._size = scan.plan.nominal_bytes  # planned once, however often Ray asks for tasks
+
+    def get_name(self) -> str:
+        """For Ray's progress."""
+        return "tiered-kafka"
+
+    def estimate_inmemory_data_size(self) -> int | None:
+        """Original bytes of the segments; compressed batches grow."""
+        return self._size
+
+    def supports_projection_pushdown(self) -> bool:
+        """Columns are passed on."""
+        return True
+
+    def supports_predicate_pushdown(self) -> bool:
+        """Conditions are passed on."""
+        return True
+
+    def get_read_tasks(
+        self,
+        parallelism: int,  # the plan says how many there are
+        per_task_row_limit: int | None = None,
+        data_context: object = None,
+    ) -> list[ReadTask]:
+        """One for each task of the plan."""
+        columns = self._get_data_columns()
+        condition = None if self._predicate_expr is None else self._predicate_expr.to_pyarrow()
+        scan = self._scan
+        wanted = tuple(scan.columns if columns is None else columns) or scan.columns[:1]
+        needed = dict.fromkeys(wanted)
+        if condition is not None:
+            needed |= dict.fromkeys(name for name in columns_in(condition) if name in scan.columns)
+            certain = certain_part(condition)
+            scan = scan if certain is None else scan.where_predicate(certain)
+        part = scan.select(list(needed))
+        schema = pa.schema([part.schema.field(name) for name in wanted])
+        return [
+            ReadTask(
+                partial(_tables, part.task_reader, task, wanted, condition),
+                BlockMetadata(
+                    num_rows=None, size_bytes=task.nominal_bytes, exec_stats=None, input_files=None
+                ),
+                schema=schema,
+                per_task_row_limit=per_task_row_limit,
+            )
+            for task in part.tasks
+        ]
+
+
+def _tables(
+    reader: TaskReader,
+    task: ScanTask,
+    columns: Sequence[str],
+    condition: pc.Expression | None,
+) -> Iterator[pa.Table]:
+    with closing(reader(task)) as batches:
+        for batch in batches:
+            table = pa.Table.from_batches([batch])
+            yield (table if condition is None else table.filter(condition)).select(list(columns))

@@ -1,0 +1,401 @@
+"""`kts_source.scan(source)`: the rows of a tier as Arrow, without Spark."""
+
+from __future__ import annotations
+
+import html
+import os
+import threading
+from contextlib import closing
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from kts_source.engines.handover import in_threads
+from kts_source.engines.task_reader import TaskReader
+from kts_source.errors import InvalidOptionError
+from kts_source.options import check_for_batch, parse_any_options
+from kts_source.options.scan_options import checked_columns
+from kts_source.planning.narrowing import conjunction, narrowed
+from kts_source.planning.planner import plan_scan
+from kts_source.predicate.implied_ranges import TRUE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+
+    import pyarrow as pa
+
+    from kts_source.engines.duckdb_dataset import TierDataset
+    from kts_source.options import ScanOptions
+    from kts_source.planning.scan_plan import ScanPlan
+    from kts_source.predicate.model import Predicate
+    from kts_source.read.task import ScanTask
+
+_SMALL: Final = 1 << 16
+"""Rows of a limit up to which one thread reads: a second one would read what nobody wants."""
+
+
+def scan(source: Mapping[str, str]) -> Scan:
+    """The rows of topics, for any engine that takes Arrow.
+
+    Nothing is asked of the store before the plan or a row is wanted. Then the scan is planned once,
+    and so are all that are derived from it: whatever is read of them, it is the same offsets.
+
+    Args:
+        source: Options as for `spark.read.format("tiered-kafka")`.
+
+    Raises:
+        InvalidOptionError: An option that is unknown, malformed or contradicts another.
+    """
+    options = parse_any_options(source)
+    check_for_batch(options)
+    # The key files are this process's: tasks may be read in others.
+    return Scan(replace(options, key_ring=options.key_ring.loaded()))
+
+
+class Scan:
+    """A table of Kafka records that is read when it is asked for; see `scan`.
+
+    `select`, `where` and `limit` give another one; this one stays what it is. It can be pickled,
+    with its plan; credentials travel in it as `Secret`.
+
+    Args:
+        options: What is read.
+        where: Rows for which it is not true are left out; beside the one of the options.
+        most_rows: At most so many are given, the first ones; `None` = all.
+        planned: The plan that it shares with others.
+    """
+
+    def __init__(
+        self,
+        options: ScanOptions,
+        *,
+        where: Predicate | None = None,
+        most_rows: int | None = None,
+        planned: _Planned | None = None,
+    ) -> None:
+        self._options = options
+        self._where = where
+        self._most_rows = most_rows
+        self._planned = _Planned(options) if planned is None else planned
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns, in order."""
+        return self._options.columns
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether it gives the first rows only, so that no condition may be applied before."""
+        return self._most_rows is not None
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of the rows: binary keys and values, timestamps in microseconds of UTC."""
+        from kts_source.read.row_schema import read_schema
+
+        return read_schema(self.columns)
+
+    @property
+    def plan(self) -> ScanPlan:
+        """What is read; made at its first use.
+
+        Raises:
+            TieredKafkaError: What planning refuses.
+        """
+        whole = replace(self._planned.plan(), columns=self.columns)
+        if self._where is None:
+            return whole
+        both = conjunction(self._options.where, self._where)
+        return narrowed(whole, self._where, TRUE if both is None else both)
+
+    @property
+    def tasks(self) -> tuple[ScanTask, ...]:
+        """Pieces that can be read anywhere, in any order, free of credentials; see `read_task`."""
+        return self.plan.tasks
+
+    @property
+    def task_reader(self) -> TaskReader:
+        """What reads tasks elsewhere: small, and picklable with the credentials in it as `Secret`.
+
+        A limit of the scan holds for each task.
+        """
+        where = conjunction(self._options.where, self._where)
+        return TaskReader(replace(self._options, where=where), self._most_rows)
+
+    def read_task(self, task: ScanTask) -> Generator[pa.RecordBatch]:
+        """The rows of one task. Close the generator to stop what is under way.
+
+        Raises:
+            TieredKafkaError: Bytes that are not what was planned.
+        """
+        return self.task_reader(task)
+
+    def select(self, columns: Sequence[str]) -> Self:
+        """The same rows with these columns alone, in this order.
+
+        Args:
+            columns: Those of the options, or any other that the table has.
+
+        Raises:
+            InvalidOptionError: A name that is not a column, or twice.
+        """
+        return self._like(replace(self._options, columns=checked_columns("columns", columns)))
+
+    def where(self, condition: str) -> Self:
+        """The rows for which a condition is true.
+
+        The plan stays the same but for what no row can match. Option `where` in the source leaves
+        out more before a byte is read: it uses the time indexes too.
+
+        Args:
+            condition: As for option `where`; timestamps without a zone are UTC or option
+                `timeZone`'s.
+
+        Raises:
+            InvalidOptionError: It cannot be understood.
+        """
+        from kts_source.predicate.parse import parse_predicate
+
+        return self.where_predicate(parse_predicate(condition, self._options.time_zone))
+
+    def where_predicate(self, condition: Predicate) -> Self:
+        """As `where`, for a condition that is parsed already."""
+        return self._like(self._options, where=conjunction(self._where, condition))
+
+    def limit(self, rows: int) -> Self:
+        """The first rows, in the order of topic, partition and offset.
+
+        Raises:
+            ValueError: A negative number.
+        """
+        if rows < 0:
+            raise ValueError(f"a limit of {rows} rows")
+        most = rows if self._most_rows is None else min(rows, self._most_rows)
+        return self._like(self._options, most_rows=most)
+
+    def batches(
+        self,
+        *,
+        threads: int = 1,
+        ordered: bool = True,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> Generator[pa.RecordBatch]:
+        """The rows, batch by batch. Close the generator to stop what is under way.
+
+        Args:
+            threads: How many tasks are read at a time; each takes a core and up to about
+                `prefetchBytes` of memory.
+            ordered: Whether rows come in the order of topic, partition and offset; else as they are
+                ready.
+            progress: Called after each task with the original bytes of the tasks that were read,
+                and of all. In any thread.
+
+        Raises:
+            TieredKafkaError: See `plan` and `read_task`.
+            ValueError: Fewer than one thread.
+        """
+        if threads < 1:
+            raise ValueError(f"{threads} threads")
+        if self._most_rows == 0:
+            return
+        tasks = self.tasks
+        if self._most_rows is not None and self._most_rows <= _SMALL:
+            threads = 1
+        opened = self.task_reader.opened(tasks, progress)
+        with closing(opened):
+            if threads == 1 or len(tasks) < 2:
+                batches = opened.one_by_one()
+            else:
+                batches = in_threads(opened.reads, threads, ordered=ordered)
+            with closing(batches):
+                yield from first_rows(batches, self._most_rows)
+
+    def to_reader(
+        self,
+        *,
+        threads: int | None = None,
+        ordered: bool = True,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> pa.RecordBatchReader:
+        """A stream of the rows; let it go, or close it, to stop what is under way.
+
+        Args:
+            threads: See `batches`; default: one a core.
+            ordered: See `batches`.
+            progress: See `batches`.
+        """
+        import pyarrow as pa
+
+        cores = os.cpu_count() or 1
+        batches = self.batches(
+            threads=cores if threads is None else threads, ordered=ordered, progress=progress
+        )
+        return pa.RecordBatchReader.from_batches(self.schema, batches)
+
+    def to_table(
+        self,
+        *,
+        threads: int | None = None,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> pa.Table:
+        """All rows in memory."""
+        return self.to_reader(threads=threads, progress=progress).read_all()
+
+    def to_pandas(self, *, threads: int | None = None) -> Any:  # noqa: ANN401  # pandas is not a dependency
+        """All rows as a pandas frame of Arrow-backed columns, which keep nulls and whole numbers.
+
+        Raises:
+            ModuleNotFoundError: pandas is not installed.
+        """
+        import pandas as pd
+
+        return self.to_table(threads=threads).to_pandas(types_mapper=pd.ArrowDtype)
+
+    def to_polars(self, *, threads: int | None = None) -> Any:  # noqa: ANN401  # nor is Polars
+        """All rows as a Polars frame; `to_lazy` for a query that reads only what it needs.
+
+        Raises:
+            ModuleNotFoundError: Polars is not installed.
+        """
+        import polars as pl
+
+        return pl.from_arrow(self.to_table(threads=threads))
+
+    def to_lazy(self) -> Any:  # noqa: ANN401  # nor is Polars
+        """A Polars `LazyFrame`, which passes columns, conditions and limits on to the scan.
+
+        Raises:
+            ModuleNotFoundError: Polars is not installed.
+        """
+        from kts_source.engines.polars_source import lazy_frame
+
+        return lazy_frame(self)
+
+    def to_dataset(self) -> TierDataset:
+        """A `pyarrow.dataset.Dataset`; DuckDB hands columns and conditions over to it."""
+        from kts_source.engines.duckdb_dataset import TierDataset
+
+        return TierDataset(self)
+
+    def to_ray(self, **arguments: Any) -> Any:  # noqa: ANN401  # nor is Ray
+        """A Ray `Dataset`, one read task for each task of the plan.
+
+        Args:
+            **arguments: For `ray.data.read_datasource`.
+
+        Raises:
+            ModuleNotFoundError: Ray is not installed.
+        """
+        from kts_source.engines.ray_source import ray_dataset
+
+        return ray_dataset(self, **arguments)
+
+    def count(self, *, threads: int | None = None) -> int:
+        """How many rows there are. Reads all bytes, but decodes next to nothing of them."""
+        counted = self._like(replace(self._options, columns=("offset",)))
+        with counted.to_reader(threads=threads, ordered=False) as reader:
+            return sum(batch.num_rows for batch in reader)
+
+    def __arrow_c_schema__(self) -> object:
+        """The schema, for whoever imports Arrow."""
+        return self.schema.__arrow_c_schema__()
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """A new stream of the rows, for whoever imports Arrow."""
+        return self.to_reader().__arrow_c_stream__(requested_schema)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """With the plan, if it is made."""
+        return _rebuilt, (self._options, self._where, self._most_rows, self._planned.made)
+
+    def __repr__(self) -> str:
+        return f"Scan({', '.join(f'{name}={text}' for name, text in self._facts().items())})"
+
+    def _repr_html_(self) -> str:
+        """A small table for notebooks: of a scan that is not planned yet, what it asks for."""
+        facts = self._facts()
+        if self._planned.made is not None:
+            plan = self.plan
+            facts["tasks"] = f"{len(plan.tasks):,} of {plan.nominal_bytes:,} bytes"
+            for part in plan.partitions:
+                facts[part.topic_partition] = f"[{part.start:,}, {part.stop:,}) {part.end_reason}"
+        rows = "".join(
+            f"<tr><th>{html.escape(name)}</th><td>{html.escape(text)}</td></tr>"
+            for name, text in facts.items()
+        )
+        return f"<table>{rows}</table>"
+
+    def _facts(self) -> dict[str, str]:
+        options = self._options
+        facts = {
+            "path": options.path or "brokers alone",
+            "columns": ", ".join(self.columns),
+            "isolationLevel": options.isolation_level,
+        }
+        where = conjunction(options.where, self._where)
+        if where is not None:
+            facts["where"] = repr(where)
+        if self._most_rows is not None:
+            facts["limit"] = str(self._most_rows)
+        return facts
+
+    def _like(
+        self,
+        options: ScanOptions,
+        *,
+        where: Predicate | None = None,
+        most_rows: int | None = None,
+    ) -> Self:
+        if where is not None and self._most_rows is not None:
+            raise InvalidOptionError(
+                "where() after limit(): the first rows are taken of those that match, so ask for"
+                " them in the other order"
+            )
+        return type(self)(
+            options,
+            where=self._where if where is None else where,
+            most_rows=self._most_rows if most_rows is None else most_rows,
+            planned=self._planned,
+        )
+
+
+class _Planned:
+    """A plan that is made once, whoever asks first.
+
+    Args:
+        options: What is planned.
+        made: The plan, where there is one.
+    """
+
+    def __init__(self, options: ScanOptions, made: ScanPlan | None = None) -> None:
+        self.made = made
+        self._options = options
+        self._lock = threading.Lock()
+
+    def plan(self) -> ScanPlan:
+        """The plan."""
+        with self._lock:
+            if self.made is None:
+                self.made = plan_scan(self._options)
+            return self.made
+
+
+def _rebuilt(
+    options: ScanOptions,
+    where: Predicate | None,
+    most_rows: int | None,
+    made: ScanPlan | None,
+) -> Scan:
+    planned = _Planned(options, made)
+    return Scan(options, where=where, most_rows=most_rows, planned=planned)
+
+
+def first_rows(batches: Iterator[pa.RecordBatch], most: int | None) -> Iterator[pa.RecordBatch]:
+    """The first `most` rows; all without a number."""
+    if most is None:
+        yield from batches
+        return
+    for batch in batches:
+        yield batch.slice(0, most)
+        most -= batch.num_rows
+        if most <= 0:
+            return

@@ -1,0 +1,119 @@
+"""Reads tasks of a scan, in one thread or in several."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from kts_source.read.task_metrics import TaskPlace
+from kts_source.tier import open_tier
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Sequence
+
+    import pyarrow as pa
+
+    from kts_source.options import ScanOptions
+    from kts_source.read.task import ScanTask
+    from kts_source.tier import Tier
+
+
+@dataclass(frozen=True, slots=True)
+class TaskReader:
+    """Reads any task of a scan, in any process. Picklable; credentials are in it as `Secret`.
+
+    Attributes:
+        options: How, and from where.
+        most_rows: Of each task; `None` = all.
+    """
+
+    options: ScanOptions
+    most_rows: int | None = None
+
+    def __call__(self, task: ScanTask) -> Generator[pa.RecordBatch]:
+        """The rows of one task. Close the generator to stop what is under way.
+
+        Raises:
+            TieredKafkaError: Bytes that are not what was planned.
+        """
+        from kts_source.read.run_task import run_task
+
+        left = self.most_rows
+        if left == 0:
+            return
+        with closing(run_task(task, self.options)) as rows:
+            for batch in rows:
+                yield batch if left is None else batch.slice(0, left)
+                if left is not None:
+                    left -= batch.num_rows
+                    if left <= 0:
+                        return
+
+    def opened(
+        self, tasks: Sequence[ScanTask], progress: Callable[[int, int], object] | None
+    ) -> OpenedTasks:
+        """The tasks of one run, of which each thread opens the tier once."""
+        return OpenedTasks(self.options, tasks, progress)
+
+
+class OpenedTasks:
+    """One run of a scan's tasks. Close it when all threads have ended.
+
+    Args:
+        options: How, and from where.
+        tasks: All of them, in order.
+        progress: See `Scan.batches`.
+    """
+
+    def __init__(
+        self,
+        options: ScanOptions,
+        tasks: Sequence[ScanTask],
+        progress: Callable[[int, int], object] | None,
+    ) -> None:
+        self._options = options
+        self._tasks = tasks
+        self._progress = progress
+        self._lock = threading.Lock()
+        # A store and its counters are one thread's.
+        self._tiers: dict[int, Tier] = {}
+        self._all = sum(task.nominal_bytes for task in tasks)
+        self._done = 0
+
+    @property
+    def reads(self) -> list[Callable[[], Generator[pa.RecordBatch]]]:
+        """One for each task."""
+        return [partial(self._read, number) for number in range(len(self._tasks))]
+
+    def one_by_one(self) -> Generator[pa.RecordBatch]:
+        """The rows of all tasks, in this thread."""
+        for number in range(len(self._tasks)):
+            yield from self._read(number)
+
+    def close(self) -> None:
+        """Lets the connections go."""
+        tiers, self._tiers = self._tiers, {}
+        for tier in tiers.values():
+            tier.close()
+
+    def _read(self, number: int) -> Generator[pa.RecordBatch]:
+        from kts_source.read.run_task import run_task
+
+        task = self._tasks[number]
+        place = TaskPlace(partition=number)
+        with closing(run_task(task, self._options, place, opened=self._tier())) as rows:
+            yield from rows
+        if self._progress is not None:
+            with self._lock:
+                self._done += task.nominal_bytes
+                self._progress(self._done, self._all)
+
+    def _tier(self) -> Tier:
+        thread = threading.get_ident()
+        tier = self._tiers.get(thread)
+        if tier is None:
+            tier = self._tiers[thread] = open_tier(self._options)
+        return tier

@@ -1,0 +1,251 @@
+"""Polars and DuckDB over a scan: the rows that a condition leaves, whoever decides it, and no more
+bytes than that needs.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+import kts_source
+from kts_source.engines import task_reader
+from kts_source.engines.arrow_conditions import certain_part, columns_in
+from kts_source.predicate.model import And, Column, Compare, Op
+from tests.golden_data import (
+    ISOLATION_LEVELS,
+    TOPICS,
+    IsolationLevel,
+    assert_same_rows,
+    expected_table,
+    tier_options,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from datetime import datetime
+
+    from kts_source.read.task import ScanTask
+
+MIDDLE: datetime = sorted(expected_table("txn", "read_committed")["timestamp"].to_pylist())[2000]
+
+
+def scanned(topic: str = "txn", **options: str) -> kts_source.Scan:
+    given = {"includeHeaders": "true", "targetPartitionBytes": "32k", **options}
+    return kts_source.scan(tier_options(topic, **given))
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[ScanTask]:
+    """The tasks that were begun."""
+    begun: list[ScanTask] = []
+    real = task_reader.OpenedTasks._read
+
+    def counted(self: task_reader.OpenedTasks, number: int) -> Iterator[pa.RecordBatch]:
+        begun.append(self._tasks[number])
+        return real(self, number)
+
+    monkeypatch.setattr(task_reader.OpenedTasks, "_read", counted)
+    return begun
+
+
+@pytest.mark.parametrize("level", ISOLATION_LEVELS)
+@pytest.mark.parametrize("topic", TOPICS)
+def test_all_rows(topic: str, level: IsolationLevel) -> None:
+    expected = expected_table(topic, level)
+    base = scanned(topic, isolationLevel=level)
+    assert_same_rows(_spark_types(base.to_polars()), expected)
+    assert_same_rows(_spark_types(base.to_lazy().collect()), expected)
+    tier = base.to_dataset()
+    with closing(duckdb.connect()) as connection:
+        connection.register("tier", tier)
+        found = connection.sql("select * from tier").to_arrow_table()
+        (counted,) = connection.sql("select count(*) from tier").to_arrow_table()["count_star()"]
+    assert counted.as_py() == expected.num_rows
+    assert_same_rows(found.cast(expected.schema), expected)
+
+
+def _spark_types(frame: pl.DataFrame) -> pa.Table:
+    """A Polars frame in the types of the table; it knows large ones only."""
+    return frame.to_arrow().cast(expected_table("txn", "read_committed").schema)
+
+
+POLARS: dict[str, tuple[Callable[[], pl.Expr], str]] = {
+    "offset and partition": (
+        lambda: (pl.col("offset") >= 1500) & (pl.col("partition") == 1),
+        '"offset" >= 1500 and "partition" = 1',
+    ),
+    "turned": (lambda: pl.lit(400) > pl.col("offset"), '400 > "offset"'),
+    "or": (
+        lambda: (pl.col("offset") < 9) | (pl.col("partition") == 1),
+        '"offset" < 9 or "partition" = 1',
+    ),
+    "not": (lambda: ~(pl.col("offset") < 1200), 'not ("offset" < 1200)'),
+    "membership": (lambda: pl.col("offset").is_in([3, 5, 700]), '"offset" in (3, 5, 700)'),
+    "null keys": (lambda: pl.col("key").is_null(), "key is null"),
+    "bytes": (lambda: pl.col("key") == b"k7", "key = 'k7'::blob"),
+    "time": (
+        lambda: pl.col("timestamp") < MIDDLE,
+        f"timestamp < timestamptz '{MIDDLE.isoformat()}'",
+    ),
+    "cannot be translated": (
+        lambda: (pl.col("value").bin.size() % 3 == 1) & (pl.col("offset") > 600),
+        'octet_length(value) % 3 = 1 and "offset" > 600',
+    ),
+    "of two columns": (
+        lambda: (pl.col("offset") + pl.col("partition")) % 7 == 0,
+        '("offset" + "partition") % 7 = 0',
+    ),
+    "nothing": (lambda: pl.col("partition") == 77, '"partition" = 77'),
+}
+
+
+@pytest.mark.parametrize("level", ISOLATION_LEVELS)
+@pytest.mark.parametrize("name", POLARS)
+def test_conditions_give_what_they_give_in_memory(name: str, level: IsolationLevel) -> None:
+    expression, sql = POLARS[name]
+    base = scanned(isolationLevel=level)
+    whole = pl.from_arrow(expected_table("txn", level))
+    assert isinstance(whole, pl.DataFrame)
+    order = ["partition", "offset"]
+    due = whole.filter(expression()).select("offset", "partition", "value").sort(order)
+    for engine in ("in-memory", "streaming"):
+        lazy = base.to_lazy().filter(expression()).select("offset", "partition", "value")
+        assert lazy.collect(engine=engine).sort(order).equals(due)
+    with closing(duckdb.connect()) as connection:
+        connection.execute("set timezone = 'UTC'")
+        connection.register("tier", base.to_dataset())
+        found = connection.sql(
+            f'select "offset", "partition", value from tier where {sql} order by all'
+        )
+        rows = pl.from_arrow(found.to_arrow_table())
+    assert isinstance(rows, pl.DataFrame)
+    assert rows.sort(order).equals(due)
+
+
+@pytest.mark.parametrize("engine", ["in-memory", "streaming"])
+def test_polars_takes_the_first_rows_before_it_asks_for_those_that_match(engine: Any) -> None:  # noqa: ANN401  # Polars has a Literal of its own
+    whole = scanned().to_polars()
+    lazy = scanned().to_lazy()
+    odd = pl.col("offset") % 2 == 1
+    assert lazy.head(30).filter(odd).collect(engine=engine).equals(whole.head(30).filter(odd))
+    found = lazy.filter(pl.col("offset") > 100).head(7).collect(engine=engine)
+    assert found.equals(whole.filter(pl.col("offset") > 100).head(7))
+    limited = scanned().limit(40).to_lazy().filter(pl.col("offset") > 35).collect(engine=engine)
+    assert limited.equals(whole.head(40).filter(pl.col("offset") > 35))
+    assert lazy.select(pl.len()).collect(engine=engine).item() == len(whole)
+    twice = lazy.join(lazy, on=["partition", "offset"]).collect(engine=engine)
+    assert len(twice) == len(whole)
+
+
+def test_a_dataset_of_a_limited_scan_is_filtered_afterwards() -> None:
+    whole = scanned().to_table()
+    found = scanned().limit(40).to_dataset().to_table(filter=pc.field("offset") > 35)
+    assert found.equals(whole.slice(0, 40).filter(pc.field("offset") > 35))
+
+
+def test_only_what_can_match_is_read(read: list[ScanTask]) -> None:
+    base = scanned()
+    every = len(base.tasks)
+
+    def began(action: Callable[[], object]) -> int:
+        read.clear()
+        action()
+        return len(read)
+
+    lazy = base.to_lazy()
+    late = (pl.col("offset") >= 3000) & (pl.col("partition") == 1)
+    assert 0 < began(lambda: lazy.filter(late).collect()) < every // 3
+    assert began(lambda: lazy.filter(pl.col("partition") == 9).collect()) == 0
+    assert began(lambda: lazy.head(5).collect()) == 1
+    tier = base.to_dataset()
+    with closing(duckdb.connect()) as connection:
+        connection.register("tier", tier)
+
+        def ask(condition: str) -> None:
+            connection.sql(f"select max(key) from tier where {condition}").fetchall()
+
+        assert 0 < began(lambda: ask('"offset" >= 3000 and "partition" = 1')) < every // 3
+        assert began(lambda: ask("timestamp > timestamptz '2100-01-01'")) == 0
+        assert began(lambda: ask("topic = 'other'")) == 0
+        assert began(lambda: ask("octet_length(value) > 3")) == every
+
+
+def test_only_the_columns_asked_for_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, ...]] = []
+    real = kts_source.Scan.batches
+
+    def noted(self: kts_source.Scan, **arguments: Any) -> Any:  # noqa: ANN401
+        asked.append(self.columns)
+        return real(self, **arguments)
+
+    monkeypatch.setattr(kts_source.Scan, "batches", noted)
+    base = scanned()
+    base.to_lazy().filter(pl.col("partition") == 1).select(pl.col("offset").sum()).collect()
+    assert set(asked.pop()) == {"offset", "partition"}
+    with closing(duckdb.connect()) as connection:
+        connection.register("tier", base.to_dataset())
+        connection.sql('select sum("offset") from tier where octet_length(value) > 5').fetchall()
+    assert set(asked.pop()) == {"offset", "value"}
+
+
+def test_a_query_that_stops_early_stops_reading(read: list[ScanTask]) -> None:
+    base = scanned("wide", targetPartitionBytes="8k")
+    every = len(base.tasks)
+    assert every > 20
+    with closing(duckdb.connect()) as connection:
+        connection.register("tier", base.to_dataset())
+        assert len(connection.sql("select key from tier limit 3").fetchall()) == 3
+    assert len(read) < every
+
+
+OFFSET, PLACE, TIME = pc.field("offset"), pc.field("partition"), pc.field("timestamp")
+THEN = pa.scalar(1_700_000_000_123_456, pa.timestamp("us", tz="UTC"))
+
+
+@pytest.mark.parametrize(
+    ("expression", "due"),
+    [
+        (OFFSET >= 5, Compare(Op.GE, Column("offset"), 5)),
+        (
+            (OFFSET < 5) & (PLACE == 1),
+            And((Compare(Op.LT, Column("offset"), 5), Compare(Op.EQ, Column("partition"), 1))),
+        ),
+        (TIME > THEN, Compare(Op.GT, Column("timestamp"), 1_700_000_000_123_456)),
+        (pc.field("topic") == "a-b.c", Compare(Op.EQ, Column("topic"), b"a-b.c")),
+        ((OFFSET < 5) | (PLACE == 1), None),
+        (~(OFFSET < 5), None),
+        (OFFSET < 5.5, None),
+        (PLACE + 1 == 5, None),
+        (OFFSET < PLACE, None),
+        (pc.is_in(OFFSET, pa.array([1, 2])), None),
+        (pc.field("topic") == 'a" and (offset < 5) and "', None),
+        (pc.field("key") == b"offset < 5", None),
+        ((OFFSET != 5), None),
+        (
+            ((OFFSET < 5) | (PLACE == 1)) & (OFFSET > 2),
+            Compare(Op.GT, Column("offset"), 2),
+        ),
+        (
+            (pc.field("topic") == ") and (offset < 5") & (PLACE <= 3),
+            Compare(Op.LE, Column("partition"), 3),
+        ),
+    ],
+)
+def test_only_what_is_certain_is_taken_of_an_expression(
+    expression: pc.Expression, due: object
+) -> None:
+    assert certain_part(expression) == due
+
+
+def test_columns_of_an_expression() -> None:
+    assert set(columns_in((OFFSET < 5) & (pc.binary_length(pc.field("value")) > PLACE))) == {
+        "offset",
+        "partition",
+        "value",
+    }

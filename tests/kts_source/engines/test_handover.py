@@ -1,0 +1,111 @@
+"""Batches from threads: the rows of all reads, in order where that is wanted, never too many."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import closing
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kts_source.engines import handover
+from kts_source.engines.handover import in_threads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+def batch(*numbers: int) -> pa.RecordBatch:
+    return pa.record_batch({"n": pa.array(numbers, pa.int64())})
+
+
+def reads_of(sizes: list[int]) -> list[Callable[[], Iterator[pa.RecordBatch]]]:
+    def read(number: int, size: int) -> Iterator[pa.RecordBatch]:
+        for at in range(size):
+            yield batch(number, at)
+
+    return [partial(read, number, size) for number, size in enumerate(sizes)]
+
+
+def pairs(batches: Iterator[pa.RecordBatch]) -> list[tuple[int, int]]:
+    return [tuple(one.column("n").to_pylist()) for one in batches]
+
+
+def alive() -> list[str]:
+    return [one.name for one in threading.enumerate() if one.name.startswith("kts-read")]
+
+
+@settings(max_examples=60, deadline=None)
+@given(sizes=st.lists(st.integers(0, 5), max_size=8), threads=st.integers(1, 5))
+def test_all_batches_come_once(sizes: list[int], threads: int) -> None:
+    due = [(number, at) for number, size in enumerate(sizes) for at in range(size)]
+    assert pairs(in_threads(reads_of(sizes), threads, ordered=True)) == due
+    loose = pairs(in_threads(reads_of(sizes), threads, ordered=False))
+    assert sorted(loose) == due
+    assert alive() == []
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_an_error_comes_out_and_ends_the_others(ordered: bool) -> None:
+    def broken() -> Iterator[pa.RecordBatch]:
+        yield batch(1, 0)
+        raise ValueError("of this read")
+
+    reads = [*reads_of([3]), broken, *reads_of([1000] * 4)]
+    found: list[pa.RecordBatch] = []
+    with pytest.raises(ValueError, match="of this read"):
+        found.extend(in_threads(reads, 2, ordered=ordered))
+    if ordered:
+        assert pairs(iter(found)) == [(0, 0), (0, 1), (0, 2), (1, 0)]
+    assert alive() == []
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_closing_early_ends_threads_and_reads(ordered: bool) -> None:
+    closed: list[int] = []
+
+    def endless(number: int) -> Iterator[pa.RecordBatch]:
+        try:
+            while True:
+                yield batch(number, 0)
+        finally:
+            closed.append(number)
+
+    reads = [partial(endless, number) for number in range(9)]
+    with closing(in_threads(reads, 3, ordered=ordered)) as batches:
+        next(batches)
+    assert alive() == []
+    assert set(closed) <= {0, 1, 2}
+    assert 0 in closed
+
+
+def test_what_waits_for_a_slow_consumer_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handover, "WAITING_BYTES", 4 * batch(0, 0).nbytes)
+    lock, begun = threading.Lock(), [0]
+
+    def counted(size: int) -> Iterator[pa.RecordBatch]:
+        for at in range(size):
+            with lock:
+                begun[0] += 1
+            yield batch(at, at)
+
+    reads = [partial(counted, size) for size in (50, 1, 1, 1, 1, 1, 1, 1, 1, 1, 50, 50)]
+    with closing(in_threads(reads, 2, ordered=True)) as batches:
+        for taken in range(1, 60):
+            next(batches)
+            if taken % 20 == 0:
+                time.sleep(0.05)
+                # Twice four batches, of two threads, and one in the hand of each.
+                assert begun[0] - taken <= 18
+
+
+def test_nothing_runs_before_the_first_batch_is_wanted() -> None:
+    batches = in_threads(reads_of([5]), 2, ordered=True)
+    time.sleep(0.01)
+    assert alive() == []
+    batches.close()

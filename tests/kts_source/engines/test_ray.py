@@ -1,0 +1,91 @@
+"""Ray over a scan; runs where Ray is installed (`.ci/engines_env`)."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+import kts_source
+from kts_source.errors import InvalidOptionError
+from tests.golden_data import ISOLATION_LEVELS, assert_same_rows, expected_table, tier_options
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.golden_data import IsolationLevel
+
+pytestmark = [
+    pytest.mark.engines,
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed"),
+    # Ray's own, of its sockets and of the libraries it stands on.
+    pytest.mark.filterwarnings("ignore"),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    import ray
+
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    yield
+    ray.shutdown()
+
+
+def scanned(topic: str, **options: str) -> kts_source.Scan:
+    given = {"includeHeaders": "true", "targetPartitionBytes": "64k", **options}
+    return kts_source.scan(tier_options(topic, **given))
+
+
+def table_of(dataset: Any) -> pa.Table:  # noqa: ANN401  # Ray's Dataset is not typed
+    import ray
+
+    # Ray may shrink the types of empty or null columns of a block.
+    tables = ray.get(dataset.to_arrow_refs())
+    return pa.concat_tables(tables, promote_options="permissive")
+
+
+@pytest.mark.parametrize("level", ISOLATION_LEVELS)
+@pytest.mark.parametrize("topic", ["txn", "codecs", "encrypted"])
+def test_all_rows(topic: str, level: IsolationLevel) -> None:
+    expected = expected_table(topic, level)
+    base = scanned(topic, isolationLevel=level)
+    assert_same_rows(table_of(base.to_ray()).cast(expected.schema), expected)
+    assert base.to_ray().count() == expected.num_rows
+
+
+def test_conditions_and_columns(tmp_path: Path) -> None:
+    from ray.data.expressions import col
+
+    expected = expected_table("txn", "read_committed")
+    source = scanned("txn", metricsPath=tmp_path.as_uri())
+    every = len(source.tasks)
+    offset, partition = col("offset"), col("partition")
+    dataset = source.to_ray().filter(expr=(partition == 1) & (offset >= 3000))
+    found = table_of(dataset.select_columns(["offset"]))
+    mask = pc.and_(pc.equal(expected["partition"], 1), pc.greater_equal(expected["offset"], 3000))
+    due = sorted(expected.filter(mask)["offset"].to_pylist())
+    assert sorted(found["offset"].to_pylist()) == due
+    assert found.schema.names == ["offset"]
+    assert len(list(tmp_path.glob("*.jsonl"))) < every // 2, "tasks without a matching row ran"
+    assert source.to_ray().filter(expr=offset < 500).count() == pc.sum(
+        pc.less(expected["offset"], 500)
+    ).as_py()
+
+
+def test_a_condition_that_means_nothing_here() -> None:
+    expected = expected_table("txn", "read_committed")
+    found = scanned("txn").to_ray().filter(lambda row: len(row["value"] or b"") % 3 == 1)
+    lengths = (len(value or b"") for value in expected["value"].to_pylist())
+    assert found.count() == sum(length % 3 == 1 for length in lengths)
+
+
+def test_a_limit_is_rays() -> None:
+    assert len(scanned("txn").to_ray().take(5)) == 5
+    with pytest.raises(InvalidOptionError, match="its own limit"):
+        scanned("txn").limit(5).to_ray()

@@ -1,0 +1,238 @@
+"""`kts_source.scan`: the rows a consumer sees, as Arrow, without Spark."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import subprocess
+import sys
+import threading
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+import kts_source
+from kts_source.engines import scan as scan_module
+from kts_source.errors import InvalidOptionError, TieredKafkaError
+from kts_source.planning import planner
+from tests.golden_data import (
+    ISOLATION_LEVELS,
+    TIER,
+    TOPICS,
+    IsolationLevel,
+    assert_same_rows,
+    expected_table,
+    tier_options,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kts_source.planning.scan_plan import ScanPlan
+
+
+def scanned(topic: str = "txn", **options: str) -> kts_source.Scan:
+    return kts_source.scan(tier_options(topic, includeHeaders="true", **options))
+
+
+def places(table: pa.Table) -> list[tuple[str, int, int]]:
+    columns = (table[name].to_pylist() for name in ("topic", "partition", "offset"))
+    return list(zip(*columns, strict=True))
+
+
+@pytest.mark.parametrize("level", ISOLATION_LEVELS)
+@pytest.mark.parametrize("topic", TOPICS)
+def test_rows(topic: str, level: IsolationLevel) -> None:
+    found = scanned(topic, isolationLevel=level, targetPartitionBytes="64k")
+    expected = expected_table(topic, level)
+    table = found.to_table(threads=2)
+    assert_same_rows(table, expected)
+    assert places(table) == sorted(places(table))
+    assert found.to_table(threads=1).equals(table), "repeatable, and in the same order"
+    with found.to_reader(threads=3, ordered=False) as reader:
+        assert_same_rows(reader.read_all(), expected)
+    assert found.count(threads=2) == expected.num_rows
+    by_tasks = [batch for task in found.tasks for batch in found.read_task(task)]
+    assert_same_rows(pa.Table.from_batches(by_tasks, found.schema), expected)
+
+
+def test_columns_are_chosen_and_ordered() -> None:
+    part = scanned().select(["offset", "Key", "leaderEpoch"])
+    assert part.columns == ("offset", "key", "leaderEpoch")
+    table = part.to_table()
+    assert table.schema.names == ["offset", "key", "leaderEpoch"]
+    assert table.schema.equals(part.schema)
+    assert table.num_rows == expected_table("txn", "read_committed").num_rows
+    with pytest.raises(InvalidOptionError, match="did you mean 'offset'"):
+        part.select(["ofset"])
+    with pytest.raises(InvalidOptionError, match="no column"):
+        part.select([])
+
+
+@pytest.mark.parametrize("level", ISOLATION_LEVELS)
+@pytest.mark.parametrize(
+    ("condition", "mask"),
+    [
+        (
+            "offset >= 1500 AND partition = 1",
+            lambda t: (t["offset"] >= 1500) & (t["partition"] == 1),
+        ),
+        ("key IS NULL OR offset < 17", lambda t: t["key"].isna() | (t["offset"] < 17)),
+        ("topic = 'nothing'", lambda t: t["offset"] < 0),
+        ("value LIKE '%1%'", lambda t: t["value"].map(lambda v: v is not None and b"1" in v)),
+    ],
+)
+def test_where_leaves_out_what_it_says(level: IsolationLevel, condition: str, mask: object) -> None:
+    expected = expected_table("txn", level)
+    frame = expected.to_pandas()
+    keep = mask(frame)  # type: ignore[operator]
+    due = expected.filter(pa.array(keep.fillna(False).astype(bool)))
+    base = scanned(isolationLevel=level, targetPartitionBytes="32k")
+    assert_same_rows(base.where(condition).to_table(threads=2), due)
+    assert base.where(condition).count() == due.num_rows
+    # What was derived first does not matter, nor whether the plan was there.
+    assert_same_rows(base.to_table(), expected)
+
+
+def test_where_twice_and_with_the_option() -> None:
+    base = scanned(where="offset >= 100")
+    found = base.where("offset < 300").where("partition = 0").select(["offset"]).to_table()
+    expected = expected_table("txn", "read_committed")
+    mask = pc.and_(
+        pc.and_(pc.greater_equal(expected["offset"], 100), pc.less(expected["offset"], 300)),
+        pc.equal(expected["partition"], 0),
+    )
+    assert found["offset"].to_pylist() == expected.filter(mask)["offset"].to_pylist()
+
+
+def test_times_without_a_zone_are_refused_unless_there_is_one() -> None:
+    with pytest.raises(InvalidOptionError, match="time zone"):
+        scanned().where("timestamp > '2024-01-01 00:00:00'")
+    assert scanned(timeZone="UTC").where("timestamp > '2020-01-01 00:00:00'").count() > 0
+
+
+def test_a_limit_gives_the_first_rows_and_reads_little() -> None:
+    base = scanned(targetPartitionBytes="32k")
+    whole = base.to_table()
+    for rows in (0, 1, 10, 5000, 10**9):
+        assert base.limit(rows).to_table().equals(whole.slice(0, rows)), rows
+    assert base.limit(5).limit(9).to_table().num_rows == 5
+    read: list[int] = []
+    base.limit(10).to_reader(progress=lambda done, _all: read.append(done)).read_all()
+    assert len(read) < len(base.tasks) // 2
+    with pytest.raises(ValueError, match="-1"):
+        base.limit(-1)
+    with pytest.raises(InvalidOptionError, match="other order"):
+        base.limit(5).where("offset > 1")
+
+
+def test_all_that_comes_from_a_scan_has_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans: list[ScanPlan] = []
+    real = planner.plan_scan
+
+    def counted(*arguments: object) -> ScanPlan:
+        plans.append(real(*arguments))  # type: ignore[arg-type]
+        return plans[-1]
+
+    monkeypatch.setattr(scan_module, "plan_scan", counted)
+    base = scanned()
+    first = base.where("offset > 100").limit(3)
+    assert plans == [], "nothing is asked before it is wanted"
+    assert first.to_table().num_rows == 3
+    again = pickle.loads(pickle.dumps(base))
+    for one in (base, base.select(["key"]), base.where("partition = 0"), again):
+        assert one.count() > 0
+    assert len(plans) == 1
+
+
+def test_tasks_are_read_elsewhere(tmp_path: Path) -> None:
+    base = scanned(targetPartitionBytes="64k").where("partition = 1").select(["offset"])
+    (tmp_path / "reader").write_bytes(pickle.dumps(base.task_reader))
+    (tmp_path / "tasks").write_bytes(pickle.dumps(base.tasks))
+    program = (
+        "import pickle, pathlib, sys\n"
+        f"folder = pathlib.Path({str(tmp_path)!r})\n"
+        "read = pickle.loads((folder / 'reader').read_bytes())\n"
+        "tasks = pickle.loads((folder / 'tasks').read_bytes())\n"
+        "print(sum(batch.num_rows for task in tasks for batch in read(task)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    )
+    assert int(done.stdout) == base.count() > 0
+
+
+def test_no_credential_shows() -> None:
+    source = {
+        "path": "s3://bucket",
+        "subscribe": "orders",
+        "s3.access-key-id": "the-id-of-a-key",
+        "s3.secret-access-key": "the-secret-of-a-key",
+    }
+    found = kts_source.scan(source).where("offset > 5").limit(3)
+    for text in (repr(found), found._repr_html_(), repr(found.task_reader)):
+        assert "of-a-key" not in text
+    assert "offset" in found._repr_html_()
+
+
+def test_a_plan_shows_in_a_notebook() -> None:
+    found = scanned()
+    assert "txn-0" not in found._repr_html_()
+    _ = found.plan
+    assert "txn-0" in found._repr_html_()
+    assert "[0, " in found._repr_html_()
+
+
+def test_letting_a_stream_go_ends_what_is_under_way() -> None:
+    base = scanned(targetPartitionBytes="32k")
+    for threads in (1, 3):
+        reader = base.to_reader(threads=threads)
+        reader.read_next_batch()
+        reader.close()
+        del reader
+        gc.collect()
+        assert not [one for one in threading.enumerate() if one.name.startswith("kts-")]
+
+
+def test_an_error_names_its_place(tmp_path: Path) -> None:
+    for file in (TIER / "tiered").rglob("*"):
+        if file.is_file() and "/txn-" in str(file):
+            copy = tmp_path / file.relative_to(TIER)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            data = bytearray(file.read_bytes())
+            if file.name.startswith("0" * 20) and file.suffix == ".log":
+                data[200] ^= 1
+            copy.write_bytes(bytes(data))
+    source = tier_options("txn", path=tmp_path.as_uri())
+    for threads in (1, 2):
+        with pytest.raises(TieredKafkaError, match="txn"):
+            kts_source.scan(source).to_table(threads=threads)
+
+
+def test_frames_and_streams() -> None:
+    base = scanned("codecs")
+    expected = expected_table("codecs", "read_committed")
+    frame = base.to_pandas()
+    assert frame["offset"].sum() == pc.sum(expected["offset"]).as_py()
+    assert isinstance(frame["offset"].dtype, pd.ArrowDtype)
+    assert pa.table(base).num_rows == expected.num_rows
+    assert pa.schema(base).equals(base.schema)
+    assert pa.RecordBatchReader.from_stream(base).read_all().num_rows == expected.num_rows
+
+
+def test_progress_tells_the_bytes_of_tasks() -> None:
+    base = scanned(targetPartitionBytes="32k")
+    told: list[tuple[int, int]] = []
+    with closing(base.batches(threads=2, progress=lambda *both: told.append(both))) as batches:
+        assert sum(batch.num_rows for batch in batches) > 0
+    assert told[-1] == (base.plan.nominal_bytes, base.plan.nominal_bytes)
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+
+
+def test_what_only_a_stream_may_have_is_refused() -> None:
+    with pytest.raises(InvalidOptionError, match="latest"):
+        scanned(startingOffsets="latest")
