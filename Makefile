@@ -14,7 +14,7 @@ VENV ?= .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 # What `make test` leaves to the slower suites of .ci/run.
-UNIT := not (integration or slow or notebook or faults or kills or fuzz)
+UNIT := not (integration or slow or notebook or faults or kills or fuzz or engines)
 PYTEST_ARGS ?=
 # How much of a whole `make soak`, on how many processes.
 SHARE ?= 1
@@ -80,4 +80,4 @@ lock: $(STAMP)  ## resolve requirements.lock anew
 	  --generate-hashes --no-emit-index-url --python-version 3.11 --upgrade -o requirements.lock
 
 clean:  ## remove .venv and caches
-	rm -rf $(VENV) .venv-spark40 .venv-lowest .venv-python313 .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) .venv-spark4? .venv-engines .venv-lowest .venv-python313 .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -119,6 +119,11 @@ def test_every_dependency_has_its_reason() -> None:
     assert [line for line in lines if not re.search(r'",?\s+# \S.{9,}', line)] == []
 
 
+LARGE = {"ray"}
+"""Not in every checkout: pinned for the suite that needs them."""
+ENGINES = ROOT / ".ci" / "engines.txt"
+
+
 def locked() -> dict[str, dict[str, int]]:
     """Name to number of hashes by version (one for each kind of machine) of the whole lock file."""
     found: dict[str, dict[str, int]] = {}
@@ -137,6 +142,9 @@ def test_lock_pins_every_direct_dependency_with_hashes() -> None:
 
     pinned = locked()
     for name, text in direct_dependencies().items():
+        if name in LARGE:
+            assert re.search(rf"^{name}(\[.*\])?==", ENGINES.read_text(), re.MULTILINE), name
+            continue
         assert name in pinned, f"{name} is not locked: run `make lock`"
         fitting = [Requirement(text).specifier.contains(version) for version in pinned[name]]
         assert any(fitting), f"{text} is locked at {', '.join(pinned[name])}"

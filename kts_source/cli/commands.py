@@ -16,6 +16,7 @@ from rich.progress import DownloadColumn, Progress
 from kts_source.cli.scan_options import json_flag, scan_options
 from kts_source.cli.tables import print_json, print_table, time_text
 from kts_source.cli.topics import topic_rows
+from kts_source.engines.scan import scan
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
 from kts_source.read.read_settings import ReadSettings
@@ -25,7 +26,7 @@ from kts_source.texts import format_bytes
 from kts_source.tier import open_tier
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     import pyarrow as pa
 
@@ -117,30 +118,11 @@ def cat(options: Mapping[str, str], *, form: str, limit: int | None) -> None:
     """Prints records."""
     if form == "raw":
         options = {**options, "columns": "value"}
-    with closing(read_batches(options)) as batches:
-        for batch in first_rows(batches, limit):
+    whole = scan(options)
+    with closing((whole if limit is None else whole.limit(limit)).batches()) as batches:
+        for batch in batches:
             _write(batch, form)
     sys.stdout.flush()
-
-
-def read_batches(options: Mapping[str, str]) -> Generator[pa.RecordBatch]:
-    """The rows of a scan, in order of partition and offset."""
-    parsed = parse_options(options)
-    tasks = plan_scan(parsed).tasks
-    with closing(open_tier(parsed)) as tier:
-        reader = SegmentSource(tier, parsed.key_ring)
-        for task in tasks:
-            yield from read_task(task, reader, ReadSettings.of(parsed))
-
-
-def first_rows(batches: Iterator[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:
-    """The first `limit` rows; all without a limit."""
-    for batch in batches:
-        yield batch if limit is None else batch.slice(0, limit)
-        if limit is not None:
-            limit = max(0, limit - batch.num_rows)
-            if not limit:
-                return
 
 
 def _write(batch: pa.RecordBatch, form: str) -> None:

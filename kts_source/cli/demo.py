@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kts_source.cli.commands import dated_rows, first_rows, read_batches
+from kts_source.cli.commands import dated_rows
 from kts_source.cli.tables import preview_bytes, print_table
+from kts_source.engines.scan import scan
 from kts_source.errors import TierNotFoundError, UnsupportedSparkError
 from kts_source.options import READ_COMMITTED, READ_UNCOMMITTED, parse_options
 from kts_source.planning.planner import plan_scan
@@ -57,8 +58,8 @@ def demo(given_path: str | None, path: str | None, key_prefix: str) -> None:
     try:
         from kts_source.spark.session import session_builder
     except UnsupportedSparkError as error:
-        with closing(read_batches(chosen)) as batches:
-            rows = [row for batch in first_rows(batches, SHOWN_ROWS) for row in dated_rows(batch)]
+        shown = scan(chosen).limit(SHOWN_ROWS).to_table().to_batches()
+        rows = [row for batch in shown for row in dated_rows(batch)]
         print(f"The first rows of {topic}, read without Spark:\n")
         _print_rows(rows)
         print(f"\nWith Spark 4 it shows more. {error}.")

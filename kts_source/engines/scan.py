@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from kts_source.engines.handover import in_threads
-from kts_source.engines.task_reader import TaskReader
+from kts_source.engines.task_reader import TaskReader, first_rows
 from kts_source.errors import InvalidOptionError
 from kts_source.options import check_for_batch, parse_any_options
 from kts_source.options.scan_options import checked_columns
@@ -19,7 +19,7 @@ from kts_source.planning.planner import plan_scan
 from kts_source.predicate.implied_ranges import TRUE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -387,15 +387,3 @@ def _rebuilt(
 ) -> Scan:
     planned = _Planned(options, made)
     return Scan(options, where=where, most_rows=most_rows, planned=planned)
-
-
-def first_rows(batches: Iterator[pa.RecordBatch], most: int | None) -> Iterator[pa.RecordBatch]:
-    """The first `most` rows; all without a number."""
-    if most is None:
-        yield from batches
-        return
-    for batch in batches:
-        yield batch.slice(0, most)
-        most -= batch.num_rows
-        if most <= 0:
-            return

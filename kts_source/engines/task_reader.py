@@ -12,7 +12,7 @@ from kts_source.read.task_metrics import TaskPlace
 from kts_source.tier import open_tier
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
 
     import pyarrow as pa
 
@@ -41,16 +41,10 @@ class TaskReader:
         """
         from kts_source.read.run_task import run_task
 
-        left = self.most_rows
-        if left == 0:
+        if self.most_rows == 0:
             return
         with closing(run_task(task, self.options)) as rows:
-            for batch in rows:
-                yield batch if left is None else batch.slice(0, left)
-                if left is not None:
-                    left -= batch.num_rows
-                    if left <= 0:
-                        return
+            yield from first_rows(rows, self.most_rows)
 
     def opened(
         self, tasks: Sequence[ScanTask], progress: Callable[[int, int], object] | None
@@ -117,3 +111,15 @@ class OpenedTasks:
         if tier is None:
             tier = self._tiers[thread] = open_tier(self._options)
         return tier
+
+
+def first_rows(batches: Iterator[pa.RecordBatch], most: int | None) -> Iterator[pa.RecordBatch]:
+    """The first `most` rows; all without a number."""
+    if most is None:
+        yield from batches
+        return
+    for batch in batches:
+        yield batch.slice(0, most)
+        most -= batch.num_rows
+        if most <= 0:
+            return

@@ -366,14 +366,11 @@ def _compare(disk: Path, broker_folder: Path, **given: str) -> int:
             assert rows == _served(broker, level, limits)
         for pair, (_, end, last_stable) in marks.items():
             # Only markers that the restart wrote may move them on.
-            assert ends[pair] >= end, pair
-            assert stable[pair] >= last_stable, pair
+            assert ends[pair] >= end and stable[pair] >= last_stable, pair  # noqa: PT018
             if ends[pair] == end:
-                # A broker names the first batch that is left at or behind the open transaction,
-                # whose own first records compaction may have taken; no record lies between.
-                every = found["read_uncommitted"][0]
-                between = range(last_stable, stable[pair])
-                assert not [row for row in every if row[:2] == pair and row[2] in between], pair
+                # Compaction may have taken an open transaction's first records.
+                every = (row[2] for row in found["read_uncommitted"][0] if row[:2] == pair)
+                assert not set(every) & set(range(last_stable, stable[pair])), pair
         assert 0 < len(rows) < len(found["read_uncommitted"][0])
     return sum(len(rows) for rows, _ in found.values())
 

@@ -73,9 +73,10 @@ def test_conditions_and_columns(tmp_path: Path) -> None:
     assert sorted(found["offset"].to_pylist()) == due
     assert found.schema.names == ["offset"]
     assert len(list(tmp_path.glob("*.jsonl"))) < every // 2, "tasks without a matching row ran"
-    assert source.to_ray().filter(expr=offset < 500).count() == pc.sum(
-        pc.less(expected["offset"], 500)
-    ).as_py()
+    assert (
+        source.to_ray().filter(expr=offset < 500).count()
+        == pc.sum(pc.less(expected["offset"], 500)).as_py()
+    )
 
 
 def test_a_condition_that_means_nothing_here() -> None:

@@ -1,0 +1,113 @@
+"""What a fresh interpreter holds after an import: rings, and what is imported only when needed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.test_rings import MODULES, ROOT, SPARK_RING, is_module, module_name, top, within
+
+
+def loaded_after(statements: str) -> set[str]:
+    """Names of all modules that a fresh interpreter holds after running the statements."""
+    program = f"{statements}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-W", "error::ImportWarning", "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def import_all(*packages: str, but: tuple[str, ...] = ()) -> str:
+    names = [
+        module_name(path)
+        for path in MODULES
+        if within(module_name(path), *packages)
+        and not within(module_name(path), *but)
+        and path.name != "__main__.py"
+    ]
+    assert names, packages
+    return "\n".join(f"import {name}" for name in names)
+
+
+ADAPTERS = tuple(
+    f"kts_source.engines.{name}" for name in ("duckdb_dataset", "polars_source", "ray_source")
+)
+"""Each stands on an engine's library, and is imported when that engine is asked for."""
+NETWORK = {"fsspec", "s3fs", "aiobotocore", "botocore", "aiohttp", "requests", "pyspark", "py4j"}
+
+
+@pytest.mark.parametrize(
+    ("statements", "absent"),
+    [
+        pytest.param(
+            import_all("segment_format", but=("segment_format.testing.strategies",)),
+            NETWORK | {"kts_source"},
+            id="all of ring 0",
+        ),
+        pytest.param(
+            import_all("kts_source", but=(SPARK_RING, *ADAPTERS)),
+            {"pyspark", "py4j", "s3fs", "pandas", "kafka"},
+            id="all of ring 1 and the command line",
+        ),
+        pytest.param("import segment_format", {"numba", "s3fs", "pandas"}, id="segment_format"),
+        pytest.param("import kts_source", {"numba", "s3fs", "pandas", "pyspark"}, id="kts_source"),
+        pytest.param(
+            "import kts_source\nkts_source.scan",
+            {"numba", "s3fs", "pandas", "pyspark", "polars", "duckdb", "ray"},
+            id="kts_source.scan",
+        ),
+        pytest.param(
+            "import pyspark_tiered_kafka", {"numba", "s3fs", "pandas"}, id="auto-registration"
+        ),
+    ],
+)
+def test_importing_loads_no_more_than_it_should(statements: str, absent: set[str]) -> None:
+    loaded = {top(name) for name in loaded_after(statements)}
+    assert loaded & absent == set()
+
+
+def test_options_and_planning_load_without_the_compiler() -> None:
+    statements = "\n".join(
+        f"import {name}"
+        for name in (
+            "kts_source.options",
+            "kts_source.planning",
+            "kts_source.store",
+            "kts_source.read",
+            "kts_source.spark",
+        )
+        if is_module(name)
+    )
+    loaded = {top(name) for name in loaded_after(statements)}
+    assert loaded & {"numba", "llvmlite", "s3fs", "pandas", "kafka"} == set()
+
+
+READING = """
+from kts_source.options import parse_options
+from kts_source.read.segment_source import SegmentSource
+from kts_source.tier import open_tier
+from kts_source.read.read_task import read_task
+from kts_source.read.read_settings import ReadSettings
+from kts_source.planning.planner import plan_scan
+from tests.golden_data import TIER
+options = parse_options({"path": str(TIER), "keyPrefix": "tiered/", "subscribe": "codecs"})
+(task, *_) = plan_scan(options).tasks
+reader = SegmentSource(open_tier(options), options.key_ring)
+assert sum(batch.num_rows for batch in read_task(task, reader, ReadSettings.of(options))) > 0
+"""
+
+
+def test_reading_rows_loads_neither_the_compiler_nor_pandas_nor_another_store_s_client() -> None:
+    loaded_after(READING)  # compiles the kernel where no process has done so
+    loaded = {top(name) for name in loaded_after(READING)}
+    assert "llvmlite" in loaded
+    assert loaded & {"numba", "pandas", "s3fs", "sqlglot", "matplotlib"} == set()
