@@ -11,8 +11,10 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-WAITING_BYTES: Final = 16 << 20
-"""Of the batches of one task that wait for the consumer, about; one batch may always wait."""
+WAITING_BYTES: Final = 64 << 20
+"""Of the batches of one read that wait for the consumer, about; one batch may always wait. Reads in
+order run side by side only as far as their batches may wait for the first one's end.
+"""
 
 
 def in_threads(
@@ -24,7 +26,7 @@ def in_threads(
     it waits until its threads have ended. An error of a read comes in its place, where `ordered`,
     else as soon as it is known; it ends the others.
 
-    Memory: about twice `WAITING_BYTES` a thread, and the batch in each one's hand.
+    Memory: up to about twice `WAITING_BYTES` a thread, and the batch in each one's hand.
 
     Args:
         reads: What to read, each opened and read to its end in one thread.

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from kts_source.predicate.model import Predicate
     from kts_source.read.task import ScanTask
 
+_TASK_BYTES: Final = 32 << 20
+"""Threads that hand rows over in order wait for each other for as long as a task takes."""
 _SMALL: Final = 1 << 16
 """Rows of a limit up to which one thread reads: a second one would read what nobody wants."""
 
@@ -47,6 +49,8 @@ def scan(source: Mapping[str, str]) -> Scan:
     """
     options = parse_any_options(source)
     check_for_batch(options)
+    if "targetPartitionBytes" not in options.given:
+        options = replace(options, target_partition_bytes=_TASK_BYTES)
     # The key files are this process's: tasks may be read in others.
     return Scan(replace(options, key_ring=options.key_ring.loaded()))
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from kts_source.read.read_settings import FOR_ENGINES
 from kts_source.read.task_metrics import TaskPlace
 from kts_source.tier import open_tier
 
@@ -43,7 +44,7 @@ class TaskReader:
 
         if self.most_rows == 0:
             return
-        with closing(run_task(task, self.options)) as rows:
+        with closing(run_task(task, self.options, batches=FOR_ENGINES)) as rows:
             yield from first_rows(rows, self.most_rows)
 
     def opened(
@@ -97,8 +98,14 @@ class OpenedTasks:
         from kts_source.read.run_task import run_task
 
         task = self._tasks[number]
-        place = TaskPlace(partition=number)
-        with closing(run_task(task, self._options, place, opened=self._tier())) as rows:
+        rows = run_task(
+            task,
+            self._options,
+            TaskPlace(partition=number),
+            batches=FOR_ENGINES,
+            opened=self._tier(),
+        )
+        with closing(rows):
             yield from rows
         if self._progress is not None:
             with self._lock:

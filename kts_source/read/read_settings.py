@@ -33,6 +33,10 @@ no more bytes than the processor's cache holds.
 """
 
 
+FOR_ENGINES: Final = BatchLimits(65536, 8 << 20)
+"""What readers in threads hand over: so few batches that they seldom wait for Python's lock."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReadSettings:
     """How tasks of one scan decode.
