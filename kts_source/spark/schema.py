@@ -14,6 +14,8 @@ from kts_source.errors import InvalidOptionError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import pyarrow as pa
+
 _HEADER: Final = StructType(
     [StructField("key", types.StringType()), StructField("value", types.BinaryType())]
 )
@@ -34,13 +36,19 @@ def spark_schema(columns: Sequence[str]) -> StructType:
     return StructType([StructField(name, _TYPES[name]) for name in columns])
 
 
-def columns_of(schema: StructType) -> tuple[str, ...]:
+def columns_of(schema: StructType | pa.Schema) -> tuple[str, ...]:
     """The table's columns that a user-given schema asks for, in its order.
+
+    Sail hands over the schema as Arrow's.
 
     Raises:
         InvalidOptionError: A name or a type that the table does not have, or a promise of no
             nulls.
     """
+    if not isinstance(schema, StructType):
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        schema = from_arrow_schema(schema)
     by_lower = {name.lower(): name for name in ALL_COLUMNS}
     columns = []
     for field in schema.fields:
