@@ -39,7 +39,7 @@ pytestmark = [
 
 SECONDS = int(os.environ.get("KTS_LIVE_SECONDS", "40"))
 PLACES = (("live-kept", 0), ("live-kept", 1), ("live-short", 0))
-RETENTION_MS = 150_000
+RETENTION_MS = 420_000
 """Of the topic that is shortened: longer than a query is away, shorter than a soak."""
 RECORDS_PER_SECOND = 150.0
 
@@ -130,7 +130,7 @@ def test_each_row_once_while_everything_moves(tmp_path: Path) -> None:
         for level, sink in zip(ISOLATION_LEVELS, sinks, strict=True):
             spark, python = source.choice(sorted(interpreters().items()))
             options = hybrid_options(cluster.bootstrap, cluster.tier, subscribePattern="live-.*")
-            options |= {"isolationLevel": level, "maxOffsetsPerTrigger": "4000"}
+            options |= {"isolationLevel": level, "maxOffsetsPerTrigger": "20000"}
             queries[level] = Query(python, tmp_path / level, options, sink)
             print(f"{level}: Spark {spark}, {sink}")  # noqa: T201
             consumers[level] = stack.enter_context(

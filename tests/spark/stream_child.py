@@ -1,8 +1,9 @@
 """A streaming query that a test kills:
-`python -m tests.spark.stream_child CHECKPOINT SINK OPTIONS parquet|delta once|on`.
+`python -m tests.spark.stream_child CHECKPOINT SINK OPTIONS parquet|delta|delta-spark once|on`.
 
 The sink gets the rows: Parquet files by Spark's own sink, which remembers batches, or a Delta table
-by `foreachBatch`, where each commit says which batch it is of.
+by `foreachBatch`, where each commit says which batch it is of. `delta-spark` writes it by Spark,
+with the jars that `JARS` names.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 APPLICATION = "the stream"
+JARS = "KTS_STREAM_JARS"
+"""Environment variable: jars of Delta for this Spark, with commas."""
 
 
 def into_delta(table: str) -> Callable[[DataFrame, int], None]:
@@ -40,12 +43,31 @@ def into_delta(table: str) -> Callable[[DataFrame, int], None]:
     return write
 
 
+def by_spark(table: str) -> Callable[[DataFrame, int], None]:
+    """The same by Delta's own writer, which leaves out a batch that the table has."""
+
+    def write(batch: DataFrame, number: int) -> None:
+        once = {"txnAppId": APPLICATION, "txnVersion": str(number)}
+        batch.write.format("delta").options(**once).mode("append").save(table)
+
+    return write
+
+
 def main(checkpoint: str, sink: str, options: str, kind: str, how_long: str) -> None:
     """Runs until all that is there is written, and says so on standard output; or on and on."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     builder = SparkSession.builder.master("local[2]").appName("to be killed")
+    jars = os.environ.get(JARS)
+    delta = {
+        "spark.jars": jars,
+        "spark.databricks.delta.snapshotPartitions": "2",
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    }
     for name, value in {
+        **(delta if jars else {}),
         "spark.ui.enabled": "false",
+        "spark.sql.shuffle.partitions": "2",
         "spark.driver.memory": "1g",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
@@ -60,6 +82,8 @@ def main(checkpoint: str, sink: str, options: str, kind: str, how_long: str) -> 
         stream = frame.writeStream.option("checkpointLocation", checkpoint)
         if kind == "delta":
             return stream.foreachBatch(into_delta(sink))
+        if kind == "delta-spark":
+            return stream.foreachBatch(by_spark(sink))
         return stream.format("parquet").option("path", sink)
 
     if how_long == "on":

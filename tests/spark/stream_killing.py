@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +18,9 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from tests.golden_data import SPARK_SCHEMA
+from tests.integration.kafka_jars import spark_lake_jars
 from tests.integration.spark_kafka import spark_python
+from tests.spark.stream_child import JARS
 
 if TYPE_CHECKING:
     import random
@@ -26,7 +29,14 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).resolve().parents[2]
 HAS_PROC: Final = Path("/proc/self/task").exists()
 SINKS: Final = ("parquet", "delta")
+SPARKS_DELTA: Final = "delta-spark"
+"""A Delta table by Spark itself: for 4.0 alone there is a release, on Maven Central."""
 VICTIMS: Final = ("all", "java", "python")
+
+
+def sinks_of(spark: str) -> tuple[str, ...]:
+    """Those that a Spark can write here."""
+    return (*SINKS, SPARKS_DELTA) if spark == "40" and shutil.which("mvn") else SINKS
 
 
 def interpreters() -> dict[str, Path]:
@@ -46,7 +56,7 @@ class Query:
         python: Interpreter with the Spark.
         folder: Gets its checkpoint and its sink.
         options: Of the stream.
-        sink: One of `SINKS`.
+        sink: One of `sinks_of` this Spark.
     """
 
     def __init__(
@@ -73,10 +83,12 @@ class Query:
 
     def begin(self, *, goes_on: bool = False) -> subprocess.Popen[str]:
         """Starts it, to run until all is written, or until it is killed."""
+        jars = ",".join(map(str, spark_lake_jars())) if self._sink == SPARKS_DELTA else ""
         with self.log.open("ab") as log:
             return subprocess.Popen(
                 [*self._command, "on" if goes_on else "once"],
                 cwd=ROOT,
+                env={**os.environ, JARS: jars},
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
@@ -129,11 +141,12 @@ class Query:
     def end(self) -> None:
         """Runs to its end."""
         driver = self.begin()
-        assert driver.communicate(timeout=240)[0] == "done\n"
+        said = driver.communicate(timeout=240)[0]
+        assert said == "done\n", self.log.read_text(errors="replace")[-4000:]
 
     def written(self) -> pa.Table:
         """The rows that the sink has committed."""
-        if self._sink == "delta":
+        if self._sink != "parquet":
             tables = [DeltaTable(self.folder / "sink").to_pyarrow_table()]
         else:
             tables = [pq.read_table(file) for file in sorted(self._files())]

@@ -16,7 +16,7 @@ from tests.golden_data import (
     expected_table,
     tier_options,
 )
-from tests.spark.stream_killing import HAS_PROC, SINKS, Query, interpreters
+from tests.spark.stream_killing import HAS_PROC, Query, interpreters, sinks_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,7 +56,7 @@ def test_killed_anywhere(tmp_path: Path, number: int) -> None:
     print(f"KTS_STREAM_SEED={seed}")  # noqa: T201
     spark, python = source.choice(sorted(interpreters().items()))
     topic = source.choice(("txn", "codecs", "epochs", "timeline"))
-    level, sink = source.choice(ISOLATION_LEVELS), source.choice(SINKS)
+    level, sink = source.choice(ISOLATION_LEVELS), source.choice(sinks_of(spark))
     options = tier_options(
         topic, isolationLevel=level, includeHeaders="true", maxSegmentsPerTrigger="2"
     )
