@@ -37,7 +37,7 @@ pytestmark = [
     pytest.mark.skipif(not HAS_PROC, reason="looks for children in /proc"),
 ]
 
-SECONDS = int(os.environ.get("KTS_LIVE_SECONDS", "40"))
+SECONDS = int(os.environ.get("KTS_LIVE_SECONDS", "25"))
 PLACES = (("live-kept", 0), ("live-kept", 1), ("live-short", 0))
 RETENTION_MS = 420_000
 """Of the topic that is shortened: longer than a query is away, shorter than a soak."""
