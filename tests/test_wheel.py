@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from tests.golden_data import tier_options
+from tests.test_loaded_modules import ADAPTERS
 
 ROOT = Path(__file__).resolve().parents[1]
 UV = Path(sys.executable).parent / "uv"
@@ -77,9 +78,9 @@ def test_every_module_imports_elsewhere_without_spark(python: Path, tmp_path: Pa
         for name in tracked("segment_format", "kts_source")
         if name.endswith(".py") and not name.endswith("__main__.py")
     )
-    # What needs more than the core dependencies: Spark, the commands' libraries, and hypothesis for
-    # the shipped strategies.
-    more = ("kts_source.spark", "kts_source.cli.", "segment_format.testing.strategies")
+    # What needs more than the core dependencies: Spark, the commands' libraries, the engines', and
+    # hypothesis for the shipped strategies.
+    more = ("kts_source.spark", "kts_source.cli.", "segment_format.testing.strategies", *ADAPTERS)
     modules = [name for name in modules if not name.startswith(more)]
     assert len(modules) > 10
     program = "\n".join(
