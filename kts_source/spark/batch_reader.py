@@ -7,6 +7,7 @@ import uuid
 from typing import TYPE_CHECKING
 
 from kts_source.spark.data_source_api import DataSourceReader, InputPartition, Travels
+from kts_source.spark.shared_process import few_batches, with_small_tasks
 from kts_source.spark.task_rows import let_spark_collect_log_lines, task_rows
 from kts_source.spark.worker_imports import explained_imports
 from kts_source.spark.worker_tuning import forget_finders_of_sparks_archives
@@ -27,10 +28,15 @@ class TieredKafkaBatchReader(DataSourceReader, metaclass=Travels):
     It is pickled before `partitions()` runs, so what planning finds travels in the partitions.
     `pushFilters` is left alone on purpose: on Spark 4 it returns wrong rows when two scans share
     one `load()`.
+
+    Args:
+        options: What is read.
+        shares_process: Whether tasks run in threads of the engine's own process.
     """
 
-    def __init__(self, options: ScanOptions) -> None:
-        self._options = options
+    def __init__(self, options: ScanOptions, *, shares_process: bool = False) -> None:
+        self._options = with_small_tasks(options) if shares_process else options
+        self._shares_process = shares_process
         # Travels to all tasks: the reader is pickled before it plans.
         self._scan = uuid.uuid4().hex
 
@@ -60,4 +66,6 @@ class TieredKafkaBatchReader(DataSourceReader, metaclass=Travels):
         Raises:
             TieredKafkaError: Bytes that are not what was planned.
         """
+        if self._shares_process and partition is not None and partition.value is not None:
+            return few_batches(partition.value, self._options)
         return task_rows(partition, self._options, self._scan)

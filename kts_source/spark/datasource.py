@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pyspark.sql.types import StructType
+
 from kts_source.options import check_for_batch, check_for_stream, parse_any_options
 from kts_source.spark.batch_reader import TieredKafkaBatchReader
 from kts_source.spark.data_source_api import DataSource, Travels
@@ -16,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
     from pyspark.sql import SparkSession
-    from pyspark.sql.types import StructType
 
     from kts_source.options import ScanOptions
 
@@ -68,7 +69,9 @@ class TieredKafkaDataSource(DataSource, metaclass=Travels):
                 that only a stream can have.
         """
         check_for_batch(self._scan_options)
-        return TieredKafkaBatchReader(self._options_for(schema))
+        # Sail runs tasks in its own process; it hands the schema over as Arrow's.
+        shares_process = not isinstance(schema, StructType)
+        return TieredKafkaBatchReader(self._options_for(schema), shares_process=shares_process)
 
     def streamReader(self, schema: StructType) -> TieredKafkaStreamReader:  # noqa: N802  # Spark's name
         """The reader of a stream of the columns of `schema`.

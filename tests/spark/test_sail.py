@@ -5,10 +5,18 @@ installed (`.ci/engines_env`).
 from __future__ import annotations
 
 import importlib.util
+import signal
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import functions
+from pyspark.sql.types import LongType
 
+from kts_source import backfill
+from kts_source.read.read_settings import BatchLimits
+from kts_source.spark import shared_process
 from tests.golden_data import (
     ISOLATION_LEVELS,
     TOPICS,
@@ -20,6 +28,7 @@ from tests.golden_data import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from pyspark.sql import SparkSession
 
@@ -61,6 +70,47 @@ def test_a_schema_of_ones_own_chooses_columns(sail: SparkSession) -> None:
     found = reader.schema("`offset` bigint, `key` binary").load().toArrow()
     assert found.schema.names == ["offset", "key"]
     assert max(found["offset"].to_pylist()) < 50
+
+
+@pytest.fixture
+def many_batches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Hundreds of batches a task before they are joined, and an end of the process that hangs."""
+    monkeypatch.setattr(shared_process, "_LIMITS", BatchLimits(20, 1 << 20))
+    signal.alarm(100)  # no thread of Python's could end it: a hang holds Python's lock
+    yield
+    signal.alarm(0)
+
+
+@pytest.mark.filterwarnings("ignore:Cannot infer the eval type:UserWarning")
+def test_no_channel_is_ever_full(sail: SparkSession, many_batches: None) -> None:
+    expected = expected_table("codecs", "read_committed")
+    options = tier_options("codecs", targetPartitionBytes="64m")
+    frame = sail.read.format("tiered-kafka").options(**options).load()
+    assert len(expected) > 4 * 16 * 20, "more batches than channels have room for"
+    total = sum(expected["offset"].to_pylist())
+
+    @functions.udf(LongType())
+    def itself(number):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202  # hints mean pandas
+        return number
+
+    for _ in range(3):
+        (row,) = frame.agg(functions.sum("offset")).collect()
+        assert row[0] == total
+        (row,) = frame.select(itself("offset").alias("o")).agg(functions.sum("o")).collect()
+        assert row[0] == total
+        assert len(frame.limit(7).collect()) == 7  # the rest of the batches is dropped
+        newest = frame.orderBy(functions.col("offset").desc()).select("offset").limit(1)
+        assert newest.collect()[0][0] == max(expected["offset"].to_pylist())
+    batches = frame.select("offset").mapInArrow(lambda found: found, "offset bigint")
+    assert batches.agg(functions.sum("offset")).collect()[0][0] == total
+
+
+def test_backfill_through_it(sail: SparkSession, tmp_path: Path) -> None:
+    report = backfill(sail, source=tier_options("txn"), target=str(tmp_path), progress=False)
+    expected = expected_table("txn", "read_committed")
+    assert report.rows == expected.num_rows
+    found = pa.concat_tables(pq.read_table(file) for file in tmp_path.rglob("*.parquet"))
+    assert found.num_rows == expected.num_rows
 
 
 def test_sql_and_errors(sail: SparkSession) -> None:

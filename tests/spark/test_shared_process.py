@@ -1,0 +1,50 @@
+"""Tasks of engines that run them in their own process: few batches, and turns."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kts_source.spark.shared_process import MOST_BATCHES, _Turns, joined_at_last
+
+
+@settings(max_examples=50, deadline=None)
+@given(sizes=st.lists(st.integers(0, 4), max_size=60))
+def test_few_batches_have_the_same_rows(sizes: list[int]) -> None:
+    numbers = iter(range(1000))
+    batches = [
+        pa.record_batch({"n": pa.array([next(numbers) for _ in range(size)], pa.int64())})
+        for size in sizes
+    ]
+    found = list(joined_at_last(batches))
+    assert len(found) <= MOST_BATCHES
+    assert [row for batch in found for row in batch.column("n").to_pylist()] == [
+        row for batch in batches for row in batch.column("n").to_pylist()
+    ]
+
+
+def test_turns_are_taken_and_given_back() -> None:
+    turns = _Turns()
+    turns._most = 2
+    lock, counts, most = threading.Lock(), [0], [0]
+
+    def work() -> None:
+        with turns.one():
+            with lock:
+                counts[0] += 1
+                most[0] = max(most[0], counts[0])
+            time.sleep(0.002)
+            with lock:
+                counts[0] -= 1
+
+    threads = [threading.Thread(target=work) for _ in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert most[0] == 2
+    assert turns._now == 0
