@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -236,3 +237,42 @@ def test_progress_tells_the_bytes_of_tasks() -> None:
 def test_what_only_a_stream_may_have_is_refused() -> None:
     with pytest.raises(InvalidOptionError, match="latest"):
         scanned(startingOffsets="latest")
+
+
+_ENDLESS = """
+import sys, time
+import kts_source
+from kts_source.engines import task_reader
+from tests.golden_data import tier_options
+
+real = task_reader.OpenedTasks._read
+
+def endless(self, number):
+    while True:
+        yield from real(self, number)
+        print("read", flush=True)
+        time.sleep(0.01)
+
+task_reader.OpenedTasks._read = endless
+scan = kts_source.scan(tier_options("txn", targetPartitionBytes="32k"))
+with scan.to_reader(threads=int(sys.argv[1])) as reader:
+    for batch in reader:
+        pass
+"""
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_ctrl_c_ends_a_read_at_once(threads: int) -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", _ENDLESS, str(threads)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "read\n"
+        child.send_signal(signal.SIGINT)
+        _, said = child.communicate(timeout=20)
+    assert "KeyboardInterrupt" in said
+    assert child.returncode != 0
