@@ -34,6 +34,7 @@ PARTS: Final = (
     "hybrid",
     "hybrid_disk",
     "stream",
+    "engines",
     "fetch",
     "plan",
     "export",

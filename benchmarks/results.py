@@ -25,6 +25,7 @@ _TITLES: Final = {
     "hybrid": "Brokers, alone and beside the tier",
     "hybrid_disk": "A broker's disk, in place",
     "stream": "Streams",
+    "engines": "Without Spark",
     "fetch": "Fetching",
     "plan": "Planning 100,000 segments",
     "export": "Export, against the Parquet writer alone",
