@@ -67,13 +67,13 @@ def export(
     # Here, because other commands need none of it.
     from kts_source.export.end_offsets import end_offsets as ends_of_table
     from kts_source.export.executor import LocalExecutor
-    from kts_source.export.extras import require
     from kts_source.export.follow import follow as run_follow
     from kts_source.export.progress import NO_PROGRESS, default_progress
     from kts_source.export.run import DEFAULT_CLEAN_HOURS
     from kts_source.export.run import clean as clean_target
     from kts_source.export.run import export as run_export
     from kts_source.export.settings import export_settings
+    from kts_source.extras import require
 
     *tier, target = given
     if len(tier) > 2:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from kts_source.engines.handover import in_threads
 from kts_source.engines.task_reader import TaskReader, first_rows
 from kts_source.errors import InvalidOptionError
+from kts_source.extras import require
 from kts_source.options import check_for_batch, parse_any_options
 from kts_source.options.scan_options import checked_columns
 from kts_source.planning.narrowing import conjunction, narrowed
@@ -258,8 +259,9 @@ class Scan:
         """All rows as a Polars frame; `to_lazy` for a query that reads only what it needs.
 
         Raises:
-            ModuleNotFoundError: Polars is not installed.
+            InvalidOptionError: Polars is not installed.
         """
+        require("polars", "polars", "to_polars()")
         import polars as pl
 
         return pl.from_arrow(self.to_table(threads=threads))
@@ -268,8 +270,9 @@ class Scan:
         """A Polars `LazyFrame`, which passes columns, conditions and limits on to the scan.
 
         Raises:
-            ModuleNotFoundError: Polars is not installed.
+            InvalidOptionError: Polars is not installed.
         """
+        require("polars", "polars", "to_lazy()")
         from kts_source.engines.polars_source import lazy_frame
 
         return lazy_frame(self)
@@ -287,8 +290,9 @@ class Scan:
             **arguments: For `ray.data.read_datasource`.
 
         Raises:
-            ModuleNotFoundError: Ray is not installed.
+            InvalidOptionError: Ray is not installed.
         """
+        require("ray.data", "ray", "to_ray()")
         from kts_source.engines.ray_source import ray_dataset
 
         return ray_dataset(self, **arguments)

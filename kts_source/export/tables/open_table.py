@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kts_source.export.extras import require
 from kts_source.export.settings import DELTA, ICEBERG
+from kts_source.extras import require
 
 if TYPE_CHECKING:
     from kts_source.export.settings import ExportSettings

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from kts_source.errors import ExportError, InvalidOptionError
-from kts_source.export.extras import require
+from kts_source.extras import require
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,7 +17,6 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from kts_source.errors import TieredKafkaError
-from kts_source.export.extras import require
 from kts_source.export.transforms.row_transform import (
     DEFAULT_KEPT,
     Transformed,
@@ -34,6 +33,7 @@ from kts_source.export.transforms.schema_registry import (
     check_registry,
     find_schema,
 )
+from kts_source.extras import require
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import pickle
 import signal
 import subprocess
@@ -237,6 +238,17 @@ def test_progress_tells_the_bytes_of_tasks() -> None:
 def test_what_only_a_stream_may_have_is_refused() -> None:
     with pytest.raises(InvalidOptionError, match="latest"):
         scanned(startingOffsets="latest")
+
+
+@pytest.mark.parametrize(
+    ("method", "library"), [("to_polars", "polars"), ("to_lazy", "polars"), ("to_ray", "ray.data")]
+)
+def test_a_library_that_is_missing_is_named(
+    method: str, library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    with pytest.raises(InvalidOptionError, match=rf"{library}: pip install 'tiered-kafka\["):
+        getattr(scanned(), method)()
 
 
 _ENDLESS = """

@@ -1,4 +1,4 @@
-"""Libraries that only some exports need, and a clear error where one is missing."""
+"""Libraries that not everybody needs, and a clear error where one is missing."""
 
 from __future__ import annotations
 
