@@ -24,7 +24,10 @@ UV = Path(sys.executable).parent / "uv"
 LISTS = sorted((ROOT / "tests" / "platforms").glob("*.txt"))
 X86, ARM = "x86_64-manylinux_2_28", "aarch64-manylinux_2_28"
 APPLE, INTEL_MAC = "aarch64-apple-darwin", "x86_64-apple-darwin"
-EXTRAS = ("cli", "gcs", "azure", "delta", "iceberg", "registry", "plot", "kafka")
+EXTRAS = (
+    *("cli", "gcs", "azure", "delta", "iceberg", "registry", "plot", "kafka"),
+    *("polars", "duckdb"),
+)
 # A platform has the rest of what is compiled itself, some of it without wheels.
 COMPILED = (
     "numba",
