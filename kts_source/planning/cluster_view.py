@@ -166,6 +166,22 @@ class ClusterView:
                 found[epoch] = (max(before, 0), end.end_offset)
         return found
 
+    def owner(self, log: BrokerLog, offset: int) -> int | None:
+        """The epoch that owns an offset on the leader's branch, however old; `None` where the log
+        tells no epoch there.
+
+        An answer about an epoch is of the newest epoch up to it, so ends ascend with the epoch that
+        is asked for (`LeaderEpochFileCache.endOffsetFor`). Asks once for each halving.
+        """
+        place = log.topic, log.partition
+        low, high = 0, log.leader_epoch
+        while low < high:
+            middle = (low + high) // 2
+            (end,) = self._cluster.epoch_ends({place: [middle]})[place]
+            low, high = (low, middle) if offset < end.end_offset else (middle + 1, high)
+        start, stop = self.owned(log, [low]).get(low, (0, 0))
+        return low if start <= offset < stop else None
+
     def first_offset_dated(self, log: BrokerLog, timestamp_ms: int) -> int | None:
         """The first offset dated at or after a time, as the leader answers; `None` = there is none
         below the end.

@@ -31,7 +31,7 @@ _CHUNK_BYTES: Final = 64 << 20
 """What counts as a segment of that which only brokers have."""
 _SHARES: Final = 64
 """Into so many chunks, at least, a limit is cut, so that partitions take turns."""
-_MOST_EPOCHS: Final = 100
+_EPOCHS_AT_ONCE: Final = 100
 
 
 class BrokerLook:
@@ -94,17 +94,23 @@ class BrokerLook:
         read, epoch = self._last_read or (offset, -1)
         if offset == self._brokers.end - 1 or (epoch == newest and offset >= read):
             return newest
-        owners = (one for one, (low, high) in self._epochs.items() if low <= offset < high)
-        return next(owners, None)
+        owners = (one for one, (low, high) in self._near.items() if low <= offset < high)
+        found = next(owners, None)
+        # An epoch that is not on the leader's branch any more has another owner there.
+        return self._view.owner(self._brokers, offset) if found is None else found
 
     @cached_property
-    def _epochs(self) -> dict[int, tuple[int, int]]:
-        """The newest epochs and their offsets."""
+    def _near(self) -> dict[int, tuple[int, int]]:
+        """The epochs that probably own what is asked for, with their offsets: from the last one
+        read on, else the newest.
+        """
         newest = self._brokers.leader_epoch
-        first = max(newest - _MOST_EPOCHS, 0)
+        first = max(newest - _EPOCHS_AT_ONCE + 1, 0)
         if self._last_read is not None:
-            first = max(first, min(self._last_read[1], newest))
-        return self._view.owned(self._brokers, range(first, newest + 1))
+            first = min(self._last_read[1], newest)
+        return self._view.owned(
+            self._brokers, range(first, min(first + _EPOCHS_AT_ONCE, newest + 1))
+        )
 
     def first_offset_at_or_after(self, timestamp_ms: int) -> int | None:
         """The first offset whose record is dated so; `None` when there is none."""

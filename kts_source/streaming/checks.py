@@ -28,21 +28,20 @@ def check_goes_on(
         place: The partition, and whether loss is an error.
         offset: The next offset to read.
         epoch: Leader epoch of the record before it; `None` where the stream did not read it.
-        log_start: Where the tier begins now.
+        log_start: Where the log begins now, as the tier or the leader tells.
         stop: Where it ends.
-        owner: The epoch that owns the record before `offset` now; `None` where the tier does not
-            tell.
+        owner: The epoch that owns the record before `offset` now; `None` where nobody tells.
 
     Returns:
         `offset`, or the log start where it has overtaken the stream and loss is allowed.
 
     Raises:
         OffsetOutOfRangeError: The log start is above `offset`.
-        DataLossError: The tier ends below what was read, or another leader wrote it.
+        DataLossError: The log ends below what was read, or another leader wrote it.
     """
     if offset < log_start:
         place.raise_or_warn(
-            f"offsets [{offset}, {log_start}) have left the tier before the stream read them:"
+            f"offsets [{offset}, {log_start}) have left {place.holder} before the stream read them:"
             " retention or DeleteRecords has overtaken it; failOnDataLoss=false goes on at"
             f" {log_start}",
             OffsetOutOfRangeError,
@@ -52,15 +51,15 @@ def check_goes_on(
         return offset
     if offset > stop:
         place.raise_or_warn(
-            f"the tier ends at offset {stop} now, and the stream has read up to {offset}: records"
-            " that it returned were lost, in an unclean election or with their segments;"
+            f"{place.holder} ends at offset {stop} now, and the stream has read up to {offset}:"
+            " records that it returned were lost, in an unclean election or with their segments;"
             " failOnDataLoss=false waits for offsets from there on"
         )
     elif owner is not None and owner != epoch:
         place.raise_or_warn(
             f"the stream has read up to offset {offset}, where leader epoch {epoch} wrote the last"
-            f" record; in the tier it is of epoch {owner} now: an unclean election replaced records"
-            " that the stream returned; failOnDataLoss=false goes on behind them"
+            f" record; in {place.holder} it is of epoch {owner} now: an unclean election replaced"
+            " records that the stream returned; failOnDataLoss=false goes on behind them"
         )
     return offset
 
@@ -73,8 +72,8 @@ def check_new(place: Place, log_start: int) -> None:
     """
     if log_start:
         place.raise_or_warn(
-            f"the partition is new to the stream and begins at offset {log_start} in the tier:"
-            f" offsets [0, {log_start}) may have been tiered and deleted unseen;"
+            f"the partition is new to the stream and begins at offset {log_start} in"
+            f" {place.holder}: offsets [0, {log_start}) may have been there and deleted unseen;"
             f" failOnDataLoss=false reads it from {log_start}",
             OffsetOutOfRangeError,
         )

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Final
 
 from segment_format.testing import AivenTierWriter, LocalTierWriter
 from tests.kts_source.planning.cluster import PartitionLife
+from tests.kts_source.planning.replica import divergence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from tests.kts_source.planning.cluster import EpochShape
-    from tests.kts_source.planning.replica import EntryKind
+    from tests.kts_source.planning.replica import EntryKind, Replica
 
 TOPIC: Final = "t"
 
@@ -195,6 +196,17 @@ class World:
             self.lives = self._create(step.a % len(self.lives) + 1, clock=clock)
         else:
             _apply(step, self.lives[step.partition % len(self.lives)], self.shape)
+
+    def has_lost(self, before: Sequence[Replica]) -> bool:
+        """Whether the leaders lack records of the leaders before the last step.
+
+        Args:
+            before: Those, by partition.
+        """
+        return any(
+            divergence(old.entries, life.leader.entries) < old.end
+            for old, life in zip(before, self.lives, strict=False)
+        )
 
     def _create(self, partitions: int, *, clock: int) -> tuple[PartitionLife, ...]:
         topic_id = None

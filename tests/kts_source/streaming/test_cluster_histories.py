@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 Row = tuple[int, int, bytes | None]
 """Partition, offset, value."""
-LOSES = {"recreate", "retain", "delete_records", "elect_unclean"}
-"""Kinds of steps after which the leader lacks what it had."""
+LOSES = {"recreate", "retain", "delete_records"}
+"""Kinds of steps after which the leader lacks what it had, besides elections."""
 
 
 class Following:
@@ -172,9 +172,11 @@ def _check(
     try:
         for number, step in enumerate(steps):
             if step is not None:
+                leaders = [life.leader for life in following.world.lives]
                 following.world.take(step)
-                if step.kind == "elect_unclean":
+                if following.world.has_lost(leaders):
                     following.forget_outcomes()
+                    may_lose = True
                 may_lose |= step.kind in LOSES
             is_last = step is None
             if not (is_last or source.random() < 0.3):

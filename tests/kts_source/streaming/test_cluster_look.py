@@ -153,3 +153,50 @@ def test_no_partition_starves_under_a_small_limit(brokers: FakeCluster) -> None:
     assert sum(read.values()) == 200
     assert max(read.values()) - min(read.values()) <= 20
     stream.close()
+
+
+def written_by(*epochs: tuple[int, int]) -> FakeLog:
+    """A log of batches of three records.
+
+    Args:
+        epochs: Leader epochs, and how many batches each wrote.
+    """
+    builder = LogBuilder(leader_epoch=epochs[0][0])
+    for number, (epoch, batches) in enumerate(epochs):
+        if number:
+            builder.set_leader_epoch(epoch)
+        for _ in range(batches):
+            builder.append([SimpleRecord(b"%d" % epoch)] * 3)
+    return fake_log(builder.build())
+
+
+@pytest.mark.parametrize("epoch", [2, 300])
+def test_a_leader_that_never_had_what_was_read(brokers: FakeCluster, epoch: int) -> None:
+    """The branch that was read lost an unclean election; the other one is longer, its epochs are
+    older and newer. Kafka's consumer compares ends alone, and sees nothing.
+    """
+    part = FakePartition(written_by((0, 2), (epoch, 2)), epoch=epoch)
+    brokers.create("t", [part])
+    strict, lenient = following(brokers), following(brokers, failOnDataLoss="false")
+    strict.all()
+    lenient.all()
+    part.log, part.epoch = written_by((0, 5), (epoch + 400, 1)), epoch + 400
+    with pytest.raises(DataLossError, match=rf"offset 12, where leader epoch {epoch}.*of epoch 0"):
+        strict.batch()
+    lenient.all()
+    assert offsets(lenient) == list(range(18))
+    strict.close()
+    lenient.close()
+
+
+def test_old_epochs_of_a_partition_with_many(brokers: FakeCluster) -> None:
+    """Each batch that ends far below the newest epoch knows the epoch of its last record, and finds
+    it again.
+    """
+    part = FakePartition(written_by(*((epoch, 1) for epoch in range(0, 1200, 3))), epoch=1197)
+    brokers.create("t", [part])
+    stream = following(brokers, maxOffsetsPerTrigger="96")
+    for number in range(1, 4):
+        assert stream.batch()
+        assert stream.last["topics"]["t"]["e"] == {"0": (96 * number - 1) // 3 * 3}
+    stream.close()
