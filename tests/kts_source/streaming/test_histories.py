@@ -68,6 +68,7 @@ class Watching:
         self.start()
         self.position = INITIAL
         self.rows: list[tuple[Place, bytes | None]] = []
+        self.begins: dict[int, int] = {}
 
     def start(self) -> None:
         """A new process."""
@@ -83,6 +84,8 @@ class Watching:
         if end is self.position:
             return False
         end = position_from_json(position_to_json(end))
+        for begin in end.begins.values():
+            self.begins = {**begin.offsets, **self.begins}
         if self._random.random() < 0.3:
             self.start()
         self.rows += self.read(self.stream.plan(self.position, end))
@@ -179,6 +182,8 @@ def check(history: History, seed: str, outcomes: Counter[str]) -> None:
     assert {part.topic_id for part in plan.partitions} <= {topic.topic_id}
     for part in plan.partitions:
         assert topic.offsets.get(part.partition, part.start) >= part.stop, "all is read"
+    if may_lose:  # what was lost, and is copied again later, below where the tier seemed to begin
+        deleted |= Counter(watching.begins)
     found = dict(watching.rows)
     assert len(found) == len(watching.rows), "a row came twice"
     # Deleted rows may come back with a leader that had not deleted them: no stream goes back there.
