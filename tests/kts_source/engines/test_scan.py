@@ -252,7 +252,7 @@ def test_a_library_that_is_missing_is_named(
 
 
 _ENDLESS = """
-import sys, time
+import os, sys, time
 import kts_source
 from kts_source.engines import task_reader
 from tests.golden_data import tier_options
@@ -262,7 +262,7 @@ real = task_reader.OpenedTasks._read
 def endless(self, number):
     while True:
         yield from real(self, number)
-        print("read", flush=True)
+        os.write(1, b"read\\n")  # whole lines, whichever thread writes
         time.sleep(0.01)
 
 task_reader.OpenedTasks._read = endless
