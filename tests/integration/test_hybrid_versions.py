@@ -103,6 +103,11 @@ def _write(cluster: Cluster) -> None:
     seed = random.SystemRandom().randrange(1 << 31)
     print(f"seed {seed}")  # noqa: T201  # shown where the test fails
     work = RandomWork(cluster.bootstrap, [("orders", 0)], seed)
+    # Chance may abort nothing, and then both isolation levels see the same rows.
+    aborted = work.filler.transactional("aborted")
+    aborted.begin_transaction()
+    work.filler.send(aborted, "orders", 0, 50)
+    aborted.abort_transaction(30)
     while len(cluster.admin.local_bases(1, "orders")) < SEGMENTS:
         work.step()
     work.finish()
