@@ -27,7 +27,7 @@ class TieredKafkaBatchReader(DataSourceReader, metaclass=Travels):
 
     It is pickled before `partitions()` runs, so what planning finds travels in the partitions.
     `pushFilters` is left alone on purpose: on Spark 4 it returns wrong rows when two scans share
-    one `load()`.
+    one `load()`. On Sail it does not: `sail_reader`.
 
     Args:
         options: What is read.

@@ -17,6 +17,7 @@ from kts_source.spark.worker_tuning import forget_finders_of_sparks_archives
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
+    import pyarrow as pa
     from pyspark.sql import SparkSession
 
     from kts_source.options import ScanOptions
@@ -61,17 +62,22 @@ class TieredKafkaDataSource(DataSource, metaclass=Travels):
         """The columns that the options ask for."""
         return spark_schema(self._scan_options.columns)
 
-    def reader(self, schema: StructType) -> TieredKafkaBatchReader:
-        """The reader of the columns of `schema`.
+    def reader(self, schema: StructType | pa.Schema) -> TieredKafkaBatchReader:
+        """The reader of the columns of `schema`: Spark's, or Arrow's where Sail asks.
 
         Raises:
             InvalidOptionError: The user gave a schema that the table does not have, or an option
                 that only a stream can have.
         """
         check_for_batch(self._scan_options)
+        options = self._options_for(schema)
+        if isinstance(schema, StructType):
+            return TieredKafkaBatchReader(options)
         # Sail runs tasks in its own process; it hands the schema over as Arrow's.
-        shares_process = not isinstance(schema, StructType)
-        return TieredKafkaBatchReader(self._options_for(schema), shares_process=shares_process)
+        from kts_source.spark.sail_reader import SailBatchReader, takes_filters
+
+        of_sail = SailBatchReader if takes_filters() else TieredKafkaBatchReader
+        return of_sail(options, shares_process=True)
 
     def streamReader(self, schema: StructType) -> TieredKafkaStreamReader:  # noqa: N802  # Spark's name
         """The reader of a stream of the columns of `schema`.

@@ -5,6 +5,7 @@ installed (`.ci/engines_env`).
 from __future__ import annotations
 
 import importlib.util
+import logging
 import signal
 from typing import TYPE_CHECKING
 
@@ -70,6 +71,58 @@ def test_a_schema_of_ones_own_chooses_columns(sail: SparkSession) -> None:
     found = reader.schema("`offset` bigint, `key` binary").load().toArrow()
     assert found.schema.names == ["offset", "key"]
     assert max(found["offset"].to_pylist()) < 50
+
+
+@pytest.mark.parametrize(
+    ("condition", "reads_less"),
+    [
+        ("partition = 1 and offset >= 20 and offset < 60", True),
+        ("offset in (3, 5, 7, 9, 70) and timestamp is not null", True),
+        ("timestamp > timestamp'2000-01-01' and 60 > offset", True),
+        ("timestamp > timestamp'2100-01-01'", True),
+        ("timestamp is null or offset between 3 and 8", False),
+        # Sail hands these over as other conditions than they are.
+        ("not string(key) like '%b%'", False),
+        ("string(key) ilike 'K%' or offset = 4", False),
+        ("topic like 't_n' and topic not like '%b%'", False),
+    ],
+)
+def test_conditions(
+    sail: SparkSession, caplog: pytest.LogCaptureFixture, condition: str, reads_less: bool
+) -> None:
+    expected = expected_table("txn", "read_committed")
+    frame = sail.read.format("tiered-kafka").options(**tier_options("txn")).load()
+    frame.createOrReplaceTempView("tier")
+    sail.createDataFrame(expected.to_pandas()).createOrReplaceTempView("known")
+    rows = "select `partition`, `offset` from {} where " + condition + " order by 1, 2"
+    wanted = sail.sql(rows.format("known")).collect()
+    with caplog.at_level(logging.INFO, logger="kts_source.spark.batch_reader"):
+        caplog.clear()
+        frame.count()
+        whole = _planned_bytes(caplog)
+        caplog.clear()
+        assert sail.sql(rows.format("tier")).collect() == wanted
+        assert (_planned_bytes(caplog) < whole / 4) == reads_less
+
+
+def _planned_bytes(caplog: pytest.LogCaptureFixture) -> int:
+    """Of segments, in the newest plan that was logged."""
+    found = [record for record in caplog.records if record.msg.startswith("planned %d tasks")]
+    assert isinstance(found[-1].args, tuple)
+    return int(str(found[-1].args[2]))
+
+
+def test_conditions_of_two_scans_of_one_table_do_not_mix(sail: SparkSession) -> None:
+    frame = sail.read.format("tiered-kafka").options(**tier_options("txn")).load()
+    both = (
+        frame.where("offset < 20")
+        .select("partition", "offset")
+        .unionAll(frame.where("offset >= 40 and offset < 50").select("partition", "offset"))
+    )
+    found = sorted(tuple(row) for row in both.collect())
+    pairs = expected_table("txn", "read_committed").select(["partition", "offset"]).to_pylist()
+    known = [(row["partition"], row["offset"]) for row in pairs]
+    assert found == sorted(pair for pair in known if pair[1] < 20 or 40 <= pair[1] < 50)
 
 
 @pytest.fixture
