@@ -1,0 +1,42 @@
+"""`kts export --spark --follow`: rounds as Spark jobs, ended by a signal in mid-round."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.kts_source.export.exporting import Lake
+from tests.kts_source.export.small_tier import SmallTier, held
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+def test_a_signal_and_then_the_rest(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, "parquet")
+    tier = SmallTier(tmp_path / "tier").grow(3)
+    named = [word for name, text in tier.options().items() for word in (f"--{name}", text)]
+    export = [sys.executable, "-m", "kts_source.cli", "export", str(lake.target), *named]
+    # Rounds of one segment.
+    follows = ["--spark", "--follow", "--interval", "1s", "--round-bytes", "1"]
+    child = subprocess.Popen([*export, *follows], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    with child:
+        assert child.stdout is not None
+        rounds = [json.loads(child.stdout.readline()) for _ in range(3)]
+        assert [(one["outcome"], one["rows"]) for one in rounds] == [("done", 10)] * 3
+        tier.grow(60)
+        while json.loads(child.stdout.readline())["outcome"] == "idle":
+            pass
+        child.terminate()
+        out, _ = child.communicate(timeout=120)
+    assert child.returncode == 0
+    assert json.loads(out.splitlines()[-1])["outcome"] == "abandoned"
+    before = held(lake)
+    assert before == list(range(len(before)))
+    assert 40 <= len(before) < 630
+    subprocess.run([*export, "--workers", "1"], cwd=ROOT, check=True, capture_output=True)
+    assert held(lake) == list(range(630))
