@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import subprocess
 import time
 from dataclasses import dataclass
@@ -94,6 +95,29 @@ class Broker:
         admin = self.new_admin()
         futures = admin.list_offsets(wanted, isolation_level=IsolationLevel.READ_COMMITTED)
         return {(at.topic, at.partition): future.result().offset for at, future in futures.items()}
+
+    def console_offsets(self, topic: str, partition: int, start: int, isolation: str) -> list[int]:
+        """The offsets that Kafka's console consumer prints from an offset on; nothing for 15 s is
+        the end.
+        """
+        run = subprocess.run(
+            [
+                *("java", "-Xmx256m", "-cp", self.class_path),
+                *("org.apache.kafka.tools.consumer.ConsoleConsumer", "--timeout-ms", "15000"),
+                *("--bootstrap-server", self.bootstrap, "--isolation-level", isolation),
+                *("--topic", topic, "--partition", str(partition), "--offset", str(start)),
+                *("--property", "print.value=false"),
+                *("--property", "print.offset=true"),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        # It ends once nothing comes, by an error or not; the counting line is its last word.
+        if "Processed a total of" not in run.stderr:
+            raise RuntimeError(f"ConsoleConsumer failed:\n{run.stderr[-2000:]}")
+        return [int(number) for number in re.findall(r"^Offset:(\d+)", run.stdout, re.MULTILINE)]
 
     def local_bases(self, topic: str, partition: int) -> list[int]:
         """Base offsets of the segments that the broker has on its own disk."""
