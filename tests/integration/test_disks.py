@@ -25,6 +25,7 @@ from confluent_kafka.admin import NewTopic
 from kts_source import describe
 from segment_format.index.offset_checkpoint import parse_offset_checkpoint
 from tests.integration.broker import running_broker
+from tests.integration.served_rows import Row, served
 from tests.kts_source.planning.scanning import scan
 
 if TYPE_CHECKING:
@@ -73,7 +74,6 @@ RESTARTED = {
     "log.cleaner.enable": "false",
 }
 Offsets = dict[tuple[str, int], int]
-Row = tuple[str, int, int, int, bytes | None, bytes | None]
 
 
 @pytest.fixture(scope="module")
@@ -282,76 +282,6 @@ def _watermark(consumer: Consumer, pair: tuple[str, int]) -> tuple[int, int]:
             return low, high
 
 
-def _served(broker: Broker, level: str, ends: dict[tuple[str, int], int]) -> list[Row]:
-    """What a consumer gets, up to offsets."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": broker.bootstrap,
-            "group.id": "x",
-            "enable.auto.commit": False,
-            "isolation.level": level,
-            "enable.partition.eof": True,
-            "auto.offset.reset": "earliest",
-            "log_level": 0,
-        }
-    )
-    consumer.assign([TopicPartition(*pair, 0) for pair in ends])
-    rows: list[Row] = []
-    left = set(ends)
-    try:
-        while left:
-            message = consumer.poll(30)
-            if (
-                message is None
-            ):  # librdkafka tells no end where the log start is the last stable one
-                left -= _nothing_left(consumer, broker, left, ends, level)
-                continue
-            pair = (str(message.topic()), int(message.partition() or 0))
-            error = message.error()
-            if error is not None:
-                assert error.code() == -191, error  # _PARTITION_EOF
-                left.discard(pair)
-                continue
-            offset = int(message.offset() or 0)
-            if offset < ends[pair]:
-                key, value = message.key(), message.value()
-                stamp = message.timestamp()[1]
-                rows.append((*pair, offset, stamp, _bytes(key), _bytes(value)))
-    finally:
-        consumer.close()
-    return sorted(rows, key=lambda row: row[:3])
-
-
-def _nothing_left(
-    consumer: Consumer,
-    broker: Broker,
-    silent: set[tuple[str, int]],
-    ends: dict[tuple[str, int], int],
-    level: str,
-) -> set[tuple[str, int]]:
-    """Partitions that are silent because the broker has no more for this consumer.
-
-    The consumer does not count what it is not given, such as markers and what compaction left
-    empty, so where it seems to be too early, Kafka's own consumer is asked.
-    """
-    stable = broker.last_stable_offsets(sorted(silent))
-    at = {
-        (one.topic, one.partition): one.offset
-        for one in consumer.position([TopicPartition(*pair) for pair in silent])
-    }
-    for (topic, number), last in at.items():
-        end = min(stable[topic, number], ends[topic, number])
-        if max(last, 0) < end:
-            more = broker.console_offsets(topic, number, max(last, 0), level)
-            missed = [offset for offset in more if offset < end]
-            assert not missed, f"{topic}-{number} is silent from {last} on, but has {missed}"
-    return silent
-
-
-def _bytes(text: str | bytes | None) -> bytes | None:
-    return text.encode() if isinstance(text, str) else text
-
-
 def _compare(disk: Path, broker_folder: Path, **given: str) -> int:
     """Compares both levels; returns how many rows."""
     found = {level: _ours(disk, level, **given) for level in LEVELS}
@@ -371,7 +301,7 @@ def _compare(disk: Path, broker_folder: Path, **given: str) -> int:
             }
             # DeleteRecords may pass the last stable offset; a consumer then hears nothing at all.
             limits = {pair: end for pair, end in ends_of.items() if end > starts[pair]}
-            assert rows == _served(broker, level, limits)
+            assert rows == served(broker, level, limits)
         for pair, (_, end, last_stable) in marks.items():
             # Only markers that the restart wrote may move them on.
             assert ends[pair] >= end and stable[pair] >= last_stable, pair  # noqa: PT018
