@@ -42,7 +42,7 @@ def soak_streams(total: int, seed: int) -> Killed:
         {"KTS_STREAM_RUNS": str(runs), "KTS_STREAM_SEED": str(seed)},
     )
     result = Killed()
-    found = re.findall(r"run \d+: (.+?), .+?, (\w+), (\w+): (.*)$", done.stdout, re.M)
+    found = re.findall(r"run \d+: (.+?), .+?, (\w+), ([\w-]+): (.*)$", done.stdout, re.M)
     for spark, level, sink, kills in found:
         result.kinds[f"run: {spark}, {level}, {sink}"] += 1
         for one in kills.split("; "):
