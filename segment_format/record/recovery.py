@@ -10,6 +10,7 @@ Source: `LogSegment.recover`, `LogLoader.recoverLog`, `DefaultRecordBatch.ensure
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -31,6 +32,11 @@ WINDOW_BYTES: Final = 4 << 20
 """Read at once, and the most that is held, however long a batch says it is."""
 _MAX_MARKER_BYTES: Final = 64 << 10
 _MAX_RELATIVE_OFFSET: Final = 2**31 - 1
+
+
+def _crc32c(data: memoryview, crc: int) -> int:
+    """Goes on with a CRC-32C, as `zlib.crc32` does with the other one."""
+    return int(google_crc32c.extend(crc, np.frombuffer(data, dtype=np.uint8)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +135,8 @@ class WholeBatches:
         if entry.size > left:
             raise CorruptRecordError(f"a batch of {entry.size} bytes, of which {left} are there")
         if entry.magic != MAGIC_2:
+            if self._check_crcs and not self._is_old_message(at, entry.size):
+                raise CorruptRecordError(f"a batch of format {entry.magic} that is none")
             raise UnsupportedMagicError(
                 f"a message of format {entry.magic}, which has no leader epoch, is not supported in"
                 " a log that must be recovered",
@@ -142,7 +150,7 @@ class WholeBatches:
             )
         if header.last_offset - self._base_offset > _MAX_RELATIVE_OFFSET:
             raise CorruptRecordError(f"offset {header.last_offset} is too far from the base")
-        if self._check_crcs and self._crc(at + CRC_START, at + entry.size) != header.crc:
+        if self._check_crcs and self._crc(_crc32c, at + CRC_START, at + entry.size) != header.crc:
             raise CorruptRecordError("a batch whose checksum is not that of its bytes")
         marker = None
         if header.is_control_batch and entry.size <= _MAX_MARKER_BYTES:
@@ -150,12 +158,19 @@ class WholeBatches:
             marker = marker_of(next(iter_batches(data, check_crcs=False)))
         return WholeBatch(at, header, marker)
 
-    def _crc(self, start: int, stop: int) -> int:
+    def _is_old_message(self, at: int, size: int) -> bool:
+        """Whether the checksum of format 0 and 1 fits: a flipped bit makes no such message."""
+        start = at + ENTRY_PREFIX_SIZE - 1  # the checksum covers the magic byte, too
+        if size < start + 1 - at:
+            return False
+        stored = int.from_bytes(self._bytes(start - 4, start), "big")
+        return self._crc(zlib.crc32, start, at + size) == stored
+
+    def _crc(self, extend: Callable[[memoryview, int], int], start: int, stop: int) -> int:
         crc = 0
         while start < stop:
             end = min(stop, start + WINDOW_BYTES)
-            data = np.frombuffer(self._bytes(start, end), dtype=np.uint8)
-            crc = google_crc32c.extend(crc, data)
+            crc = extend(self._bytes(start, end), crc)
             start = end
         return crc
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import TYPE_CHECKING
 
 import pytest
 
 from kts_source.errors import CorruptSegmentError, DataLossError, InvalidOptionError
 from kts_source.planning.planner import plan
+from segment_format.record.batch_header import HEADER_SIZE
 from segment_format.record.framing import iter_entries
 from segment_format.testing import LogBuilder, SimpleRecord
 from tests.kts_source.layout.kafka_logs.disk import (
@@ -73,6 +75,33 @@ def test_log_ends_before_what_a_crash_tore(tmp_path: Path, level: str, how: str)
         disk = Disk(root).write(LOG, clean=False, high_watermark=0, recovery_point=last.base_offset)
         disk.put(f"{last.base_offset:020d}.log", bytes(data))
         assert offsets(root, level, endOfLog="true") == expected(LOG, level, stop=base), base
+
+
+def test_log_ends_before_a_batch_with_any_bit_of_its_header_flipped(tmp_path: Path) -> None:
+    last = LOG.segments[-1]
+    base, position = batch_positions(last.log)[2]
+    whole = expected(LOG, "read_uncommitted", stop=base)
+    # No checksum covers the offset and the epoch. Flipped bits of the magic byte make other formats.
+    for bit in (*range(8 * 8, 12 * 8), *range(16 * 8, HEADER_SIZE * 8)):
+        data = bytearray(last.log)
+        data[position + bit // 8] ^= 1 << bit % 8
+        root = tmp_path / str(bit)
+        disk = Disk(root).write(LOG, clean=False, high_watermark=0, recovery_point=last.base_offset)
+        disk.put(f"{last.base_offset:020d}.log", bytes(data))
+        assert offsets(root, "read_uncommitted", endOfLog="true") == whole, bit
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+def test_messages_of_old_formats_are_refused_by_name(tmp_path: Path, magic: int) -> None:
+    last = LOG.segments[-1]
+    base, position = batch_positions(last.log)[2]
+    body = bytes([magic, 0]) + bytes(8 * magic) + b"\xff\xff\xff\xff" * 2
+    message = zlib.crc32(body).to_bytes(4, "big") + body
+    data = last.log[:position] + base.to_bytes(8, "big") + len(message).to_bytes(4, "big") + message
+    disk = Disk(tmp_path).write(LOG, clean=False, high_watermark=0, recovery_point=last.base_offset)
+    disk.put(f"{last.base_offset:020d}.log", data)
+    with pytest.raises(CorruptSegmentError, match=f"message of format {magic}"):
+        offsets(tmp_path, "read_uncommitted", endOfLog="true")
 
 
 def test_segments_behind_a_torn_one_are_not_read(tmp_path: Path) -> None:
