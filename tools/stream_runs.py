@@ -107,7 +107,7 @@ def _tested(marker: str, test: str, wanted: Mapping[str, str]) -> subprocess.Com
 
 
 def _said(done: subprocess.CompletedProcess[str]) -> str:
-    return f"exit code {done.returncode}\n{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
+    return f"exit code {done.returncode}\n{done.stdout[-200_000:]}\n{done.stderr[-6000:]}"
 
 
 def streams_report(found: Killed) -> tuple[dict[str, int], list[str]]:

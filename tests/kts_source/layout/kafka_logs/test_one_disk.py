@@ -81,7 +81,7 @@ def test_log_ends_before_a_batch_with_any_bit_of_its_header_flipped(tmp_path: Pa
     last = LOG.segments[-1]
     base, position = batch_positions(last.log)[2]
     whole = expected(LOG, "read_uncommitted", stop=base)
-    # No checksum covers the offset and the epoch. Flipped bits of the magic byte make other formats.
+    # No checksum covers offset and epoch. Flipped bits of the magic byte make other formats.
     for bit in (*range(8 * 8, 12 * 8), *range(16 * 8, HEADER_SIZE * 8)):
         data = bytearray(last.log)
         data[position + bit // 8] ^= 1 << bit % 8
