@@ -88,6 +88,12 @@ class S3Store(ClientStore):
         given: Mapping[str, Any] = s3_arguments(storage.reveal(), retry_policy)
         self._ranges = RangeReader(self._bucket, Secret(given), retry_policy, self._tally)
 
+    @property
+    def remarks(self) -> tuple[str, ...]:  # type: ignore[override]  # a constant elsewhere
+        """See `ObjectStore.remarks`."""
+        why_not = self._ranges.why_not
+        return (f"s3fs reads the bucket {self._bucket}: {why_not}",) if why_not else ()
+
     def uri(self, key: str) -> str:
         """See `ObjectStore.uri`."""
         return f"s3://{self._bucket}/{self._prefix}{key}"

@@ -42,7 +42,7 @@ QUICK = RetryPolicy(max_attempts=3, first_pause_seconds=0.001, max_pause_seconds
 
 
 class Bucket:
-    """A server of one object, whatever the key; it keeps what it is asked, and can answer wrongly."""
+    """A server of one object, whatever the key; it keeps the requests, and can answer wrongly."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, dict[str, str]]] = []
