@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import logging
 import os
 import pickle
 import ssl
-import threading
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,86 +22,22 @@ from kts_source.errors import (
     StoreUnavailableError,
     TruncatedObjectError,
 )
-from kts_source.store.retry import RetryPolicy
 from kts_source.store.s3_range_settings import LeftToS3fsError, range_settings
 from kts_source.store.s3_ranges import read_error
 from kts_source.store.s3_store import S3Store
 from kts_source.store.storage_options import s3_arguments, storage_options_from
 from tests.integration.certificates import make_certificates
+from tests.kts_source.store.one_object import DATA, ETAG, QUICK, OneObject
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
 KEYS = {"s3.access-key-id": "AKGIVEN", "s3.secret-access-key": "secret-0123456789"}
-DATA = bytes(range(256)) * 8
-ETAG = '"v1"'
-QUICK = RetryPolicy(max_attempts=3, first_pause_seconds=0.001, max_pause_seconds=0.01)
-
-
-class Bucket:
-    """A server of one object, whatever the key; it keeps the requests, and can answer wrongly."""
-
-    def __init__(self) -> None:
-        self.seen: list[tuple[str, dict[str, str]]] = []
-        self.headers: dict[str, str | None] = {}
-        self.body: Callable[[bytes], bytes] = lambda body: body
-        self.error: tuple[int, str] | None = None
-        bucket = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def log_message(self, *_arguments: object) -> None:
-                pass
-
-            def do_GET(self) -> None:
-                named = {name.lower(): text for name, text in self.headers.items()}
-                bucket.seen.append((self.path, named))
-                if bucket.error is not None:
-                    status, code = bucket.error
-                    body = f"<Error><Code>{code}</Code><Message>no</Message></Error>".encode()
-                    self._answer(status, {}, body)
-                    return
-                first, last = map(int, named["range"].removeprefix("bytes=").split("-"))
-                body = bucket.body(DATA[first : last + 1])
-                headers = {
-                    "ETag": ETAG,
-                    "Last-Modified": "Wed, 21 Oct 2015 07:28:00 GMT",
-                    "Content-Range": f"bytes {first}-{min(last, len(DATA) - 1)}/{len(DATA)}",
-                    **bucket.headers,
-                }
-                self._answer(206, headers, body)
-
-            def _answer(self, status: int, headers: Mapping[str, str | None], body: bytes) -> None:
-                self.send_response(status)
-                for name, text in {"Content-Length": str(len(body)), **headers}.items():
-                    if text is not None:
-                        self.send_header(name, text)
-                self.end_headers()
-                self.wfile.write(body)
-
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.endpoint = f"http://127.0.0.1:{self.server.server_port}"
-
-    @contextmanager
-    def serving(self) -> Iterator[Bucket]:
-        thread = threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
-        try:
-            yield self
-        finally:
-            self.server.shutdown()
-            self.server.server_close()
-            thread.join(10)
-
-    def store(self, **options: str) -> S3Store:
-        given = {"s3.endpoint": self.endpoint, **options}
-        return S3Store("s3://bucket", storage_options_from(given), QUICK)
 
 
 @pytest.fixture
-def bucket(clean_environment: None) -> Iterator[Bucket]:
-    with Bucket().serving() as server:
+def bucket(clean_environment: None) -> Iterator[OneObject]:
+    with OneObject().serving() as server:
         yield server
 
 
@@ -226,14 +159,14 @@ def test_odd_buckets_are_left_to_s3fs(clean_environment: None, name: str) -> Non
 
 # Each of them is another object than obstore would ask for, or none that it can.
 @pytest.mark.parametrize("key", ["/x", "x/", "x//y", "x\ty", "x\x7fy", "x\u200by"])
-def test_keys_that_obstore_changes_are_left_to_s3fs(bucket: Bucket, key: str) -> None:
+def test_keys_that_obstore_changes_are_left_to_s3fs(bucket: OneObject, key: str) -> None:
     store = bucket.store(**KEYS)
     assert store._ranges.can_read("x/y")
     assert not store._ranges.can_read(key)
     store.close()
 
 
-def test_the_environment_has_no_say(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_has_no_say(bucket: OneObject, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, text in {
         "AWS_SESSION_TOKEN": "of-somebody-else",
         "AWS_TOKEN": "of-somebody-else",
@@ -277,7 +210,7 @@ class Chain:
         return RefreshableCredentials.create_from_metadata(renewed(), renewed, "test")
 
 
-def test_credentials_are_renewed(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credentials_are_renewed(bucket: OneObject, monkeypatch: pytest.MonkeyPatch) -> None:
     import botocore.session
 
     chain = Chain()
@@ -298,7 +231,7 @@ def test_credentials_are_renewed(bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 # -- what it answers
 
 
-def test_more_than_was_asked_for_is_not_taken(bucket: Bucket) -> None:
+def test_more_than_was_asked_for_is_not_taken(bucket: OneObject) -> None:
     bucket.body = lambda body: body + bytes(1 << 16)
     store = bucket.store(**KEYS)
     with pytest.raises(StoreUnavailableError, match="more than"):
@@ -307,7 +240,7 @@ def test_more_than_was_asked_for_is_not_taken(bucket: Bucket) -> None:
     store.close()
 
 
-def test_an_answer_without_a_length_is_not_taken(bucket: Bucket) -> None:
+def test_an_answer_without_a_length_is_not_taken(bucket: OneObject) -> None:
     bucket.headers = {"Content-Length": None, "Connection": "close"}
     store = bucket.store(**KEYS)
     with pytest.raises(StoreUnavailableError, match="Content-Length"):
@@ -315,7 +248,7 @@ def test_an_answer_without_a_length_is_not_taken(bucket: Bucket) -> None:
     store.close()
 
 
-def test_the_end_of_an_object(bucket: Bucket) -> None:
+def test_the_end_of_an_object(bucket: OneObject) -> None:
     store = bucket.store(**KEYS)
     size = len(DATA)
     assert store.get_range("x", size - 4, size, version=ETAG) == DATA[-4:]
@@ -326,7 +259,7 @@ def test_the_end_of_an_object(bucket: Bucket) -> None:
     store.close()
 
 
-def test_another_version_that_the_condition_let_pass(bucket: Bucket) -> None:
+def test_another_version_that_the_condition_let_pass(bucket: OneObject) -> None:
     bucket.headers = {"ETag": '"v2"'}
     store = bucket.store(**KEYS)
     with pytest.raises(ObjectChangedError, match="v2"):
@@ -349,7 +282,7 @@ def test_another_version_that_the_condition_let_pass(bucket: Bucket) -> None:
     ],
 )
 def test_errors_are_named_by_status_and_code(
-    bucket: Bucket, status: int, code: str, kind: type[Exception]
+    bucket: OneObject, status: int, code: str, kind: type[Exception]
 ) -> None:
     bucket.error = status, code
     store = bucket.store(**KEYS)
@@ -361,7 +294,7 @@ def test_errors_are_named_by_status_and_code(
 
 
 def test_a_wrong_region_is_left_to_s3fs(
-    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    bucket: OneObject, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     bucket.error = 400, "AuthorizationHeaderMalformed"
     store = bucket.store(**KEYS)
@@ -378,7 +311,7 @@ def test_a_wrong_region_is_left_to_s3fs(
 def test_a_certificate_that_only_s3fs_trusts(
     clean_environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bucket = Bucket()
+    bucket = OneObject()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(make_certificates(tmp_path).broker)
     bucket.server.socket = context.wrap_socket(bucket.server.socket, server_side=True)
@@ -391,7 +324,7 @@ def test_a_certificate_that_only_s3fs_trusts(
         store.close()
 
 
-def test_a_pickle_holds_the_options_and_nothing_else(bucket: Bucket) -> None:
+def test_a_pickle_holds_the_options_and_nothing_else(bucket: OneObject) -> None:
     store = bucket.store(**KEYS)
     assert store.get_range("x", 0, 4) == DATA[:4]
     copy = pickle.loads(pickle.dumps(store))
