@@ -70,6 +70,7 @@ class RangeSettings:
         client_options: Its client's.
         keys: Access key, secret key and token as given; `None`: the AWS chain, or unsigned.
         chain: botocore's session, where the chain gives the credentials.
+        is_aws: Whether the endpoint is one of AWS's own.
     """
 
     endpoint: str
@@ -77,20 +78,30 @@ class RangeSettings:
     client_options: ClientConfig = field(repr=False)  # a proxy's URL may hold a password
     keys: Secret[Keys | None]
     chain: Any
+    is_aws: bool
 
     def credentials(self) -> Secret[Keys | None]:
         """Those of now, renewed where they must be; a secret `None` for unsigned requests.
 
+        Not for several threads at a time, as botocore's session is not.
+
         Raises:
-            LeftToS3fsError: The chain has none.
+            LeftToS3fsError: The chain has none, or they are not obstore's to have.
         """
         if self.chain is None:
-            return self.keys
+            return self._checked(self.keys)
         found = self.chain.get_credentials()
         if found is None:
             raise LeftToS3fsError("there are no credentials")
         frozen = found.get_frozen_credentials()
-        return Secret((frozen.access_key, frozen.secret_key, frozen.token))
+        return self._checked(Secret((frozen.access_key, frozen.secret_key, frozen.token)))
+
+    def _checked(self, keys: Secret[Keys | None]) -> Secret[Keys | None]:
+        """Refuses tokens where a redirect may lead anywhere: obstore sends them along."""
+        given = keys.reveal()
+        if not self.is_aws and given is not None and given[2] is not None:
+            raise LeftToS3fsError("temporary credentials at an endpoint of one's own")
+        return keys
 
     def open(self, credentials: Secret[Keys | None]) -> Any:  # noqa: ANN401
         """A store that tries each request once."""
@@ -155,7 +166,7 @@ def range_settings(bucket: str, arguments: Mapping[str, Any], policy: RetryPolic
     }
     if proxies := config.get("proxies"):
         client_options["proxy_url"] = proxies["https" if endpoint[4] == "s" else "http"]
-    return RangeSettings(
+    settings = RangeSettings(
         endpoint,
         {
             "bucket": bucket,
@@ -166,7 +177,11 @@ def range_settings(bucket: str, arguments: Mapping[str, Any], policy: RetryPolic
         client_options,
         Secret(keys),
         None if has_keys or arguments["anon"] else session,
+        given is None,
     )
+    if has_keys:
+        settings.credentials()  # tells now what is left to s3fs
+    return settings
 
 
 def _require_known(bucket: str, arguments: Mapping[str, Any]) -> None:

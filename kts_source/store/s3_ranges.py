@@ -190,8 +190,8 @@ class RangeReader:
         settings = self._settings
         if settings is None:
             raise StoreError("obstore cannot read here", uri=f"s3://{self._bucket}")
-        credentials = settings.credentials()
         with self._lock:
+            credentials = settings.credentials()
             if self._opened is None or self._opened[0] != credentials:
                 self._opened = credentials, settings.open(credentials)
             return self._opened[1]

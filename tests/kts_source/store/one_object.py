@@ -14,6 +14,7 @@ from kts_source.store.storage_options import storage_options_from
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+KEYS = {"s3.access-key-id": "AKGIVEN", "s3.secret-access-key": "secret-0123456789"}
 DATA = bytes(range(256)) * 8
 ETAG = '"v1"'
 QUICK = RetryPolicy(max_attempts=3, first_pause_seconds=0.001, max_pause_seconds=0.01)

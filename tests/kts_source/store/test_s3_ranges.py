@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import pickle
 import ssl
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -22,17 +21,16 @@ from kts_source.errors import (
     StoreUnavailableError,
     TruncatedObjectError,
 )
-from kts_source.store.s3_range_settings import LeftToS3fsError, range_settings
+from kts_source.store.s3_range_settings import range_settings
 from kts_source.store.s3_ranges import read_error
 from kts_source.store.s3_store import S3Store
-from kts_source.store.storage_options import s3_arguments, storage_options_from
+from kts_source.store.storage_options import s3_arguments
 from tests.integration.certificates import make_certificates
-from tests.kts_source.store.one_object import DATA, ETAG, QUICK, OneObject
+from tests.kts_source.store.one_object import DATA, ETAG, KEYS, QUICK, OneObject
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-KEYS = {"s3.access-key-id": "AKGIVEN", "s3.secret-access-key": "secret-0123456789"}
+    from collections.abc import Iterator
+    from pathlib import Path
 
 
 @pytest.fixture
@@ -41,120 +39,7 @@ def bucket(clean_environment: None) -> Iterator[OneObject]:
         yield server
 
 
-@pytest.fixture
-def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in os.environ:
-        if name.startswith(("AWS_", "FSSPEC_")) or name.lower().endswith("_proxy"):
-            monkeypatch.delenv(name)
-    monkeypatch.delenv("REQUESTS_CA_BUNDLE", raising=False)
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-
-
-# -- what it is told
-
-
-@pytest.mark.parametrize(
-    ("options", "endpoint", "config"),
-    [
-        ({"s3.region": "eu-west-3"}, "https://s3.eu-west-3.amazonaws.com", {}),
-        (
-            {"s3.region": "us-gov-west-1", "s3.force-virtual-addressing": "true"},
-            "https://bucket.s3.us-gov-west-1.amazonaws.com",
-            {"virtual_hosted_style_request": True},
-        ),
-        ({"s3.endpoint": "http://minio:9000/"}, "http://minio:9000", {}),
-        (
-            {"s3.endpoint": "https://minio", "storageOptions": '{"requester_pays": true}'},
-            "https://minio",
-            {"request_payer": True},
-        ),
-    ],
-)
-def test_settings(
-    clean_environment: None, options: dict[str, str], endpoint: str, config: dict[str, object]
-) -> None:
-    storage = storage_options_from({**KEYS, **options}).reveal()
-    settings = range_settings("bucket", s3_arguments(storage), QUICK)
-    assert settings.endpoint == endpoint
-    assert settings.config == {
-        "bucket": "bucket",
-        "region": options.get("s3.region", "us-east-1"),
-        "virtual_hosted_style_request": False,
-        "request_payer": False,
-        **config,
-    }
-    assert settings.credentials().reveal() == ("AKGIVEN", "secret-0123456789", None)
-    assert "secret" not in repr(settings)
-
-
-def _profile(text: str) -> Callable[[pytest.MonkeyPatch], None]:
-    def write(_monkeypatch: pytest.MonkeyPatch) -> None:
-        Path(os.environ["AWS_CONFIG_FILE"]).write_text(f"[default]\n{text}\n")
-
-    return write
-
-
-def _environment(name: str, text: str) -> Callable[[pytest.MonkeyPatch], None]:
-    return lambda monkeypatch: monkeypatch.setenv(name, text)
-
-
-LEFT: dict[str, tuple[dict[str, str], Callable[[pytest.MonkeyPatch], None] | None]] = {
-    "the region": ({}, None),
-    "endpoints of its own": ({"s3.region": "cn-north-1"}, None),
-    "virtual addresses": (
-        {"s3.endpoint": "http://minio", "s3.force-virtual-addressing": "true"},
-        None,
-    ),
-    "name verify": (
-        {"s3.region": "eu-west-3", "storageOptions": '{"client_kwargs": {"verify": false}}'},
-        None,
-    ),
-    "name default_block_size": (
-        {"s3.region": "eu-west-3", "storageOptions": '{"default_block_size": 1}'},
-        None,
-    ),
-    "name signature_version": (
-        {
-            "s3.region": "eu-west-3",
-            "storageOptions": '{"config_kwargs": {"signature_version": "s3"}}',
-        },
-        None,
-    ),
-    "KTS_TUNING": ({"s3.region": "eu-west-3"}, _environment("KTS_TUNING", "off")),
-    "AWS_ENDPOINT_URL": ({}, _environment("AWS_ENDPOINT_URL", "http://minio")),
-    "AWS_PROXY_URL": ({}, _environment("AWS_PROXY_URL", "http://proxy")),
-    "a proxy": ({"s3.region": "eu-west-3"}, _environment("HTTPS_PROXY", "http://proxy")),
-    "a bundle": ({"s3.region": "eu-west-3"}, _environment("AWS_CA_BUNDLE", "/x.pem")),
-    "has endpoint_url": ({}, _profile("endpoint_url = http://minio")),
-    "has s3": ({}, _profile("s3 =\n  addressing_style = virtual")),
-    "has use_fips_endpoint": ({}, _profile("use_fips_endpoint = true")),
-    "profile cannot be read": ({"s3.profile-name": "nobody"}, None),
-}
-
-
-@pytest.mark.parametrize("reason", LEFT)
-def test_what_only_s3fs_knows_is_left_to_it(
-    clean_environment: None, monkeypatch: pytest.MonkeyPatch, reason: str
-) -> None:
-    options, prepare = LEFT[reason]
-    if prepare is not None:
-        prepare(monkeypatch)
-    keys = {} if "s3.profile-name" in options else KEYS
-    storage = storage_options_from({**keys, **options})
-    with pytest.raises(LeftToS3fsError, match=reason):
-        range_settings("bucket", s3_arguments(storage.reveal()), QUICK)
-    store = S3Store("s3://bucket", storage)
-    assert store._ranges.why_not
-    assert not store._ranges.can_read("x")
-
-
-@pytest.mark.parametrize("name", ["arn:aws:s3:::x", "Upper", "x--x-s3", "a"])
-def test_odd_buckets_are_left_to_s3fs(clean_environment: None, name: str) -> None:
-    arguments = s3_arguments({**KEYS, "s3.region": "eu-west-3"})
-    with pytest.raises(LeftToS3fsError, match="ordinary"):
-        range_settings(name, arguments, QUICK)
+# -- what is asked for
 
 
 # Each of them is another object than obstore would ask for, or none that it can.
@@ -218,6 +103,9 @@ def test_credentials_are_renewed(bucket: OneObject, monkeypatch: pytest.MonkeyPa
         botocore.session.Session, "get_credentials", lambda _session: chain.get_credentials()
     )
     store = bucket.store()
+    # As if the server were one of AWS's own.
+    settings = range_settings("bucket", s3_arguments({"s3.endpoint": bucket.endpoint}), QUICK)
+    store._ranges._settings, store._ranges._reason = replace(settings, is_aws=True), ""
     for _ in range(3):
         assert store.get_range("x", 0, 9) == DATA[:9]
     tokens = [headers["x-amz-security-token"] for _, headers in bucket.seen]
@@ -226,6 +114,37 @@ def test_credentials_are_renewed(bucket: OneObject, monkeypatch: pytest.MonkeyPa
     for token, key in zip(tokens, keys, strict=True):
         assert token.removeprefix("token-of-") == key.partition("/")[0]
     store.close()
+
+
+def test_temporary_credentials_follow_no_redirect(
+    bucket: OneObject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = bucket.store(**KEYS, **{"s3.session-token": "token-0123456789"})
+    assert "temporary credentials" in given._ranges.why_not
+    import botocore.session
+
+    chain = Chain()
+    monkeypatch.setattr(
+        botocore.session.Session, "get_credentials", lambda _session: chain.get_credentials()
+    )
+    monkeypatch.setattr(S3Store, "_read_by_s3fs", lambda *_arguments: DATA[:4])
+    found = bucket.store()
+    assert found.get_range("x", 0, 4) == DATA[:4]
+    assert "temporary credentials" in found._ranges.why_not
+    assert bucket.seen == []
+    assert found.counters.requests == 1
+
+
+def test_many_threads_at_once(bucket: OneObject, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKENV")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret-0123456789")
+    for _ in range(5):
+        store = bucket.store()
+        with ThreadPoolExecutor(16) as pool:
+            found = list(pool.map(lambda at: store.get_range("x", at, at + 9), range(64)))  # noqa: B023
+        assert found == [DATA[at : at + 9] for at in range(64)]
+        assert store._ranges.why_not == ""
+        store.close()
 
 
 # -- what it answers
@@ -366,10 +285,3 @@ def test_errors_are_read(name: str, text: str, expected: tuple[int, str]) -> Non
     failure = read_error(name, text)
     assert (failure.status, failure.code) == expected
     assert "Debug" not in failure.text
-
-
-def test_the_options_of_a_store_are_json_alone() -> None:
-    """What only obstore has can be asked for by no option: a plan means the same everywhere."""
-    options = storage_options_from({**KEYS, "storageOptions": json.dumps({"client_options": {}})})
-    with pytest.raises(LeftToS3fsError, match="client_options"):
-        range_settings("bucket", s3_arguments(options.reveal()), QUICK)
