@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from benchmarks.report import Report
-from benchmarks.session import NEWEST, OLDEST, Query, Run, Session
+from benchmarks.session import NEWEST, OLDEST, SAIL, Query, Run, Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 SPARK_4_0: Final = "Spark 4.0"
 NEWEST_SPARK: Final = "newest Spark"
+SAIL_SERVER: Final = "Sail"
 _FEWEST_ROUNDS: Final = 2
 _LATE_SECONDS: Final = 20 * 60
 
@@ -113,8 +114,10 @@ class Bench:
             SkippedError: There is no environment for it.
         """
         if name not in self._sessions:
-            newest = name == NEWEST_SPARK
-            session = Session(NEWEST, unix_sockets=True) if newest else self._oldest()
+            if name == NEWEST_SPARK:
+                session = Session(NEWEST, unix_sockets=True)
+            else:
+                session = self._sail() if name == SAIL_SERVER else self._oldest()
             self._resources.callback(session.close)
             self._sessions[name] = session
             self.say(f"{name}: {session.spark_version} is up")
@@ -189,6 +192,12 @@ class Bench:
     def close(self) -> None:
         """Ends sessions and broker, removes scratch folders."""
         self._resources.close()
+
+    @staticmethod
+    def _sail() -> Session:
+        if not SAIL.exists():
+            raise SkippedError(f"no {SAIL.parents[1].name}: run .ci/engines_env first")
+        return Session(SAIL, on_sail=True)
 
     def _oldest(self) -> Session:
         self.need("java", "mvn")

@@ -13,6 +13,8 @@ import duckdb
 import polars as pl
 
 import kts_source
+from benchmarks.engines_s3 import s3_rows
+from benchmarks.engines_sail import against_kafka, against_spark
 from benchmarks.report import Row, at_least, at_most
 from benchmarks.tiers import Tier, TierShape, make_tier
 from kts_source.columns import DEFAULT_COLUMNS, PARTITION, TOPIC
@@ -45,7 +47,9 @@ def run(bench: Bench) -> list[Row]:
         what = "100 B" if value_bytes == 100 else "1 KB"
         rows += _stream(tier, what, bench.repeats + 2)
         rows += _aggregates(tier, what, bench.repeats + 2)
-    return [*rows, *_first_rows(tier)]
+        rows += against_spark(bench, tier, what, least=1.6 if value_bytes == 100 else 1.3)
+    rows += against_kafka(bench)
+    return [*rows, *_first_rows(tier), *s3_rows(tier, what, bench.repeats)]
 
 
 @dataclass(slots=True)

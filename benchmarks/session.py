@@ -25,11 +25,24 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).resolve().parents[1]
 NEWEST: Final = Path(sys.executable)
 OLDEST: Final = ROOT / ".venv-spark40" / "bin" / "python"
+SAIL: Final = ROOT / ".venv-engines" / "bin" / "python"
 
 ZSTD_LEVEL: Final = 1
 """Of everybody who writes Parquet: what Arrow's writer takes, and so our export."""
 ZSTD_LEVEL_OPTION: Final = "parquet.compression.codec.zstd.level"
 """Of Spark's writer, whose own level is 3."""
+
+
+_AGGREGATES: Final = (
+    "count(1)",
+    "sum(`offset`)",
+    "sum(octet_length(`key`))",
+    "sum(octet_length(`value`))",
+    "max(`topic`)",
+    "max(`partition`)",
+    "max(`timestamp`)",
+    "max(`timestampType`)",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +55,9 @@ class Query:
         select: Columns that Spark selects; empty for all.
         where: Spark's own filter; empty for none.
         sink: `noop`, `count`, `sum` (of the offsets), `limit` (10 rows), `rows` (how many, and
-            they are fetched), `parquet` (zstd, to `target`), `backfill` (our export, there too) or
-            `stream` (all there is, in batches within the limits of the options, to noop).
+            they are fetched), `aggregate` (of all columns, with how many rows), `parquet` (zstd, to
+            `target`), `backfill` (our export, there too) or `stream` (all there is, in batches
+            within the limits of the options, to noop).
         target: Folder of `parquet` and `backfill`.
     """
 
@@ -88,6 +102,7 @@ class Session:
         unix_sockets: Whether workers talk to the JVM through Unix domain sockets.
         jars: For `spark.jars`.
         settings: More Spark settings.
+        on_sail: Whether Sail runs the queries, in the child itself.
     """
 
     def __init__(
@@ -98,6 +113,7 @@ class Session:
         unix_sockets: bool = False,
         jars: Sequence[Path] = (),
         settings: Mapping[str, str] | None = None,
+        on_sail: bool = False,
     ) -> None:
         environment = {
             name: text for name, text in os.environ.items() if not name.startswith("PYTHON")
@@ -111,6 +127,7 @@ class Session:
         spec = {
             "cores": cores,
             "unix_sockets": unix_sockets,
+            "on_sail": on_sail,
             "settings": {
                 **(settings or {}),
                 **({"spark.jars": ",".join(map(str, jars))} if jars else {}),
@@ -179,15 +196,7 @@ class Session:
 
 
 def _serve(spec: dict[str, Any]) -> None:
-    from benchmarks.sparks import CeilingSource, EmptySource, start_spark
-    from kts_source import register
-
-    spark = start_spark(
-        cores=spec["cores"], unix_sockets=spec["unix_sockets"], settings=spec["settings"]
-    )
-    register(spark)
-    spark.dataSource.register(CeilingSource)
-    spark.dataSource.register(EmptySource)
+    spark = _on_sail() if spec["on_sail"] else _on_spark(spec)
     print(json.dumps({"spark": spark.version}), flush=True)
     for line in sys.stdin:
         query = Query(**json.loads(line))
@@ -199,6 +208,33 @@ def _serve(spec: dict[str, Any]) -> None:
             answer = {"error": f"{type(error).__name__}: {error}"[:4000]}
         print(json.dumps(answer), flush=True)
     spark.stop()
+
+
+def _on_spark(spec: dict[str, Any]) -> SparkSession:
+    from benchmarks.sparks import CeilingSource, EmptySource, start_spark
+    from kts_source import register
+
+    spark = start_spark(
+        cores=spec["cores"], unix_sockets=spec["unix_sockets"], settings=spec["settings"]
+    )
+    register(spark)
+    spark.dataSource.register(CeilingSource)
+    spark.dataSource.register(EmptySource)
+    return spark
+
+
+def _on_sail() -> SparkSession:
+    from pysail.spark import SparkConnectServer
+    from pyspark.sql import SparkSession
+
+    from kts_source import register
+
+    server = SparkConnectServer(port=0)
+    server.start(background=True)
+    address = f"sc://localhost:{server.listening_address[1]}"
+    spark: SparkSession = SparkSession.builder.remote(address).getOrCreate()
+    register(spark)
+    return spark
 
 
 def _run(spark: SparkSession, query: Query) -> int:
@@ -241,6 +277,8 @@ def _sink(frame: DataFrame, query: Query) -> int:
             return int(frame.count())
         case "sum":
             frame.selectExpr("sum(`offset`)").collect()
+        case "aggregate":
+            return int(frame.selectExpr(*_AGGREGATES).collect()[0][0])
         case "limit":
             return len(frame.limit(10).collect())
         case "rows":

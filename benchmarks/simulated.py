@@ -119,6 +119,7 @@ class SimulatedTier:
         self._listed: dict[int, list[ObjectInfo]] = {}
 
     pinning = "as the test does"
+    remarks = ()
     is_near = False
     lists_in_pages = True
 

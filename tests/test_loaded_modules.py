@@ -42,7 +42,7 @@ ADAPTERS = tuple(
     f"kts_source.engines.{name}" for name in ("duckdb_dataset", "polars_source", "ray_source")
 )
 """Each stands on an engine's library, and is imported when that engine is asked for."""
-NETWORK = {"fsspec", "s3fs", "aiobotocore", "botocore", "aiohttp", "requests", "pyspark", "py4j"}
+NETWORK = {"fsspec", "s3fs", "obstore", "botocore", "aiohttp", "requests", "pyspark", "py4j"}
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ NETWORK = {"fsspec", "s3fs", "aiobotocore", "botocore", "aiohttp", "requests", "
         ),
         pytest.param(
             import_all("kts_source", but=(SPARK_RING, *ADAPTERS)),
-            {"pyspark", "py4j", "s3fs", "pandas", "kafka"},
+            {"pyspark", "py4j", "s3fs", "obstore", "pandas", "kafka"},
             id="all of ring 1 and the command line",
         ),
         pytest.param("import segment_format", {"numba", "s3fs", "pandas"}, id="segment_format"),

@@ -229,7 +229,7 @@ def _notes(
     ]
     for note in found:
         log.warning("%s", note)
-    return found if named is None else [*found, *named.notes()]
+    return [*found, *(() if named is None else named.notes()), *tier.store.remarks]
 
 
 def plan_partition(

@@ -118,7 +118,7 @@ def _planned(options: ScanOptions, tier: Tier, progress: Progress | None) -> Sca
     return assembled(
         options,
         planned,
-        (note for topic in topics for note in topic.notes),
+        [*(note for topic in topics for note in topic.notes), *tier.store.remarks],
         {topic.topic: topic.asked_partitions for topic in topics},
     )
 

@@ -120,7 +120,7 @@ def planned_with_disks(options: ScanOptions, tier: Tier, progress: Progress | No
     return assembled(
         options,
         planned,
-        (note for topic in topics for note in topic.notes),
+        [*(note for topic in topics for note in topic.notes), *tier.store.remarks],
         {topic.topic: topic.asked for topic in topics},
     )
 

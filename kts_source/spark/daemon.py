@@ -32,6 +32,8 @@ MODULES: Final = (
     "kts_source.spark.batch_reader",
     "kts_source.store.s3_store",
     "kts_source.store.local_store",
+    "obstore.store",
+    "botocore.session",
     "s3fs",
 )
 

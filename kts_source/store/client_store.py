@@ -26,6 +26,7 @@ T = TypeVar("T")
 class ClientStore(ABC):
     """An `ObjectStore` without its listings; a subclass adds them and makes the requests."""
 
+    remarks: tuple[str, ...] = ()
     is_near = False
     lists_in_pages = False
     # Whether a leading slash is an ordinary character of a key.

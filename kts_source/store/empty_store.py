@@ -17,6 +17,7 @@ class EmptyStore:
     """See `ObjectStore`."""
 
     pinning = "nothing is read"
+    remarks = ()
     is_near = True
     lists_in_pages = False
 

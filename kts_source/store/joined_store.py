@@ -49,6 +49,11 @@ class JoinedStore:
         return "; beside it ".join(dict.fromkeys(store.pinning for store in self._all))
 
     @property
+    def remarks(self) -> tuple[str, ...]:
+        """Of all of them."""
+        return tuple(dict.fromkeys(line for store in self._all for line in store.remarks))
+
+    @property
     def is_near(self) -> bool:
         """Whether all of them are."""
         return all(store.is_near for store in self._all)

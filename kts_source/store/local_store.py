@@ -68,6 +68,7 @@ class LocalStore:
     is_near = True
     lists_in_pages = False
     pinning = "the file's size and modification time before and after every read"
+    remarks = ()
 
     def __init__(self, root: Path) -> None:
         self._root = root

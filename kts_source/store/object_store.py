@@ -52,6 +52,11 @@ class ObjectStore(Protocol):
         ...
 
     @property
+    def remarks(self) -> tuple[str, ...]:
+        """What people should know of how objects are read here; lines of `explain`."""
+        ...
+
+    @property
     def is_near(self) -> bool:
         """Whether reading is copying within this machine, so that nothing is gained by reading
         ahead in threads or by keeping copies.

@@ -77,6 +77,11 @@ class FallbackStore:
         """How reads are held to one version."""
         return f"{self._places[0].pinning}; in the mirror by size and the version first met there"
 
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Of both places."""
+        return tuple(dict.fromkeys(line for store in self._places for line in store.remarks))
+
     def uri(self, key: str) -> str:
         """Where the key is in the first place."""
         return self._places[0].uri(key)

@@ -1,8 +1,9 @@
-"""S3 and what speaks like it, through s3fs.
+"""S3 and what speaks like it: ranges through obstore where it can (`s3_ranges`), all else through
+s3fs.
 
-Reads go to `get_object` itself: s3fs's public reads cannot pin a version, and retry on their own.
-With a version, the request says `If-Match` and the answer's ETag is compared as well, for servers
-that ignore the condition; the answer must be the very range that was asked for.
+Reads of s3fs go to `get_object` itself: its public ones cannot pin a version, and retry on their
+own. With a version, the request says `If-Match` and the answer's ETag is compared as well, for
+servers that ignore the condition; the answer must be the very range that was asked for.
 """
 
 from __future__ import annotations
@@ -16,16 +17,17 @@ from kts_source.errors import (
     StoreError,
     StoreNotFoundError,
 )
+from kts_source.secret import Secret, scrub
 from kts_source.store.client_store import ClientStore
 from kts_source.store.http_answer import require_range
 from kts_source.store.object_store import ObjectInfo, check_version
 from kts_source.store.retry import DEFAULT_RETRY_POLICY, RetryPolicy, TransientError
+from kts_source.store.s3_range_settings import LeftToS3fsError
+from kts_source.store.s3_ranges import RangeError, RangeReader
 from kts_source.store.storage_options import s3_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-
-    from kts_source.secret import Secret
 
 # Error codes that may pass although their HTTP status does not say so.
 _TRANSIENT_CODES = frozenset(
@@ -83,6 +85,14 @@ class S3Store(ClientStore):
         self._prefix = f"{prefix}/" if prefix else ""
         super().__init__(url, storage, retry_policy)
         self._check_key(prefix)
+        given: Mapping[str, Any] = s3_arguments(storage.reveal(), retry_policy)
+        self._ranges = RangeReader(self._bucket, Secret(given), retry_policy, self._tally)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:  # type: ignore[override]  # a constant elsewhere
+        """See `ObjectStore.remarks`."""
+        why_not = self._ranges.why_not
+        return (f"s3fs reads the bucket {self._bucket}: {why_not}",) if why_not else ()
 
     def uri(self, key: str) -> str:
         """See `ObjectStore.uri`."""
@@ -90,6 +100,7 @@ class S3Store(ClientStore):
 
     def close(self) -> None:
         """See `ObjectStore.close`."""
+        self._ranges.close()
         self._client.close(_disconnect)
 
     # -- listing
@@ -150,6 +161,19 @@ class S3Store(ClientStore):
         )
 
     def _read(self, key: str, start: int, stop: int, version: str | None) -> bytes:
+        path = self._prefix + key
+        if not self._ranges.can_read(path):
+            return self._read_by_s3fs(key, start, stop, version)
+        try:
+            return self._ranges.read(path, start, stop, version, uri=self.uri(key))
+        except LeftToS3fsError as error:
+            self._tally.add(requests=error.was_asked)
+            reason = str(error)
+        data = self._read_by_s3fs(key, start, stop, version)
+        self._ranges.leave_to_s3fs(reason)
+        return data
+
+    def _read_by_s3fs(self, key: str, start: int, stop: int, version: str | None) -> bytes:
         uri = self.uri(key)
         arguments = {"Key": self._prefix + key, "Range": f"bytes={start}-{stop - 1}"}
         if version is not None:
@@ -173,18 +197,28 @@ class S3Store(ClientStore):
     def _failure(self, error: Exception, key: str, *, listing: bool) -> tuple[int, str]:
         from botocore import exceptions
 
+        if isinstance(error, RangeError):
+            text = scrub(error.text, self._secret_values.reveal())
+            return self._named(error.status or 503, error.code, text, key, listing=listing)
         origin = error.__cause__ if isinstance(error.__cause__, exceptions.ClientError) else error
-        text, uri = self._text(origin), self.uri(key)
+        text = self._text(origin)
         if isinstance(origin, exceptions.NoCredentialsError | exceptions.PartialCredentialsError):
             raise AccessDeniedError(
                 "no AWS credentials found: give s3.access-key-id and s3.secret-access-key, "
                 "or s3.anonymous=true",
-                uri=uri,
+                uri=self.uri(key),
             ) from None
         if not isinstance(origin, exceptions.ClientError):
             return 503 if _is_transient(origin) else 0, text
         status = int(origin.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
         code = str(origin.response.get("Error", {}).get("Code", ""))
+        return self._named(status, code, text, key, listing=listing)
+
+    def _named(
+        self, status: int, code: str, text: str, key: str, *, listing: bool
+    ) -> tuple[int, str]:
+        """As `_failure`, for what S3 answered."""
+        uri = self.uri(key)
         if code == "NoSuchBucket" or (status == 404 and listing):
             raise StoreNotFoundError(f"the bucket {self._bucket} does not exist", uri=uri) from None
         if code == "InvalidObjectState":

@@ -41,6 +41,7 @@ class SlowStore:
         self._seconds = seconds
 
     pinning = "as the test does"
+    remarks = ()
     is_near = False
     lists_in_pages = False
 

@@ -27,6 +27,7 @@ class MemoryStore:
         self._modified = modified or {}
 
     pinning = "as the test does"
+    remarks = ()
     is_near = False
     lists_in_pages = False
 

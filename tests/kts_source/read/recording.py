@@ -61,6 +61,7 @@ class RecordingStore:
                 self.running -= 1
 
     pinning = "as the test does"
+    remarks = ()
     is_near = False
     lists_in_pages = False
 

@@ -1,0 +1,86 @@
+"""The same PySpark aggregate over all columns on Sail, on the newest Spark and on Spark 4.0."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from benchmarks.bench import NEWEST_SPARK, SAIL_SERVER, SPARK_4_0, Contestant
+from benchmarks.report import Row, at_least, at_most
+from benchmarks.session import Query
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from benchmarks.bench import Bench, Timings
+    from benchmarks.tiers import Tier
+
+
+def against_spark(bench: Bench, tier: Tier, what: str, least: float) -> list[Row]:
+    """Our source on Sail and on Spark.
+
+    Raises:
+        SkippedError: There is no environment with Sail, or none with Spark 4.0.
+    """
+    query = Query("tiered-kafka", tier.options, sink="aggregate")
+    names = (SAIL_SERVER, NEWEST_SPARK, SPARK_4_0)
+    contestants = {name: Contestant(name, query) for name in names}
+    _same_rows(bench, contestants, tier.records)
+    found = bench.in_turns(contestants)
+    sail, newest = found[SAIL_SERVER], found[NEWEST_SPARK]
+    what = f"{what}, aggregate of all columns"
+    return [
+        *_speeds(found, tier.records, what),
+        at_least(
+            f"Sail against the newest Spark, {what}", sail.times_faster_than(newest), "×", least
+        ),
+        at_most(
+            f"Sail's processor time of the newest Spark's, {what}",
+            sail.processor_share_of(newest),
+            "×",
+            0.5,
+        ),
+    ]
+
+
+def against_kafka(bench: Bench) -> list[Row]:
+    """Our source on Sail against Spark's Kafka source, whose data is in the tier as well.
+
+    Raises:
+        SkippedError: There is no environment with Sail or Spark 4.0, or no broker.
+    """
+    broker = bench.broker()
+    topic = next(one for one in broker.topics.values() if one.value_bytes == 100)
+    contestants = {
+        SAIL_SERVER: Contestant(SAIL_SERVER, broker.from_tier(topic.name, sink="aggregate")),
+        "Spark's Kafka source": Contestant(
+            SPARK_4_0, broker.through_broker(topic.name, sink="aggregate")
+        ),
+    }
+    _same_rows(bench, contestants, topic.records)
+    found = bench.in_turns(contestants)
+    what = "100 B, data in the tier, aggregate of all columns"
+    return [
+        *_speeds(found, topic.records, what),
+        at_least(
+            f"Sail against Spark's Kafka source, {what}",
+            found[SAIL_SERVER].times_faster_than(found["Spark's Kafka source"]),
+            "×",
+            4.5,
+        ),
+    ]
+
+
+def _same_rows(bench: Bench, contestants: Mapping[str, Contestant], records: int) -> None:
+    for name, contestant in contestants.items():
+        found = bench.run(contestant).rows
+        if found != records:
+            raise AssertionError(f"{name}: {found} rows of {records}")
+
+
+def _speeds(found: Mapping[str, Timings], records: int, what: str) -> list[Row]:
+    return [
+        Row(f"{name}, {what}", records / one.seconds / 1e6, "M records/s").noted(
+            f"{one.processor / records * 1e9:.0f} ns of processor time a record"
+        )
+        for name, one in found.items()
+    ]

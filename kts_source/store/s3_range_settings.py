@@ -1,0 +1,232 @@
+"""What obstore is told about a bucket: the same as s3fs, or why it cannot be.
+
+s3fs' arguments and what botocore finds in the environment and the AWS configuration files decide.
+obstore would look into the environment for itself, so all that it could take from there is set.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import urllib.request
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from kts_source.secret import Secret
+from segment_format.tuning import is_on
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from obstore.store import ClientConfig
+
+    from kts_source.store.retry import RetryPolicy
+
+_ARGUMENTS: Final = {
+    *("anon", "key", "secret", "token", "profile", "endpoint_url", "requester_pays"),
+    *("config_kwargs", "client_kwargs", "use_listings_cache"),
+}
+_CONFIG: Final = {
+    *("connect_timeout", "read_timeout", "proxies", "s3"),
+    *("max_pool_connections", "response_checksum_validation", "retries"),
+}
+_OF_PROFILES: Final = ("endpoint_url", "services", "s3")
+_OF_ENVIRONMENT: Final = (
+    "AWS_ENDPOINT_URL",
+    "AWS_ENDPOINT_URL_S3",
+    # obstore's own names for what s3fs would not see.
+    "AWS_ALLOW_INVALID_CERTIFICATES",
+    "AWS_PROXY_URL",
+    "AWS_PROXY_EXCLUDES",
+    "AWS_PROXY_CA_CERTIFICATE",
+    "AWS_SSE_CUSTOMER_KEY_BASE64",
+)
+_BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_REGION: Final = re.compile(r"(?!cn-|us-iso|eu-isoe|eusc-)[a-z]{2}(-[a-z]+)+-[0-9]")
+
+Keys: TypeAlias = tuple[str, str, str | None]
+
+
+class LeftToS3fsError(Exception):
+    """What is asked for is left to s3fs. The text says what, and holds no value of an option.
+
+    Args:
+        reason: The text.
+        was_asked: Whether a request was made.
+    """
+
+    def __init__(self, reason: str, *, was_asked: bool = False) -> None:
+        super().__init__(reason)
+        self.was_asked = was_asked
+
+
+@dataclass(frozen=True, slots=True)
+class RangeSettings:
+    """What opens obstore's store of a bucket.
+
+    Attributes:
+        endpoint: URL, with the bucket in its host where addresses are virtual.
+        config: Other configuration of `obstore.store.S3Store`.
+        client_options: Its client's.
+        keys: Access key, secret key and token as given; `None`: the AWS chain, or unsigned.
+        chain: botocore's session, where the chain gives the credentials.
+        is_aws: Whether the endpoint is one of AWS's own.
+    """
+
+    endpoint: str
+    config: Mapping[str, Any]
+    client_options: ClientConfig = field(repr=False)  # a proxy's URL may hold a password
+    keys: Secret[Keys | None]
+    chain: Any
+    is_aws: bool
+
+    def credentials(self) -> Secret[Keys | None]:
+        """Those of now, renewed where they must be; a secret `None` for unsigned requests.
+
+        Not for several threads at a time, as botocore's session is not.
+
+        Raises:
+            LeftToS3fsError: The chain has none, or they are not obstore's to have.
+        """
+        if self.chain is None:
+            return self._checked(self.keys)
+        found = self.chain.get_credentials()
+        if found is None:
+            raise LeftToS3fsError("there are no credentials")
+        frozen = found.get_frozen_credentials()
+        return self._checked(Secret((frozen.access_key, frozen.secret_key, frozen.token)))
+
+    def _checked(self, keys: Secret[Keys | None]) -> Secret[Keys | None]:
+        """Refuses tokens where a redirect may lead anywhere: obstore sends them along."""
+        given = keys.reveal()
+        if not self.is_aws and given is not None and given[2] is not None:
+            raise LeftToS3fsError("temporary credentials at an endpoint of one's own")
+        return keys
+
+    def open(self, credentials: Secret[Keys | None]) -> Any:  # noqa: ANN401
+        """A store that tries each request once."""
+        from obstore.store import S3Store
+
+        named: dict[str, Any] = {}
+        keys = credentials.reveal()
+        if keys is not None:
+            access, secret, token = keys
+            found = {"access_key_id": access, "secret_access_key": secret, "token": token}
+            # As a provider: beside keys alone, obstore takes a token of the environment.
+            named["credential_provider"] = lambda: {**found, "expires_at": None}
+        return S3Store(
+            **self.config,
+            **named,
+            endpoint=self.endpoint,
+            skip_signature=keys is None,
+            client_options=self.client_options,
+            retry_config={"max_retries": 0},
+        )
+
+
+def range_settings(bucket: str, arguments: Mapping[str, Any], policy: RetryPolicy) -> RangeSettings:
+    """The settings that are to obstore what the arguments are to s3fs. Nothing is asked of a store.
+
+    Args:
+        bucket: Its name.
+        arguments: See `storage_options.s3_arguments`.
+        policy: The deadline of a request.
+
+    Raises:
+        LeftToS3fsError: obstore cannot do all of it.
+    """
+    config, client = arguments["config_kwargs"], arguments["client_kwargs"]
+    _require_known(bucket, arguments)
+    session = _session(arguments.get("profile"))
+    region = client.get("region_name") or session.get_config_variable("region")
+    given = arguments.get("endpoint_url")
+    style = (config.get("s3") or {}).get("addressing_style")
+    if given is None:
+        if region is None or not _REGION.fullmatch(region):
+            raise LeftToS3fsError("the region is not given, or has endpoints of its own")
+        host = f"s3.{region}.amazonaws.com"
+        endpoint = f"https://{bucket}.{host}" if style == "virtual" else f"https://{host}"
+    elif style == "virtual":
+        raise LeftToS3fsError("virtual addresses of an endpoint of one's own")
+    else:
+        endpoint = given.rstrip("/")
+    if endpoint.startswith("https:") and (
+        session.get_config_variable("ca_bundle") or os.environ.get("REQUESTS_CA_BUNDLE")
+    ):
+        raise LeftToS3fsError("a bundle of certificates is named")
+    has_keys = arguments.get("key") is not None
+    keys = (arguments["key"], arguments["secret"], arguments.get("token")) if has_keys else None
+    client_options: ClientConfig = {
+        "allow_http": endpoint.startswith("http:"),
+        "connect_timeout": f"{round(config['connect_timeout'] * 1e6)}us",
+        "read_timeout": f"{round(config['read_timeout'] * 1e6)}us",
+        # Ours ends sooner.
+        "timeout": f"{round(policy.request_deadline_seconds * 1e6) + 5_000_000}us",
+        "http1_only": True,
+    }
+    if proxies := config.get("proxies"):
+        client_options["proxy_url"] = proxies["https" if endpoint[4] == "s" else "http"]
+    settings = RangeSettings(
+        endpoint,
+        {
+            "bucket": bucket,
+            "region": region or "us-east-1",
+            "virtual_hosted_style_request": style == "virtual",
+            "request_payer": bool(arguments.get("requester_pays")),
+        },
+        client_options,
+        Secret(keys),
+        None if has_keys or arguments["anon"] else session,
+        given is None,
+    )
+    if has_keys:
+        settings.credentials()  # tells now what is left to s3fs
+    return settings
+
+
+def _require_known(bucket: str, arguments: Mapping[str, Any]) -> None:
+    """Refuses what only s3fs knows."""
+    import fsspec.config
+
+    if not is_on():
+        raise LeftToS3fsError("KTS_TUNING=off")
+    if not _BUCKET.fullmatch(bucket) or bucket.endswith("--x-s3"):
+        raise LeftToS3fsError("the bucket's name is not an ordinary one")
+    config = arguments["config_kwargs"]
+    unknown = {
+        *(arguments.keys() - _ARGUMENTS),
+        *(config.keys() - _CONFIG),
+        *(arguments["client_kwargs"].keys() - {"region_name"}),
+        *((config.get("s3") or {}).keys() - {"addressing_style"}),
+        *((config.get("proxies") or {}).keys() - {"http", "https"}),
+    }
+    if unknown:
+        raise LeftToS3fsError(f"storageOptions name {', '.join(sorted(unknown))}")
+    if arguments.get("key") is not None and arguments.get("secret") is None:
+        raise LeftToS3fsError("an access key without its secret")
+    if fsspec.config.conf.get("s3") or fsspec.config.conf.get("s3a"):
+        raise LeftToS3fsError("fsspec's configuration speaks of S3")
+    for name in _OF_ENVIRONMENT:
+        if os.environ.get(name):
+            raise LeftToS3fsError(f"{name} is set")
+    if "proxies" not in config and urllib.request.getproxies().keys() & {"http", "https", "all"}:
+        raise LeftToS3fsError("the environment names a proxy")
+
+
+def _session(profile: str | None) -> Any:  # noqa: ANN401  # botocore ships no types
+    """botocore's, for what it finds; no request is made."""
+    import botocore.exceptions
+    import botocore.session
+
+    session = botocore.session.Session(profile=profile)
+    try:
+        scoped = session.get_scoped_config()
+    except botocore.exceptions.BotoCoreError:
+        raise LeftToS3fsError("the AWS profile cannot be read") from None
+    for name in _OF_PROFILES:
+        if scoped.get(name):
+            raise LeftToS3fsError(f"the AWS configuration has {name}")
+    for name in ("use_fips_endpoint", "use_dualstack_endpoint"):
+        if session.get_config_variable(name):
+            raise LeftToS3fsError(f"the AWS configuration has {name}")
+    return session

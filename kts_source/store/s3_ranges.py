@@ -1,0 +1,247 @@
+"""Ranged reads from S3 through obstore, at half the processor time of s3fs.
+
+Only that: listings and look-ups stay with s3fs, since obstore takes prefixes as whole folders and
+tells no storage class. So do keys whose path obstore would change, and whatever the options ask for
+that `s3_range_settings` does not know. What obstore says about a failure is text, which only
+`read_error` reads.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from kts_source.errors import StoreError
+from kts_source.store.async_client import AsyncClient
+from kts_source.store.object_store import beyond_end, check_version
+from kts_source.store.retry import TransientError
+from kts_source.store.s3_range_settings import LeftToS3fsError, RangeSettings, range_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from obstore import GetOptions
+
+    from kts_source.secret import Secret
+    from kts_source.store.counters import Tally
+    from kts_source.store.retry import RetryPolicy
+    from kts_source.store.s3_range_settings import Keys
+
+log = logging.getLogger(__name__)
+
+_ANSWER: Final = re.compile(
+    r"Server returned non-2xx status code: (\d{3})[^:\n]*: ?(.*)", re.DOTALL
+)
+_CODE: Final = re.compile(r"<Code>([A-Za-z0-9]+)</Code>")
+_STATUS_OF_CLASS: Final = {
+    "FileNotFoundError": 404,
+    "NotFoundError": 404,
+    "UnauthenticatedError": 401,
+    "PermissionDeniedError": 403,
+    "AlreadyExistsError": 409,
+    "PreconditionError": 412,
+    "NotModifiedError": 304,
+}
+_START_BEHIND_END: Final = "Wanted range starting at"
+# The region is wrong, or the answer lacks what obstore insists on: s3fs knows better.
+_FOR_S3FS: Final = ("Received redirect", "ETag Header missing", "Last-Modified Header missing")
+_WRONG_REGION: Final = frozenset({"AuthorizationHeaderMalformed", "IllegalLocationConstraint"})
+_DEBUG: Final = "\n\nDebug source"
+_CAUSE: Final = re.compile(r'"([^"\\]+)"|\b(IncompleteMessage|TimedOut|ConnectionReset)\b')
+
+
+@dataclass(frozen=True)
+class RangeError(Exception):
+    """An attempt of obstore that failed.
+
+    Attributes:
+        status: Of HTTP; 0 where there was no whole answer.
+        code: S3's word for it, or empty.
+        text: For people. It may hold credentials.
+    """
+
+    status: int
+    code: str
+    text: str
+
+
+class RangeReader:
+    """Reads ranges of a bucket's objects in this process; made anew after a fork.
+
+    Args:
+        bucket: Its name.
+        arguments: As `s3fs.S3FileSystem` takes them.
+        policy: Deadlines.
+        tally: Where second requests are counted.
+    """
+
+    def __init__(
+        self,
+        bucket: str,
+        arguments: Secret[Mapping[str, Any]],
+        policy: RetryPolicy,
+        tally: Tally,
+    ) -> None:
+        self._bucket = bucket
+        self._arguments = arguments
+        self._policy = policy
+        self._client = AsyncClient(_Loop, policy, tally)
+        self._lock = threading.Lock()
+        self._settings: RangeSettings | None = None
+        self._opened: tuple[Secret[Keys | None], Any] | None = None
+        self._has_answered = False
+        self._reason: str | None = None
+
+    @property
+    def why_not(self) -> str:
+        """Why s3fs reads instead, or empty. It asks nothing of the store."""
+        if _process.is_child_of_a_user:
+            return "obstore was used before this process was forked"
+        if self._reason is None:
+            try:
+                self._settings = range_settings(
+                    self._bucket, self._arguments.reveal(), self._policy
+                )
+                self._reason = ""
+            except LeftToS3fsError as error:
+                self.leave_to_s3fs(str(error))
+        return self._reason or ""
+
+    def can_read(self, key: str) -> bool:
+        """Whether obstore asks for this very key: it drops empty parts of a path."""
+        return not self.why_not and "" not in key.split("/") and key.isprintable()
+
+    def leave_to_s3fs(self, reason: str) -> None:
+        """No more reads by obstore."""
+        self._reason = reason
+        log.info("s3fs reads the bucket %s: %s", self._bucket, reason)
+
+    def read(self, key: str, start: int, stop: int, version: str | None, *, uri: str) -> bytes:
+        """One attempt to read [start, stop) of an object of that version; None takes any.
+
+        Raises:
+            TransientError: Another answer than asked for.
+            TruncatedObjectError: The object ends before `stop`.
+            ObjectChangedError: It is of another version.
+            LeftToS3fsError: s3fs may do better, or else names better what is wrong.
+            RangeError: Anything else.
+        """
+        from obstore import exceptions, get_async
+
+        _process.is_user = True
+        store = self._store()
+        options: GetOptions = {"range": (start, stop)}
+        if version is not None:
+            options["if_match"] = version
+
+        async def attempt(_loop: _Loop) -> bytes:
+            answer = await get_async(store, key, options=options)
+            etag = answer.meta.get("e_tag")
+            if etag is None and version is not None:
+                raise TransientError("the answer has no ETag")
+            check_version(etag, version, uri=uri)
+            first, end = answer.range
+            if (first, end) != (start, stop):
+                if first == start and end < stop and answer.meta["size"] == end:
+                    raise beyond_end(end, start, stop, uri=uri)
+                raise TransientError(f"another range was answered: [{first}, {end})")
+            # Not `bytes_async`: it takes as much as the answer has, whatever was asked for.
+            length, parts = 0, []
+            async for part in answer.stream(min_chunk_size=stop - start):
+                length += len(part)
+                if length > stop - start:
+                    raise TransientError(f"more than [{start}, {stop}) was answered")
+                parts.append(part)
+            return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
+
+        try:
+            data = self._client.run(attempt, hedge=True)
+        except (exceptions.BaseError, FileNotFoundError) as error:
+            failure = read_error(type(error).__name__, str(error))
+            if self._may_be_better_by_s3fs(failure):
+                reason = "obstore's request failed where that of s3fs did not"
+                raise LeftToS3fsError(reason, was_asked=True) from None
+            raise failure from None
+        self._has_answered = True
+        return data
+
+    def close(self) -> None:
+        """Drops the connections."""
+        if _process.is_child_of_a_user:
+            return  # they are the parent's, as may be who holds the lock
+        with self._lock:
+            self._opened = None
+        self._client.close()
+
+    def _may_be_better_by_s3fs(self, failure: RangeError) -> bool:
+        if failure.status != 0:
+            return failure.code in _WRONG_REGION
+        # A certificate that only s3fs trusts looks like a connection that failed.
+        is_encrypted = self._settings is not None and self._settings.endpoint[:6] == "https:"
+        untrusted = is_encrypted and not self._has_answered
+        return untrusted or any(one in failure.text for one in _FOR_S3FS)
+
+    def _store(self) -> Any:  # noqa: ANN401  # obstore's
+        """The store for the credentials of now."""
+        settings = self._settings
+        if settings is None:
+            raise StoreError("obstore cannot read here", uri=f"s3://{self._bucket}")
+        with self._lock:
+            credentials = settings.credentials()
+            if self._opened is None or self._opened[0] != credentials:
+                self._opened = credentials, settings.open(credentials)
+            return self._opened[1]
+
+
+def read_error(class_name: str, text: str) -> RangeError:
+    """Reads the text of an error of obstore 0.12, which is all that it tells.
+
+    Args:
+        class_name: Of the error.
+        text: Its message.
+    """
+    told, _, debug = text.partition(_DEBUG)
+    answer = _ANSWER.search(told)
+    status = _STATUS_OF_CLASS.get(class_name, 0)
+    if answer is None:
+        if status == 0 and _START_BEHIND_END in told:
+            status = 416
+        _, _, why = debug.partition("HttpError {")
+        causes = ", ".join(a or b for a, b in _CAUSE.findall(why))
+        told = f"no whole answer: {causes}" if causes else told.partition(": ")[2] or told
+        return RangeError(status, "", told)
+    code = _CODE.search(answer[2])
+    if status == 0:
+        status = int(answer[1])
+    return RangeError(status, "" if code is None else code[1], f"{answer[1]} {answer[2]}".strip())
+
+
+class _Loop:
+    """What `AsyncClient` runs on: the event loop of fsspec."""
+
+    def __init__(self) -> None:
+        import fsspec.asyn
+
+        self.loop = fsspec.asyn.get_loop()
+
+    async def set_session(self) -> None:
+        """Nothing to wait for: each request is whole."""
+
+
+class _Process:
+    """obstore's threads do not come along into a child of a fork, which would wait for them."""
+
+    def __init__(self) -> None:
+        self.is_user = False
+        self.is_child_of_a_user = False
+        os.register_at_fork(after_in_child=self._forked)
+
+    def _forked(self) -> None:
+        self.is_child_of_a_user = self.is_child_of_a_user or self.is_user
+
+
+_process: Final = _Process()

@@ -1,0 +1,131 @@
+"""What obstore is told of a bucket, and what is left to s3fs."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kts_source.store.s3_range_settings import LeftToS3fsError, range_settings
+from kts_source.store.s3_store import S3Store
+from kts_source.store.storage_options import s3_arguments, storage_options_from
+from tests.kts_source.store.one_object import KEYS, QUICK
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@pytest.mark.parametrize(
+    ("options", "endpoint", "config"),
+    [
+        ({"s3.region": "eu-west-3"}, "https://s3.eu-west-3.amazonaws.com", {}),
+        (
+            {"s3.region": "us-gov-west-1", "s3.force-virtual-addressing": "true"},
+            "https://bucket.s3.us-gov-west-1.amazonaws.com",
+            {"virtual_hosted_style_request": True},
+        ),
+        ({"s3.endpoint": "http://minio:9000/"}, "http://minio:9000", {}),
+        (
+            {"s3.endpoint": "https://minio", "storageOptions": '{"requester_pays": true}'},
+            "https://minio",
+            {"request_payer": True},
+        ),
+    ],
+)
+def test_settings(
+    clean_environment: None, options: dict[str, str], endpoint: str, config: dict[str, object]
+) -> None:
+    storage = storage_options_from({**KEYS, **options}).reveal()
+    settings = range_settings("bucket", s3_arguments(storage), QUICK)
+    assert settings.endpoint == endpoint
+    assert settings.config == {
+        "bucket": "bucket",
+        "region": options.get("s3.region", "us-east-1"),
+        "virtual_hosted_style_request": False,
+        "request_payer": False,
+        **config,
+    }
+    assert settings.credentials().reveal() == ("AKGIVEN", "secret-0123456789", None)
+    assert "secret" not in repr(settings)
+
+
+def _profile(text: str) -> Callable[[pytest.MonkeyPatch], None]:
+    def write(_monkeypatch: pytest.MonkeyPatch) -> None:
+        Path(os.environ["AWS_CONFIG_FILE"]).write_text(f"[default]\n{text}\n")
+
+    return write
+
+
+def _environment(name: str, text: str) -> Callable[[pytest.MonkeyPatch], None]:
+    return lambda monkeypatch: monkeypatch.setenv(name, text)
+
+
+LEFT: dict[str, tuple[dict[str, str], Callable[[pytest.MonkeyPatch], None] | None]] = {
+    "the region": ({}, None),
+    "endpoints of its own": ({"s3.region": "cn-north-1"}, None),
+    "virtual addresses": (
+        {"s3.endpoint": "http://minio", "s3.force-virtual-addressing": "true"},
+        None,
+    ),
+    "name verify": (
+        {"s3.region": "eu-west-3", "storageOptions": '{"client_kwargs": {"verify": false}}'},
+        None,
+    ),
+    "name default_block_size": (
+        {"s3.region": "eu-west-3", "storageOptions": '{"default_block_size": 1}'},
+        None,
+    ),
+    "name signature_version": (
+        {
+            "s3.region": "eu-west-3",
+            "storageOptions": '{"config_kwargs": {"signature_version": "s3"}}',
+        },
+        None,
+    ),
+    "KTS_TUNING": ({"s3.region": "eu-west-3"}, _environment("KTS_TUNING", "off")),
+    "AWS_ENDPOINT_URL": ({}, _environment("AWS_ENDPOINT_URL", "http://minio")),
+    "AWS_PROXY_URL": ({}, _environment("AWS_PROXY_URL", "http://proxy")),
+    "a proxy": ({"s3.region": "eu-west-3"}, _environment("HTTPS_PROXY", "http://proxy")),
+    "a bundle": ({"s3.region": "eu-west-3"}, _environment("AWS_CA_BUNDLE", "/x.pem")),
+    "has endpoint_url": ({}, _profile("endpoint_url = http://minio")),
+    "has s3": ({}, _profile("s3 =\n  addressing_style = virtual")),
+    "has use_fips_endpoint": ({}, _profile("use_fips_endpoint = true")),
+    "temporary credentials": (
+        {**KEYS, "s3.endpoint": "http://minio", "s3.session-token": "token"},
+        None,
+    ),
+    "profile cannot be read": ({"s3.profile-name": "nobody"}, None),
+}
+
+
+@pytest.mark.parametrize("reason", LEFT)
+def test_what_only_s3fs_knows_is_left_to_it(
+    clean_environment: None, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    options, prepare = LEFT[reason]
+    if prepare is not None:
+        prepare(monkeypatch)
+    keys = {} if "s3.profile-name" in options else KEYS
+    storage = storage_options_from({**keys, **options})
+    with pytest.raises(LeftToS3fsError, match=reason):
+        range_settings("bucket", s3_arguments(storage.reveal()), QUICK)
+    store = S3Store("s3://bucket", storage)
+    assert store._ranges.why_not
+    assert not store._ranges.can_read("x")
+
+
+@pytest.mark.parametrize("name", ["arn:aws:s3:::x", "Upper", "x--x-s3", "a"])
+def test_odd_buckets_are_left_to_s3fs(clean_environment: None, name: str) -> None:
+    arguments = s3_arguments({**KEYS, "s3.region": "eu-west-3"})
+    with pytest.raises(LeftToS3fsError, match="ordinary"):
+        range_settings(name, arguments, QUICK)
+
+
+def test_the_options_of_a_store_are_json_alone() -> None:
+    """What only obstore has can be asked for by no option: a plan means the same everywhere."""
+    options = storage_options_from({**KEYS, "storageOptions": json.dumps({"client_options": {}})})
+    with pytest.raises(LeftToS3fsError, match="client_options"):
+        range_settings("bucket", s3_arguments(options.reveal()), QUICK)

@@ -1,0 +1,287 @@
+"""Ranges through obstore: what it is told, what its errors mean, and when s3fs reads instead."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import ssl
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+from botocore.credentials import RefreshableCredentials
+
+from kts_source.errors import (
+    AccessDeniedError,
+    ArchivedObjectError,
+    ObjectChangedError,
+    StoreNotFoundError,
+    StoreUnavailableError,
+    TruncatedObjectError,
+)
+from kts_source.store.s3_range_settings import range_settings
+from kts_source.store.s3_ranges import read_error
+from kts_source.store.s3_store import S3Store
+from kts_source.store.storage_options import s3_arguments
+from tests.integration.certificates import make_certificates
+from tests.kts_source.store.one_object import DATA, ETAG, KEYS, QUICK, OneObject
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def bucket(clean_environment: None) -> Iterator[OneObject]:
+    with OneObject().serving() as server:
+        yield server
+
+
+# -- what is asked for
+
+
+# Each of them is another object than obstore would ask for, or none that it can.
+@pytest.mark.parametrize("key", ["/x", "x/", "x//y", "x\ty", "x\x7fy", "x\u200by"])
+def test_keys_that_obstore_changes_are_left_to_s3fs(bucket: OneObject, key: str) -> None:
+    store = bucket.store(**KEYS)
+    assert store._ranges.can_read("x/y")
+    assert not store._ranges.can_read(key)
+    store.close()
+
+
+def test_the_environment_has_no_say(bucket: OneObject, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in {
+        "AWS_SESSION_TOKEN": "of-somebody-else",
+        "AWS_TOKEN": "of-somebody-else",
+        "AWS_ACCESS_KEY_ID": "of-somebody-else",
+        "AWS_SKIP_SIGNATURE": "true",
+        "AWS_REQUEST_PAYER": "true",
+        "AWS_ENDPOINT": "http://127.0.0.1:1",
+        "AWS_VIRTUAL_HOSTED_STYLE_REQUEST": "true",
+    }.items():
+        monkeypatch.setenv(name, text)
+    store = bucket.store(**KEYS, **{"s3.region": "eu-west-3"})
+    assert store.get_range("a/b c", 3, 9, version=ETAG) == DATA[3:9]
+    ((path, headers),) = bucket.seen
+    assert path == "/bucket/a/b%20c"
+    assert "Credential=AKGIVEN/" in headers["authorization"]
+    assert "/eu-west-3/s3/" in headers["authorization"]
+    assert headers["if-match"] == ETAG
+    assert not headers.keys() & {"x-amz-security-token", "x-amz-request-payer"}
+    assert store._ranges.why_not == ""
+    store.close()
+
+
+class Chain:
+    """Stands for botocore's session: each call has newer credentials, as they expire at once."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def get_credentials(self) -> RefreshableCredentials:
+        def renewed() -> dict[str, str]:
+            self.number += 1
+            soon = datetime.now(UTC) + timedelta(seconds=1)
+            word = f"AK{self.number}"
+            return {
+                "access_key": word,
+                "secret_key": f"secret-of-{word}",
+                "token": f"token-of-{word}",
+                "expiry_time": soon.isoformat(),
+            }
+
+        return RefreshableCredentials.create_from_metadata(renewed(), renewed, "test")
+
+
+def test_credentials_are_renewed(bucket: OneObject, monkeypatch: pytest.MonkeyPatch) -> None:
+    import botocore.session
+
+    chain = Chain()
+    monkeypatch.setattr(
+        botocore.session.Session, "get_credentials", lambda _session: chain.get_credentials()
+    )
+    store = bucket.store()
+    # As if the server were one of AWS's own.
+    settings = range_settings("bucket", s3_arguments({"s3.endpoint": bucket.endpoint}), QUICK)
+    store._ranges._settings, store._ranges._reason = replace(settings, is_aws=True), ""
+    for _ in range(3):
+        assert store.get_range("x", 0, 9) == DATA[:9]
+    tokens = [headers["x-amz-security-token"] for _, headers in bucket.seen]
+    keys = [headers["authorization"].partition("Credential=")[2] for _, headers in bucket.seen]
+    assert len(set(tokens)) == 3
+    for token, key in zip(tokens, keys, strict=True):
+        assert token.removeprefix("token-of-") == key.partition("/")[0]
+    store.close()
+
+
+def test_temporary_credentials_follow_no_redirect(
+    bucket: OneObject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = bucket.store(**KEYS, **{"s3.session-token": "token-0123456789"})
+    assert "temporary credentials" in given._ranges.why_not
+    import botocore.session
+
+    chain = Chain()
+    monkeypatch.setattr(
+        botocore.session.Session, "get_credentials", lambda _session: chain.get_credentials()
+    )
+    monkeypatch.setattr(S3Store, "_read_by_s3fs", lambda *_arguments: DATA[:4])
+    found = bucket.store()
+    assert found.get_range("x", 0, 4) == DATA[:4]
+    assert "temporary credentials" in found._ranges.why_not
+    assert bucket.seen == []
+    assert found.counters.requests == 1
+
+
+def test_many_threads_at_once(bucket: OneObject, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKENV")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret-0123456789")
+    for _ in range(5):
+        store = bucket.store()
+        with ThreadPoolExecutor(16) as pool:
+            found = list(pool.map(lambda at: store.get_range("x", at, at + 9), range(64)))  # noqa: B023
+        assert found == [DATA[at : at + 9] for at in range(64)]
+        assert store._ranges.why_not == ""
+        store.close()
+
+
+# -- what it answers
+
+
+def test_more_than_was_asked_for_is_not_taken(bucket: OneObject) -> None:
+    bucket.body = lambda body: body + bytes(1 << 16)
+    store = bucket.store(**KEYS)
+    with pytest.raises(StoreUnavailableError, match="more than"):
+        store.get_range("x", 0, 100, version=ETAG)
+    assert store.counters.bytes == 0
+    store.close()
+
+
+def test_an_answer_without_a_length_is_not_taken(bucket: OneObject) -> None:
+    bucket.headers = {"Content-Length": None, "Connection": "close"}
+    store = bucket.store(**KEYS)
+    with pytest.raises(StoreUnavailableError, match="Content-Length"):
+        store.get_range("x", 0, 100)
+    store.close()
+
+
+def test_the_end_of_an_object(bucket: OneObject) -> None:
+    store = bucket.store(**KEYS)
+    size = len(DATA)
+    assert store.get_range("x", size - 4, size, version=ETAG) == DATA[-4:]
+    for start in (size - 4, size):
+        with pytest.raises(TruncatedObjectError):
+            store.get_range("x", start, size + 4)
+    assert store._ranges.why_not == ""
+    store.close()
+
+
+def test_another_version_that_the_condition_let_pass(bucket: OneObject) -> None:
+    bucket.headers = {"ETag": '"v2"'}
+    store = bucket.store(**KEYS)
+    with pytest.raises(ObjectChangedError, match="v2"):
+        store.get_range("x", 0, 4, version=ETAG)
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind"),
+    [
+        (404, "NoSuchBucket", StoreNotFoundError),
+        (403, "InvalidObjectState", ArchivedObjectError),
+        (403, "AccessDenied", AccessDeniedError),
+        (400, "ExpiredToken", AccessDeniedError),
+        (401, "Unauthorized", AccessDeniedError),
+        (412, "PreconditionFailed", ObjectChangedError),
+        (416, "InvalidRange", TruncatedObjectError),
+        (409, "OperationAborted", StoreUnavailableError),
+        (503, "SlowDown", StoreUnavailableError),
+    ],
+)
+def test_errors_are_named_by_status_and_code(
+    bucket: OneObject, status: int, code: str, kind: type[Exception]
+) -> None:
+    bucket.error = status, code
+    store = bucket.store(**KEYS)
+    with pytest.raises(kind):
+        store.get_range("x", 0, 4, version=ETAG)
+    is_patient = kind is StoreUnavailableError
+    assert len(bucket.seen) == (QUICK.max_attempts if is_patient else 1)
+    store.close()
+
+
+def test_a_wrong_region_is_left_to_s3fs(
+    bucket: OneObject, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bucket.error = 400, "AuthorizationHeaderMalformed"
+    store = bucket.store(**KEYS)
+    monkeypatch.setattr(S3Store, "_read_by_s3fs", lambda *_arguments: DATA[:4])
+    with caplog.at_level(logging.INFO, "kts_source.store.s3_ranges"):
+        assert store.get_range("x", 0, 4) == DATA[:4]
+        assert store.get_range("x", 0, 4) == DATA[:4]
+    assert len(bucket.seen) == 1, "obstore is not asked again"
+    assert store.counters.requests == 3
+    assert [record.levelname for record in caplog.records] == ["INFO"]
+    store.close()
+
+
+def test_a_certificate_that_only_s3fs_trusts(
+    clean_environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket = OneObject()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(make_certificates(tmp_path).broker)
+    bucket.server.socket = context.wrap_socket(bucket.server.socket, server_side=True)
+    bucket.endpoint = bucket.endpoint.replace("http:", "https:")
+    monkeypatch.setattr(S3Store, "_read_by_s3fs", lambda *_arguments: DATA[:4])
+    with bucket.serving():
+        store = bucket.store(**KEYS)
+        assert store.get_range("x", 0, 4) == DATA[:4]
+        assert store._ranges.why_not
+        store.close()
+
+
+def test_a_pickle_holds_the_options_and_nothing_else(bucket: OneObject) -> None:
+    store = bucket.store(**KEYS)
+    assert store.get_range("x", 0, 4) == DATA[:4]
+    copy = pickle.loads(pickle.dumps(store))
+    assert copy.get_range("x", 4, 8) == DATA[4:8]
+    assert "secret-0123456789" not in repr(store) + repr(vars(store)) + repr(vars(store._ranges))
+    store.close()
+    copy.close()
+
+
+# -- what obstore 0.12 tells
+
+TOLD = [
+    (
+        "GenericError",
+        "Generic S3 error: Error performing GET http://h/b/k in 4.5ms - Server returned non-2xx"
+        " status code: 400 Bad Request: <Error><Code>RequestTimeout</Code></Error>"
+        "\n\nDebug source:\nx",
+        (400, "RequestTimeout"),
+    ),
+    (
+        # A key may look like an answer.
+        "FileNotFoundError",
+        "Object at location a status code: 503 x not found: Error performing GET http://h/b/k in"
+        " 43ms - Server returned non-2xx status code: 404 Not Found: ",
+        (404, ""),
+    ),
+    (
+        "GenericError",
+        "Generic S3 error: Wanted range starting at 9, but object was only 3 bytes long",
+        (416, ""),
+    ),
+    ("GenericError", "Generic S3 error: HTTP error: request or response body error", (0, "")),
+    ("NotModifiedError", "Object at location k not modified: x", (304, "")),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "expected"), TOLD)
+def test_errors_are_read(name: str, text: str, expected: tuple[int, str]) -> None:
+    failure = read_error(name, text)
+    assert (failure.status, failure.code) == expected
+    assert "Debug" not in failure.text
