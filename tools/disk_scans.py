@@ -43,7 +43,7 @@ def soak_disks(total: int, seed: int) -> Crashed:
             count, _, what = entry.partition(" ")
             result.spoiled[what] += int(count)
     if done.returncode or result.copies < total:
-        text = f"exit code {done.returncode}\n{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
+        text = f"exit code {done.returncode}\n{done.stdout[-200_000:]}\n{done.stderr[-6000:]}"
         result.failures.append(text)
     return result
 
