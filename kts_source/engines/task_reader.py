@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from kts_source.read.read_settings import FOR_ENGINES
+from kts_source.read.read_settings import FOR_ENGINES, BatchLimits
 from kts_source.read.task_metrics import TaskPlace
 from kts_source.tier import open_tier
 
@@ -44,14 +44,16 @@ class TaskReader:
 
         if self.most_rows == 0:
             return
-        with closing(run_task(task, self.options, batches=FOR_ENGINES)) as rows:
+        limits = batch_limits(self.options, self.most_rows)
+        with closing(run_task(task, self.options, batches=limits)) as rows:
             yield from first_rows(rows, self.most_rows)
 
     def opened(
         self, tasks: Sequence[ScanTask], progress: Callable[[int, int], object] | None
     ) -> OpenedTasks:
         """The tasks of one run, of which each thread opens the tier once."""
-        return OpenedTasks(self.options, tasks, progress)
+        limits = batch_limits(self.options, self.most_rows)
+        return OpenedTasks(self.options, tasks, limits, progress)
 
 
 class OpenedTasks:
@@ -60,6 +62,7 @@ class OpenedTasks:
     Args:
         options: How, and from where.
         tasks: All of them, in order.
+        limits: When a batch is full.
         progress: See `Scan.batches`.
     """
 
@@ -67,10 +70,12 @@ class OpenedTasks:
         self,
         options: ScanOptions,
         tasks: Sequence[ScanTask],
+        limits: BatchLimits,
         progress: Callable[[int, int], object] | None,
     ) -> None:
         self._options = options
         self._tasks = tasks
+        self._limits = limits
         self._progress = progress
         self._lock = threading.Lock()
         # A store and its counters are one thread's.
@@ -102,7 +107,7 @@ class OpenedTasks:
             task,
             self._options,
             TaskPlace(partition=number),
-            batches=FOR_ENGINES,
+            batches=self._limits,
             opened=self._tier(),
         )
         with closing(rows):
@@ -118,6 +123,15 @@ class OpenedTasks:
         if tier is None:
             tier = self._tiers[thread] = open_tier(self._options)
         return tier
+
+
+def batch_limits(options: ScanOptions, most_rows: int | None) -> BatchLimits:
+    """As for all engines, but no more rows than are wanted: the first of them need not wait for
+    bytes that nobody does. With a condition nobody knows how many rows that takes.
+    """
+    if not most_rows or options.where is not None:
+        return FOR_ENGINES
+    return replace(FOR_ENGINES, rows=min(FOR_ENGINES.rows, most_rows))
 
 
 def first_rows(batches: Iterator[pa.RecordBatch], most: int | None) -> Iterator[pa.RecordBatch]:

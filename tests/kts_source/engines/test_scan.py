@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import pytest
 
 import kts_source
+from kts_source import metrics
 from kts_source.engines import scan as scan_module
 from kts_source.errors import InvalidOptionError, TieredKafkaError
 from kts_source.planning import planner
@@ -130,6 +131,14 @@ def test_a_limit_gives_the_first_rows_and_reads_little() -> None:
         base.limit(-1)
     with pytest.raises(InvalidOptionError, match="other order"):
         base.limit(5).where("offset > 1")
+
+
+def test_a_limit_waits_for_no_row_that_it_does_not_give(tmp_path: Path) -> None:
+    base = scanned(metricsPath=tmp_path.as_uri())
+    assert base.limit(10).to_table().num_rows == 10
+    (task,) = base.tasks[:1]
+    assert sum(batch.num_rows for batch in base.limit(10).read_task(task)) == 10
+    assert [one.rows for one in metrics.summary(str(tmp_path)).tasks] == [10, 10]
 
 
 def test_all_that_comes_from_a_scan_has_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
