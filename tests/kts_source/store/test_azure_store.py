@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import pickle
@@ -27,6 +28,10 @@ from tests.kts_source.store.one_object import DATA, ETAG, QUICK, OneObject
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("adlfs") is None, reason="adlfs is not installed"
+)
 
 KEY = "c2VjcmV0LW9mLXRoZS1hY2NvdW50"
 SIGNATURE = "sv=2022-11-02&se=2099-01-01T00:00:00Z&sig=a-secret%2Bsignature%3D"
@@ -128,7 +133,7 @@ class Giver:
 
 
 def test_tokens_are_renewed(service: OneObject) -> None:
-    store = opened({"account_name": "shop"})
+    store = opened({"account_name": "shop", "anon": False})
     assert store.remarks == ()
     settings, giver = store._ranges._settings, Giver()
     assert isinstance(settings, AzureRangeSettings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import pickle
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import fsspec
 import pytest
-from google.oauth2.credentials import Credentials
 
 from kts_source.errors import (
     AccessDeniedError,
@@ -30,6 +30,10 @@ from tests.kts_source.store.one_object import DATA, QUICK, OneObject
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("gcsfs") is None, reason="gcsfs is not installed"
+)
 
 GENERATION = "1795555436959178"
 
@@ -92,17 +96,23 @@ def test_nobody_asks(service: OneObject, monkeypatch: pytest.MonkeyPatch) -> Non
     store.close()
 
 
+def credentials(token: str, **more: object) -> Any:  # noqa: ANN401  # Google's
+    from google.oauth2.credentials import Credentials
+
+    return Credentials(token, **more)  # type: ignore[no-untyped-call]
+
+
 class Login:
     """As gcsfs' `GoogleCredentials`: each token has expired at once."""
 
     def __init__(self) -> None:
         self.number = 0
-        self.credentials = Credentials("none")  # type: ignore[no-untyped-call]
+        self.credentials = credentials("none")
 
     def maybe_refresh(self) -> None:
         self.number += 1
         soon = datetime.now(UTC).replace(tzinfo=None) + timedelta(milliseconds=1)
-        self.credentials = Credentials(f"token-{self.number}", expiry=soon)  # type: ignore[no-untyped-call]
+        self.credentials = credentials(f"token-{self.number}", expiry=soon)
 
 
 def test_tokens_are_renewed(service: OneObject) -> None:
@@ -173,7 +183,7 @@ def test_tokens_and_where_they_may_go(
 ) -> None:
     store = opened(service, endpoint_url=f"{endpoint}localhost:1")
     login = store._client.filesystem.credentials
-    login.credentials = Credentials("token", quota_project_id=project)  # type: ignore[no-untyped-call]
+    login.credentials = credentials("token", quota_project_id=project)
     assert reason in store._ranges.why_not
     assert bool(reason) == bool(store._ranges.why_not)
 
