@@ -162,3 +162,15 @@ def test_checkpoint_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     (tmp_path / HIGH_WATERMARKS).write_text("0\n2\norders 0 5\n")
     with pytest.raises(CorruptSegmentError, match=HIGH_WATERMARKS):
         offsets(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["__consumer_offsets", "__cluster_metadata"])
+def test_a_pattern_does_not_match_kafka_s_own_topics(tmp_path: Path, name: str) -> None:
+    # They stand on the same disks; a consumer does not get them by a pattern either.
+    Disk(tmp_path).write(LOG).folder.rename(tmp_path / f"{name}-0")
+    Disk(tmp_path).write(LOG)
+    lines = ("0", "2", f"{TOPIC} 0 {END}", f"{name} 0 {END}", "")
+    (tmp_path / HIGH_WATERMARKS).write_text("\n".join(lines))
+    for given, topic in (({"subscribePattern": "."}, TOPIC), ({"subscribe": name}, name)):
+        found = plan({"path": str(tmp_path), "layout": "kafka-logs", **given})
+        assert [part.topic for part in found.partitions] == [topic]
