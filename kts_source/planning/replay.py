@@ -104,10 +104,11 @@ def replayed(options: ScanOptions, tier: Tier, progress: Progress | None = None)
         error.message = scrub(f"option 'planFile' ({name}): {error.message}")
         error.uri = None
         raise
-    if not options.tail_paths and any(is_beside(ref.key) for ref in objects_read(plan)):
+    beside = options.tail_paths or options.disk_paths
+    if not beside and any(is_beside(ref.key) for ref in objects_read(plan)):
         raise InvalidOptionError(
-            f"option 'planFile' ({name}): the plan reads brokers' disks beside the tier, so option"
-            " 'tailPath' must be given as it was"
+            f"option 'planFile' ({name}): the plan reads brokers' disks at several paths, so option"
+            " 'tailPath', or 'path' with layout 'kafka-logs', must be given as it was"
         )
     _check_options(plan, options)
     _check_selection(plan, options)
