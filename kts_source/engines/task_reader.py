@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import uuid
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -77,6 +78,7 @@ class OpenedTasks:
         self._tiers: dict[int, Tier] = {}
         self._all = sum(task.nominal_bytes for task in tasks)
         self._done = 0
+        self._run = uuid.uuid4().hex
 
     @property
     def reads(self) -> list[Callable[[], Generator[pa.RecordBatch]]]:
@@ -101,7 +103,7 @@ class OpenedTasks:
         rows = run_task(
             task,
             self._options,
-            TaskPlace(partition=number),
+            TaskPlace(self._run, partition=number),
             batches=FOR_ENGINES,
             opened=self._tier(),
         )

@@ -61,7 +61,9 @@ class Lister:
         self.tier = open_tier(options)
         self._describing = ThreadPoolExecutor(PLANNING_THREADS, "kts-describe")
         self.pool = ThreadPoolExecutor(PLANNING_THREADS, "kts-look")
-        self._layout = find_layout(options.layout, end_of_log=options.end_of_log)
+        self._layout = find_layout(
+            options.layout, end_of_log=options.end_of_log, paths=1 + len(options.disk_paths)
+        )
         self._listings: ListingMemory | None = None
         if self.tier.store.lists_in_pages and isinstance(self._layout, NamingLayout):
             interval_ms = options.stream.full_listing_interval_ms
