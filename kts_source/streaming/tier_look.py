@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -240,7 +241,9 @@ class Lister:
     def _behind(self, newer: DiscoveredTopic | None, catalog: SegmentCatalog) -> NewerTopic | None:
         if newer is None:
             return None
-        return NewerTopic(newer.topic_id, lambda: self._partitions(newer.partitions, catalog, {}))
+        # Looked at once: what was found in the first look at a log is not to be found anew.
+        looks = cache(lambda: self._partitions(newer.partitions, catalog, {}))
+        return NewerTopic(newer.topic_id, looks)
 
     def _newer(
         self, topic: str, folders: Sequence[TopicFolder], known: str, catalog: SegmentCatalog
