@@ -103,3 +103,51 @@ def test_a_checkpoint_of_another_topic_id_than_asked_for(tier: GrowingTier) -> N
     stream.start(topicId=now)
     with pytest.raises(StreamOffsetError, match=f"{before}.*'topicId' says {now}"):
         stream.batch()
+
+
+def test_an_older_one_is_left_when_nothing_else_is(tier: GrowingTier) -> None:
+    """All segments of the stream's own incarnation may expire; objects of the one before may stay
+    for ever.
+    """
+    old, new = (tier.folder("recreated", topic_id=one) for one in RECREATED)
+    for folder in (old, new):
+        tier.add(folder, tier.stems(folder))
+    stream = Running(tier.path, "recreated")
+    stream.all()
+    lenient = Running(tier.path, "recreated", topicId=RECREATED[0], failOnDataLoss="false")
+    lenient.all()
+    assert not lenient.batch(), "who asks for an id stays in it"
+    del lenient.options["topicId"]
+    lenient.start()
+    lenient.all()
+    tier.remove(new, tier.stems(new))
+    for folder in (tier.here(new), tier.here(new).parent):
+        folder.rmdir()
+    for one in (stream, lenient):
+        assert not one.batch()
+        assert one.last["topics"]["recreated"]["id"] == RECREATED[1]
+    tier.add(new, tier.stems(new))
+    for one in (stream, lenient):
+        assert not one.batch()
+
+
+@pytest.mark.parametrize("fail_on_data_loss", ["true", "false"])
+def test_a_first_copy_that_takes_its_time(tier: GrowingTier, fail_on_data_loss: str) -> None:
+    before, now = RECREATED
+    old, new = (tier.folder("recreated", topic_id=one) for one in (before, now))
+    tier.add(old, tier.stems(old))
+    stream = Running(tier.path, "recreated", failOnDataLoss=fail_on_data_loss)
+    stream.all()
+    stem = tier.stems(new)[0]
+    tier.add(new, [stem])
+    manifest = tier.here(new) / f"{stem}.rsm-manifest"
+    manifest.rename(tier.path / manifest.name)
+    assert not stream.batch()
+    assert not stream.batch()
+    (tier.path / manifest.name).rename(manifest)
+    if fail_on_data_loss == "true":
+        with pytest.raises(DataLossError, match=f"created again.*{before}.*{now}"):
+            stream.batch()
+    else:
+        assert stream.batch()
+        assert stream.last["topics"]["recreated"]["id"] == now
