@@ -19,6 +19,7 @@ from segment_format.testing import LogBuilder, SimpleRecord
 from tests.kts_source.broker.fake_broker import FakeCluster, FakePartition
 from tests.kts_source.broker.fake_log import FakeLog, fake_log
 from tests.kts_source.streaming.running import Checkpointed
+from tests.kts_source.streaming.test_idle import POLLS, grown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,6 +82,21 @@ def test_who_waits_asks_for_topics_and_ends_alone(brokers: FakeCluster, topic: G
     topic.append(2)
     stream.all()
     assert offsets(stream) == list(range(9))
+    stream.close()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("topic")
+def test_ten_thousand_polls_of_brokers_grow_nothing(brokers: FakeCluster) -> None:
+    stream = following(brokers)
+    stream.all()
+
+    def poll() -> None:
+        assert not stream.choose()
+        assert stream.stream.lag() is not None
+        brokers.asked.clear()
+
+    assert grown(poll, POLLS) < POLLS // 10
     stream.close()
 
 
