@@ -37,6 +37,8 @@ SPARKS_DELTA: Final = "delta-spark"
 """A Delta table by Spark itself, where there is a release for it."""
 VICTIMS: Final = ("all", "driver", "java", "runner", "worker")
 """All of its processes; the driver's Python; its JVM; the process that plans; one that reads."""
+BEGINS_SECONDS: Final = 240
+"""A query begins within, also where others have the machine."""
 OLDEST: Final = "4.0"
 NEWEST: Final = ".".join(version("pyspark").split(".")[:2])
 _RUNNER: Final = "python_streaming_source_runner"
@@ -126,7 +128,7 @@ class Query:
     def killed_behind(self, name: str) -> None:
         """Runs until a file appears in the folder, and is killed."""
         driver = self.begin()
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + BEGINS_SECONDS
         while not (self.folder / name).exists():
             assert time.monotonic() < deadline
             assert driver.poll() is None, name
@@ -140,7 +142,7 @@ class Query:
         driver = self.begin()
         before = self.batches
         wait = source.random() * 4
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + BEGINS_SECONDS
         while self.batches == before and driver.poll() is None:
             assert time.monotonic() < deadline
             time.sleep(0.005)
