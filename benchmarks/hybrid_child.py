@@ -38,9 +38,10 @@ def reading(options: ScanOptions) -> dict[str, float]:
     """All rows of a plan, task after task; what the fetch alone takes, and the decoder."""
     from contextlib import closing
 
+    from kts_source.broker.borrowed_cluster import borrowed_cluster
     from kts_source.broker.fetch_range import RangeFetcher
     from kts_source.planning.planner import plan_scan
-    from kts_source.read.read_ranges import rows_of, shared_cluster
+    from kts_source.read.read_ranges import rows_of
     from kts_source.read.read_settings import ReadSettings
     from kts_source.read.run_task import run_task
 
@@ -50,20 +51,20 @@ def reading(options: ScanOptions) -> dict[str, float]:
     wall, processor = time.perf_counter(), time.process_time()
     rows = sum(_drain(run_task(task, options)) for task in tasks)
     wall, processor = time.perf_counter() - wall, time.process_time() - processor
-    cluster, settings = shared_cluster(options.brokers), ReadSettings.of(options)
-    fetching = decoding = 0.0
-    for task in tasks:
-        for part in task.ranges:
-            start = time.process_time()
-            fetcher = RangeFetcher(cluster, part, max_batch_bytes=settings.max_batch_bytes)
-            with closing(fetcher.batches()) as answers:
-                for answer in answers:
-                    fetching += time.process_time() - start
-                    start = time.process_time()
-                    _drain(rows_of([answer], part, settings))
-                    decoding += time.process_time() - start
-                    start = time.process_time()
-            fetching += time.process_time() - start
+    settings, fetching, decoding = ReadSettings.of(options), 0.0, 0.0
+    with borrowed_cluster(options.brokers) as cluster:
+        for task in tasks:
+            for part in task.ranges:
+                start = time.process_time()
+                fetcher = RangeFetcher(cluster, part, max_batch_bytes=settings.max_batch_bytes)
+                with closing(fetcher.batches()) as answers:
+                    for answer in answers:
+                        fetching += time.process_time() - start
+                        start = time.process_time()
+                        _drain(rows_of([answer], part, settings))
+                        decoding += time.process_time() - start
+                        start = time.process_time()
+                fetching += time.process_time() - start
     return {
         "rows": rows,
         "seconds": wall / rows,

@@ -186,7 +186,7 @@ class BrokerUnavailableError(BrokerError):
 
 
 class LeaderChangedError(BrokerError):
-    """The leader of a partition changed while it was being planned."""
+    """The leader of a partition, or what it has, changed while it was being planned."""
 
     retriable: ClassVar[bool] = True
 

@@ -56,7 +56,7 @@ def open_tier(options: ScanOptions) -> Tier:
             fetch.fallback_path, fetch.fallback_storage, retry_policy=fetch.retry_policy
         )
         store = FallbackStore(store, mirror)
-    if options.tail_paths:
+    if beside := options.tail_paths or options.disk_paths:
         from kts_source.store.joined_store import JoinedStore
 
         disks = [
@@ -65,7 +65,7 @@ def open_tier(options: ScanOptions) -> Tier:
                 storage_beside(options.path, path, options.storage),
                 retry_policy=fetch.retry_policy,
             )
-            for path in options.tail_paths
+            for path in beside
         ]
         store = JoinedStore(store, tuple(disks))
     if store.is_near and settings.folder is None:

@@ -89,14 +89,17 @@ PARTS: Final = {
     ),
     "streams": (
         "Streams that are killed",
-        "Queries on Spark 4.0 to 4.3 whose driver, JVM or Python processes are killed at any time,"
-        " five times a run; each row once in a file sink, and in a Delta table by foreachBatch.",
+        "Queries on Spark 4.0 to 4.3 of which the driver, the JVM, the process that plans, one that"
+        " reads, or all are killed at any time, three times a run; each row once in a file sink,"
+        " and in a Delta table by foreachBatch, which deltalake writes, or Spark where Delta has a"
+        " release for it. Kills are counted; every kind of run comes once, at least.",
     ),
     "live": (
         "Streams of a live cluster",
         "Seconds in which a real cluster is written, with transactions, uploads, retention and"
-        " restarts, while two queries follow it, one an isolation level, and are killed over and"
-        " over; each row that a consumer is given stands once in the sink.",
+        " restarts, while queries of every Spark and both isolation levels follow it, one at a"
+        " time, and are killed over and over; each row that a consumer is given stands once in each"
+        " sink.",
     ),
 }
 """Title and promise of each part, in order."""
@@ -107,7 +110,7 @@ TOTALS: Final = {
     "faults": 10_000,
     "hybrid": 1_000,
     "disks": 50,
-    "streams": 50,
+    "streams": 66,
     "live": 1800,
 }
 """What a whole soak tries."""

@@ -48,6 +48,8 @@ _PATIENCE_SECONDS: Final = 120.0
 """Without a single new batch."""
 _FIRST_PAUSE_SECONDS: Final = 0.02
 _MAX_PAUSE_SECONDS: Final = 1.0
+_MOST_SILENT: Final = 3
+"""Empty answers in a row before it is asked whether anything is left."""
 _ANSWER_SLACK: Final = 1 << 20
 """Bytes of an answer that are not records: aborted transactions, mostly."""
 _NO_SESSION: Final = (0, -1)
@@ -103,7 +105,7 @@ class RangeFetcher:
         sent: tuple[Connection, Pending] | None = None
         pause = _FIRST_PAUSE_SECONDS
         progress = time.monotonic()
-        why = "no answer"
+        why, silent = "no answer", 0
         try:
             while at < self._wanted.stop_offset:
                 try:
@@ -138,6 +140,11 @@ class RangeFetcher:
                 except _TryAgain as error:
                     why = str(error)
                     found = None
+                    silent += isinstance(error, _Empty)
+                    if silent >= _MOST_SILENT:
+                        silent = 0
+                        if self._is_over(at):
+                            return
                 if found is None:
                     if time.monotonic() - progress > _PATIENCE_SECONDS:
                         raise BrokerUnavailableError(
@@ -147,7 +154,7 @@ class RangeFetcher:
                     time.sleep(pause)
                     pause = min(2 * pause, _MAX_PAUSE_SECONDS)
                     continue
-                at = found.next_offset
+                at, silent = found.next_offset, 0
                 if at < self._wanted.stop_offset:
                     try:
                         sent = self._sent(at)
@@ -194,10 +201,35 @@ class RangeFetcher:
             self._rack = ""
         self._node = -1
 
-    def _request(self, at: int) -> Any:  # noqa: ANN401
+    def _is_over(self, at: int) -> bool:
+        """Whether no batch of the range is left, which empty answers do not say: compaction may
+        have taken the last ones below the last stable offset. A silent follower is asked no more.
+        """
+        if self._node != self._leader:
+            self._node, self._rack = -1, ""
+            return False
+        if not self._wanted.read_committed:
+            return False
+        try:
+            connection = self._cluster.connection(self._node)
+            pending = connection.send(
+                self._request(at, read_committed=False),
+                patience_seconds=self._settings.fetch_max_wait_ms / 1000,
+            )
+            answer = connection.receive(pending, most_bytes=self._most_bytes + _ANSWER_SLACK)
+        except LostConnectionError:
+            self._lose_node()
+            return False
+        # The first batch begins with its offset. What is wrong with an answer is met again.
+        parts = [part for topic in answer.responses for part in topic.partitions]
+        first = bytes((parts[0].records or b"")[:8]) if len(parts) == 1 else b""
+        return bool(first) and int.from_bytes(first) >= self._wanted.stop_offset
+
+    def _request(self, at: int, *, read_committed: bool | None = None) -> Any:  # noqa: ANN401
         from kafka.protocol.consumer import FetchRequest
 
         wanted, settings = self._wanted, self._settings
+        committed = wanted.read_committed if read_committed is None else read_committed
         topic_type = FetchRequest.FetchTopic
         session_id, session_epoch = _NO_SESSION
         part = topic_type.FetchPartition(
@@ -213,7 +245,7 @@ class RangeFetcher:
             max_wait_ms=settings.fetch_max_wait_ms,
             min_bytes=settings.fetch_min_bytes,
             max_bytes=min(settings.fetch_max_bytes, settings.partition_fetch_bytes),
-            isolation_level=int(wanted.read_committed),
+            isolation_level=int(committed),
             session_id=session_id,
             session_epoch=session_epoch,
             rack_id=self._rack,
@@ -296,9 +328,7 @@ class RangeFetcher:
             raise _TryAgain(f"broker {self._node} is nearer")
         records = part.records
         if not records:
-            raise _TryAgain(
-                "answers are empty: the broker waits for its tier, or a quota is used up"
-            )
+            raise _Empty("answers are empty: the broker waits for its tier, or a quota is used up")
         data = memoryview(records)
         try:
             size, next_offset = whole_batches(data)
@@ -362,3 +392,7 @@ class _OutOfRange(Exception):  # noqa: N818  # what an answer tells
 
 class _TryAgain(Exception):  # noqa: N818  # no error, but what an answer asks for
     """The same offset must be asked for again."""
+
+
+class _Empty(_TryAgain):
+    """An answer without an error and without a record."""

@@ -64,7 +64,9 @@ def _meant(options: ScanOptions, error: TierNotFoundError | KeyPrefixError) -> s
         return ""
     with closing(open_tier(options)) as tier:
         layout, wanted = (
-            find_layout(options.layout, end_of_log=options.end_of_log),
+            find_layout(
+                options.layout, end_of_log=options.end_of_log, paths=1 + len(options.disk_paths)
+            ),
             options.selection.wanted(()),
         )
         found = likely_prefixes(tier.store, layout, options.key_prefix, wanted)
@@ -105,7 +107,9 @@ def _unless_locked(options: ScanOptions) -> list[dict[str, Any]] | None:
 
 def _partitions(options: ScanOptions) -> list[tuple[ListedPartition, tuple[str, ...]]]:
     """Every partition, and the ids of keys that some of its segments want and the ring lacks."""
-    layout = find_layout(options.layout, end_of_log=options.end_of_log)
+    layout = find_layout(
+        options.layout, end_of_log=options.end_of_log, paths=1 + len(options.disk_paths)
+    )
     held = set(options.key_ring.key_ids)
     with (
         closing(open_tier(options)) as tier,

@@ -335,7 +335,7 @@ class Scan:
     def _facts(self) -> dict[str, str]:
         options = self._options
         facts = {
-            "path": options.path or "brokers alone",
+            "path": ",".join((options.path, *options.disk_paths)) or "brokers alone",
             "columns": ", ".join(self.columns),
             "isolationLevel": options.isolation_level,
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import uuid
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -114,6 +115,7 @@ class OpenedTasks:
         self._tiers: dict[int, Tier] = {}
         self._all = sum(task.nominal_bytes for task in tasks)
         self._done = 0
+        self._run = uuid.uuid4().hex
 
     @property
     def reads(self) -> list[Callable[[], Generator[pa.RecordBatch]]]:
@@ -138,7 +140,7 @@ class OpenedTasks:
         rows = run_task(
             task,
             self._options,
-            TaskPlace(partition=number),
+            TaskPlace(self._run, partition=number),
             batches=self._limits,
             whole=self._whole,
             opened=self._tier(),

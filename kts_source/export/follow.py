@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from kts_source.errors import InvalidOptionError, TieredKafkaError
 from kts_source.export.compaction.merge import can_merge
+from kts_source.export.outages import is_outage
 from kts_source.export.report import empty_report, together
 from kts_source.export.run import export
 from kts_source.options import parse_options
@@ -129,7 +130,7 @@ def follow(
                         wait = 0.0
                 elif outcome == ABANDONED:
                     break
-                elif isinstance(error, TieredKafkaError) and error.retriable:
+                elif error is not None and _may_pass(error):
                     wait = following.interval_seconds
                     log.warning("round %d is tried again in %g s: %s", number, wait, error)
                 elif error is not None:
@@ -149,6 +150,13 @@ def _attempt(
         return export(source, settings, executor), None
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # told first, raised then
         return None, error
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Whether waiting may help: a store, brokers or a catalog did not answer."""
+    if isinstance(error, TieredKafkaError):
+        return error.retriable
+    return is_outage(error)
 
 
 def _outcome(report: BackfillReport | None, error: BaseException | None, stop: _Stop) -> str:

@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 ENTRY_POINT_GROUP: Final = "kts_source.layouts"
 
 
-def find_layout(name: str, *, end_of_log: bool = False) -> Layout:
+def find_layout(name: str, *, end_of_log: bool = False, paths: int = 1) -> Layout:
     """The layout registered under `name`, for one plan.
 
     Args:
         name: As option `layout` has it.
         end_of_log: As option `endOfLog` has it.
+        paths: How many paths of brokers' disks there are.
 
     Raises:
         InvalidOptionError: No such layout; names those there are.
@@ -29,7 +30,7 @@ def find_layout(name: str, *, end_of_log: bool = False) -> Layout:
     layouts: tuple[Layout, ...] = (
         AivenLayout(),
         LocalTieredLayout(),
-        KafkaLogsLayout(end_of_log=end_of_log),
+        KafkaLogsLayout(end_of_log=end_of_log, paths=paths),
     )
     built_in = {layout.name: layout for layout in layouts}
     if name in built_in:

@@ -59,7 +59,7 @@ _ESSENTIAL: Final = (
         parse_text,
         "Root of the tier: `s3://bucket`, `file:///…`, a folder, any fsspec URL, or a list of"
         " presigned URLs (`https://…/list.json`, `presigned+file:///…/list.txt`; query strings are"
-        " kept secret). Required.",
+        " kept secret). With `layout=kafka-logs` several, separated by commas. Required.",
     ),
     Option(
         "keyPrefix",

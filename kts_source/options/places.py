@@ -34,6 +34,14 @@ def tier_path(values: Mapping[str, Any], *, brokers: bool) -> str:
     return str(values["path"] or "")
 
 
+def split_disks(path: str, layout: str) -> tuple[str, tuple[str, ...]]:
+    """Option `path` of `tier_path`: the first path, and the others of brokers' disks."""
+    if layout != DISKS or "," not in path:
+        return path, ()
+    first, *others = _paths("path", path)
+    return first, tuple(others)
+
+
 def catalog_of(values: Mapping[str, Any], *, brokers: bool) -> str:
     """Option `catalog`."""
     catalog = str(values["catalog"])
@@ -80,15 +88,20 @@ def tail_paths(values: Mapping[str, Any], *, brokers: bool) -> tuple[str, ...]:
     if values["layout"] == DISKS:
         raise InvalidOptionError(
             "option 'tailPath' adds brokers' disks to a tier, and with layout 'kafka-logs' option"
-            " 'path' has no tier: put all log directories into one folder, and name it in 'path'"
+            " 'path' has no tier: name all log directories in 'path', separated by commas"
         )
     if is_beside(values["keyPrefix"]):
         raise InvalidOptionError(f"option 'keyPrefix' cannot be {values['keyPrefix']!r} here")
-    paths = tuple(text.strip() for text in values["tailPath"].split(","))
+    return _paths("tailPath", values["tailPath"])
+
+
+def _paths(option: str, text: str) -> tuple[str, ...]:
+    """Paths of disks, separated by commas."""
+    paths = tuple(path.strip() for path in text.split(","))
     for path in paths:
         if not path:
-            raise InvalidOptionError("option 'tailPath' names an empty path between its commas")
+            raise InvalidOptionError(f"option {option!r} names an empty path between its commas")
         if is_presigned(path):
-            raise InvalidOptionError("option 'tailPath' cannot be a list of presigned URLs")
+            raise InvalidOptionError(f"option {option!r} cannot be a list of presigned URLs")
         refuse_credentials(path)
     return paths

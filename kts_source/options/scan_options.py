@@ -15,7 +15,13 @@ from kts_source.options.cache_options import cache_settings
 from kts_source.options.fetch_options import FetchOptions, fetch_options
 from kts_source.options.option_table import METADATA_TOPIC, OPTIONS, READ_COMMITTED
 from kts_source.options.parsing import check_characters
-from kts_source.options.places import catalog_of, end_of_log, tail_paths, tier_path
+from kts_source.options.places import (
+    catalog_of,
+    end_of_log,
+    split_disks,
+    tail_paths,
+    tier_path,
+)
 from kts_source.options.requested_bounds import Bound, mentions
 from kts_source.options.stream_options import StreamSettings, stream_settings
 from kts_source.predicate.model import And
@@ -86,6 +92,7 @@ class ScanOptions:
         max_timestamp_ahead_ms: No record is dated later after its upload; `None` = not assumed.
         key_ring: Private keys of encrypted segments.
         tail_paths: Where brokers' disks are that hold what the tier does not.
+        disk_paths: Where those are that do not stand at `path`, if disks are all that is read.
         end_of_log: Whether a disk is read beyond the high watermark.
         ignored: Options accepted without effect, in lower case, sorted.
         where: Rows for which it is not true are left out.
@@ -101,6 +108,7 @@ class ScanOptions:
     key_prefix: str
     layout: str
     tail_paths: tuple[str, ...]
+    disk_paths: tuple[str, ...]
     catalog: str
     end_of_log: bool
     selection: Selection
@@ -172,14 +180,14 @@ def parse_any_options(given: Mapping[str, str]) -> ScanOptions:
     _check_broker_options(values, texts, brokers)
     selection = _one_selection(values)
     fetch = fetch_options(values, storage_texts, fallback_texts)
-    path, storage = hide_query(
-        tier_path(values, brokers=brokers is not None), storage_options_from(storage_texts)
-    )
+    first, further = split_disks(tier_path(values, brokers=brokers is not None), values["layout"])
+    path, storage = hide_query(first, storage_options_from(storage_texts))
     return ScanOptions(
         path=path,
         key_prefix=values["keyPrefix"],
         layout=values["layout"],
         tail_paths=tail_paths(values, brokers=brokers is not None),
+        disk_paths=further,
         catalog=catalog_of(values, brokers=brokers is not None),
         end_of_log=end_of_log(values),
         selection=selection,

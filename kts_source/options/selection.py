@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from kts_source.errors import InvalidOptionError
 from kts_source.options.parsing import (
@@ -18,6 +18,11 @@ from segment_format.kafka_uuid import uuid_from_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+_INTERNAL: Final = frozenset(
+    {"__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata"}
+)
+"""Kafka's own topics, which stand on brokers' disks as others do (`Topic.INTERNAL_TOPICS`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +38,18 @@ class Subscribe:
 
 @dataclass(frozen=True, slots=True)
 class SubscribePattern:
-    """All partitions of the topics whose name the pattern is found in, as in Spark's source."""
+    """All partitions of the topics whose name the pattern is found in, as in Spark's source; of
+    Kafka's internal ones none.
+    """
 
     pattern: str
 
     def wanted(self, available: Iterable[str]) -> tuple[str, ...]:
         """The topics among `available` that match, sorted."""
         compiled = re.compile(self.pattern)
-        return tuple(sorted(topic for topic in available if compiled.search(topic)))
+        return tuple(
+            sorted(one for one in available if compiled.search(one) and one not in _INTERNAL)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,12 @@ from kts_source.broker.cluster import (
 )
 from kts_source.broker.fetch_range import RangeFetcher
 from kts_source.broker.old_brokers import knows_local_start, told_from
-from kts_source.errors import InvalidOptionError, TopicNotFoundError
+from kts_source.errors import (
+    DataLossError,
+    InvalidOptionError,
+    LeaderChangedError,
+    TopicNotFoundError,
+)
 from kts_source.options.selection import Assign, SubscribePattern
 from kts_source.texts import some
 from segment_format.record.batch_header import MAGIC_2, RecordBatchHeader
@@ -147,6 +152,20 @@ class ClusterView:
         for cluster in (self._cluster, self._probing, self._sampling):
             cluster.close()
 
+    def check_topics(self) -> None:
+        """Raises where a topic was created again: leaders are asked by its name, so answers may be
+        about the new one.
+
+        Raises:
+            LeaderChangedError: One was, or is gone.
+        """
+        now = self._cluster.topics(self.topics)
+        for name, topic in self.topics.items():
+            if name not in now or now[name].topic_id != topic.topic_id:
+                raise LeaderChangedError(
+                    f"topic id {topic.topic_id} was deleted while it was planned", topic=name
+                )
+
     def owned(self, log: BrokerLog, epochs: Iterable[int]) -> dict[int, tuple[int, int]]:
         """Which of some epochs are on the leader's branch, and which offsets [start, stop) each
         owns there.
@@ -216,6 +235,7 @@ class ClusterView:
 
     def first_timestamp_ms(self, log: BrokerLog, offset: int) -> int | None:
         """When the first batch at or behind an offset began; `None` where there is none."""
+        offset = max(offset, log.log_start)  # which may have passed it since
         if offset >= log.end:
             return None
         data = self._first_answer(self._probing, log, offset).data
@@ -245,8 +265,14 @@ class ClusterView:
         )
         with self._lock:
             fetcher = RangeFetcher(cluster, wanted, max_batch_bytes=self._options.max_batch_bytes)
-            with closing(fetcher.batches()) as answers:
-                return next(answers)
+            try:
+                with closing(fetcher.batches()) as answers:
+                    return next(answers)
+            except DataLossError as error:
+                # Deleted, or lost in an election, since the leader was asked for its bounds.
+                raise LeaderChangedError(
+                    error.message, topic=log.topic, partition=log.partition, offset=at
+                ) from error
 
     def _selected(self, options: ScanOptions) -> dict[str, ClusterTopic]:
         selection = options.selection

@@ -45,6 +45,7 @@ class DiscoveredTopic:
         empty_partitions: Named by the user, or known by a folder, without a segment in this
             incarnation.
         parts: What there is of segments in them.
+        older_ids: Those of `other_ids` that have segments, which are older unless the user chose.
     """
 
     topic: str
@@ -53,6 +54,7 @@ class DiscoveredTopic:
     partitions: tuple[ListedPartition, ...]
     empty_partitions: tuple[int, ...]
     parts: tuple[Orphan, ...]
+    older_ids: frozenset[str]
 
     @property
     def asked_partitions(self) -> tuple[int, ...]:
@@ -190,6 +192,7 @@ def discover_topic(
     held = [here[number] for number in wanted if number in here and here[number].has_segments]
     empty = [number for number in wanted if number not in {part.partition for part in held}]
     parts = [o for number in empty if number in here for o in _only_parts(options, here[number])]
+    compared = {part.folder for part in listed if part.has_segments}
     found = DiscoveredTopic(
         topic,
         chosen.topic_id,
@@ -197,6 +200,7 @@ def discover_topic(
         tuple(held),
         tuple(empty),
         tuple(parts),
+        frozenset(folder.topic_id for folder in compared - {chosen}),
     )
     if not held and isinstance(options.selection, Subscribe) and options.fail_on_data_loss:
         raise TopicNotFoundError(

@@ -115,6 +115,7 @@ def _planned(
                     part.save()
 
         found = list(pool.map(plan, view.logs.values()))
+    view.check_topics()
     asked: dict[str, list[int]] = {}
     for topic, number in view.logs:
         asked.setdefault(topic, []).append(number)

@@ -90,7 +90,9 @@ def plan_scan(
 
 def _planned(options: ScanOptions, tier: Tier, progress: Progress | None) -> ScanPlan:
     key_ring = options.key_ring.loaded()
-    layout = find_layout(options.layout, end_of_log=options.end_of_log)
+    layout = find_layout(
+        options.layout, end_of_log=options.end_of_log, paths=1 + len(options.disk_paths)
+    )
     with (
         ThreadPoolExecutor(PLANNING_THREADS, "kts-describe") as describing,
         ThreadPoolExecutor(PLANNING_THREADS, "kts-plan") as pool,

@@ -4,8 +4,8 @@ A plan is a value, not a licence: options that say something else are refused, n
 and its objects must be what they were. Which option does what:
 
     contradicts it where it differs   the selection, topicId, keyPrefix, layout, catalog,
-                                      bounds, isolationLevel, where it leaves rows out,
-                                      failOnDataLoss=true, and what tasks are cut by
+                                      tail, bounds, isolationLevel, where it leaves rows
+                                      out, failOnDataLoss=true, and what tasks are cut by
     refines it                        columns, includeHeaders, includeLineage, where and
                                       timestampRange of a plan that leaves no row out
     does not concern it               path and what opens it (versions of objects are checked),
@@ -73,6 +73,7 @@ def made_with(
         "catalog": options.catalog,
         "endOfLog": options.end_of_log,
         "tailPath": bool(options.tail_paths),
+        "tail": options.tail,
         "minPartitions": options.min_partitions,
         "maxRecordsPerPartition": options.max_records_per_partition,
         "targetPartitionBytes": options.target_partition_bytes,
@@ -103,10 +104,11 @@ def replayed(options: ScanOptions, tier: Tier, progress: Progress | None = None)
         error.message = scrub(f"option 'planFile' ({name}): {error.message}")
         error.uri = None
         raise
-    if not options.tail_paths and any(is_beside(ref.key) for ref in objects_read(plan)):
+    beside = options.tail_paths or options.disk_paths
+    if not beside and any(is_beside(ref.key) for ref in objects_read(plan)):
         raise InvalidOptionError(
-            f"option 'planFile' ({name}): the plan reads brokers' disks beside the tier, so option"
-            " 'tailPath' must be given as it was"
+            f"option 'planFile' ({name}): the plan reads brokers' disks at several paths, so option"
+            " 'tailPath', or 'path' with layout 'kafka-logs', must be given as it was"
         )
     _check_options(plan, options)
     _check_selection(plan, options)

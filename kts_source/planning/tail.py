@@ -173,6 +173,9 @@ def _topics(
         asked: Sequence[int] = sorted({*listed, *on_disks})
         if isinstance(options.selection, Assign):
             asked = options.selection.partitions[name]
+        elsewhere = {number for one in ids for number in disks.partitions(name, one)}
+        if lost := sorted(elsewhere - on_disks):
+            notes.append(f"topic {name}: on disks, partitions {lost} are of another topic id only")
         empty = [number for number in asked if number not in listed and number not in on_disks]
         if empty:
             notes.append(f"topic {name}: partitions {empty} are neither in the tier nor on disks")

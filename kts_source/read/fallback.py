@@ -8,6 +8,7 @@ reads the tier itself needs no transaction index of it.
 from __future__ import annotations
 
 import logging
+import threading
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Final
 
@@ -41,8 +42,35 @@ _MOST_ALIKE: Final = 3
 """So many slices in a row may fail alike: a wrong key or layout must not move a whole scan onto the
 brokers.
 """
-_alike: dict[tuple[str, str], int] = {}
-"""Scan and kind of failure to slices in a row, of this process."""
+_MOST_RUNS: Final = 64
+
+
+class _Alike:
+    """How many slices in a row failed alike, of each run of a scan: tasks of several take turns in
+    a process. Of this process, and of the runs that failed last. From any thread.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._runs: dict[str, dict[str, int]] = {}
+
+    def failed(self, run: str, kind: str) -> int:
+        """One more; how many they are."""
+        with self._lock:
+            kinds = self._runs.pop(run, {})
+            kinds[kind] = kinds.get(kind, 0) + 1
+            self._runs[run] = kinds
+            if len(self._runs) > _MOST_RUNS:
+                del self._runs[next(iter(self._runs))]
+            return kinds[kind]
+
+    def forget(self, run: str) -> None:
+        """The next failure of a run is the first."""
+        with self._lock:
+            self._runs.pop(run, None)
+
+
+_alike = _Alike()
 
 
 class BrokerFallback:
@@ -60,8 +88,8 @@ class BrokerFallback:
         self._cluster = cluster
         self._settings = settings
         self._meter = meter
-        # Tasks of one scan share the count; without an engine's name for it, those of one plan.
-        self._scan = (meter.scan if meter is not None else "") or str(id(cluster.settings))
+        # Tasks of one run share the count; without an engine's name for it, those of one cluster.
+        self._run = (meter.run if meter is not None else "") or repr(cluster.settings)
 
     def covers(self, part: SegmentSlice, error: TieredKafkaError, *, counts: bool) -> bool:
         """Whether brokers may serve what is left of a slice.
@@ -75,11 +103,7 @@ class BrokerFallback:
             return False
         if not counts:
             return True
-        kind = self._scan, type(error).__name__
-        if any(scan != self._scan for scan, _ in _alike):
-            _alike.clear()
-        count = _alike[kind] = _alike.get(kind, 0) + 1
-        if count > _MOST_ALIKE:
+        if _alike.failed(self._run, type(error).__name__) > _MOST_ALIKE:
             error.message += (
                 f"; {_MOST_ALIKE} slices before it failed alike and were read from brokers, so the"
                 " store, its credentials or the keys look wrong. brokerFallback=false reads nothing"
@@ -90,7 +114,7 @@ class BrokerFallback:
 
     def went_well(self) -> None:
         """A slice was read from the tier."""
-        _alike.clear()
+        _alike.forget(self._run)
 
     def rest(
         self, part: SegmentSlice, next_offset: int, reader: SegmentSource, error: TieredKafkaError
@@ -163,7 +187,7 @@ class BrokerFallback:
                 on_loss=lose,
             )
             batches = fetcher.batches(first.position, last.position)
-        with _explained(fetcher), closing(batches) as fetched:
+        with self._explained(fetcher), closing(batches) as fetched:
             yield from rows_of(
                 fetched,
                 wanted,
@@ -173,19 +197,18 @@ class BrokerFallback:
                 gone=gone,
             )
 
+    @contextmanager
+    def _explained(self, fetcher: RangeFetcher | CountedFetch) -> Iterator[None]:
+        """Counts a failure no more where brokers do not have the offsets either: what retention
+        deleted says nothing about the store.
+        """
+        try:
+            yield
+        finally:
+            if fetcher.lost_offsets:
+                _alike.forget(self._run)
+
 
 def _metered(fetcher: RangeFetcher, meter: TaskMeter | None) -> Generator[FetchedBatches]:
     with counted(fetcher, meter), closing(fetcher.batches()) as fetched:
         yield from fetched
-
-
-@contextmanager
-def _explained(fetcher: RangeFetcher | CountedFetch) -> Iterator[None]:
-    """Counts a failure no more where brokers do not have the offsets either: what retention deleted
-    says nothing about the store.
-    """
-    try:
-        yield
-    finally:
-        if fetcher.lost_offsets:
-            _alike.clear()

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
-import threading
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
-from kts_source.broker.cluster import Cluster
 from kts_source.broker.fetch_range import RangeFetcher
 from kts_source.errors import CorruptSegmentError
 from kts_source.read.task_metrics import LostRange
@@ -21,8 +18,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from kts_source.broker.broker_range import BrokerRange
+    from kts_source.broker.cluster import Cluster
     from kts_source.broker.fetched_batches import FetchedBatches
-    from kts_source.broker.settings import BrokerSettings
     from kts_source.errors import DataLossError
     from kts_source.read.read_settings import ReadSettings
     from kts_source.read.row_filter import FilteringDecoder
@@ -31,22 +28,6 @@ if TYPE_CHECKING:
     from segment_format.isolation import AbortedIntervals
 
 log = logging.getLogger(__name__)
-_local = threading.local()
-
-
-def shared_cluster(settings: BrokerSettings) -> Cluster:
-    """The cluster of these settings, with the connections that earlier tasks of this thread opened:
-    a login takes as long as a small read.
-    """
-    known: Cluster | None = getattr(_local, "cluster", None)
-    if known is not None and known.settings == settings:
-        return known
-    if known is not None:
-        known.close()
-        atexit.unregister(known.close)
-    opened = _local.cluster = Cluster(settings)
-    atexit.register(opened.close)
-    return opened
 
 
 def read_range(

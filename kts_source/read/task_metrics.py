@@ -265,7 +265,8 @@ class TaskMeter:
         self._began = time.monotonic()
         self._work = tier.store.counters
         self._cached = tier.caches.counters
-        self.scan = place.scan
+        # A DataFrame that is read twice has two.
+        self.run = f"{place.scan} {place.stage}" if place.scan else ""
         self.stopwatch = Stopwatch()
         self.brokers = BrokerWork()
         self.rows = 0

@@ -6,8 +6,9 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from kts_source.broker.borrowed_cluster import borrowed_cluster
 from kts_source.read.fallback import BrokerFallback
-from kts_source.read.read_ranges import read_range, shared_cluster
+from kts_source.read.read_ranges import read_range
 from kts_source.read.read_slices import read_slices
 
 if TYPE_CHECKING:
@@ -36,17 +37,17 @@ def rows_with_brokers(
     Raises:
         TieredKafkaError: See `read_slices` and `read_range`.
     """
-    cluster = shared_cluster(brokers)
-    if task.slices and settings.broker_fallback:
-        # What was returned is known by its last offset.
-        columns = settings.columns
-        followed = settings
-        if "offset" not in columns:
-            followed = replace(settings, columns=(*columns, "offset"))
-        fallback = BrokerFallback(cluster, followed, meter)
-        for batch in read_slices(task.slices, reader, followed, meter=meter, fallback=fallback):
-            yield batch if followed is settings else batch.select(list(columns))
-    elif task.slices:
-        yield from read_slices(task.slices, reader, settings, meter=meter)
-    for part in task.ranges:
-        yield from read_range(part, cluster, settings, meter=meter)
+    with borrowed_cluster(brokers) as cluster:
+        if task.slices and settings.broker_fallback:
+            # What was returned is known by its last offset.
+            columns = settings.columns
+            followed = settings
+            if "offset" not in columns:
+                followed = replace(settings, columns=(*columns, "offset"))
+            fallback = BrokerFallback(cluster, followed, meter)
+            for batch in read_slices(task.slices, reader, followed, meter=meter, fallback=fallback):
+                yield batch if followed is settings else batch.select(list(columns))
+        elif task.slices:
+            yield from read_slices(task.slices, reader, settings, meter=meter)
+        for part in task.ranges:
+            yield from read_range(part, cluster, settings, meter=meter)

@@ -60,6 +60,7 @@ class ClusterLooker:
         self.tier = open_tier(options)
         self.pool = ThreadPoolExecutor(PLANNING_THREADS, "kts-look")
         self._now = _Asked(self._options, settings, self.tier)
+        self._is_seen = False  # what the cluster last said
         self._replayed: _Asked | None = None
         self._tier_alone: Looker | None = None
 
@@ -82,28 +83,31 @@ class ClusterLooker:
             BrokerError: Brokers refuse, or do not answer.
         """
         try:
-            is_new = self._now.renew()
+            # A look that fails behind this must not make it old.
+            self._is_seen = not self._now.renew() and self._is_seen
         except TopicNotFoundError as error:
             if self._options.fail_on_data_loss or not position.topics:
                 raise
             log.warning("waiting for topics that were there: %s", error)
             self._now.close()
             return {}
-        if before is not None and not is_new and self._options.tail:
+        if before is not None and self._is_seen and self._options.tail:
             return before
         view = self._now.view
         if view is None:
             log.info("waiting for topics: the cluster has none that matches")
             self._check_gone(position, ())
+            self._is_seen = True
             return {}
         self._check_gone(position, view.topics)
         found: Look = {}
         for topic, now in view.topics.items():
             known = position.topics.get(topic)
-            looks = self._now.looks(topic, known)
             if known is None or known.topic_id in (None, now.topic_id):
+                looks = self._now.looks(topic, known)
                 found[topic] = TopicLook(topic, now.topic_id, looks, None)
                 continue
+            looks = self._now.looks(topic, None)
             assert known.topic_id is not None
             newer = NewerTopic(now.topic_id, looks.copy)
             old = self._in_tier(
@@ -114,6 +118,7 @@ class ClusterLooker:
             )
             left = {place.partition: look for place, look in old.items()}
             found[topic] = TopicLook(topic, known.topic_id, left, newer)
+        self._is_seen = True
         return found
 
     def again(self, ranges: Mapping[Place, tuple[str, int]]) -> Mapping[Place, LogLook]:

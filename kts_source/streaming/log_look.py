@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class NewerTopic:
 
     Attributes:
         topic_id: Its id.
-        partitions: Looks at its partitions.
+        partitions: Looks at its partitions, once.
     """
 
     topic_id: str
@@ -104,6 +104,20 @@ class TopicLook:
 
 Look: TypeAlias = dict[str, TopicLook]
 """Topics by name; those of which there is nothing are left out."""
+
+
+def where_stream_is(look: Look, position: StreamPosition) -> Look:
+    """A look with the incarnations that the stream is in: since it was made the stream may have
+    gone on in a newer one. The look itself where it has not.
+    """
+    moved = {}
+    for name, topic in look.items():
+        known, newer = position.topics.get(name), topic.newer
+        if known is not None and newer is not None and known.topic_id == newer.topic_id:
+            moved[name] = replace(
+                topic, topic_id=newer.topic_id, partitions=newer.partitions(), newer=None
+            )
+    return {**look, **moved} if moved else look
 
 
 class Looker(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -61,7 +62,9 @@ class Lister:
         self.tier = open_tier(options)
         self._describing = ThreadPoolExecutor(PLANNING_THREADS, "kts-describe")
         self.pool = ThreadPoolExecutor(PLANNING_THREADS, "kts-look")
-        self._layout = find_layout(options.layout, end_of_log=options.end_of_log)
+        self._layout = find_layout(
+            options.layout, end_of_log=options.end_of_log, paths=1 + len(options.disk_paths)
+        )
         self._listings: ListingMemory | None = None
         if self.tier.store.lists_in_pages and isinstance(self._layout, NamingLayout):
             interval_ms = options.stream.full_listing_interval_ms
@@ -69,6 +72,7 @@ class Lister:
         self._told: dict[str, object] = {}  # what was said of a topic, to say it once
         # Which of several incarnations is newest takes all their manifests to find out.
         self._settled: dict[str, tuple[frozenset[str], str]] = {}
+        self._older: dict[str, frozenset[str]] = {}  # than one that the stream was in since
 
     def close(self) -> None:
         """Lets the store and the threads go."""
@@ -203,11 +207,12 @@ class Lister:
                 topic=topic,
             )
         last = None if before is None else before.get(topic)
-        ids = {folder.topic_id for folder in folders}
         found: DiscoveredTopic | None
         if known is None:
             found = discover_topic(options, topic, folders, catalog, self.pool)
             newer = None
+            if asked is None:
+                self._note_older(found)
         else:
             here = [folder for folder in folders if folder.topic_id == known]
             # What has expired may come again: a partition without segments is no loss by itself.
@@ -216,7 +221,7 @@ class Lister:
             )
             found = discover_topic(pinned, topic, here, catalog, self.pool) if here else None
             newer = None
-            if ids - {known} and asked is None:
+            if asked is None:
                 newer = self._newer(topic, folders, known, catalog)
             if found is None and newer is None:
                 return None
@@ -240,28 +245,48 @@ class Lister:
     def _behind(self, newer: DiscoveredTopic | None, catalog: SegmentCatalog) -> NewerTopic | None:
         if newer is None:
             return None
-        return NewerTopic(newer.topic_id, lambda: self._partitions(newer.partitions, catalog, {}))
+        # Looked at once: what was found in the first look at a log is not to be found anew.
+        looks = cache(lambda: self._partitions(newer.partitions, catalog, {}))
+        return NewerTopic(newer.topic_id, looks)
 
     def _newer(
         self, topic: str, folders: Sequence[TopicFolder], known: str, catalog: SegmentCatalog
     ) -> DiscoveredTopic | None:
-        """The incarnation that has taken the place of the one that the stream is in."""
-        options = self._options
+        """The incarnation that has taken the place of the one that the stream is in.
+
+        One that was seen to be older is none, also when nothing else is left: the segments of the
+        stream's own may all have expired.
+        """
         ids = frozenset(folder.topic_id for folder in folders)
-        settled = self._settled.get(topic)
-        if settled == (ids, known):
+        unknown = ids - self._older.get(topic, frozenset()) - {known}
+        others = [folder for folder in folders if folder.topic_id in unknown]
+        # Of one without, the first copy is under way.
+        if not any(self._has_segments(folder, catalog) for folder in others):
             return None
-        if settled is not None and settled[0] == ids:
+        compared = [folder for folder in folders if folder.topic_id in {*unknown, known}]
+        options = self._options
+        settled = self._settled.get(topic)
+        is_settled = settled is not None and settled[0] == ids
+        if settled is not None and is_settled:
             options = replace(options, topic_ids={**options.topic_ids, topic: settled[1]})
         try:
-            found = discover_topic(options, topic, folders, catalog, self.pool)
-        except (DataLossError, TopicNotFoundError) as error:  # its first copy is under way
+            found = discover_topic(options, topic, compared, catalog, self.pool)
+        except (DataLossError, TopicNotFoundError) as error:  # another first copy is under way
             log.info("%s", error)
             return None
-        if not found.partitions:
-            return None
-        self._settled[topic] = ids, found.topic_id
-        return None if found.topic_id == known else found
+        if not is_settled:
+            self._note_older(found)
+            if unknown <= {*found.older_ids, found.topic_id}:
+                self._settled[topic] = ids, found.topic_id
+        return None if found.topic_id == known or not found.partitions else found
+
+    def _has_segments(self, folder: TopicFolder, catalog: SegmentCatalog) -> bool:
+        numbers = catalog.layout.partitions(catalog.store, folder)
+        return any(catalog.listed(folder, number).has_segments for number in numbers)
+
+    def _note_older(self, found: DiscoveredTopic) -> None:
+        known = self._older.get(found.topic, frozenset())
+        self._older[found.topic] = known | found.older_ids
 
 
 def _same(before: ListedPartition, now: ListedPartition) -> bool:

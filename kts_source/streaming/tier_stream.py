@@ -19,6 +19,7 @@ from kts_source.planning.plan_checks import check_plan
 from kts_source.streaming.admission import NO_LIMITS, BatchLimits, Place, admit
 from kts_source.streaming.batch import batch_ranges, check_gone
 from kts_source.streaming.lag import lag_to_json
+from kts_source.streaming.log_look import where_stream_is
 from kts_source.streaming.next_position import next_position
 from kts_source.streaming.pending import pending_partitions
 
@@ -59,6 +60,7 @@ class TierStream:
         self._answered: StreamPosition | None = None
         self._lag: tuple[Look, StreamPosition, dict[str, Any]] | None = None
         self._nothing_new: tuple[Look, StreamPosition] | None = None
+        self._has_failed = False
 
     def close(self) -> None:
         """Lets the store go."""
@@ -87,8 +89,7 @@ class TierStream:
             if not error.retriable or not self._has_answered or self._ends_here:
                 raise
             log.warning("the stream waits for its store: %s", error)
-            if self._look is not None:
-                self._nothing_new = self._look, position
+            self._has_failed = True
             self._answered = position
             return position
         self._has_answered = True
@@ -104,7 +105,7 @@ class TierStream:
             return None
         if self._lag is None or self._lag[0] is not look or self._lag[1] != position:
             lags = {}
-            for topic in look.values():
+            for topic in where_stream_is(look, position).values():
                 known = position.topics.get(topic.topic)
                 same = known is not None and known.topic_id in (None, topic.topic_id)
                 for number, part in topic.partitions.items():
@@ -135,7 +136,9 @@ class TierStream:
     def _next(self, position: StreamPosition, *, limited: bool) -> StreamPosition:
         tier = self._fresh(position)
         known = self._nothing_new
-        if known is not None and known[0] is tier and known[1] == position:
+        # What failed is not tried again before it is time for the next look, and then it is, even
+        # if that look shows nothing new.
+        if self._has_failed or (known is not None and known[0] is tier and known[1] == position):
             return position
         while True:
             chosen = self._chosen(position, tier, limited=limited)
@@ -145,12 +148,13 @@ class TierStream:
     def _fresh(self, position: StreamPosition) -> Look:
         """The last look, or a new one where it is old enough."""
         age_ms = (self._clock() - self._asked_at) * 1000
-        if self._look is not None and 0 <= age_ms < self._looker.interval_ms:
-            return self._look
-        try:
-            self._look = self._looker.look(position, self._look)
-        finally:
-            self._asked_at = self._clock()
+        if self._look is None or not 0 <= age_ms < self._looker.interval_ms:
+            self._has_failed = False
+            try:
+                self._look = self._looker.look(position, self._look)
+            finally:
+                self._asked_at = self._clock()
+        self._look = where_stream_is(self._look, position)
         return self._look
 
     def _chosen(

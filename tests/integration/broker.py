@@ -8,9 +8,9 @@ import subprocess
 import time
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from confluent_kafka import IsolationLevel, TopicPartition
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
 from tests.integration.admin import TIERED
@@ -18,12 +18,33 @@ from tests.integration.cluster import Cluster, ClusterSpec
 from tests.integration.dump_log_segments import dump_log_segments
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
 PartitionOffsets = dict[tuple[str, int], int]
+T = TypeVar("T")
 
 SETTLE_SECONDS = 90
+_UNSETTLED = frozenset(
+    {
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.FENCED_LEADER_EPOCH,
+    }
+)
+
+
+def once_it_leads(ask: Callable[[], T]) -> T:
+    """An answer of a broker that has just started, once it leads what is asked for."""
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            return ask()
+        except KafkaException as error:
+            if error.args[0].code() not in _UNSETTLED or time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
 
 
 @dataclass(frozen=True)
@@ -93,8 +114,13 @@ class Broker:
         """What the broker answers to a read_committed consumer that asks for the latest offset."""
         wanted = {TopicPartition(*pair): OffsetSpec.latest() for pair in partitions}
         admin = self.new_admin()
-        futures = admin.list_offsets(wanted, isolation_level=IsolationLevel.READ_COMMITTED)
-        return {(at.topic, at.partition): future.result().offset for at, future in futures.items()}
+
+        def ask() -> PartitionOffsets:
+            futures = admin.list_offsets(wanted, isolation_level=IsolationLevel.READ_COMMITTED)
+            found = ((at, future.result().offset) for at, future in futures.items())
+            return {(at.topic, at.partition): offset for at, offset in found}
+
+        return once_it_leads(ask)
 
     def console_offsets(self, topic: str, partition: int, start: int, isolation: str) -> list[int]:
         """The offsets that Kafka's console consumer prints from an offset on; nothing for 15 s is

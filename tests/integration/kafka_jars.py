@@ -46,6 +46,12 @@ SPARK_LAKE = (
     "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.10.0",
     "org.xerial:sqlite-jdbc:3.50.3.0",
 )
+SPARK_DELTA = {
+    "4.0": "io.delta:delta-spark_2.13:4.0.0",
+    "4.1": "io.delta:delta-spark_4.1_2.13:4.4.0",
+    "4.2": "io.delta:delta-spark_4.2_2.13:4.4.0",
+}
+"""Delta's own writer, for each Spark for which there is a release."""
 SPARK_PROVIDES_ALL = ("org.apache.spark:*", "org.scala-lang:*", "org.antlr:*", "org.slf4j:*")
 
 _POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
@@ -97,6 +103,18 @@ def spark_lake_jars() -> tuple[Path, ...]:
     Skips the calling test where java or mvn is absent, or fails it when the run promised them.
     """
     folder = _jars(_pom(SPARK_LAKE, SPARK_PROVIDES_ALL), "-DincludeScope=runtime")
+    return tuple(sorted(folder.glob("*.jar")))
+
+
+def spark_delta_jars(spark: str) -> tuple[Path, ...]:
+    """The jars that a Spark needs to write Delta tables.
+
+    Skips the calling test where java or mvn is absent, or fails it when the run promised them.
+
+    Args:
+        spark: One of `SPARK_DELTA`.
+    """
+    folder = _jars(_pom((SPARK_DELTA[spark],), SPARK_PROVIDES_ALL), "-DincludeScope=runtime")
     return tuple(sorted(folder.glob("*.jar")))
 
 

@@ -14,17 +14,16 @@ import os
 import random
 import secrets
 import shutil
-import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import NewTopic
 
 from kts_source import describe
 from segment_format.index.offset_checkpoint import parse_offset_checkpoint
-from tests.integration.broker import running_broker
+from tests.integration.broker import once_it_leads, running_broker
 from tests.integration.served_rows import Row, served
 from tests.kts_source.planning.scanning import scan
 
@@ -260,26 +259,16 @@ def _watermarks(broker: Broker, pairs: list[tuple[str, int]]) -> tuple[Offsets, 
         }
     )
     try:
-        found = {pair: _watermark(consumer, pair) for pair in pairs}
+
+        def asked(pair: tuple[str, int]) -> tuple[int, int]:
+            place = TopicPartition(*pair)
+            return once_it_leads(lambda: consumer.get_watermark_offsets(place, timeout=30))
+
+        found = {pair: asked(pair) for pair in pairs}
     finally:
         consumer.close()
     starts = {pair: low for pair, (low, _) in found.items()}
     return starts, {pair: high for pair, (_, high) in found.items()}
-
-
-def _watermark(consumer: Consumer, pair: tuple[str, int]) -> tuple[int, int]:
-    """Log start and end, once the broker that has just started leads the partition."""
-    deadline = time.monotonic() + 30
-    while True:
-        try:
-            low, high = consumer.get_watermark_offsets(TopicPartition(*pair), timeout=30)
-        except KafkaException as error:
-            unsettled = (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE)
-            if error.args[0].code() not in unsettled or time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)
-        else:
-            return low, high
 
 
 def _compare(disk: Path, broker_folder: Path, **given: str) -> int:

@@ -1,9 +1,11 @@
 """Queries that follow a live cluster and are killed over and over, while it is written, tiered,
-shortened by retention and restarted; `python -m tools.soak --only live` does it for half an hour.
+shortened by retention and restarted; `python -m tools.soak --only live` does it for half an hour,
+with every Spark.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import re
@@ -22,14 +24,11 @@ from tests.integration.following_consumer import FollowingConsumer
 from tests.integration.hybrid import assert_as_consumed, by_partition, hybrid_options
 from tests.integration.tier_mischief import tiered_segments
 from tests.needs import needs
-from tests.spark.stream_killing import HAS_PROC, SINKS, Query, interpreters
+from tests.spark.stream_killing import HAS_PROC, SINKS, Case, Query, interpreters
 
 if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Mapping
+    from collections.abc import Sequence
     from pathlib import Path
-
-    from tests.golden_data import IsolationLevel
 
 pytestmark = [
     pytest.mark.integration,
@@ -39,7 +38,8 @@ pytestmark = [
 
 SECONDS = int(os.environ.get("KTS_LIVE_SECONDS", "25"))
 PLACES = (("live-kept", 0), ("live-kept", 1), ("live-short", 0))
-RETENTION_MS = 420_000
+LONG = SECONDS >= 600
+RETENTION_MS = 900_000
 """Of the topic that is shortened: longer than a query is away, shorter than a soak."""
 RECORDS_PER_SECOND = 150.0
 
@@ -49,7 +49,7 @@ class Life:
 
     Args:
         cluster: Of one node.
-        queries: By isolation level. One at a time runs: the machine has two cores.
+        queries: One at a time runs: the machine has two cores.
         source: Decides what happens.
 
     Attributes:
@@ -59,7 +59,7 @@ class Life:
     def __init__(
         self,
         cluster: Cluster,
-        queries: Mapping[IsolationLevel, Query],
+        queries: Sequence[tuple[Case, Query]],
         source: random.Random,
         seed: int,
     ) -> None:
@@ -74,24 +74,24 @@ class Life:
         """Writes and restarts for so long, while queries run and are killed."""
         begun = time.monotonic()
         restart = self._random.uniform(0.3, 0.6) * min(seconds, 60)
-        level = self._random.choice(ISOLATION_LEVELS)
+        turns = itertools.cycle(self._queries)
         while time.monotonic() - begun < seconds:
-            level = next(other for other in ISOLATION_LEVELS if other != level)
-            driver = self._queries[level].begin(goes_on=True)
-            before, end = self._queries[level].batches, None
+            case, query = next(turns)
+            driver = query.begin(goes_on=True)
+            before, end = query.batches, None
             while end is None or time.monotonic() < end:
                 self._step(begun)
                 if time.monotonic() - begun > restart:
                     self._restart()
                     restart += self._random.uniform(20, 90)
-                if end is None and self._queries[level].batches > before:
+                if end is None and query.batches > before:
                     end = time.monotonic() + self._random.uniform(1, 15)
                 if driver.poll() is not None:
                     break
-            self._end(level, driver)
+            self.happened[f"{case}: {query.kill(driver, self._random)}"] += 1
         self._work.finish()
 
-    def ends(self, level: IsolationLevel) -> dict[tuple[str, int], int]:
+    def ends(self, level: str) -> dict[tuple[str, int], int]:
         """Where each partition ends for readers of an isolation level."""
         name = "last_stable" if level == "read_committed" else "latest"
         return {place: getattr(self._cluster.admin.offsets(*place), name) for place in PLACES}
@@ -106,18 +106,24 @@ class Life:
         self._cluster.restart_node(1, is_clean=is_clean)
         self.happened[f"broker {'stopped' if is_clean else 'killed'} and started"] += 1
 
-    def _end(self, level: IsolationLevel, driver: subprocess.Popen[str]) -> None:
-        victim = self._queries[level].kill(driver, self._random)
-        self.happened[f"query of {level}: {victim}"] += 1
+
+def chosen_cases(source: random.Random) -> list[Case]:
+    """A query of each isolation level; in a soak, of each Spark. Sinks take turns."""
+    sparks = source.sample(sorted(interpreters()), len(interpreters()) if LONG else 1)
+    sinks = source.sample(SINKS, 2)
+    return [
+        Case(spark if LONG else source.choice(sorted(interpreters())), level, sinks[turn % 2])
+        for number, spark in enumerate(sparks)
+        for turn, level in enumerate(ISOLATION_LEVELS, number)
+    ]
 
 
-@pytest.mark.timeout(SECONDS + 500)
+@pytest.mark.timeout(SECONDS + (1200 if LONG else 500))
 def test_each_row_once_while_everything_moves(tmp_path: Path) -> None:
     needs("java", "mvn")
     seed = int(os.environ.get("KTS_LIVE_SEED", secrets.randbits(31)))
     print(f"KTS_LIVE_SEED={seed}")  # noqa: T201
     source = random.Random(seed)
-    sinks = source.sample(SINKS, 2)
     with ExitStack() as stack:
         cluster = stack.enter_context(Cluster(tmp_path / "cluster"))
         cluster.admin.create_topic("live-kept", 2)
@@ -126,29 +132,30 @@ def test_each_row_once_while_everything_moves(tmp_path: Path) -> None:
             retention_ms=str(RETENTION_MS),
             message_timestamp_type="LogAppendTime",
         )
-        queries, consumers = {}, {}
-        for level, sink in zip(ISOLATION_LEVELS, sinks, strict=True):
-            spark, python = source.choice(sorted(interpreters().items()))
-            options = hybrid_options(cluster.bootstrap, cluster.tier, subscribePattern="live-.*")
-            options |= {"isolationLevel": level, "maxOffsetsPerTrigger": "20000"}
-            queries[level] = Query(python, tmp_path / level, options, sink)
-            print(f"{level}: Spark {spark}, {sink}")  # noqa: T201
-            consumers[level] = stack.enter_context(
-                FollowingConsumer(cluster.bootstrap, PLACES, level)
-            )
+        options = hybrid_options(cluster.bootstrap, cluster.tier, subscribePattern="live-.*")
+        options |= {"maxOffsetsPerTrigger": "20000"}
+        queries = []
+        for number, case in enumerate(chosen_cases(source)):
+            queries.append((case, Query(case, tmp_path / str(number), options)))
+            print(case)  # noqa: T201
+        consumers = {
+            level: stack.enter_context(FollowingConsumer(cluster.bootstrap, PLACES, level))
+            for level in ISOLATION_LEVELS
+        }
         life = Life(cluster, queries, source, seed)
         life.go_on(SECONDS)
-        for level, query in queries.items():
-            consumers[level].wait_for(life.ends(level))
+        for level, consumer in consumers.items():
+            consumer.wait_for(life.ends(level))
+        for _, query in queries:
             query.end()
         start = cluster.admin.offsets("live-short").earliest
         tiered = {place: len(tiered_segments(cluster.tier, *place)) for place in PLACES}
     rows = 0
-    for level, query in queries.items():
+    for case, query in queries:
         found = by_partition(query.written().to_batches())
         for given in found.values():
             given.sort(key=lambda row: row.offset)
-        assert_as_consumed(found, consumers[level].rows)
+        assert_as_consumed(found, consumers[case.isolation_level].rows)
         rows += sum(len(given) for given in found.values())
         said = query.log.read_text(errors="replace")
         assert not re.search(r"DataLoss|OffsetOutOfRange", said), said[-4000:]

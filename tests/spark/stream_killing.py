@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -10,64 +11,95 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from tests.golden_data import SPARK_SCHEMA
-from tests.integration.kafka_jars import spark_lake_jars
+from tests.golden_data import ISOLATION_LEVELS, SPARK_SCHEMA
+from tests.integration.kafka_jars import SPARK_DELTA, spark_delta_jars
 from tests.integration.spark_kafka import spark_python
 from tests.spark.stream_child import JARS
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from tests.golden_data import IsolationLevel
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 HAS_PROC: Final = Path("/proc/self/task").exists()
 SINKS: Final = ("parquet", "delta")
 SPARKS_DELTA: Final = "delta-spark"
-"""A Delta table by Spark itself: for 4.0 alone there is a release, on Maven Central."""
-VICTIMS: Final = ("all", "java", "python")
+"""A Delta table by Spark itself, where there is a release for it."""
+VICTIMS: Final = ("all", "driver", "java", "runner", "worker")
+"""All of its processes; the driver's Python; its JVM; the process that plans; one that reads."""
+BEGINS_SECONDS: Final = 240
+"""A query begins within, also where others have the machine."""
+OLDEST: Final = "4.0"
+NEWEST: Final = ".".join(version("pyspark").split(".")[:2])
+_RUNNER: Final = "python_streaming_source_runner"
 
 
-def sinks_of(spark: str) -> tuple[str, ...]:
-    """Those that a Spark can write here."""
-    return (*SINKS, SPARKS_DELTA) if spark == "40" and shutil.which("mvn") else SINKS
+class Case(NamedTuple):
+    """A kind of query.
+
+    Attributes:
+        spark: Its release.
+        sink: `parquet`, `delta` by `deltalake`, or `SPARKS_DELTA`.
+    """
+
+    spark: str
+    isolation_level: IsolationLevel
+    sink: str
+
+    def __str__(self) -> str:
+        return f"Spark {self.spark}, {self.isolation_level}, {self.sink}"
 
 
 def interpreters() -> dict[str, Path]:
     """Interpreters by their Spark: the oldest and the newest, and those between that are there."""
-    found = {"newest": Path(sys.executable), "40": spark_python()}
-    for release in ("41", "42"):
-        python = ROOT / f".venv-spark{release}" / "bin" / "python"
+    found = {NEWEST: Path(sys.executable), OLDEST: spark_python()}
+    for release in ("4.1", "4.2"):
+        python = ROOT / f".venv-spark{release.replace('.', '')}" / "bin" / "python"
         if python.exists():
-            found[release] = python
-    return found
+            found.setdefault(release, python)
+    return dict(sorted(found.items()))
+
+
+def cases() -> list[Case]:
+    """Every kind of query that can be run here."""
+    return [
+        Case(spark, level, sink)
+        for spark, level in itertools.product(interpreters(), ISOLATION_LEVELS)
+        for sink in (*SINKS, SPARKS_DELTA)
+        if sink != SPARKS_DELTA or (spark in SPARK_DELTA and shutil.which("mvn"))
+    ]
 
 
 class Query:
     """A query in processes of its own, over all that is tiered.
 
     Args:
-        python: Interpreter with the Spark.
+        case: Its Spark, isolation level and sink.
         folder: Gets its checkpoint and its sink.
-        options: Of the stream.
-        sink: One of `sinks_of` this Spark.
+        options: Of the stream, besides.
     """
 
-    def __init__(
-        self, python: Path, folder: Path, options: Mapping[str, str], sink: str = "parquet"
-    ) -> None:
+    def __init__(self, case: Case, folder: Path, options: Mapping[str, str]) -> None:
+        given = json.dumps({**options, "isolationLevel": case.isolation_level})
         self._command = [
-            *(str(python), "-m", "tests.spark.stream_child"),
-            *(str(folder / "checkpoint"), str(folder / "sink"), json.dumps(dict(options)), sink),
+            *(str(interpreters()[case.spark]), "-m", "tests.spark.stream_child"),
+            *(str(folder / "checkpoint"), str(folder / "sink"), given, case.sink),
         ]
         self.folder = folder
-        self._sink = sink
+        self._sink = case.sink
+        self._jars: tuple[Path, ...] = ()
+        if case.sink == SPARKS_DELTA:
+            self._jars = spark_delta_jars(case.spark)
         folder.mkdir(parents=True, exist_ok=True)
 
     @property
@@ -83,12 +115,11 @@ class Query:
 
     def begin(self, *, goes_on: bool = False) -> subprocess.Popen[str]:
         """Starts it, to run until all is written, or until it is killed."""
-        jars = ",".join(map(str, spark_lake_jars())) if self._sink == SPARKS_DELTA else ""
         with self.log.open("ab") as log:
             return subprocess.Popen(
                 [*self._command, "on" if goes_on else "once"],
                 cwd=ROOT,
-                env={**os.environ, JARS: jars},
+                env={**os.environ, JARS: ",".join(map(str, self._jars))},
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
@@ -97,7 +128,7 @@ class Query:
     def killed_behind(self, name: str) -> None:
         """Runs until a file appears in the folder, and is killed."""
         driver = self.begin()
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + BEGINS_SECONDS
         while not (self.folder / name).exists():
             assert time.monotonic() < deadline
             assert driver.poll() is None, name
@@ -111,7 +142,7 @@ class Query:
         driver = self.begin()
         before = self.batches
         wait = source.random() * 4
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + BEGINS_SECONDS
         while self.batches == before and driver.poll() is None:
             assert time.monotonic() < deadline
             time.sleep(0.005)
@@ -127,15 +158,17 @@ class Query:
         if driver.poll() is not None:
             driver.communicate()
             return "it had ended"
+        everyone = list(processes(driver.pid))
         if victim != "all":
-            below = [one for one in processes(driver.pid) if _name(one).startswith(victim)]
-            others = [one for one in below if one != driver.pid]
-            if others:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(source.choice(others), signal.SIGKILL)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                driver.wait(5)
-        kill(driver)
+            chosen = [one for one in everyone if _kind(one, driver) == victim]
+            if not chosen:  # workers end when they have nothing to do
+                victim, chosen = "driver", [driver.pid]
+            _kill(source.choice(chosen))
+            deadline = time.monotonic() + 5
+            while time.monotonic() < deadline and any(map(_lives, everyone)):
+                driver.poll()
+                time.sleep(0.05)
+        kill(driver, everyone)
         return victim
 
     def end(self) -> None:
@@ -172,15 +205,38 @@ def processes(parent: int) -> Iterator[int]:
                 yield from processes(int(child))
 
 
-def kill(driver: subprocess.Popen[str]) -> None:
-    """Kills a driver and all below it."""
-    for process in list(processes(driver.pid)):
-        with contextlib.suppress(ProcessLookupError):  # it followed its parent
-            os.kill(process, signal.SIGKILL)
+def kill(driver: subprocess.Popen[str], others: Iterable[int] = ()) -> None:
+    """Kills a driver and all below it.
+
+    Args:
+        driver: The process.
+        others: Those that were below it before.
+    """
+    for process in {*processes(driver.pid), *filter(_lives, others)}:
+        _kill(process)
     driver.communicate(timeout=30)
 
 
-def _name(process: int) -> str:
+def _kill(process: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it followed its parent
+        os.kill(process, signal.SIGKILL)
+
+
+def _lives(process: int) -> bool:
+    """Whether a process is one of a query still: what has ended may have given its number away."""
+    text = _read(process, "cmdline")
+    return "python" in text or "java" in text
+
+
+def _kind(process: int, driver: subprocess.Popen[str]) -> str:
+    if process == driver.pid:
+        return "driver"
+    if _read(process, "comm").startswith("java"):
+        return "java"
+    return "runner" if _RUNNER in _read(process, "cmdline") else "worker"
+
+
+def _read(process: int, name: str) -> str:
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{process}/comm").read_text()
+        return Path(f"/proc/{process}/{name}").read_text(errors="replace")
     return ""

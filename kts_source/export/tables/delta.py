@@ -175,7 +175,7 @@ class DeltaExportTable(ExportTable):
                 )
         except CommitFailedError:
             return False
-        except DeltaError as error:
+        except (DeltaError, OSError) as error:  # the latter where its store does not answer
             if snapshot is None and self._open() is not None:
                 return False
             raise self._failed("the Delta table did not take the commit", error) from None

@@ -10,8 +10,15 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import pyarrow as pa
 
-from kts_source.errors import CommitConflictError, ExportError, UnsupportedTargetError
+from kts_source.errors import (
+    CommitConflictError,
+    ExportError,
+    StoreUnavailableError,
+    TieredKafkaError,
+    UnsupportedTargetError,
+)
 from kts_source.export.fingerprint import check_fingerprint
+from kts_source.export.outages import is_outage
 from kts_source.export.ranges import OffsetRange, PartitionKey, advanced
 from kts_source.export.tables.open_target import open_target
 from kts_source.export.transforms.dead_letters import publish_dead_letters
@@ -279,14 +286,13 @@ class ExportTable(ABC):
         known = () if snapshot is None else self._known(snapshot)
         return [found for found in listed if found.key not in known]
 
-    def _failed(self, text: str, error: Exception) -> ExportError:
+    def _failed(self, text: str, error: Exception) -> TieredKafkaError:
         """The error for what a library raised, without credentials."""
         catalog = self._settings.catalog.reveal().items()
         hidden = {value for name, value in catalog if _CREDENTIAL.search(name)}
         hidden |= secret_values(self._settings.storage.reveal())
-        return ExportError(
-            f"{text}: {scrub(f'{type(error).__name__}: {error}', hidden)}", uri=self._uri
-        )
+        kind = StoreUnavailableError if is_outage(error) else ExportError
+        return kind(f"{text}: {scrub(f'{type(error).__name__}: {error}', hidden)}", uri=self._uri)
 
 
 def partitioned_otherwise(

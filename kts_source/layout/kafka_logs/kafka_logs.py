@@ -14,11 +14,13 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
+from kts_source.errors import TierNotFoundError
 from kts_source.layout.kafka_logs.described import described
 from kts_source.layout.kafka_logs.disks import Disks
 from kts_source.layout.kafka_logs.replica import Recovery
 from kts_source.layout.kafka_logs.surviving import surviving_log
 from kts_source.layout.layout import Orphan, PartitionListing, SegmentEntry, TopicFolder
+from kts_source.store.joined_store import beside
 
 if TYPE_CHECKING:
     from kts_source.layout.remote_segment import RemoteSegment
@@ -31,14 +33,16 @@ class KafkaLogsLayout:
 
     Args:
         end_of_log: Whether all whole batches are read, not only those below the high watermark.
+        paths: How many there are: those behind the first stand beside its store (`JoinedStore`).
     """
 
     name = "kafka-logs"
     folder_pattern = "[<broker>/[<disk>/]]<topic>-<partition>/"
     format_versions: tuple[str, ...] = ("1",)  # its files carry none
 
-    def __init__(self, *, end_of_log: bool) -> None:
+    def __init__(self, *, end_of_log: bool, paths: int = 1) -> None:
         self._end_of_log = end_of_log
+        self._beside = tuple(beside(number) for number in range(paths - 1))
         self._lock = threading.Lock()
         self._disks: dict[str, Disks] = {}
         self._described: dict[str, RemoteSegment] = {}
@@ -46,9 +50,16 @@ class KafkaLogsLayout:
     def topic_folders(
         self, store: ObjectStore, key_prefix: str, topic: str | None
     ) -> tuple[TopicFolder, ...]:
-        """One for each pair of topic and id; all share the folder above."""
+        """One for each pair of topic and id; all share the folder above.
+
+        Raises:
+            TierNotFoundError: One of several paths holds no log directory.
+        """
         root = key_prefix if not key_prefix or key_prefix.endswith("/") else f"{key_prefix}/"
         disks = self._below(store, root)
+        if 0 < len(disks.without) <= len(self._beside):  # a path that is wrong is no loss of disks
+            names = ", ".join(store.uri(one) for one in disks.without)
+            raise TierNotFoundError(f"option 'path': no log directory of a broker at {names}")
         return tuple(
             TopicFolder(name, topic_id, root)
             for name in sorted(disks.topics())
@@ -98,7 +109,8 @@ class KafkaLogsLayout:
     def _below(self, store: ObjectStore, root: str) -> Disks:
         with self._lock:
             if root not in self._disks:
-                self._disks[root] = Disks(store, (root,))
+                roots = (root, *(before + root for before in self._beside))
+                self._disks[root] = Disks(store, roots)
             return self._disks[root]
 
 

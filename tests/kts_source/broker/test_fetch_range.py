@@ -149,6 +149,24 @@ def test_what_never_passes_is_an_error_in_time(
     assert time.monotonic() - began < 15
 
 
+def test_offsets_that_compaction_emptied_below_the_last_stable_one(scene: Scene) -> None:
+    # A consumer of read_committed hears nothing then; this was once taken for a broker that waits.
+    builder = LogBuilder()
+    for number in range(9):
+        builder.append([SimpleRecord(b"%d" % number)] * 3)
+    builder.send(5, [SimpleRecord(b"open")] * 3)
+    log = fake_log(builder.build())
+    assert (log.stable, log.end) == (27, 30)
+    log.batches = [batch for batch in log.batches if batch.base not in (15, 18, 21, 24)]
+    scene.part.log = log
+    wanted = dataclasses.replace(scene.wanted, stop_offset=27, read_committed=True)
+    assert scene.offsets(wanted) == list(range(15))
+    # What is there is waited for, however long it takes.
+    scene.part.log = fake_log(builder.build())
+    scene.brokers.fail(FETCH, Fault(), *[Fault(edit=_empty)] * 11)
+    assert scene.offsets(wanted) == list(range(27))
+
+
 @pytest.mark.parametrize("code", [2, 29, 31, 35])
 def test_what_cannot_pass_is_an_error_at_once(scene: Scene, code: int) -> None:
     scene.brokers.fail(FETCH, Fault(), Fault(code))
@@ -247,6 +265,14 @@ def test_a_follower_that_is_near(scene: Scene, dead: bool) -> None:
         )
     assert scene.offsets() == list(range(END))
     assert any(node == 1 for node, *_ in scene.brokers.fetches) is not dead
+
+
+def test_a_follower_that_stays_silent_is_asked_no_more(scene: Scene) -> None:
+    scene.part.followers = {"here": 1}
+    scene.cluster = Cluster(scene.brokers.settings(partition_fetch_bytes=300, rack="here"))
+    scene.brokers.fail(FETCH, Fault(edit=_empty, node=1), times=100)
+    assert scene.offsets() == list(range(END))
+    assert [node for node, *_ in scene.brokers.fetches].count(1) == 3
 
 
 def test_the_next_request_is_under_way_while_batches_are_handed_out(scene: Scene) -> None:

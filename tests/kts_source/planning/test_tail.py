@@ -231,6 +231,17 @@ def test_another_topic_id_is_refused_unless_one_is_chosen(both: Both) -> None:
     assert both.offsets(topicId=TOPIC_ID) == expected(LOG)
 
 
+def test_partition_of_another_topic_id_alone_is_told(both: Both) -> None:
+    # Its `partition.metadata` was not copied, perhaps: nothing else tells that it is not read.
+    both.copy(LOG, 0, 1)
+    folder = both.disk.write(LOG).folder
+    folder.rename(folder.with_name(f"{TOPIC}-1"))
+    (folder.with_name(f"{TOPIC}-1") / "partition.metadata").unlink()
+    Disk(both.disk.root).write(LOG)
+    (note,) = plan(both.options()).notes
+    assert note == f"topic {TOPIC}: on disks, partitions [1] are of another topic id only"
+
+
 def test_topic_that_was_never_tiered_comes_from_the_disk(both: Both) -> None:
     both.disk.write(LOG)
     assert both.offsets() == expected(LOG)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from kts_source.errors import DataLossError
+from kts_source.errors import DataLossError, TieredKafkaError
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
 from kts_source.read import fallback
@@ -189,3 +189,40 @@ def test_a_log_start_that_moves_all_the_time(monkeypatch: pytest.MonkeyPatch, se
     assert found == sorted(set(found))
     assert set(range(end)) - set(found) <= lost
     assert set(range(served.log.log_start, end)) <= set(found)
+
+
+def test_scans_that_take_turns_are_bounded_each() -> None:
+    # Two scans whose tasks took turns in a process once reset each other's count, so both were
+    # moved onto the brokers altogether.
+    store: dict[str, bytes] = {}
+    writer = LocalTierWriter(store, topic="t", partition=0)
+    log = _log(1, appends=40)
+    (files,) = log.segments
+    writer.write_segment(files)
+    broken = {key: b"" if key.endswith(".log") else data for key, data in store.items()}
+    with FakeCluster() as cluster:
+        cluster.create("t", [FakePartition(fake_log(log))], uuid_from_text(writer.topic_id))
+        options = parse_options(
+            {
+                "path": "/",
+                "layout": "local-tiered-storage",
+                "subscribe": "t",
+                "kafka.bootstrap.servers": cluster.bootstrap,
+                "targetPartitionBytes": "300",
+            }
+        )
+        plan = plan_scan(options, Tier(MemoryStore(store)))
+        assert len(plan.tasks) > 4
+        settings = ReadSettings.of(options)
+        failed = []
+        for task in plan.tasks[:5]:
+            for place in (TaskPlace("one", 7), TaskPlace("other", 7), TaskPlace("one", 8)):
+                tier = Tier(MemoryStore(broken))
+                meter = TaskMeter(task, tier, place)
+                reader = SegmentSource(tier, options.key_ring)
+                try:
+                    list(read_task(task, reader, settings, meter=meter))
+                except TieredKafkaError as error:
+                    failed.append((place.scan, place.stage, error.message))
+    assert [one[:2] for one in failed] == [("one", 7), ("other", 7), ("one", 8)] * 2
+    assert all("3 slices before it failed alike" in text for _, _, text in failed)

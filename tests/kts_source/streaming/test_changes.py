@@ -12,7 +12,6 @@ import pytest
 from kts_source.errors import (
     DataLossError,
     OffsetOutOfRangeError,
-    StreamOffsetError,
     TopicNotFoundError,
 )
 from tests.golden_data import (
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 UNCOMMITTED: IsolationLevel = "read_uncommitted"
-RECREATED = ("Y0eIqb0wSCGvx1A44Duolw", "635qa4GBRgeRNLq3CIS0RA")
-"""Topic ids of the golden topic of that name, the earlier one first."""
 
 
 @pytest.fixture
@@ -307,52 +304,6 @@ def test_transactions_that_may_have_ended_in_a_hole_that_may_heal(tier: GrowingT
         assert before < stream.rows().num_rows
         expected = between(expected_table("txn", "read_committed"), 0, 1 << 60)
         assert_same_rows(stream.rows(), expected)
-
-
-# -- topics that are created again
-
-
-@pytest.mark.parametrize("old_objects_stay", [True, False])
-def test_a_topic_that_was_created_again(tier: GrowingTier, old_objects_stay: bool) -> None:
-    before, now = RECREATED
-    old, new = (tier.folder("recreated", topic_id=one) for one in (before, now))
-    tier.add(old, tier.stems(old))
-    stream = Running(tier.path, "recreated", maxSegmentsPerTrigger="1")
-    assert stream.batch()
-    if not old_objects_stay:
-        stream.all()
-        tier.remove(old, tier.stems(old))
-        for folder in (tier.here(old), tier.here(old).parent):
-            folder.rmdir()
-    tier.add(new, tier.stems(new))
-    if old_objects_stay:
-        assert stream.batch(), "what is tiered of the old one is read first"
-    with pytest.raises(DataLossError, match=f"created again.*{before}.*{now}"):
-        stream.batch()
-    previous = expected_table("recreated-previous", UNCOMMITTED)
-    assert_same_rows(stream.rows(), previous)
-    count = len(stream.batches)
-    stream.start(failOnDataLoss="false")
-    assert stream.all() == 2
-    end = stream.last
-    assert end["topics"]["recreated"]["id"] == now
-    fresh = Running(tier.path, "recreated", topicId=now)
-    fresh.all()
-    assert sum(stream.batches[at].num_rows for at in (count, count + 1)) == fresh.rows().num_rows
-    assert stream.rows().num_rows == previous.num_rows + fresh.rows().num_rows
-
-
-def test_a_checkpoint_of_another_topic_id_than_asked_for(tier: GrowingTier) -> None:
-    before, now = RECREATED
-    for one in (before, now):
-        folder = tier.folder("recreated", topic_id=one)
-        tier.add(folder, tier.stems(folder))
-    stream = Running(tier.path, "recreated", topicId=before)
-    stream.all()
-    assert stream.all() == 0, "who asks for an id gets that one"
-    stream.start(topicId=now)
-    with pytest.raises(StreamOffsetError, match=f"{before}.*'topicId' says {now}"):
-        stream.batch()
 
 
 # -- other readers

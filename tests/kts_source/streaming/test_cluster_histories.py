@@ -68,7 +68,7 @@ class Following:
             "layout": "local-tiered-storage" if world.shape.local else "aiven",
             "isolationLevel": self.isolation,
             "minListingIntervalMs": source.choice(("0", "1000000")),
-            "minBrokerPollIntervalMs": "0",
+            "minBrokerPollIntervalMs": source.choice(("0", "1000")),
             "kafka.bootstrap.servers": cluster.bootstrap,
             "kafka.request.timeout.ms": "5000",
             "kafka.fetch.max.wait.ms": "10",
@@ -81,6 +81,7 @@ class Following:
         self.position = INITIAL
         self.rows: list[Row] = []
         self.unsure: dict[int, int] = {}
+        self.clock = Clock()
         self.stream: TierStream | None = None
         self.truths: list[tuple[BuiltLog | None, int]] = []
         self.start()
@@ -89,7 +90,7 @@ class Following:
         """A new process."""
         if self.stream is not None:
             self.stream.close()
-        self.stream = TierStream(parse_any_options(self.options), Clock())
+        self.stream = TierStream(parse_any_options(self.options), self.clock)
 
     def refresh(self) -> None:
         """Brokers learn what has happened."""
@@ -106,7 +107,11 @@ class Following:
         self._cluster.create(TOPIC, [part for part, _ in both], uuid_from_text(topic_id))
 
     def poll(self) -> bool:
-        """One batch, sometimes planned again by another process; whether there was one."""
+        """One batch, sometimes by an earlier look, sometimes planned again by another process;
+        whether there was one.
+        """
+        if self._random.random() < 0.6:
+            self.clock.seconds += 1
         assert self.stream is not None
         end = self.stream.next(self.position)
         if end is self.position:
@@ -182,6 +187,7 @@ def _check(
             if not (is_last or source.random() < 0.3):
                 continue
             following.refresh()
+            following.clock.seconds += is_last
             try:
                 while following.poll():
                     if not is_last and source.random() < 0.3:

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from unittest import mock
 
 import pytest
 
-from kts_source.errors import DataLossError, OffsetOutOfRangeError, TopicNotFoundError
+from kts_source.errors import (
+    DataLossError,
+    OffsetOutOfRangeError,
+    StoreUnavailableError,
+    TopicNotFoundError,
+)
+from kts_source.streaming.cluster_look import ClusterLooker
+from kts_source.streaming.tier_stream import TierStream
 from segment_format.testing import LogBuilder, SimpleRecord
 from tests.kts_source.broker.fake_broker import FakeCluster, FakePartition
 from tests.kts_source.broker.fake_log import FakeLog, fake_log
 from tests.kts_source.streaming.running import Checkpointed
+from tests.kts_source.streaming.test_idle import POLLS, grown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,6 +85,21 @@ def test_who_waits_asks_for_topics_and_ends_alone(brokers: FakeCluster, topic: G
     stream.close()
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("topic")
+def test_ten_thousand_polls_of_brokers_grow_nothing(brokers: FakeCluster) -> None:
+    stream = following(brokers)
+    stream.all()
+
+    def poll() -> None:
+        assert not stream.choose()
+        assert stream.stream.lag() is not None
+        brokers.asked.clear()
+
+    assert grown(poll, POLLS) < POLLS // 10
+    stream.close()
+
+
 def test_brokers_are_asked_once_an_interval(brokers: FakeCluster, topic: Growing) -> None:
     stream = following(brokers, minBrokerPollIntervalMs="1000")
     stream.all()
@@ -108,6 +132,56 @@ def test_a_topic_that_is_deleted(brokers: FakeCluster) -> None:
     assert offsets(lenient) == [0, 1, 2] * 2, "the new one from its start"
     for stream in (strict, lenient, pattern):
         stream.close()
+
+
+def test_batches_of_a_topic_that_was_created_again_within_one_look(brokers: FakeCluster) -> None:
+    Growing(brokers)
+    stream = following(
+        brokers,
+        minBrokerPollIntervalMs="1000",
+        maxOffsetsPerTrigger="3",
+        failOnDataLoss="false",
+    )
+    stream.all()
+    del brokers.topics["t"]
+    Growing(brokers).append(3)
+    stream.clock.seconds += 1
+    stream.all()
+    assert offsets(stream) == [0, 1, 2, *range(12)]
+    stream.close()
+
+
+def test_epochs_of_a_topic_that_was_created_again_are_its_own(brokers: FakeCluster) -> None:
+    """What was read of the old one says nothing of who wrote the new one."""
+    part = FakePartition(written_by((5, 2)), epoch=5)
+    brokers.create("t", [part])
+    stream = following(brokers, maxOffsetsPerTrigger="9", failOnDataLoss="false")
+    stream.all()
+    assert stream.last["topics"]["t"] == {**stream.last["topics"]["t"], "e": {"0": 5}}
+    del brokers.topics["t"]
+    brokers.create("t", [FakePartition(written_by((0, 4), (5, 2)), epoch=5)])
+    assert stream.batch()
+    assert stream.last["topics"]["t"]["p"] == {"0": 9}
+    assert stream.last["topics"]["t"]["e"] == {"0": 0}
+    stream.close()
+
+
+@pytest.mark.parametrize(("whose", "name"), [(TierStream, "_plan"), (ClusterLooker, "_check_gone")])
+def test_what_an_outage_kept_from_being_read_is_read_behind_it(
+    brokers: FakeCluster, topic: Growing, whose: type, name: str
+) -> None:
+    """Although nothing more is produced."""
+    stream = following(brokers, minBrokerPollIntervalMs="1000")
+    stream.all()
+    topic.append(2)
+    stream.clock.seconds += 1
+    with mock.patch.object(whose, name, side_effect=StoreUnavailableError("no answer")):
+        assert not stream.batch()
+    assert not stream.batch(), "not before it is asked again"
+    stream.clock.seconds += 1
+    stream.all()
+    assert offsets(stream) == list(range(9))
+    stream.close()
 
 
 def test_retention_that_overtakes_the_stream(brokers: FakeCluster, topic: Growing) -> None:

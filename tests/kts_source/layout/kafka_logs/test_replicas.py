@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kts_source.errors import DataLossError
+import kts_source
+from kts_source.errors import DataLossError, InvalidOptionError, TierNotFoundError
 from kts_source.planning.planner import plan
 from segment_format.testing import LogBuilder, SimpleRecord
 from tests.kts_source.layout.kafka_logs.disk import (
@@ -145,7 +146,6 @@ def test_folders_set_aside_are_named_and_left_alone(
 
 
 def test_topic_that_was_created_again_is_chosen_by_its_id(tmp_path: Path) -> None:
-    from kts_source.errors import InvalidOptionError
 
     Disk(tmp_path / "a").write(LOG)
     again = Disk(tmp_path / "b").write(branch((0, 3), name="again"))
@@ -162,3 +162,56 @@ def test_checkpoint_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     (tmp_path / HIGH_WATERMARKS).write_text("0\n2\norders 0 5\n")
     with pytest.raises(CorruptSegmentError, match=HIGH_WATERMARKS):
         offsets(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["__consumer_offsets", "__cluster_metadata"])
+def test_a_pattern_does_not_match_kafka_s_own_topics(tmp_path: Path, name: str) -> None:
+    # They stand on the same disks; a consumer does not get them by a pattern either.
+    Disk(tmp_path).write(LOG).folder.rename(tmp_path / f"{name}-0")
+    Disk(tmp_path).write(LOG)
+    lines = ("0", "2", f"{TOPIC} 0 {END}", f"{name} 0 {END}", "")
+    (tmp_path / HIGH_WATERMARKS).write_text("\n".join(lines))
+    for given, topic in (({"subscribePattern": "."}, TOPIC), ({"subscribe": name}, name)):
+        found = plan({"path": str(tmp_path), "layout": "kafka-logs", **given})
+        assert [part.topic for part in found.partitions] == [topic]
+
+
+@pytest.fixture
+def apart(tmp_path: Path) -> tuple[Disk, Disk]:
+    """Two log directories in different places: a partition on both, one on the second alone."""
+    first = Disk(tmp_path / "mnt" / "a" / "kafka").write(LOG, high_watermark=0)
+    second = Disk(tmp_path / "srv" / "deep" / "down" / "kafka").write(LOG)
+    second.folder.rename(second.root / f"{TOPIC}-1")
+    Disk(second.root).write(LOG)
+    lines = ("0", "2", f"{TOPIC} 0 {END}", f"{TOPIC} 1 {END}", "")
+    (second.root / HIGH_WATERMARKS).write_text("\n".join(lines))
+    return first, second
+
+
+def test_several_paths_are_read_as_one(apart: tuple[Disk, Disk], tmp_path: Path) -> None:
+    first, second = apart
+    path = f"{first.root}, {second.root}"
+    given = {"path": path, "layout": "kafka-logs", "subscribe": TOPIC}
+    found = plan(given)
+    assert [(part.partition, part.wanted_stop) for part in found.partitions] == [(0, END), (1, END)]
+    once = expected(LOG)
+    # Planned here, read by a worker that has the options and the tasks.
+    assert kts_source.scan(given).to_table()["offset"].to_pylist() == once * 2
+    file = tmp_path / "plan.json"
+    file.write_text(found.to_json())
+    assert kts_source.scan({**given, "planFile": str(file)}).to_table().num_rows == 2 * len(once)
+    with pytest.raises(InvalidOptionError, match=r"several paths, so option .*'path'"):
+        plan({**given, "path": str(first.root), "planFile": str(file)})
+
+
+def test_each_of_several_paths_must_hold_disks(apart: tuple[Disk, Disk], tmp_path: Path) -> None:
+    first, _ = apart
+    (tmp_path / "typo").mkdir()
+    given = {"layout": "kafka-logs", "subscribe": TOPIC}
+    with pytest.raises(TierNotFoundError, match=r"'path': no log directory.*typo"):
+        plan({**given, "path": f"{first.root},{tmp_path / 'typo'}"})
+    with pytest.raises(InvalidOptionError, match="'path' names an empty path"):
+        plan({**given, "path": f"{first.root},"})
+    with pytest.raises(InvalidOptionError, match="holds credentials") as error:
+        plan({**given, "path": f"{first.root},s3://me:hidden@bucket"})
+    assert "hidden" not in str(error.value)
