@@ -51,9 +51,10 @@ bench: bench-needs  ## everything measured, with peers, in one run; renews bench
 bench-quick: bench-needs  ## the same with small inputs, a few minutes; figures go to build/bench
 	@tools/with_java.sh $(PY) -m benchmarks --quick
 
-# What a part of the benchmarks wants: the oldest Spark beside a broker, and an S3 server, as the tests build it.
+# What a part of the benchmarks wants: the oldest Spark beside a broker, Sail, and an S3 server, as the tests build it.
 bench-needs: $(STAMP)
 	@if command -v mvn >/dev/null; then .ci/spark_env; fi
+	@.ci/engines_env
 	@if command -v go >/dev/null; then $(PY) -c 'from tests.servers import VERSITYGW, go_program; go_program(VERSITYGW)'; fi
 
 lint: $(STAMP)  ## ruff and mypy --strict, tests too

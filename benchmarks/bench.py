@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from benchmarks.brokers import FilledBroker
+    from benchmarks.report import Row
 
 SPARK_4_0: Final = "Spark 4.0"
 NEWEST_SPARK: Final = "newest Spark"
@@ -188,6 +189,15 @@ class Bench:
                 if number:
                     runs[name].append(run)
         return {name: Timings(tuple(found)) for name, found in runs.items()}
+
+    def unless_skipped(self, title: str, part: Callable[[Bench], list[Row]]) -> list[Row]:
+        """The rows of a part of a part; none where this machine cannot run it, which is noted."""
+        try:
+            return part(self)
+        except SkippedError as skipped:
+            self.report.skipped[title] = str(skipped)
+            self.say(f"skipped: {title}: {skipped}")
+            return []
 
     def close(self) -> None:
         """Ends sessions and broker, removes scratch folders."""

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from benchmarks.alone import Alone, measure_alone
-from benchmarks.bench import NEWEST_SPARK, Bench, Contestant, SkippedError, Timings, ceiling
+from benchmarks.bench import NEWEST_SPARK, Bench, Contestant, Timings, ceiling
 from benchmarks.hour import hour_rows
 from benchmarks.loopback_s3 import s3_rows
 from benchmarks.report import Row, at_least
@@ -21,7 +21,7 @@ from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
 TASKS: Final = 12
 _ADDITIVE_GOAL: Final = 0.9
@@ -80,7 +80,7 @@ def _workloads(value_bytes: int, log_bytes: int) -> dict[str, Workload]:
 
 def run(bench: Bench) -> list[Row]:
     """Transactions, which need a broker and many rounds; then everything else."""
-    rows = _unless_skipped(bench, "transactions with 5 % aborts", _aborts)
+    rows = bench.unless_skipped("transactions with 5 % aborts", _aborts)
     log_bytes = (48 << 20) if bench.quick else (768 << 20)
     for value_bytes in (100,) if bench.quick else (100, 1000):
         workloads = _workloads(value_bytes, log_bytes)
@@ -88,16 +88,8 @@ def run(bench: Bench) -> list[Row]:
             workloads = {name: workloads[name] for name in _QUICK}
         rows += _compare(bench, workloads, value_bytes)
     rows += hour_rows(bench)
-    rows += _unless_skipped(bench, "scans from S3", s3_rows)
+    rows += bench.unless_skipped("scans from S3", s3_rows)
     return rows
-
-
-def _unless_skipped(bench: Bench, title: str, part: Callable[[Bench], list[Row]]) -> list[Row]:
-    try:
-        return part(bench)
-    except SkippedError as skipped:
-        bench.report.skipped[title] = str(skipped)
-        return []
 
 
 def _query(tier: Tier, workload: Workload, **more: str) -> Query:

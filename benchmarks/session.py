@@ -196,7 +196,9 @@ class Session:
 
 
 def _serve(spec: dict[str, Any]) -> None:
-    spark = _on_sail() if spec["on_sail"] else _on_spark(spec)
+    # Sail's server ends with its last reference.
+    server = _sail_server() if spec["on_sail"] else None
+    spark = _on_spark(spec) if server is None else _on_sail(server)
     print(json.dumps({"spark": spark.version}), flush=True)
     for line in sys.stdin:
         query = Query(**json.loads(line))
@@ -208,6 +210,8 @@ def _serve(spec: dict[str, Any]) -> None:
             answer = {"error": f"{type(error).__name__}: {error}"[:4000]}
         print(json.dumps(answer), flush=True)
     spark.stop()
+    if server is not None:
+        server.stop()
 
 
 def _on_spark(spec: dict[str, Any]) -> SparkSession:
@@ -223,14 +227,19 @@ def _on_spark(spec: dict[str, Any]) -> SparkSession:
     return spark
 
 
-def _on_sail() -> SparkSession:
+def _sail_server() -> Any:  # noqa: ANN401  # in an environment of its own
     from pysail.spark import SparkConnectServer
+
+    server = SparkConnectServer(port=0)
+    server.start(background=True)
+    return server
+
+
+def _on_sail(server: Any) -> SparkSession:  # noqa: ANN401
     from pyspark.sql import SparkSession
 
     from kts_source import register
 
-    server = SparkConnectServer(port=0)
-    server.start(background=True)
     address = f"sc://localhost:{server.listening_address[1]}"
     spark: SparkSession = SparkSession.builder.remote(address).getOrCreate()
     register(spark)

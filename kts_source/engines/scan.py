@@ -5,12 +5,10 @@ from __future__ import annotations
 import html
 import os
 import threading
-from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from kts_source.engines.handover import in_threads
-from kts_source.engines.task_reader import TaskReader, first_rows
+from kts_source.engines.task_reader import TaskReader
 from kts_source.errors import InvalidOptionError
 from kts_source.extras import require
 from kts_source.options import check_for_batch, parse_any_options
@@ -32,8 +30,6 @@ if TYPE_CHECKING:
 
 _TASK_BYTES: Final = 32 << 20
 """Threads that hand rows over in order wait for each other for as long as a task takes."""
-_SMALL: Final = 1 << 16
-"""Rows of a limit up to which one thread reads: a second one would read what nobody wants."""
 
 
 def scan(source: Mapping[str, str]) -> Scan:
@@ -198,21 +194,7 @@ class Scan:
             TieredKafkaError: See `plan` and `read_task`.
             ValueError: Fewer than one thread.
         """
-        if threads < 1:
-            raise ValueError(f"{threads} threads")
-        if self._most_rows == 0:
-            return
-        tasks = self.tasks
-        if self._most_rows is not None and self._most_rows <= _SMALL:
-            threads = 1
-        opened = self.task_reader.opened(tasks, progress)
-        with closing(opened):
-            if threads == 1 or len(tasks) < 2:
-                batches = opened.one_by_one()
-            else:
-                batches = in_threads(opened.reads, threads, ordered=ordered)
-            with closing(batches):
-                yield from first_rows(batches, self._most_rows)
+        return self._batches(threads, ordered=ordered, progress=progress, whole=False)
 
     def to_reader(
         self,
@@ -230,10 +212,8 @@ class Scan:
         """
         import pyarrow as pa
 
-        cores = os.cpu_count() or 1
-        batches = self.batches(
-            threads=cores if threads is None else threads, ordered=ordered, progress=progress
-        )
+        threads = (os.cpu_count() or 1) if threads is None else threads
+        batches = self.batches(threads=threads, ordered=ordered, progress=progress)
         return pa.RecordBatchReader.from_batches(self.schema, batches)
 
     def to_table(
@@ -243,7 +223,11 @@ class Scan:
         progress: Callable[[int, int], object] | None = None,
     ) -> pa.Table:
         """All rows in memory."""
-        return self.to_reader(threads=threads, progress=progress).read_all()
+        import pyarrow as pa
+
+        threads = (os.cpu_count() or 1) if threads is None else threads
+        batches = self._batches(threads, ordered=True, progress=progress, whole=True)
+        return pa.Table.from_batches(batches, self.schema)
 
     def to_pandas(self, *, threads: int | None = None) -> Any:  # noqa: ANN401  # pandas is not a dependency
         """All rows as a pandas frame of Arrow-backed columns, which keep nulls and whole numbers.
@@ -300,8 +284,8 @@ class Scan:
     def count(self, *, threads: int | None = None) -> int:
         """How many rows there are. Reads all bytes, but decodes next to nothing of them."""
         counted = self._like(replace(self._options, columns=("offset",)))
-        with counted.to_reader(threads=threads, ordered=False) as reader:
-            return sum(batch.num_rows for batch in reader)
+        threads = (os.cpu_count() or 1) if threads is None else threads
+        return sum(batch.num_rows for batch in counted.batches(threads=threads, ordered=False))
 
     def __arrow_c_schema__(self) -> object:
         """The schema, for whoever imports Arrow."""
@@ -331,6 +315,22 @@ class Scan:
             for name, text in facts.items()
         )
         return f"<table>{rows}</table>"
+
+    def _batches(
+        self,
+        threads: int,
+        *,
+        ordered: bool,
+        progress: Callable[[int, int], object] | None,
+        whole: bool,
+    ) -> Generator[pa.RecordBatch]:
+        """As `batches`; `whole`: whether the consumer takes all of them for certain."""
+        if threads < 1:
+            raise ValueError(f"{threads} threads")
+        if self._most_rows != 0:
+            yield from self.task_reader.batches(
+                self.tasks, threads, ordered=ordered, progress=progress, whole=whole
+            )
 
     def _facts(self) -> dict[str, str]:
         options = self._options

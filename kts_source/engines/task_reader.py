@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 import uuid
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from kts_source.read.read_settings import FOR_ENGINES
+from kts_source.engines.handover import in_threads
+from kts_source.read.read_settings import FOR_ENGINES, BatchLimits
 from kts_source.read.task_metrics import TaskPlace
 from kts_source.tier import open_tier
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from kts_source.options import ScanOptions
     from kts_source.read.task import ScanTask
     from kts_source.tier import Tier
+
+_SMALL: Final = 1 << 16
+"""Rows of a limit up to which one thread reads: a second one would read what nobody wants."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +49,40 @@ class TaskReader:
 
         if self.most_rows == 0:
             return
-        with closing(run_task(task, self.options, batches=FOR_ENGINES)) as rows:
+        limits = batch_limits(self.options, self.most_rows)
+        whole = self.most_rows is None
+        with closing(run_task(task, self.options, batches=limits, whole=whole)) as rows:
             yield from first_rows(rows, self.most_rows)
 
-    def opened(
-        self, tasks: Sequence[ScanTask], progress: Callable[[int, int], object] | None
-    ) -> OpenedTasks:
-        """The tasks of one run, of which each thread opens the tier once."""
-        return OpenedTasks(self.options, tasks, progress)
+    def batches(
+        self,
+        tasks: Sequence[ScanTask],
+        threads: int,
+        *,
+        ordered: bool,
+        progress: Callable[[int, int], object] | None,
+        whole: bool,
+    ) -> Generator[pa.RecordBatch]:
+        """The first `most_rows` rows of several tasks; see `Scan.batches`.
+
+        Args:
+            tasks: In order.
+            threads: How many tasks are read at a time.
+            ordered: Whether rows come in the order of the tasks.
+            progress: Called after each task.
+            whole: Whether the consumer takes all batches for certain.
+        """
+        most = self.most_rows
+        limits = batch_limits(self.options, most)
+        whole = whole and most is None
+        opened = OpenedTasks(self.options, tasks, limits, progress, whole=whole)
+        with closing(opened):
+            if threads == 1 or len(tasks) < 2 or (most is not None and most <= _SMALL):
+                batches = opened.one_by_one()
+            else:
+                batches = in_threads(opened.reads, threads, ordered=ordered)
+            with closing(batches):
+                yield from first_rows(batches, most)
 
 
 class OpenedTasks:
@@ -61,18 +91,25 @@ class OpenedTasks:
     Args:
         options: How, and from where.
         tasks: All of them, in order.
+        limits: When a batch is full.
         progress: See `Scan.batches`.
+        whole: See `run_task`.
     """
 
     def __init__(
         self,
         options: ScanOptions,
         tasks: Sequence[ScanTask],
+        limits: BatchLimits,
         progress: Callable[[int, int], object] | None,
+        *,
+        whole: bool,
     ) -> None:
         self._options = options
         self._tasks = tasks
+        self._limits = limits
         self._progress = progress
+        self._whole = whole
         self._lock = threading.Lock()
         # A store and its counters are one thread's.
         self._tiers: dict[int, Tier] = {}
@@ -104,7 +141,8 @@ class OpenedTasks:
             task,
             self._options,
             TaskPlace(self._run, partition=number),
-            batches=FOR_ENGINES,
+            batches=self._limits,
+            whole=self._whole,
             opened=self._tier(),
         )
         with closing(rows):
@@ -120,6 +158,15 @@ class OpenedTasks:
         if tier is None:
             tier = self._tiers[thread] = open_tier(self._options)
         return tier
+
+
+def batch_limits(options: ScanOptions, most_rows: int | None) -> BatchLimits:
+    """As for all engines, but no more rows than are wanted: the first of them need not wait for
+    bytes that nobody does. With a condition nobody knows how many rows that takes.
+    """
+    if not most_rows or options.where is not None:
+        return FOR_ENGINES
+    return replace(FOR_ENGINES, rows=min(FOR_ENGINES.rows, most_rows))
 
 
 def first_rows(batches: Iterator[pa.RecordBatch], most: int | None) -> Iterator[pa.RecordBatch]:

@@ -38,6 +38,7 @@ def run_task(
     place: TaskPlace = _NOWHERE,
     *,
     batches: BatchLimits = FOR_SPARK,
+    whole: bool = False,
     on_end: Callable[[TaskMetrics], object] = lambda _metrics: None,
     opened: Tier | None = None,
 ) -> Generator[pa.RecordBatch]:
@@ -48,6 +49,8 @@ def run_task(
         options: How, and from where.
         place: Which task of which scan.
         batches: How large batches grow.
+        whole: Whether all rows are wanted for certain, so that the first request need not stand
+            alone.
         on_end: Called with the sum when the task has ended, however it did.
         opened: The tier, where a thread reads task after task of it; it stays open.
 
@@ -60,7 +63,7 @@ def run_task(
     try:
         reader = SegmentSource(tier, options.key_ring)
         settings = replace(ReadSettings.of(options), batches=batches)
-        if place.partition:
+        if whole or place.partition:
             # LIMIT asks the first task alone; later ones are wanted whole and need not wait.
             ahead = replace(settings.read_ahead, slow_start=False)
             settings = replace(settings, read_ahead=ahead)

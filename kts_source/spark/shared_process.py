@@ -48,7 +48,8 @@ def few_batches(task: ScanTask, options: ScanOptions) -> Iterator[pa.RecordBatch
     """
     from kts_source.read.run_task import run_task
 
-    with _turns.one(), closing(run_task(task, options, batches=_LIMITS)) as rows:
+    # Whatever a query's limit, all tasks are read at once.
+    with _turns.one(), closing(run_task(task, options, batches=_LIMITS, whole=True)) as rows:
         yield from joined_at_last(rows)
 
 

@@ -87,10 +87,26 @@ class AsyncClient:
             )
 
         seconds = self._policy.request_deadline_seconds
-        coroutine = asyncio.wait_for(attempt(), seconds)
+        is_over = threading.Event()
+
+        async def while_wanted() -> T:
+            try:
+                return await attempt()
+            except Exception:
+                if is_over.is_set():
+                    # The loop would log what nobody waits for, with credentials in its text.
+                    raise asyncio.CancelledError from None
+                raise
+
+        coroutine = asyncio.wait_for(while_wanted(), seconds)
         future = asyncio.run_coroutine_threadsafe(coroutine, filesystem.loop)
+
+        def give_up() -> None:
+            is_over.set()
+            future.cancel()
+
         try:
-            with cancelled_by(future.cancel):
+            with cancelled_by(give_up):
                 return future.result()
         except concurrent.futures.CancelledError:
             raise CancelledFetchError from None
@@ -98,7 +114,7 @@ class AsyncClient:
             # The time-outs of a client (a silent connection) have a text, the deadline has none.
             raise TransientError(f"time-out: {scrub(str(error) or no_answer(seconds))}") from None
         finally:
-            future.cancel()  # when this thread was interrupted; else without effect
+            give_up()  # when this thread was interrupted; else without effect
 
     def close(self, disconnect: Callable[[Any], Coroutine[Any, Any, object]] | None = None) -> None:
         """Drops the file system of this process; `disconnect` ends its connections."""

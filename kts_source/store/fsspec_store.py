@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from kts_source.secret import Secret
 
-# What the file systems call the thing that changes with the bytes, best first.
-_VERSION_NAMES = ("ETag", "etag", "generation", "md5Hash", "content_md5")
 _TIME_NAMES = ("mtime", "LastModified", "last_modified", "updated", "modified", "created")
 _CLASS_NAMES = ("StorageClass", "storageClass", "access_tier", "blob_tier")
 
@@ -40,6 +38,8 @@ class FsspecStore(ClientStore):
 
     pinning = "the ETag, generation, or size and time looked up after every read"
     _absolute_keys = False
+    # What the file systems call the thing that changes with the bytes, best first.
+    _version_names: tuple[str, ...] = ("ETag", "etag", "generation", "md5Hash", "content_md5")
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class FsspecStore(ClientStore):
                 if entry["type"] == "directory":
                     found.append((key, None))
                 elif not entry["name"].endswith("/"):
-                    found.append((key, _info(key, entry)))
+                    found.append((key, self._info(key, entry)))
             # A folder sorts as its keys do: with the slash, by bytes.
             found.sort(key=lambda pair: key_order(pair[0] + "/" * (pair[1] is None)), reverse=True)
             return found
@@ -164,19 +164,40 @@ class FsspecStore(ClientStore):
             ) from None
 
     def _look_up(self, key: str) -> ObjectInfo:
-        entry = self._fresh("info", self._path(key))
+        return self._info(key, self._entry(key))
+
+    def _entry(self, key: str) -> dict[str, Any]:
+        entry: dict[str, Any] = self._fresh("info", self._path(key))
         if entry["type"] == "directory":
             raise FileNotFoundError
-        return _info(key, entry)
+        return entry
+
+    def _version_of(self, entry: Mapping[str, Any], _planned: str | None) -> str | None:
+        """What of an entry is compared with a planned version."""
+        return self._info("", entry).version
+
+    def _info(self, key: str, entry: Mapping[str, Any]) -> ObjectInfo:
+        size = int(entry["size"])
+        modified = _moment(_told(entry, _TIME_NAMES))
+        version, storage_class = _told(entry, self._version_names), _told(entry, _CLASS_NAMES)
+        if version is None:
+            version = size if modified is None else f"{size}-{modified}"
+        return ObjectInfo(
+            key,
+            size,
+            str(version),
+            None if modified is None else round(modified * 1000),
+            None if storage_class is None else str(storage_class),
+        )
 
     def _read(self, key: str, start: int, stop: int, version: str | None) -> bytes:
         data = bytes(self._call("cat_file", self._path(key), start=start, end=stop))
         if version is not None or len(data) != stop - start:
             self._tally.add(requests=1)
-            info = self._look_up(key)
-            check_version(info.version, version, uri=self.uri(key))
-            if info.size < stop:
-                raise beyond_end(info.size, start, stop, uri=self.uri(key))
+            entry = self._entry(key)
+            check_version(self._version_of(entry, version), version, uri=self.uri(key))
+            if (size := int(entry["size"])) < stop:
+                raise beyond_end(size, start, stop, uri=self.uri(key))
         return data
 
     def _fresh(self, method: str, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
@@ -225,22 +246,8 @@ def _status(error: Exception) -> int:
     return 0
 
 
-def _info(key: str, entry: dict[str, Any]) -> ObjectInfo:
-    def told(names: tuple[str, ...]) -> Any:  # noqa: ANN401
-        return next((entry[name] for name in names if entry.get(name)), None)
-
-    size = int(entry["size"])
-    modified = _moment(told(_TIME_NAMES))
-    version, storage_class = told(_VERSION_NAMES), told(_CLASS_NAMES)
-    if version is None:
-        version = size if modified is None else f"{size}-{modified}"
-    return ObjectInfo(
-        key,
-        size,
-        str(version),
-        None if modified is None else round(modified * 1000),
-        None if storage_class is None else str(storage_class),
-    )
+def _told(entry: Mapping[str, Any], names: tuple[str, ...]) -> Any:  # noqa: ANN401
+    return next((entry[name] for name in names if entry.get(name)), None)
 
 
 def _moment(value: object) -> float | None:

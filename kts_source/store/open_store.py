@@ -83,6 +83,14 @@ def open_store(
         from kts_source.store.s3_store import S3Store
 
         return S3Store(path, storage, retry_policy)
+    if scheme in ("gs", "gcs"):
+        from kts_source.store.gcs_store import GcsStore
+
+        return GcsStore(path, storage, retry_policy)
+    if scheme in ("abfs", "abfss", "az"):
+        from kts_source.store.azure_store import AzureStore
+
+        return AzureStore(path, storage, retry_policy)
     from kts_source.store.fsspec_store import FsspecStore
 
     return FsspecStore(path, storage, retry_policy)

@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import os
 import re
-import urllib.request
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from kts_source.secret import Secret
-from segment_format.tuning import is_on
+from kts_source.store.obstore_settings import (
+    LeftToFsspecError,
+    client_options,
+    require_known,
+    require_no_bundle,
+    require_no_proxy,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,11 +39,7 @@ _OF_PROFILES: Final = ("endpoint_url", "services", "s3")
 _OF_ENVIRONMENT: Final = (
     "AWS_ENDPOINT_URL",
     "AWS_ENDPOINT_URL_S3",
-    # obstore's own names for what s3fs would not see.
-    "AWS_ALLOW_INVALID_CERTIFICATES",
-    "AWS_PROXY_URL",
-    "AWS_PROXY_EXCLUDES",
-    "AWS_PROXY_CA_CERTIFICATE",
+    # obstore's own name for what s3fs would not see.
     "AWS_SSE_CUSTOMER_KEY_BASE64",
 )
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
@@ -47,21 +48,8 @@ _REGION: Final = re.compile(r"(?!cn-|us-iso|eu-isoe|eusc-)[a-z]{2}(-[a-z]+)+-[0-
 Keys: TypeAlias = tuple[str, str, str | None]
 
 
-class LeftToS3fsError(Exception):
-    """What is asked for is left to s3fs. The text says what, and holds no value of an option.
-
-    Args:
-        reason: The text.
-        was_asked: Whether a request was made.
-    """
-
-    def __init__(self, reason: str, *, was_asked: bool = False) -> None:
-        super().__init__(reason)
-        self.was_asked = was_asked
-
-
 @dataclass(frozen=True, slots=True)
-class RangeSettings:
+class S3RangeSettings:
     """What opens obstore's store of a bucket.
 
     Attributes:
@@ -86,13 +74,13 @@ class RangeSettings:
         Not for several threads at a time, as botocore's session is not.
 
         Raises:
-            LeftToS3fsError: The chain has none, or they are not obstore's to have.
+            LeftToFsspecError: The chain has none, or they are not obstore's to have.
         """
         if self.chain is None:
             return self._checked(self.keys)
         found = self.chain.get_credentials()
         if found is None:
-            raise LeftToS3fsError("there are no credentials")
+            raise LeftToFsspecError("there are no credentials")
         frozen = found.get_frozen_credentials()
         return self._checked(Secret((frozen.access_key, frozen.secret_key, frozen.token)))
 
@@ -100,7 +88,7 @@ class RangeSettings:
         """Refuses tokens where a redirect may lead anywhere: obstore sends them along."""
         given = keys.reveal()
         if not self.is_aws and given is not None and given[2] is not None:
-            raise LeftToS3fsError("temporary credentials at an endpoint of one's own")
+            raise LeftToFsspecError("temporary credentials at an endpoint of one's own")
         return keys
 
     def open(self, credentials: Secret[Keys | None]) -> Any:  # noqa: ANN401
@@ -124,7 +112,9 @@ class RangeSettings:
         )
 
 
-def range_settings(bucket: str, arguments: Mapping[str, Any], policy: RetryPolicy) -> RangeSettings:
+def range_settings(
+    bucket: str, arguments: Mapping[str, Any], policy: RetryPolicy
+) -> S3RangeSettings:
     """The settings that are to obstore what the arguments are to s3fs. Nothing is asked of a store.
 
     Args:
@@ -133,7 +123,7 @@ def range_settings(bucket: str, arguments: Mapping[str, Any], policy: RetryPolic
         policy: The deadline of a request.
 
     Raises:
-        LeftToS3fsError: obstore cannot do all of it.
+        LeftToFsspecError: obstore cannot do all of it.
     """
     config, client = arguments["config_kwargs"], arguments["client_kwargs"]
     _require_known(bucket, arguments)
@@ -143,30 +133,20 @@ def range_settings(bucket: str, arguments: Mapping[str, Any], policy: RetryPolic
     style = (config.get("s3") or {}).get("addressing_style")
     if given is None:
         if region is None or not _REGION.fullmatch(region):
-            raise LeftToS3fsError("the region is not given, or has endpoints of its own")
+            raise LeftToFsspecError("the region is not given, or has endpoints of its own")
         host = f"s3.{region}.amazonaws.com"
         endpoint = f"https://{bucket}.{host}" if style == "virtual" else f"https://{host}"
     elif style == "virtual":
-        raise LeftToS3fsError("virtual addresses of an endpoint of one's own")
+        raise LeftToFsspecError("virtual addresses of an endpoint of one's own")
     else:
         endpoint = given.rstrip("/")
-    if endpoint.startswith("https:") and (
-        session.get_config_variable("ca_bundle") or os.environ.get("REQUESTS_CA_BUNDLE")
-    ):
-        raise LeftToS3fsError("a bundle of certificates is named")
+    require_no_bundle(endpoint, session.get_config_variable("ca_bundle"))
     has_keys = arguments.get("key") is not None
     keys = (arguments["key"], arguments["secret"], arguments.get("token")) if has_keys else None
-    client_options: ClientConfig = {
-        "allow_http": endpoint.startswith("http:"),
-        "connect_timeout": f"{round(config['connect_timeout'] * 1e6)}us",
-        "read_timeout": f"{round(config['read_timeout'] * 1e6)}us",
-        # Ours ends sooner.
-        "timeout": f"{round(policy.request_deadline_seconds * 1e6) + 5_000_000}us",
-        "http1_only": True,
-    }
+    of_client = client_options(endpoint, config["connect_timeout"], config["read_timeout"], policy)
     if proxies := config.get("proxies"):
-        client_options["proxy_url"] = proxies["https" if endpoint[4] == "s" else "http"]
-    settings = RangeSettings(
+        of_client["proxy_url"] = proxies["https" if endpoint[4] == "s" else "http"]
+    settings = S3RangeSettings(
         endpoint,
         {
             "bucket": bucket,
@@ -174,7 +154,7 @@ def range_settings(bucket: str, arguments: Mapping[str, Any], policy: RetryPolic
             "virtual_hosted_style_request": style == "virtual",
             "request_payer": bool(arguments.get("requester_pays")),
         },
-        client_options,
+        of_client,
         Secret(keys),
         None if has_keys or arguments["anon"] else session,
         given is None,
@@ -186,12 +166,8 @@ def range_settings(bucket: str, arguments: Mapping[str, Any], policy: RetryPolic
 
 def _require_known(bucket: str, arguments: Mapping[str, Any]) -> None:
     """Refuses what only s3fs knows."""
-    import fsspec.config
-
-    if not is_on():
-        raise LeftToS3fsError("KTS_TUNING=off")
     if not _BUCKET.fullmatch(bucket) or bucket.endswith("--x-s3"):
-        raise LeftToS3fsError("the bucket's name is not an ordinary one")
+        raise LeftToFsspecError("the bucket's name is not an ordinary one")
     config = arguments["config_kwargs"]
     unknown = {
         *(arguments.keys() - _ARGUMENTS),
@@ -200,17 +176,14 @@ def _require_known(bucket: str, arguments: Mapping[str, Any]) -> None:
         *((config.get("s3") or {}).keys() - {"addressing_style"}),
         *((config.get("proxies") or {}).keys() - {"http", "https"}),
     }
-    if unknown:
-        raise LeftToS3fsError(f"storageOptions name {', '.join(sorted(unknown))}")
+    require_known(unknown, ("s3", "s3a"), "AWS_")
     if arguments.get("key") is not None and arguments.get("secret") is None:
-        raise LeftToS3fsError("an access key without its secret")
-    if fsspec.config.conf.get("s3") or fsspec.config.conf.get("s3a"):
-        raise LeftToS3fsError("fsspec's configuration speaks of S3")
+        raise LeftToFsspecError("an access key without its secret")
     for name in _OF_ENVIRONMENT:
         if os.environ.get(name):
-            raise LeftToS3fsError(f"{name} is set")
-    if "proxies" not in config and urllib.request.getproxies().keys() & {"http", "https", "all"}:
-        raise LeftToS3fsError("the environment names a proxy")
+            raise LeftToFsspecError(f"{name} is set")
+    if "proxies" not in config:
+        require_no_proxy()
 
 
 def _session(profile: str | None) -> Any:  # noqa: ANN401  # botocore ships no types
@@ -222,11 +195,11 @@ def _session(profile: str | None) -> Any:  # noqa: ANN401  # botocore ships no t
     try:
         scoped = session.get_scoped_config()
     except botocore.exceptions.BotoCoreError:
-        raise LeftToS3fsError("the AWS profile cannot be read") from None
+        raise LeftToFsspecError("the AWS profile cannot be read") from None
     for name in _OF_PROFILES:
         if scoped.get(name):
-            raise LeftToS3fsError(f"the AWS configuration has {name}")
+            raise LeftToFsspecError(f"the AWS configuration has {name}")
     for name in ("use_fips_endpoint", "use_dualstack_endpoint"):
         if session.get_config_variable(name):
-            raise LeftToS3fsError(f"the AWS configuration has {name}")
+            raise LeftToFsspecError(f"the AWS configuration has {name}")
     return session

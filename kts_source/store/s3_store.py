@@ -21,9 +21,9 @@ from kts_source.secret import Secret, scrub
 from kts_source.store.client_store import ClientStore
 from kts_source.store.http_answer import require_range
 from kts_source.store.object_store import ObjectInfo, check_version
+from kts_source.store.obstore_ranges import RangeError, RangeReader
 from kts_source.store.retry import DEFAULT_RETRY_POLICY, RetryPolicy, TransientError
-from kts_source.store.s3_range_settings import LeftToS3fsError
-from kts_source.store.s3_ranges import RangeError, RangeReader
+from kts_source.store.s3_range_settings import range_settings
 from kts_source.store.storage_options import s3_arguments
 
 if TYPE_CHECKING:
@@ -85,14 +85,19 @@ class S3Store(ClientStore):
         self._prefix = f"{prefix}/" if prefix else ""
         super().__init__(url, storage, retry_policy)
         self._check_key(prefix)
-        given: Mapping[str, Any] = s3_arguments(storage.reveal(), retry_policy)
-        self._ranges = RangeReader(self._bucket, Secret(given), retry_policy, self._tally)
+        given = Secret(s3_arguments(storage.reveal(), retry_policy))
+        self._ranges = RangeReader(
+            f"the bucket {self._bucket}",
+            "s3fs",
+            lambda: range_settings(self._bucket, given.reveal(), retry_policy),
+            retry_policy,
+            self._tally,
+        )
 
     @property
     def remarks(self) -> tuple[str, ...]:  # type: ignore[override]  # a constant elsewhere
         """See `ObjectStore.remarks`."""
-        why_not = self._ranges.why_not
-        return (f"s3fs reads the bucket {self._bucket}: {why_not}",) if why_not else ()
+        return self._ranges.remarks
 
     def uri(self, key: str) -> str:
         """See `ObjectStore.uri`."""
@@ -161,17 +166,14 @@ class S3Store(ClientStore):
         )
 
     def _read(self, key: str, start: int, stop: int, version: str | None) -> bytes:
-        path = self._prefix + key
-        if not self._ranges.can_read(path):
-            return self._read_by_s3fs(key, start, stop, version)
-        try:
-            return self._ranges.read(path, start, stop, version, uri=self.uri(key))
-        except LeftToS3fsError as error:
-            self._tally.add(requests=error.was_asked)
-            reason = str(error)
-        data = self._read_by_s3fs(key, start, stop, version)
-        self._ranges.leave_to_s3fs(reason)
-        return data
+        return self._ranges.read_or(
+            lambda: self._read_by_s3fs(key, start, stop, version),
+            self._prefix + key,
+            start,
+            stop,
+            version,
+            uri=self.uri(key),
+        )
 
     def _read_by_s3fs(self, key: str, start: int, stop: int, version: str | None) -> bytes:
         uri = self.uri(key)

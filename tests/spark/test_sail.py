@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import shutil
 import signal
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import functions
 from pyspark.sql.types import LongType
 
@@ -20,6 +22,8 @@ from kts_source.read.read_settings import BatchLimits
 from kts_source.spark import shared_process
 from tests.golden_data import (
     ISOLATION_LEVELS,
+    KEY_PREFIX,
+    TIER,
     TOPICS,
     IsolationLevel,
     assert_same_rows,
@@ -154,6 +158,12 @@ def test_no_channel_is_ever_full(sail: SparkSession, many_batches: None) -> None
         assert len(frame.limit(7).collect()) == 7  # the rest of the batches is dropped
         newest = frame.orderBy(functions.col("offset").desc()).select("offset").limit(1)
         assert newest.collect()[0][0] == max(expected["offset"].to_pylist())
+    # Who keeps all batches: a sort of all rows, and both sides of a join.
+    in_order = frame.orderBy("value", "offset").select("partition", "offset").toArrow()
+    assert in_order.num_rows == expected.num_rows
+    other = frame.select("partition", "offset", functions.col("value").alias("twin"))
+    (row,) = frame.join(other, ["partition", "offset"]).agg(functions.count("twin")).collect()
+    assert row[0] == sum(value is not None for value in expected["value"].to_pylist())
     batches = frame.select("offset").mapInArrow(lambda found: found, "offset bigint")
     assert batches.agg(functions.sum("offset")).collect()[0][0] == total
 
@@ -166,7 +176,7 @@ def test_backfill_through_it(sail: SparkSession, tmp_path: Path) -> None:
     assert found.num_rows == expected.num_rows
 
 
-def test_sql_and_errors(sail: SparkSession) -> None:
+def test_sql_over_a_view(sail: SparkSession) -> None:
     options = tier_options("txn", targetPartitionBytes="64k")
     sail.read.format("tiered-kafka").options(**options).load().createOrReplaceTempView("txn")
     expected = expected_table("txn", "read_committed")
@@ -177,5 +187,39 @@ def test_sql_and_errors(sail: SparkSession) -> None:
         if row["partition"] == 1
     ]
     assert [tuple(row) for row in rows] == [(len(offsets), max(offsets))]
-    with pytest.raises(Exception, match="did you mean"):
-        sail.read.format("tiered-kafka").options(**options, isolationLevl="x").load().count()
+
+
+# On Sail they come at the first action, and as one class of errors.
+@pytest.mark.parametrize(
+    ("options", "schema", "words"),
+    [
+        ({"path": ""}, None, "path"),
+        ({"isolationLevl": "x"}, None, "did you mean 'isolationLevel'"),
+        ({"subscribePattern": "b"}, None, "only one of"),
+        ({"subscribe": "codexx"}, None, r"no topic 'codexx'.*appendtime, codecs"),
+        ({}, "ofset bigint", "did you mean 'offset'"),
+        ({}, "offset int", "'offset' is bigint, not int"),
+        ({}, "value binary not null", "NOT NULL"),
+    ],
+)
+def test_mistakes_are_readable(
+    sail: SparkSession, options: dict[str, str], schema: str | None, words: str
+) -> None:
+    reader = sail.read.format("tiered-kafka").options(**{**tier_options("txn"), **options})
+    if schema is not None:
+        reader = reader.schema(schema)
+    with pytest.raises(PySparkException, match=words):
+        reader.load().count()
+
+
+def test_corrupt_bytes_are_named(sail: SparkSession, tmp_path: Path) -> None:
+    shutil.copytree(TIER, tmp_path / "tier")
+    (log,) = (tmp_path / "tier" / KEY_PREFIX).glob("codecs-*/0/00000000000000000000-*.log")
+    data = bytearray(log.read_bytes())
+    data[300_000] ^= 0xFF
+    log.write_bytes(data)
+    options = tier_options("codecs", path=str(tmp_path / "tier"))
+    with pytest.raises(PySparkException) as error:
+        sail.read.format("tiered-kafka").options(**options).load().count()
+    for part in ("topic codecs", "partition 0", "offset", str(log), "byte"):
+        assert part in str(error.value)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from contextlib import closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import pyarrow as pa
@@ -18,9 +18,13 @@ import pyarrow.compute as pc
 import pytest
 
 import kts_source
+from kts_source import metrics
 from kts_source.engines import scan as scan_module
 from kts_source.errors import InvalidOptionError, TieredKafkaError
 from kts_source.planning import planner
+from kts_source.read import run_task as run_task_module
+from kts_source.read.read_task import read_task
+from kts_source.spark.shared_process import few_batches
 from tests.golden_data import (
     ISOLATION_LEVELS,
     TIER,
@@ -32,9 +36,11 @@ from tests.golden_data import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from kts_source.planning.scan_plan import ScanPlan
+    from kts_source.read.read_settings import ReadSettings
 
 
 def scanned(topic: str = "txn", **options: str) -> kts_source.Scan:
@@ -130,6 +136,40 @@ def test_a_limit_gives_the_first_rows_and_reads_little() -> None:
         base.limit(-1)
     with pytest.raises(InvalidOptionError, match="other order"):
         base.limit(5).where("offset > 1")
+
+
+def test_a_limit_waits_for_no_row_that_it_does_not_give(tmp_path: Path) -> None:
+    base = scanned(metricsPath=tmp_path.as_uri())
+    assert base.limit(10).to_table().num_rows == 10
+    (task,) = base.tasks[:1]
+    assert sum(batch.num_rows for batch in base.limit(10).read_task(task)) == 10
+    assert [one.rows for one in metrics.summary(str(tmp_path)).tasks] == [10, 10]
+
+
+def test_only_who_may_stop_early_waits_for_a_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[bool] = []
+    real = read_task
+
+    def noted(task: Any, reader: Any, settings: ReadSettings, **more: Any) -> Any:  # noqa: ANN401
+        waits.append(settings.read_ahead.slow_start)
+        return real(task, reader, settings, **more)
+
+    monkeypatch.setattr(run_task_module, "read_task", noted)
+    base = scanned(targetPartitionBytes="256k")
+    first, *rest = base.tasks
+    assert rest
+
+    def waited(read: Callable[[], object]) -> list[bool]:
+        waits.clear()
+        read()
+        return waits
+
+    assert waited(lambda: base.to_table(threads=1)) == [False] * len(base.tasks)
+    assert waited(lambda: list(base.batches())) == [True, *[False] * len(rest)]
+    assert waited(lambda: base.limit(5).to_table()) == [True]
+    assert waited(lambda: list(base.read_task(first))) == [False]
+    assert waited(lambda: list(base.limit(5).read_task(first))) == [True]
+    assert waited(lambda: list(few_batches(first, base.task_reader.options))) == [False]
 
 
 def test_all_that_comes_from_a_scan_has_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,8 +75,6 @@ class Container:
 
 
 class TestAzurite(ObjectStoreSuite):
-    requests_per_pinned_read = 2
-    requests_per_object = 2
     knows_missing_root = False
 
     @pytest.fixture(scope="class")

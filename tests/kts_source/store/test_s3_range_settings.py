@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kts_source.store.s3_range_settings import LeftToS3fsError, range_settings
+from kts_source.store.obstore_settings import LeftToFsspecError
+from kts_source.store.s3_range_settings import range_settings
 from kts_source.store.s3_store import S3Store
 from kts_source.store.storage_options import s3_arguments, storage_options_from
 from tests.kts_source.store.one_object import KEYS, QUICK
@@ -110,7 +111,7 @@ def test_what_only_s3fs_knows_is_left_to_it(
         prepare(monkeypatch)
     keys = {} if "s3.profile-name" in options else KEYS
     storage = storage_options_from({**keys, **options})
-    with pytest.raises(LeftToS3fsError, match=reason):
+    with pytest.raises(LeftToFsspecError, match=reason):
         range_settings("bucket", s3_arguments(storage.reveal()), QUICK)
     store = S3Store("s3://bucket", storage)
     assert store._ranges.why_not
@@ -120,12 +121,12 @@ def test_what_only_s3fs_knows_is_left_to_it(
 @pytest.mark.parametrize("name", ["arn:aws:s3:::x", "Upper", "x--x-s3", "a"])
 def test_odd_buckets_are_left_to_s3fs(clean_environment: None, name: str) -> None:
     arguments = s3_arguments({**KEYS, "s3.region": "eu-west-3"})
-    with pytest.raises(LeftToS3fsError, match="ordinary"):
+    with pytest.raises(LeftToFsspecError, match="ordinary"):
         range_settings(name, arguments, QUICK)
 
 
 def test_the_options_of_a_store_are_json_alone() -> None:
     """What only obstore has can be asked for by no option: a plan means the same everywhere."""
     options = storage_options_from({**KEYS, "storageOptions": json.dumps({"client_options": {}})})
-    with pytest.raises(LeftToS3fsError, match="client_options"):
+    with pytest.raises(LeftToFsspecError, match="client_options"):
         range_settings("bucket", s3_arguments(options.reveal()), QUICK)

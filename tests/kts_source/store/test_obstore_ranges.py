@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import logging
 import pickle
 import ssl
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -21,8 +24,11 @@ from kts_source.errors import (
     StoreUnavailableError,
     TruncatedObjectError,
 )
+from kts_source.store.async_client import AsyncClient
+from kts_source.store.cancel import Cancellation, CancelledFetchError
+from kts_source.store.counters import Tally
+from kts_source.store.obstore_ranges import _Loop, read_error
 from kts_source.store.s3_range_settings import range_settings
-from kts_source.store.s3_ranges import read_error
 from kts_source.store.s3_store import S3Store
 from kts_source.store.storage_options import s3_arguments
 from tests.integration.certificates import make_certificates
@@ -218,7 +224,7 @@ def test_a_wrong_region_is_left_to_s3fs(
     bucket.error = 400, "AuthorizationHeaderMalformed"
     store = bucket.store(**KEYS)
     monkeypatch.setattr(S3Store, "_read_by_s3fs", lambda *_arguments: DATA[:4])
-    with caplog.at_level(logging.INFO, "kts_source.store.s3_ranges"):
+    with caplog.at_level(logging.INFO, "kts_source.store.obstore_ranges"):
         assert store.get_range("x", 0, 4) == DATA[:4]
         assert store.get_range("x", 0, 4) == DATA[:4]
     assert len(bucket.seen) == 1, "obstore is not asked again"
@@ -285,3 +291,38 @@ def test_errors_are_read(name: str, text: str, expected: tuple[int, str]) -> Non
     failure = read_error(name, text)
     assert (failure.status, failure.code) == expected
     assert "Debug" not in failure.text
+
+
+# -- what nobody waits for any more
+
+
+def test_a_failure_that_nobody_waits_for_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """The event loop would log it when the garbage is collected, whatever its text holds."""
+    client = AsyncClient(_Loop, QUICK, Tally())
+    begun, ended = threading.Event(), threading.Event()
+
+    async def attempt(_loop: object) -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            ended.set()
+            raise ValueError("with a secret") from None
+
+    scope = Cancellation()
+    with ThreadPoolExecutor(1) as pool:
+
+        def read() -> None:
+            with scope.scope():
+                client.run(attempt)
+
+        reading = pool.submit(read)
+        assert begun.wait(10)
+        scope.cancel()
+        with pytest.raises(CancelledFetchError):
+            reading.result(10)
+        assert ended.wait(10)
+    for _ in range(3):
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0.01), _Loop().loop).result(10)
+        gc.collect()
+    assert "secret" not in caplog.text

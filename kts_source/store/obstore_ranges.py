@@ -1,8 +1,8 @@
-"""Ranged reads from S3 through obstore, at half the processor time of s3fs.
+"""Ranged reads through obstore, at half the processor time of s3fs and adlfs.
 
-Only that: listings and look-ups stay with s3fs, since obstore takes prefixes as whole folders and
+Only that: listings and look-ups stay with those, since obstore takes prefixes as whole folders and
 tells no storage class. So do keys whose path obstore would change, and whatever the options ask for
-that `s3_range_settings` does not know. What obstore says about a failure is text, which only
+that a cloud's settings do not know. What obstore says about a failure is text, which only
 `read_error` reads.
 """
 
@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING, Any, Final
 from kts_source.errors import StoreError
 from kts_source.store.async_client import AsyncClient
 from kts_source.store.object_store import beyond_end, check_version
+from kts_source.store.obstore_settings import LeftToFsspecError
 from kts_source.store.retry import TransientError
-from kts_source.store.s3_range_settings import LeftToS3fsError, RangeSettings, range_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable
 
     from obstore import GetOptions
 
     from kts_source.secret import Secret
     from kts_source.store.counters import Tally
+    from kts_source.store.obstore_settings import RangeSettings
     from kts_source.store.retry import RetryPolicy
-    from kts_source.store.s3_range_settings import Keys
 
 log = logging.getLogger(__name__)
 
@@ -46,9 +46,10 @@ _STATUS_OF_CLASS: Final = {
     "PreconditionError": 412,
     "NotModifiedError": 304,
 }
-_START_BEHIND_END: Final = "Wanted range starting at"
-# The region is wrong, or the answer lacks what obstore insists on: s3fs knows better.
-_FOR_S3FS: Final = ("Received redirect", "ETag Header missing", "Last-Modified Header missing")
+# The second is Azurite's range of an empty object.
+_START_BEHIND_END: Final = ("Wanted range starting at", '"bytes 0--1/0"')
+# The region is wrong, or the answer lacks what obstore insists on: the other library knows better.
+_FOR_THE_OTHER: Final = ("Received redirect", "ETag Header missing", "Last-Modified Header missing")
 _WRONG_REGION: Final = frozenset({"AuthorizationHeaderMalformed", "IllegalLocationConstraint"})
 _DEBUG: Final = "\n\nDebug source"
 _CAUSE: Final = re.compile(r'"([^"\\]+)"|\b(IncompleteMessage|TimedOut|ConnectionReset)\b')
@@ -73,52 +74,88 @@ class RangeReader:
     """Reads ranges of a bucket's objects in this process; made anew after a fork.
 
     Args:
-        bucket: Its name.
-        arguments: As `s3fs.S3FileSystem` takes them.
+        place: The bucket or container, for people.
+        other: The library that reads where obstore cannot.
+        settings: Makes the settings; asks nothing of the store. Raises `LeftToFsspecError`.
         policy: Deadlines.
         tally: Where second requests are counted.
+        by_generation: Whether a version is Google's generation, not an ETag.
+        doubted: Statuses of HTTP that the other library must confirm.
     """
 
     def __init__(
         self,
-        bucket: str,
-        arguments: Secret[Mapping[str, Any]],
+        place: str,
+        other: str,
+        settings: Callable[[], RangeSettings],
         policy: RetryPolicy,
         tally: Tally,
+        *,
+        by_generation: bool = False,
+        doubted: frozenset[int] = frozenset(),
     ) -> None:
-        self._bucket = bucket
-        self._arguments = arguments
-        self._policy = policy
+        self._place = place
+        self._other = other
+        self._make_settings = settings
+        self._by_generation = by_generation
+        self._doubted = doubted
+        self._tally = tally
         self._client = AsyncClient(_Loop, policy, tally)
         self._lock = threading.Lock()
         self._settings: RangeSettings | None = None
-        self._opened: tuple[Secret[Keys | None], Any] | None = None
+        self._opened: tuple[Secret[Any], Any] | None = None
         self._has_answered = False
         self._reason: str | None = None
 
     @property
     def why_not(self) -> str:
-        """Why s3fs reads instead, or empty. It asks nothing of the store."""
+        """Why the other library reads instead, or empty. It asks nothing of the store."""
         if _process.is_child_of_a_user:
             return "obstore was used before this process was forked"
         if self._reason is None:
             try:
-                self._settings = range_settings(
-                    self._bucket, self._arguments.reveal(), self._policy
-                )
+                self._settings = self._make_settings()
                 self._reason = ""
-            except LeftToS3fsError as error:
-                self.leave_to_s3fs(str(error))
+            except LeftToFsspecError as error:
+                self.leave(str(error))
         return self._reason or ""
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """For `ObjectStore.remarks`: who reads and why, where it is not obstore."""
+        why_not = self.why_not
+        return (f"{self._other} reads {self._place}: {why_not}",) if why_not else ()
 
     def can_read(self, key: str) -> bool:
         """Whether obstore asks for this very key: it drops empty parts of a path."""
         return not self.why_not and "" not in key.split("/") and key.isprintable()
 
-    def leave_to_s3fs(self, reason: str) -> None:
+    def leave(self, reason: str) -> None:
         """No more reads by obstore."""
         self._reason = reason
-        log.info("s3fs reads the bucket %s: %s", self._bucket, reason)
+        log.info("%s reads %s: %s", self._other, self._place, reason)
+
+    def read_or(
+        self,
+        otherwise: Callable[[], bytes],
+        key: str,
+        start: int,
+        stop: int,
+        version: str | None,
+        *,
+        uri: str,
+    ) -> bytes:
+        """As `read`, but `otherwise` reads where obstore cannot; for good, if it then succeeds."""
+        if not self.can_read(key):
+            return otherwise()
+        try:
+            return self.read(key, start, stop, version, uri=uri)
+        except LeftToFsspecError as error:
+            self._tally.add(requests=error.was_asked)
+            reason = str(error)
+        data = otherwise()
+        self.leave(reason)
+        return data
 
     def read(self, key: str, start: int, stop: int, version: str | None, *, uri: str) -> bytes:
         """One attempt to read [start, stop) of an object of that version; None takes any.
@@ -127,7 +164,7 @@ class RangeReader:
             TransientError: Another answer than asked for.
             TruncatedObjectError: The object ends before `stop`.
             ObjectChangedError: It is of another version.
-            LeftToS3fsError: s3fs may do better, or else names better what is wrong.
+            LeftToFsspecError: The other library may do better, or else names better what is wrong.
             RangeError: Anything else.
         """
         from obstore import exceptions, get_async
@@ -136,14 +173,14 @@ class RangeReader:
         store = self._store()
         options: GetOptions = {"range": (start, stop)}
         if version is not None:
-            options["if_match"] = version
+            options["version" if self._by_generation else "if_match"] = version
 
         async def attempt(_loop: _Loop) -> bytes:
             answer = await get_async(store, key, options=options)
-            etag = answer.meta.get("e_tag")
-            if etag is None and version is not None:
-                raise TransientError("the answer has no ETag")
-            check_version(etag, version, uri=uri)
+            found = answer.meta["version"] if self._by_generation else answer.meta["e_tag"]
+            if found is None and version is not None:
+                raise TransientError("the answer has no version")
+            check_version(found, version, uri=uri)
             first, end = answer.range
             if (first, end) != (start, stop):
                 if first == start and end < stop and answer.meta["size"] == end:
@@ -162,9 +199,9 @@ class RangeReader:
             data = self._client.run(attempt, hedge=True)
         except (exceptions.BaseError, FileNotFoundError) as error:
             failure = read_error(type(error).__name__, str(error))
-            if self._may_be_better_by_s3fs(failure):
-                reason = "obstore's request failed where that of s3fs did not"
-                raise LeftToS3fsError(reason, was_asked=True) from None
+            if self._may_be_better_otherwise(failure):
+                reason = f"obstore's request failed where that of {self._other} did not"
+                raise LeftToFsspecError(reason, was_asked=True) from None
             raise failure from None
         self._has_answered = True
         return data
@@ -177,24 +214,33 @@ class RangeReader:
             self._opened = None
         self._client.close()
 
-    def _may_be_better_by_s3fs(self, failure: RangeError) -> bool:
+    def _may_be_better_otherwise(self, failure: RangeError) -> bool:
         if failure.status != 0:
-            return failure.code in _WRONG_REGION
-        # A certificate that only s3fs trusts looks like a connection that failed.
+            return failure.code in _WRONG_REGION or failure.status in self._doubted
+        # A certificate that only the other trusts looks like a connection that failed.
         is_encrypted = self._settings is not None and self._settings.endpoint[:6] == "https:"
         untrusted = is_encrypted and not self._has_answered
-        return untrusted or any(one in failure.text for one in _FOR_S3FS)
+        return untrusted or any(one in failure.text for one in _FOR_THE_OTHER)
 
     def _store(self) -> Any:  # noqa: ANN401  # obstore's
         """The store for the credentials of now."""
         settings = self._settings
         if settings is None:
-            raise StoreError("obstore cannot read here", uri=f"s3://{self._bucket}")
+            raise StoreError(f"obstore cannot read {self._place}", uri="")
         with self._lock:
             credentials = settings.credentials()
             if self._opened is None or self._opened[0] != credentials:
-                self._opened = credentials, settings.open(credentials)
+                self._opened = credentials, self._open(settings, credentials)
             return self._opened[1]
+
+    def _open(self, settings: RangeSettings, credentials: Secret[Any]) -> Any:  # noqa: ANN401
+        """Such as with files of credentials in the environment, which obstore reads in any case."""
+        from obstore.exceptions import BaseError
+
+        try:
+            return settings.open(credentials)
+        except (BaseError, OSError, ValueError):
+            raise LeftToFsspecError("obstore does not open it") from None
 
 
 def read_error(class_name: str, text: str) -> RangeError:
@@ -208,7 +254,7 @@ def read_error(class_name: str, text: str) -> RangeError:
     answer = _ANSWER.search(told)
     status = _STATUS_OF_CLASS.get(class_name, 0)
     if answer is None:
-        if status == 0 and _START_BEHIND_END in told:
+        if status == 0 and any(one in told for one in _START_BEHIND_END):
             status = 416
         _, _, why = debug.partition("HttpError {")
         causes = ", ".join(a or b for a, b in _CAUSE.findall(why))

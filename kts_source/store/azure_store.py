@@ -1,0 +1,39 @@
+"""Azure Blob Storage, through adlfs and obstore. The version of a blob is its ETag."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+from kts_source.errors import ArchivedObjectError
+from kts_source.store.azure_range_settings import AzureRangeSettings, azure_range_settings
+from kts_source.store.obstore_ranges import RangeError
+from kts_source.store.ranged_store import RangedStore
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_ETAG: Final = re.compile(r'"[^"]+"')
+
+
+class AzureStore(RangedStore):
+    """Objects of `abfs://container[/prefix]`."""
+
+    pinning = "conditional reads (If-Match), or the ETag looked up after every read"
+    _place = "container"
+    _library = "adlfs"
+
+    def _settings_of(self, filesystem: Any, arguments: Mapping[str, Any]) -> AzureRangeSettings:  # noqa: ANN401
+        client = filesystem.service_client
+        return azure_range_settings(self._bucket, client, arguments, self._retry_policy)
+
+    def _can_pin(self, version: str) -> bool:
+        return _ETAG.fullmatch(version) is not None  # older versions of adlfs leave the quotes out
+
+    def _failure(self, error: Exception, key: str, *, listing: bool) -> tuple[int, str]:
+        status, text = super()._failure(error, key, listing=listing)
+        if isinstance(error, RangeError) and error.code == "BlobArchived":
+            raise ArchivedObjectError(
+                f"the object is archived and must be restored first: {text}", uri=self.uri(key)
+            ) from None
+        return status, text

@@ -1,0 +1,137 @@
+"""What an engine leaves out is not asked for: requests and bytes as an S3 server sees them."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import duckdb
+import polars as pl
+import pytest
+
+import kts_source
+from tests.faulty_proxy import faulty_proxy
+from tests.golden_data import KEY_PREFIX, TIER, expected_table, tier_options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.faulty_proxy import Answer
+    from tests.s3 import S3Server
+
+pytestmark = pytest.mark.s3
+
+LATE = '"partition" = 1 and "offset" >= 3000'
+NEVER = "timestamp > timestamptz '2100-01-01'"
+ODD = "octet_length(value) % 3 = 1"
+
+
+class Wire:
+    """Counts what goes over it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.requests = self.bytes = 0
+
+    def choose(self, _method: str, _path: str) -> Callable[[Answer], None]:
+        def counted(answer: Answer) -> None:
+            with self._lock:
+                self.requests += 1
+                self.bytes += len(answer.body)
+
+        return counted
+
+    def cost(self, action: Callable[[], object]) -> tuple[int, int]:
+        """Requests and bytes of an action."""
+        before = self.requests, self.bytes
+        action()
+        return self.requests - before[0], self.bytes - before[1]
+
+
+@pytest.fixture(scope="module")
+def wire() -> Wire:
+    return Wire()
+
+
+@pytest.fixture(scope="module")
+def tier(
+    s3_server: S3Server, wire: Wire, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[kts_source.Scan]:
+    """A scan in many tasks, planned."""
+    root = tmp_path_factory.mktemp("txn")
+    (folder,) = (TIER / KEY_PREFIX).glob("txn-*")
+    shutil.copytree(folder, root / KEY_PREFIX / folder.name)
+    bucket = s3_server.upload(root)
+    with faulty_proxy(s3_server.endpoint) as proxy:
+        proxy.choose = wire.choose
+        options = {**s3_server.options, "path": f"s3://{bucket}", "s3.endpoint": proxy.endpoint}
+        options |= {"targetPartitionBytes": "32k", "cache": "false"}
+        scan = kts_source.scan(tier_options("txn", **options))
+        assert wire.cost(lambda: scan.plan) > (0, 0)
+        yield scan
+
+
+@pytest.fixture(scope="module")
+def whole(tier: kts_source.Scan, wire: Wire) -> tuple[int, int]:
+    """What all rows cost: each task's bytes once, and no more than a chunk's seam twice."""
+    found = wire.cost(lambda: tier.to_table(threads=1))
+    assert found[0] >= len(tier.tasks) > 9
+    assert found[1] == pytest.approx(tier.plan.nominal_bytes, rel=0.05)
+    return found
+
+
+def is_part(cost: tuple[int, int], whole: tuple[int, int]) -> bool:
+    """Whether something was read, but less than a third in requests and bytes."""
+    return 0 < cost[0] < whole[0] / 3 and 0 < cost[1] < whole[1] / 3
+
+
+def test_a_scan(tier: kts_source.Scan, wire: Wire, whole: tuple[int, int]) -> None:
+    late = tier.where("partition = 1 AND offset >= 3000")
+    assert is_part(wire.cost(lambda: late.to_table(threads=2)), whole)
+    assert wire.cost(tier.where("topic = 'other'").to_table) == (0, 0)
+    assert wire.cost(tier.limit(0).to_table) == (0, 0)
+    assert is_part(wire.cost(tier.limit(5).to_table), whole)
+    assert wire.cost(lambda: tier.to_reader(threads=1).close()) == (0, 0)
+
+    def first_batch() -> None:
+        with tier.to_reader(threads=1) as reader:
+            reader.read_next_batch()
+
+    assert is_part(wire.cost(first_batch), whole)
+    # Bytes of rows cannot be told from those of columns: all of them are read, and once.
+    assert wire.cost(lambda: tier.select(["offset"]).to_table(threads=1)) == whole
+
+
+def test_polars(tier: kts_source.Scan, wire: Wire, whole: tuple[int, int]) -> None:
+    lazy = tier.to_lazy()
+    late = (pl.col("partition") == 1) & (pl.col("offset") >= 3000)
+    assert is_part(wire.cost(lambda: lazy.filter(late).collect()), whole)
+    assert wire.cost(lambda: lazy.filter(pl.col("partition") == 9).collect()) == (0, 0)
+    assert is_part(wire.cost(lambda: lazy.head(5).collect()), whole)
+    odd = lazy.filter(pl.col("value").bin.size() % 3 == 1).select(pl.len())
+    assert wire.cost(odd.collect) == whole
+    lengths = [len(value or b"") for value in _values()]
+    assert odd.collect().item() == sum(length % 3 == 1 for length in lengths)
+
+
+def test_duckdb(tier: kts_source.Scan, wire: Wire, whole: tuple[int, int]) -> None:
+    with closing(duckdb.connect()) as connection:
+        connection.register("tier", tier.to_dataset())
+
+        def rows(condition: str) -> int:
+            query = f"select count(value) from tier where {condition}"
+            (found,) = connection.sql(query).fetchall()
+            return int(found[0])
+
+        assert is_part(wire.cost(lambda: rows(LATE)), whole)
+        assert wire.cost(lambda: rows(NEVER)) == (0, 0)
+        assert wire.cost(lambda: rows(ODD)) == whole
+        lengths = [len(value) for value in _values() if value is not None]
+        assert rows(ODD) == sum(length % 3 == 1 for length in lengths)
+
+
+def _values() -> list[bytes | None]:
+    found: list[bytes | None] = expected_table("txn", "read_committed")["value"].to_pylist()
+    return found

@@ -1,0 +1,263 @@
+"""Ranges of Azure's blobs through obstore: what it is told, and when adlfs reads instead."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import pickle
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+from kts_source.errors import (
+    AccessDeniedError,
+    ArchivedObjectError,
+    ObjectChangedError,
+    ObjectNotFoundError,
+    StoreUnavailableError,
+)
+from kts_source.secret import Secret
+from kts_source.store.azure_range_settings import AzureRangeSettings
+from kts_source.store.azure_store import AzureStore
+from kts_source.store.fsspec_store import FsspecStore
+from kts_source.store.open_store import open_store
+from tests.kts_source.store.one_object import DATA, ETAG, QUICK, OneObject
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("adlfs") is None, reason="adlfs is not installed"
+)
+
+KEY = "c2VjcmV0LW9mLXRoZS1hY2NvdW50"
+SIGNATURE = "sv=2022-11-02&se=2099-01-01T00:00:00Z&sig=a-secret%2Bsignature%3D"
+
+
+@pytest.fixture
+def service(clean_environment: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[OneObject]:
+    for name in list(os.environ):
+        if name.startswith("AZURE_"):
+            monkeypatch.delenv(name)
+    with OneObject().serving() as server:
+        yield server
+
+
+def by_connection(service: OneObject, credential: str) -> dict[str, object]:
+    return {"connection_string": f"BlobEndpoint={service.endpoint}/shop;{credential};"}
+
+
+def by_key(service: OneObject) -> dict[str, object]:
+    return by_connection(service, f"AccountName=shop;AccountKey={KEY}")
+
+
+def opened(arguments: dict[str, object], path: str = "abfs://orders/a b") -> AzureStore:
+    store = open_store(path, Secret({"storageOptions": json.dumps(arguments)}), retry_policy=QUICK)
+    assert isinstance(store, AzureStore)
+    return store
+
+
+# -- what is asked for
+
+
+def test_an_account_key(service: OneObject, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in {
+        "AZURE_STORAGE_ACCOUNT_NAME": "somebody",
+        "AZURE_STORAGE_SAS_KEY": SIGNATURE,
+        "AZURE_STORAGE_TOKEN": "of-somebody-else",
+        "AZURE_SKIP_SIGNATURE": "true",
+        "AZURE_STORAGE_USE_EMULATOR": "true",
+        "AZURE_STORAGE_ENDPOINT": "http://127.0.0.1:1",
+        "AZURE_CONTAINER_NAME": "another",
+    }.items():
+        monkeypatch.setenv(name, text)
+    store = opened(by_key(service))
+    assert store.get_range("x y", 3, 9, version=ETAG) == DATA[3:9]
+    ((path, headers),) = service.seen
+    assert path == "/shop/orders/a%20b/x%20y"
+    assert headers["authorization"].startswith("SharedKey shop:")
+    assert headers["if-match"] == ETAG
+    assert headers["range"] == "bytes=3-8"
+    assert store.remarks == ()
+    assert store.counters.requests == 1
+    store.close()
+
+
+def test_a_signature(service: OneObject) -> None:
+    store = opened(by_connection(service, f"SharedAccessSignature={SIGNATURE}"))
+    assert store.get_range("x", 0, 4, version=ETAG) == DATA[:4]
+    service.error = 403, "AuthorizationFailure"
+    with pytest.raises(AccessDeniedError) as caught:
+        store.get_range("x", 0, 4, version=ETAG)
+    assert "a-secret" not in str(caught.value)
+    for path, headers in service.seen:
+        assert "sig=a-secret%2Bsignature%3D" in path
+        assert "authorization" not in headers
+    assert "a-secret" not in repr(store) + repr(vars(store)) + repr(vars(store._ranges))
+    store.close()
+
+
+def test_nobody_asks(service: OneObject) -> None:
+    arguments = {"account_name": "shop", "anon": True}
+    store = opened(arguments)
+    assert store.remarks == ()
+    settings = store._ranges._settings
+    assert isinstance(settings, AzureRangeSettings)
+    assert settings.endpoint == "https://shop.blob.core.windows.net"
+    store._ranges._settings = replace(
+        settings, endpoint=service.endpoint, client_options={"allow_http": True}
+    )
+    assert store.get_range("x", 0, 4) == DATA[:4]
+    ((path, headers),) = service.seen
+    assert (path, "authorization" in headers) == ("/orders/a%20b/x", False)
+    store.close()
+
+
+class Token(NamedTuple):
+    token: str
+    expires_on: int
+
+
+class Giver:
+    """As `azure.identity` gives tokens; each has expired already."""
+
+    def __init__(self) -> None:
+        self.scopes: list[str] = []
+
+    async def get_token(self, scope: str) -> Token:
+        self.scopes.append(scope)
+        return Token(f"token-{len(self.scopes)}", int(time.time()) - 1)
+
+
+def test_tokens_are_renewed(service: OneObject) -> None:
+    store = opened({"account_name": "shop", "anon": False})
+    assert store.remarks == ()
+    settings, giver = store._ranges._settings, Giver()
+    assert isinstance(settings, AzureRangeSettings)
+    assert hasattr(settings.token, "get_token"), "that of adlfs, which was asked for nothing yet"
+    store._ranges._settings = replace(
+        settings, endpoint=service.endpoint, client_options={"allow_http": True}, token=giver
+    )
+    for _ in range(3):
+        assert store.get_range("x", 0, 4) == DATA[:4]
+    assert [headers["authorization"] for _, headers in service.seen] == [
+        "Bearer token-1",
+        "Bearer token-2",
+        "Bearer token-3",
+    ]
+    assert set(giver.scopes) == {"https://storage.azure.com/.default"}
+    store.close()
+
+
+# -- what is left to adlfs
+
+
+def _set(name: str, text: str) -> Callable[[pytest.MonkeyPatch], None]:
+    return lambda monkeypatch: monkeypatch.setenv(name, text)
+
+
+LEFT: dict[str, tuple[dict[str, object], str, Callable[[pytest.MonkeyPatch], None] | None]] = {
+    "name version_aware": ({"version_aware": True}, "abfs://orders", None),
+    "name location_mode": ({"location_mode": "secondary"}, "abfs://orders", None),
+    "container's name": ({}, "abfs://Orders_1", None),
+    "KTS_TUNING": ({}, "abfs://orders", _set("KTS_TUNING", "off")),
+    "a proxy": ({}, "abfs://orders", _set("HTTPS_PROXY", "http://proxy")),
+    "AZURE_PROXY_URL": ({}, "abfs://orders", _set("AZURE_PROXY_URL", "http://proxy")),
+    "AZURE_ENCRYPTION_KEY": ({}, "abfs://orders", _set("AZURE_ENCRYPTION_KEY", "x")),
+    "a bundle": ({}, "abfs://orders", _set("REQUESTS_CA_BUNDLE", "/x.pem")),
+    "cannot be opened": ({"connection_string": "nonsense"}, "abfs://orders", None),
+}
+
+
+@pytest.mark.parametrize("reason", LEFT)
+def test_what_only_adlfs_knows_is_left_to_it(
+    service: OneObject, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    more, path, prepare = LEFT[reason]
+    if prepare is not None:
+        prepare(monkeypatch)
+    store = opened({"account_name": "shop", "account_key": KEY, **more}, path)
+    (remark,) = store.remarks
+    assert remark.startswith(f"adlfs reads the container {path.partition('://')[2]}: ")
+    assert reason in remark
+    monkeypatch.setattr(FsspecStore, "_read", lambda *_arguments: DATA[:4])
+    assert store.get_range("x", 0, 4, version=ETAG) == DATA[:4]
+    assert service.seen == []
+    store.close()
+
+
+def test_tokens_go_through_encrypted_connections_only(
+    service: OneObject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(by_key(service))
+    client = store._client.filesystem.service_client
+    monkeypatch.setattr(client, "credential", Giver())
+    assert "encrypted" in store._ranges.why_not
+    monkeypatch.setattr(client, "credential", object())
+    other = opened(by_key(service))
+    monkeypatch.setattr(other._client.filesystem.service_client, "credential", object())
+    assert "of their own" in other._ranges.why_not
+
+
+@pytest.mark.parametrize("version", ["0x8DC0FFEE", '""', 'W/"v1"'])
+def test_versions_that_no_condition_can_name(
+    service: OneObject, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    seen: list[str | None] = []
+
+    def read(_store: Any, _key: str, start: int, stop: int, given: str | None) -> bytes:  # noqa: ANN401
+        seen.append(given)
+        return DATA[start:stop]
+
+    monkeypatch.setattr(FsspecStore, "_read", read)
+    store = opened(by_key(service))
+    assert store.get_range("x", 0, 4, version=version) == DATA[:4]
+    assert (seen, service.seen) == ([version], [])
+    store.close()
+
+
+# -- what it answers
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind"),
+    [
+        (404, "BlobNotFound", ObjectNotFoundError),
+        (403, "AuthenticationFailed", AccessDeniedError),
+        (409, "BlobArchived", ArchivedObjectError),
+        (412, "ConditionNotMet", ObjectChangedError),
+        (500, "OperationTimedOut", StoreUnavailableError),
+        (503, "ServerBusy", StoreUnavailableError),
+    ],
+)
+def test_errors_are_named_by_status_and_code(
+    service: OneObject, status: int, code: str, kind: type[Exception]
+) -> None:
+    service.error = status, code
+    store = opened(by_key(service))
+    with pytest.raises(kind):
+        store.get_range("x", 0, 4, version=ETAG)
+    is_patient = kind is StoreUnavailableError
+    assert len(service.seen) == (QUICK.max_attempts if is_patient else 1)
+    store.close()
+
+
+def test_another_version_that_the_condition_let_pass(service: OneObject) -> None:
+    service.headers = {"ETag": '"v2"'}
+    store = opened(by_key(service))
+    with pytest.raises(ObjectChangedError, match="v2"):
+        store.get_range("x", 0, 4, version=ETAG)
+    store.close()
+
+
+def test_a_pickle_opens_again(service: OneObject) -> None:
+    store = opened(by_key(service))
+    assert store.get_range("x", 0, 4) == DATA[:4]
+    copy = pickle.loads(pickle.dumps(store))
+    assert copy.get_range("x", 4, 8) == DATA[4:8]
+    assert len(service.seen) == 2
+    store.close()
+    copy.close()

@@ -1,0 +1,294 @@
+"""Ranges of Google Cloud Storage through obstore: what it is told, and when gcsfs reads instead."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import pickle
+import warnings
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import fsspec
+import pytest
+
+from kts_source.errors import (
+    AccessDeniedError,
+    ObjectChangedError,
+    StoreUnavailableError,
+    TruncatedObjectError,
+)
+from kts_source.secret import Secret
+from kts_source.store.fsspec_store import FsspecStore
+from kts_source.store.gcs_range_settings import GcsRangeSettings
+from kts_source.store.gcs_store import GcsStore
+from kts_source.store.open_store import open_store
+from tests.kts_source.store.one_object import DATA, QUICK, OneObject
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("gcsfs") is None, reason="gcsfs is not installed"
+)
+
+GENERATION = "1795555436959178"
+
+
+@pytest.fixture
+def service(clean_environment: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[OneObject]:
+    from gcsfs.core import GCSFileSystem  # type: ignore[import-untyped]
+
+    # Its default class asks over gRPC what kind of bucket it has.
+    fsspec.register_implementation("gs", GCSFileSystem, clobber=True)
+    for name in list(os.environ):
+        if name.startswith(("GOOGLE_", "STORAGE_EMULATOR")):
+            monkeypatch.delenv(name)
+    bucket = OneObject()
+    bucket.headers = {"x-goog-generation": GENERATION}
+    with bucket.serving() as server, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "GCS project not set")
+        yield server
+
+
+def opened(service: OneObject, path: str = "gs://orders/a b", **more: object) -> GcsStore:
+    arguments = {"token": "anon", "endpoint_url": service.endpoint, **more}
+    store = open_store(path, Secret({"storageOptions": json.dumps(arguments)}), retry_policy=QUICK)
+    assert isinstance(store, GcsStore)
+    return store
+
+
+@pytest.fixture
+def by_gcsfs(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
+    """The versions that gcsfs was asked for; it has the data."""
+    asked: list[str | None] = []
+
+    def read(_store: Any, _key: str, start: int, stop: int, version: str | None) -> bytes:  # noqa: ANN401
+        asked.append(version)
+        return DATA[start:stop]
+
+    monkeypatch.setattr(FsspecStore, "_read", read)
+    return asked
+
+
+# -- what is asked for
+
+
+def test_nobody_asks(service: OneObject, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in {
+        "GOOGLE_BEARER_TOKEN": "of-somebody-else",
+        "GOOGLE_BASE_URL": "http://127.0.0.1:1",
+        "GOOGLE_BUCKET": "another",
+        "GOOGLE_APPLICATION_CREDENTIALS": "/nowhere.json",
+    }.items():
+        monkeypatch.setenv(name, text)
+    store = opened(service)
+    assert store.get_range("x y", 3, 9, version=GENERATION) == DATA[3:9]
+    ((path, headers),) = service.seen
+    assert path == f"/orders/a%20b%2Fx%20y?generation={GENERATION}"
+    assert headers["range"] == "bytes=3-8"
+    assert "authorization" not in headers
+    assert store.remarks == ()
+    assert store.counters.requests == 1
+    store.close()
+
+
+def credentials(token: str, **more: object) -> Any:  # noqa: ANN401  # Google's
+    from google.oauth2.credentials import Credentials
+
+    return Credentials(token, **more)  # type: ignore[no-untyped-call]
+
+
+class Login:
+    """As gcsfs' `GoogleCredentials`: each token has expired at once."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.credentials = credentials("none")
+
+    def maybe_refresh(self) -> None:
+        self.number += 1
+        soon = datetime.now(UTC).replace(tzinfo=None) + timedelta(milliseconds=1)
+        self.credentials = credentials(f"token-{self.number}", expiry=soon)
+
+
+def test_tokens_are_renewed(service: OneObject) -> None:
+    store = opened(service)
+    assert store.remarks == ()
+    settings = store._ranges._settings
+    assert isinstance(settings, GcsRangeSettings)
+    store._ranges._settings = replace(settings, login=Login())
+    for _ in range(3):
+        assert store.get_range("x", 0, 4) == DATA[:4]
+    assert [headers["authorization"] for _, headers in service.seen] == [
+        "Bearer token-1",
+        "Bearer token-2",
+        "Bearer token-3",
+    ]
+    assert "token-" not in repr(store) + repr(vars(store._ranges))
+    store.close()
+
+
+# -- what is left to gcsfs
+
+
+def _set(name: str, text: str) -> Callable[[pytest.MonkeyPatch], None]:
+    return lambda monkeypatch: monkeypatch.setenv(name, text)
+
+
+LEFT: dict[str, tuple[dict[str, object], str, Callable[[pytest.MonkeyPatch], None] | None]] = {
+    "name requester_pays": ({"requester_pays": True}, "gs://orders", None),
+    "name session_kwargs": ({"session_kwargs": {}}, "gs://orders", None),
+    "bucket's name": ({}, "gs://Orders", None),
+    "KTS_TUNING": ({}, "gs://orders", _set("KTS_TUNING", "off")),
+    "a proxy": ({}, "gs://orders", _set("HTTPS_PROXY", "http://proxy")),
+    "GOOGLE_PROXY_URL": ({}, "gs://orders", _set("GOOGLE_PROXY_URL", "http://proxy")),
+    "a bundle": (
+        {"endpoint_url": "https://localhost:1"},
+        "gs://orders",
+        _set("REQUESTS_CA_BUNDLE", "/x.pem"),
+    ),
+    "cannot be opened": ({"access": "nonsense"}, "gs://orders", None),
+}
+
+
+@pytest.mark.parametrize("reason", LEFT)
+def test_what_only_gcsfs_knows_is_left_to_it(
+    service: OneObject,
+    by_gcsfs: list[str | None],
+    monkeypatch: pytest.MonkeyPatch,
+    reason: str,
+) -> None:
+    more, path, prepare = LEFT[reason]
+    if prepare is not None:
+        prepare(monkeypatch)
+    store = opened(service, path, **more)
+    (remark,) = store.remarks
+    assert remark.startswith(f"gcsfs reads the bucket {path.partition('://')[2]}: ")
+    assert reason in remark
+    assert store.get_range("x", 0, 4, version=GENERATION) == DATA[:4]
+    assert (by_gcsfs, service.seen) == ([GENERATION], [])
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "project", "reason"),
+    [("http://", None, "encrypted"), ("https://", "who-pays", "pays"), ("https://", None, "")],
+)
+def test_tokens_and_where_they_may_go(
+    service: OneObject, endpoint: str, project: str | None, reason: str
+) -> None:
+    store = opened(service, endpoint_url=f"{endpoint}localhost:1")
+    login = store._client.filesystem.credentials
+    login.credentials = credentials("token", quota_project_id=project)
+    assert reason in store._ranges.why_not
+    assert bool(reason) == bool(store._ranges.why_not)
+
+
+@pytest.mark.parametrize("name", ["GOOGLE_SERVICE_ACCOUNT_KEY", "GOOGLE_SERVICE_ACCOUNT"])
+def test_files_of_others_that_obstore_reads_first(
+    service: OneObject, by_gcsfs: list[str | None], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "{}")
+    store = opened(service)
+    assert store.get_range("x", 0, 4, version=GENERATION) == DATA[:4]
+    assert (by_gcsfs, service.seen) == ([GENERATION], [])
+    assert "does not open" in store.remarks[0]
+    store.close()
+
+
+def test_credentials_that_only_google_reads(
+    service: OneObject, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Workload identity, which gcsfs knows."""
+    file = tmp_path / "identity.json"
+    file.write_text(json.dumps({"type": "external_account", "audience": "x"}))
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
+    store = opened(service)
+    assert store.remarks == ()
+    settings = store._ranges._settings
+    assert isinstance(settings, GcsRangeSettings)
+    store._ranges._settings = replace(settings, login=Login())
+    assert store.get_range("x", 0, 4, version=GENERATION) == DATA[:4]
+    ((_, headers),) = service.seen
+    assert headers["authorization"] == "Bearer token-1"
+    store.close()
+
+
+def test_a_plan_from_when_versions_were_etags(
+    service: OneObject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(service)
+    entry = {"type": "file", "size": len(DATA), "etag": "CIq=", "generation": GENERATION}
+    answers = {"cat_file": DATA[:4], "info": entry}
+    monkeypatch.setattr(store, "_call", lambda method, *_arguments, **_named: answers[method])
+    assert store.head("x").version == GENERATION
+    assert store.get_range("x", 0, 4, version="CIq=") == DATA[:4]
+    with pytest.raises(ObjectChangedError):
+        store.get_range("x", 0, 4, version="CIr=")
+    assert service.seen == []
+    store.close()
+
+
+# -- what it answers
+
+
+@pytest.mark.parametrize(("status", "code"), [(404, "NoSuchKey"), (400, "InvalidArgument")])
+def test_what_gcsfs_must_confirm(
+    service: OneObject, by_gcsfs: list[str | None], status: int, code: str
+) -> None:
+    """An overwritten generation is missing, and other interfaces may have what this one lacks."""
+    service.error = status, code
+    store = opened(service)
+    for _ in range(2):
+        assert store.get_range("x", 0, 4, version=GENERATION) == DATA[:4]
+    assert by_gcsfs == [GENERATION] * 2
+    assert len(service.seen) == 1, "obstore is not asked again"
+    assert "gcsfs did not" in store.remarks[0]
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind"),
+    [
+        (401, "AuthenticationRequired", AccessDeniedError),
+        (403, "AccessDenied", AccessDeniedError),
+        (416, "InvalidRange", TruncatedObjectError),
+        (429, "SlowDown", StoreUnavailableError),
+        (503, "ServiceUnavailable", StoreUnavailableError),
+    ],
+)
+def test_errors_are_named_by_status(
+    service: OneObject, status: int, code: str, kind: type[Exception]
+) -> None:
+    service.error = status, code
+    store = opened(service)
+    with pytest.raises(kind):
+        store.get_range("x", 0, 4, version=GENERATION)
+    is_patient = kind is StoreUnavailableError
+    assert len(service.seen) == (QUICK.max_attempts if is_patient else 1)
+    store.close()
+
+
+def test_another_generation_than_asked_for(service: OneObject) -> None:
+    service.headers = {"x-goog-generation": "7"}
+    store = opened(service)
+    with pytest.raises(ObjectChangedError, match="7"):
+        store.get_range("x", 0, 4, version=GENERATION)
+    service.headers = {}
+    with pytest.raises(StoreUnavailableError, match="no version"):
+        store.get_range("x", 0, 4, version=GENERATION)
+    store.close()
+
+
+def test_a_pickle_opens_again(service: OneObject) -> None:
+    store = opened(service)
+    assert store.get_range("x", 0, 4) == DATA[:4]
+    copy = pickle.loads(pickle.dumps(store))
+    assert copy.get_range("x", 4, 8) == DATA[4:8]
+    assert len(service.seen) == 2
+    store.close()
+    copy.close()
