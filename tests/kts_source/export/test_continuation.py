@@ -201,7 +201,8 @@ def test_only_few_manifests_are_read_behind_a_table(
 
     monkeypatch.setattr(segment_catalog.SegmentCatalog, "described", counted)
     assert ranges(folder_lake.export(tier.options())) == [(330, 340)]
-    assert 0 < len(described) < 10
+    # Which are read beside the newest hangs on how their times of copying compare.
+    assert 0 < len(described) < 20
 
 
 # -- what is left out because loss is allowed
