@@ -36,16 +36,6 @@ def load_f32(typing_context: Codegen, address: Codegen) -> Codegen:
 
 
 @instruction
-def load_f64(typing_context: Codegen, address: Codegen) -> Codegen:
-    """Eight bytes in the machine's order."""
-
-    def emit(context: Codegen, builder: Codegen, signature: Codegen, arguments: Codegen) -> Codegen:
-        return builder.load(_pointer(builder, arguments[0], _DOUBLE), align=1)
-
-    return types.float64(types.uint64), emit
-
-
-@instruction
 def store_f64(typing_context: Codegen, address: Codegen, value: Codegen) -> Codegen:
     """Eight bytes."""
 
