@@ -102,7 +102,8 @@ def resolved_union(union: s.Union) -> tuple[bool, tuple[Schema, ...]]:
     others = tuple(branch for branch in union.branches if branch != s.Primitive(s.NULL))
     nullable = len(others) < len(union.branches)
     for narrow, wide in ((s.INT, s.LONG), (s.FLOAT, s.DOUBLE)):
-        if set(others) == {s.Primitive(narrow), s.Primitive(wide)}:
+        pair = s.Primitive(narrow), s.Primitive(wide)
+        if len(others) == 2 and all(one in pair for one in others):
             return nullable, (s.Primitive(wide),)
     return nullable, others
 
