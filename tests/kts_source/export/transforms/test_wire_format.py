@@ -17,9 +17,9 @@ import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, timestamp_pb2
 
 from kts_source.errors import InvalidOptionError
-from kts_source.export.transforms import wire_format
-from kts_source.export.transforms.schema_registry import RegistryError
 from kts_source.export.transforms.wire_format import WireFormatColumns
+from kts_source.registry import by_id
+from kts_source.registry.schema_registry import RegistryError
 from kts_source.secret import Secret
 from tests.kts_source.export.transforms.test_transforms import KEEP, batch_of
 
@@ -308,7 +308,7 @@ def asked_for(transform: WireFormatColumns, ids: range, batch: int = 50) -> list
 def test_hostile_ids_are_not_asked_for_without_end(
     registry_server: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire_format, "MAX_UNKNOWN", 60)
+    monkeypatch.setattr(by_id, "MAX_UNKNOWN", 60)
     transform = asking(registry_server, PAIR)
     value = header(1) + avro({"a": 7, "b": None})
     assert transform.apply(batch_of([value])).rejected == ()
@@ -323,7 +323,7 @@ def test_hostile_ids_are_not_asked_for_without_end(
     assert "does not know" in asked_for(transform, range(1000, 1050))[0]
     assert len(registry_server.asked) == 61
     # After a while ids are asked for again: the registry may have learnt them.
-    monkeypatch.setattr(wire_format, "UNKNOWN_SECONDS", 0.0)
+    monkeypatch.setattr(by_id, "UNKNOWN_SECONDS", 0.0)
     registry_server.documents["/schemas/ids/1499"] = {"schema": json.dumps(AVRO)}
     late = header(1499) + avro({"a": 8, "b": None})
     assert transform.apply(batch_of([late])).rejected == ()
@@ -332,7 +332,7 @@ def test_hostile_ids_are_not_asked_for_without_end(
 def test_schemas_that_are_kept_are_bounded(
     registry_server: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire_format, "MAX_SCHEMAS", 2)
+    monkeypatch.setattr(by_id, "MAX_SCHEMAS", 2)
     for one in (11, 12, 13):
         registry_server.documents[f"/schemas/ids/{one}"] = {"schema": json.dumps(AVRO)}
     transform = asking(registry_server, PAIR)
