@@ -10,14 +10,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from kts_source.columns import ERROR_COLUMNS
 from kts_source.errors import InvalidOptionError
 from kts_source.options.option import Option
 from kts_source.options.parsing import parse_choice, parse_names, parse_text
 from kts_source.predicate.model import columns_of
-from kts_source.registry.schema_registry import check_registry
+from kts_source.secret import Secret
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -53,6 +54,7 @@ class ColumnFormat:
         schema: The reader's schema as text; empty for `UTF8`.
         fields: Paths of the fields that are wanted; `None` = all.
         registry: Where schemas of writers are: a URL or a folder; `None` but for `AVRO_CONFLUENT`.
+        auth: User and password of the registry.
     """
 
     column: str
@@ -60,7 +62,8 @@ class ColumnFormat:
     mode: str
     schema: str = field(default="", repr=False)
     fields: tuple[str, ...] | None = None
-    registry: str | None = field(default=None, repr=False)
+    registry: str | None = None
+    auth: Secret[tuple[str, str]] | None = field(default=None, hash=False)
 
     @property
     def error_column(self) -> str | None:
@@ -139,15 +142,27 @@ def _parse_mode(name: str, text: str) -> str:
     return parse_choice(name, text, choices=_MODES)
 
 
-def _parse_registry(name: str, text: str) -> str:
-    registry = parse_text(name, text)
+class _Registry(NamedTuple):
+    """A URL without user and password, or a folder; and user and password."""
+
+    place: str
+    auth: Secret[tuple[str, str]] | None
+
+
+def _parse_registry(name: str, text: str) -> _Registry:
+    place = parse_text(name, text)
+    if not place.lower().startswith(("http://", "https://")):
+        return _Registry(place, None)
     try:
-        check_registry(registry)
-    except InvalidOptionError:
-        raise InvalidOptionError(
-            f"option {name!r}: user and password in the URL are not there yet"
-        ) from None
-    return registry
+        parts = urlsplit(place)
+    except ValueError:
+        raise InvalidOptionError(f"option {name!r} is not a URL") from None
+    info, at, host = parts.netloc.rpartition("@")
+    if not host or parts.query or parts.fragment:
+        raise InvalidOptionError(f"option {name!r} is no URL of a registry: https://host/path")
+    user, _, password = info.partition(":")
+    auth = Secret((unquote(user), unquote(password))) if at else None
+    return _Registry(urlunsplit(parts._replace(netloc=host)), auth)
 
 
 def _options(column: str) -> Iterator[Option]:
@@ -168,7 +183,8 @@ def _options(column: str) -> Iterator[Option]:
         f"{column}.schema-registry.url",
         _parse_registry,
         "With `avro-confluent`: where writers' schemas are, by id: `http(s)://…` as Confluent's API"
-        " has it, or a folder of `<id>.avsc` that every worker sees.",
+        " has it, or a folder of `<id>.avsc` that every worker sees. User and password in the URL"
+        " are kept secret.",
     )
     yield Option(
         f"{column}.columns",
@@ -232,13 +248,15 @@ def _column_format(
     if form == UTF8:
         return ColumnFormat(column, form, mode)
     name = f"{column}.schema"
+    registry: _Registry = values[f"{column}.schema-registry.url"] or _Registry("", None)
     found = ColumnFormat(
         column,
         form,
         mode,
         _schema_text(name, values[name]),
         values[f"{column}.columns"],
-        values[f"{column}.schema-registry.url"],
+        registry.place or None,
+        registry.auth,
     )
     from segment_format.values.avro.schema import AvroSchemaError
 

@@ -14,6 +14,7 @@ from kts_source.registry.schema_registry import find_schema
 
 if TYPE_CHECKING:
     from kts_source.options.value_formats import ColumnFormat
+    from kts_source.secret import Secret
     from segment_format.values.avro.schema import Schema
     from segment_format.values.decoded import ValueDecoder
 
@@ -35,7 +36,7 @@ def value_decoder(form: ColumnFormat) -> ValueDecoder:
     from segment_format.values.avro.confluent import ConfluentAvroDecoder
 
     assert form.registry is not None
-    writers = ById(_Writers(form.registry))
+    writers = ById(_Writers(form.registry, form.auth))
     return ConfluentAvroDecoder(form.reader_schema, writers.get, columns=form.fields)
 
 
@@ -44,10 +45,12 @@ class _Writers:
 
     Args:
         registry: A URL or a folder.
+        auth: User and password of the registry.
     """
 
-    def __init__(self, registry: str) -> None:
+    def __init__(self, registry: str, auth: Secret[tuple[str, str]] | None) -> None:
         self._registry = registry
+        self._auth = auth
 
     def __call__(self, schema_id: int) -> Schema:
         """The schema of an id.
@@ -59,7 +62,7 @@ class _Writers:
         """
         from segment_format.values.avro.parse import parse_avro
 
-        found = find_schema(self._registry, schema_id, None)
+        found = find_schema(self._registry, schema_id, self._auth)
         if found.kind != AVRO_SCHEMA:
             raise LookupError(f"a schema of {found.kind}, not of Avro")
         *references, (_, text) = found.parts

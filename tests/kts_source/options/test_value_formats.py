@@ -67,11 +67,36 @@ def test_contradictions_are_told_at_once(options: dict[str, str], reason: str) -
         parsed(**options)
 
 
-def test_a_password_in_the_url_is_refused_and_not_shown() -> None:
+@pytest.mark.parametrize(
+    ("url", "place", "auth"),
+    [
+        ("https://registry:8081/sub", "https://registry:8081/sub", None),
+        ("https://me:hid%2Fden@registry", "https://registry", ("me", "hid/den")),
+        ("HTTP://me@registry", "http://registry", ("me", "")),
+        ("/a/folder@home", "/a/folder@home", None),
+    ],
+)
+def test_a_password_in_the_url_is_kept_secret(
+    url: str, place: str, auth: tuple[str, str] | None
+) -> None:
+    options = confluent(url)
+    (found,) = options.formats
+    assert found.registry == place
+    assert (found.auth and found.auth.reveal()) == auth
+    assert "hid" not in repr(options)
+    assert options.formats == confluent(url).formats
+    assert hash(found) == hash(confluent(url).formats[0])
+
+
+@pytest.mark.parametrize(
+    "url", ["https://[me:hidden@x", "https://me:hidden@", "http://x/?a=hidden"]
+)
+def test_what_is_no_url_is_refused_and_not_shown(url: str) -> None:
     with pytest.raises(InvalidOptionError) as raised:
-        parsed(
-            value__format="avro-confluent",
-            value__schema=RECORD,
-            **{"value__schema-registry.url": "https://me:hidden@registry"},
-        )
+        confluent(url)
     assert "hidden" not in str(raised.value)
+
+
+def confluent(url: str) -> ScanOptions:
+    named = {"value__format": "avro-confluent", "value__schema": RECORD}
+    return parsed(**named, **{"value__schema-registry.url": url})

@@ -20,8 +20,10 @@ from kts_source.planning.planner import plan_scan
 from kts_source.read.run_task import read_metrics
 from kts_source.registry.schema_registry import RegistryError
 from tests.kts_source.read.typed_tier import OLD, SCHEMA, as_avro, avro, row, write
+from tests.schema_registry import PASSWORD, USER, Registry
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 BAD = {3: b"\x05", 17: b"", 25: avro(25) + b"x"}
@@ -155,6 +157,59 @@ def test_values_of_several_writers(tmp_path: Path) -> None:
     with pytest.raises(RegistryError, match="no folder") as raised:
         kts_source.scan(gone).to_table()
     assert raised.value.topic == "orders"
+
+
+@pytest.fixture
+def registry_server() -> Iterator[Registry]:
+    server = Registry({})
+    with server.serving():
+        yield server
+
+
+def test_a_registry_is_asked_once_for_each_writer(
+    registry_server: Registry, tmp_path: Path
+) -> None:
+    line = {"type": "record", "name": "shop.Line", "fields": [{"name": "n", "type": "int"}]}
+    fields = [{"name": "a", "type": "long"}, {"name": "line", "type": "shop.Line"}]
+    cart = {"type": "record", "name": "shop.Cart", "fields": fields}
+    reference = {"name": "shop.Line", "subject": "line", "version": 3}
+    registry_server.documents |= {
+        "/schemas/ids/21": {"schema": json.dumps(cart), "references": [reference]},
+        "/subjects/line/versions/3": {"schema": json.dumps(line)},
+        "/schemas/ids/22": {"schema": json.dumps({**cart, "fields": fields[:1]})},
+    }
+    whole = {
+        **cart,
+        "fields": [fields[0], {"name": "line", "type": ["null", line], "default": None}],
+    }
+    values = [b"\0\0\0\0\x15\x02\x04", b"\0\0\0\0\x16\x06", b"\0\0\0\0\x63\0"] * 8
+    user = registry_server.url.replace("://", f"://{USER}:{PASSWORD}@")
+    options = write(tmp_path, [[*values]]) | {
+        "value.format": "avro-confluent",
+        "value.schema": json.dumps(whole),
+        "value.schema-registry.url": user,
+        "value.mode": "PERMISSIVE",
+    }
+    scan = kts_source.scan(options)
+    for _ in range(2):
+        table = scan.to_table(threads=1)
+        assert table["value"].to_pylist()[:3] == [
+            {"a": 1, "line": {"n": 2}},
+            {"a": 3, "line": None},
+            None,
+        ]
+        assert "does not know" in table["valueError"][2].as_py()
+    assert sorted(registry_server.asked) == [
+        "/schemas/ids/21",
+        "/schemas/ids/22",
+        "/schemas/ids/99",
+        "/subjects/line/versions/3",
+    ]
+    assert PASSWORD not in repr(scan) + scan.plan.to_json() + repr(scan.task_reader)
+    refused = options | {"value.schema-registry.url": registry_server.url}
+    with pytest.raises(RegistryError, match="401") as raised:
+        kts_source.scan(refused).to_table()
+    assert raised.value.partition == 0
 
 
 def test_text(tmp_path: Path) -> None:

@@ -7,8 +7,6 @@ import io
 import json
 import pickle
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 import fastavro
@@ -22,6 +20,7 @@ from kts_source.registry import by_id
 from kts_source.registry.schema_registry import RegistryError
 from kts_source.secret import Secret
 from tests.kts_source.export.transforms.test_transforms import KEEP, batch_of
+from tests.schema_registry import PASSWORD, USER, Registry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -138,40 +137,6 @@ def test_a_machine_without_the_folder_is_not_the_rows_fault(tmp_path: Path) -> N
         transform.apply(batch_of([header(1) + b"x"]))
 
 
-USER, PASSWORD = "reader", "open-sesame"
-
-
-class Registry(ThreadingHTTPServer):
-    """Answers as Confluent's does: documents by path; 401 without the password."""
-
-    def __init__(self, documents: dict[str, dict[str, Any]]) -> None:
-        super().__init__(("127.0.0.1", 0), RegistryHandler)
-        self.documents = documents
-        self.asked: list[str] = []
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-
-class RegistryHandler(BaseHTTPRequestHandler):
-    server: Registry
-
-    def do_GET(self) -> None:
-        self.server.asked.append(self.path)
-        wanted = "Basic " + base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
-        document = self.server.documents.get(self.path)
-        status = 401 if self.headers["Authorization"] != wanted else 404 if not document else 200
-        body = json.dumps(document or {"message": "no"}).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
 LINE = {"type": "record", "name": "shop.Line", "fields": [{"name": "n", "type": "int"}]}
 A = {"name": "a", "type": "long"}
 CART = {
@@ -235,12 +200,8 @@ def registry_server() -> Iterator[Registry]:
             "/schemas/ids/7": {"schema": "{}", "references": [{"subject": "line"}]},
         }
     )
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with server.serving():
+        yield server
 
 
 def asking(server: Registry, schema: pa.Schema = LINES) -> WireFormatColumns:
