@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
 
+from segment_format.kernels import object_code
 from segment_format.values.avro import opcodes as o
 from segment_format.values.avro.buffers import ValueBuffers
 from segment_format.values.avro.columns import columns_of
-from segment_format.values.avro.kernel import run_avro
 from segment_format.values.avro.program import compiled
 from segment_format.values.avro.projection import projected
 from segment_format.values.decoded import BadValue, DecodedValues
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -72,6 +73,7 @@ class Runner:
     def __init__(self, reader: Schema) -> None:
         self._reader = reader
         self._root = columns_of(reader)
+        self._kernel = load_kernel()
         # Replaced as a whole: several threads may run.
         self._rooms: tuple[list[float], list[float]] | None = None
 
@@ -143,7 +145,7 @@ class Runner:
         frame[o.PREFIX] = prefix
         frame[o.ROWS] = rows
         found = list(bad)
-        while (status := run_avro(frame)) != o.DONE:
+        while (status := self._kernel(frame)) != o.DONE:
             argument, needed = int(frame[o.FAILED_ARGUMENT]), int(frame[o.NEEDED])
             if status == o.GROW_BYTES:
                 buffers.grow_data(argument, needed)
@@ -158,6 +160,17 @@ class Runner:
         if bad and len(found) > len(bad):
             found.sort(key=lambda one: one.row)
         return DecodedValues(buffers.array(), tuple(found))
+
+
+@lru_cache(1)
+def load_kernel() -> Callable[[NDArray[np.int64]], int]:
+    """The compiled `run_avro`: linked from its object file, else by numba."""
+    found = object_code.load_of_frame("run_avro")
+    if found is not None:
+        return found
+    from segment_format.values.avro.kernel import run_avro  # brings in numba
+
+    return run_avro
 
 
 def _bad(program: Program, row: int, status: int, instruction: int, argument: int) -> BadValue:
