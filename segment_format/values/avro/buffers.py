@@ -132,13 +132,24 @@ class ValueBuffers:
         """What is filled."""
         return self._array(self._root)
 
-    def _array(self, column: Column) -> pa.Array:
+    def _array(self, column: Column, above: NDArray[np.uint8] | None = None) -> pa.Array:
+        """A column.
+
+        Args:
+            column: Which.
+            above: Where the struct it is in is not null; `None` where that is everywhere. Below a
+                null there are nulls, too: some engines look at a field without its struct.
+        """
         rows = self._count(column.level)
         if column.kind == k.NOTHING:
             return pa.nulls(rows)
-        validity, nulls = self._valid(column, rows)
+        present = self._present(column, rows) if column.nullable else above
+        nulls = 0 if present is None else rows - int(np.count_nonzero(present))
+        if nulls == 0:
+            present = None
+        validity = None if present is None else _packed(present)
         if column.kind == k.STRUCT:
-            children = [self._array(child) for child in column.children]
+            children = [self._array(child, present) for child in column.children]
             return pa.Array.from_buffers(column.type, rows, [validity], nulls, children=children)
         values = self._values[column.slot]
         if column.kind == k.FIXED:
@@ -162,12 +173,8 @@ class ValueBuffers:
             children = [entries]
         return pa.Array.from_buffers(column.type, rows, [validity, ends], nulls, children=children)
 
-    def _valid(self, column: Column, rows: int) -> tuple[pa.Buffer | None, int]:
-        if not column.nullable:
-            return None, 0
-        present = np.frombuffer(self._validity[column.slot], np.uint8)[:rows]
-        nulls = rows - int(np.count_nonzero(present))
-        return (_packed(present) if nulls else None), nulls
+    def _present(self, column: Column, rows: int) -> NDArray[np.uint8]:
+        return np.frombuffer(self._validity[column.slot], np.uint8)[:rows]
 
 
 def _all(column: Column) -> Iterator[Column]:

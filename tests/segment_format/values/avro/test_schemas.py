@@ -256,6 +256,20 @@ def test_columns_within_columns() -> None:
             AvroDecoder(schema, columns=[wrong])
 
 
+def test_below_a_null_struct_there_are_nulls() -> None:
+    """DataFusion, for one, looks at fields without the validity of their struct."""
+    point = record(("x", "int"), ("inner", record(("y", "string"), name="In")), name="Point")
+    schema = parse_avro(json.dumps(record(("n", "long"), ("p", ["null", point]))))
+    values = [b"\2\2\4\2a", b"\2\0", None, b"\xff", b"\2\2\6\2b"]
+    found = AvroDecoder(schema).decode(pa.array(values, pa.binary()))
+    found.array.validate(full=True)
+    points = found.array.field(1)
+    assert found.array.field(0).to_pylist() == [1, 1, None, None, 1]
+    assert points.is_valid().to_pylist() == [True, False, False, False, True]
+    assert points.field(0).to_pylist() == [2, None, None, None, 3]
+    assert points.field(1).field(0).to_pylist() == ["a", None, None, None, "b"]
+
+
 def test_paths_name_fields_down_to_what_is_wrong() -> None:
     inner = record(("price", "int"), name="Item")
     schema = record(("items", {"type": "array", "items": inner}))
