@@ -62,6 +62,7 @@ def test_a_typed_table(spark: SparkSession, tier: dict[str, str]) -> None:
     }
 
 
+@pytest.mark.slow
 def test_sums_of_fields(spark: SparkSession, tier: dict[str, str]) -> None:
     options = as_avro(**{"value.mode": "DROPMALFORMED", "value.columns": "country,amount"})
     frame = loaded(spark, tier | options)
@@ -84,6 +85,7 @@ def test_failfast_names_the_offset(spark: SparkSession, tier: dict[str, str]) ->
     assert loaded(spark, tier | as_avro(columns="key")).count() == 31
 
 
+@pytest.mark.slow
 def test_a_schema_of_the_users(spark: SparkSession, tier: dict[str, str]) -> None:
     register(spark)
     options = tier | as_avro(**{"value.columns": "amount", "value.mode": "DROPMALFORMED"})
@@ -94,6 +96,7 @@ def test_a_schema_of_the_users(spark: SparkSession, tier: dict[str, str]) -> Non
         reader.schema("value binary").load().collect()
 
 
+@pytest.mark.slow
 def test_a_typed_stream(spark: SparkSession, tier: dict[str, str], tmp_path: Path) -> None:
     register(spark)
     options = tier | as_avro(**{"value.mode": "DROPMALFORMED", "value.columns": "amount"})

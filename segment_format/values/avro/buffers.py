@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from segment_format.values.avro.columns import Column
 
 _LEAST_ROOM: Final = 64
+_BYTES_OF_A_ROW: Final = 16
+"""What a row counts in the size of a batch, beside its bytes: it may have none, and defaults."""
 _WORTH_COPYING: Final = 4
 """Memory of more than so many times what is filled is worth giving back by a copy."""
 
@@ -33,8 +35,7 @@ class ValueBuffers:
     Args:
         root: The outermost column.
         rows: How many values there will be.
-        rooms: Of each level, values per row, and of each slot, bytes per row: what earlier batches
-            led to; `None` for none.
+        rooms: What `used` gave for an earlier batch; `None` for none.
         input_size: Bytes of the values.
     """
 
@@ -56,23 +57,26 @@ class ValueBuffers:
         self._values: dict[int, pa.Buffer] = {}
         self._data: dict[int, pa.Buffer] = {}
         texts = sum(column.kind == k.BYTES for column in self._columns)
-        per_row = (
-            ([1.0] * len(self.levels), [input_size / max(texts * rows, 1)] * len(self._columns))
-            if rooms is None
-            else rooms
-        )
+        # Not rows: after a batch of one huge value, each of many small ones is not expected to be.
+        self._measure = input_size + _BYTES_OF_A_ROW * rows
+        if rooms is None:
+            share = 1 / max(self._measure, 1)
+            of_levels = [rows * share] * len(self.levels)
+            of_slots = [input_size / max(texts, 1) * share] * len(self._columns)
+        else:
+            of_levels, of_slots = rooms
         for level in range(len(self.levels)):
-            room = rows if level == 0 else self._room(per_row[0][level])
+            room = rows if level == 0 else self._room(of_levels[level])
             self.levels[level, o.LEVEL_ROOM] = min(room, o.LARGEST - 1)
         for column in self._columns:
             slot = self.slots[column.slot]
             slot[o.KIND], slot[o.SIZE], slot[o.SLOT_LEVEL] = column.kind, column.width, column.level
             self._allocate_values(column)
             if column.kind == k.BYTES:
-                self._allocate_data(column.slot, self._room(per_row[1][column.slot]))
+                self._allocate_data(column.slot, self._room(of_slots[column.slot]))
 
-    def _room(self, per_row: float) -> int:
-        return min(_LEAST_ROOM + int(per_row * self._rows * 1.125), o.LARGEST)
+    def _room(self, share: float) -> int:
+        return min(_LEAST_ROOM + int(share * self._measure * 1.125), o.LARGEST)
 
     def _allocate_values(self, column: Column) -> None:
         """Takes memory for the values of a column's level, keeping what is filled."""
@@ -114,12 +118,12 @@ class ValueBuffers:
                 self._allocate_values(column)
 
     def used(self) -> tuple[list[float], list[float]]:
-        """Values of each level and bytes of each slot, per row."""
-        rows = max(self._rows, 1)
+        """Values of each level and bytes of each slot, by the size of the batch."""
+        size = max(self._measure, 1)
         sizes = [
-            self._end(column) / rows if column.kind == k.BYTES else 0.0 for column in self._columns
+            self._end(column) / size if column.kind == k.BYTES else 0.0 for column in self._columns
         ]
-        return [self._count(level) / rows for level in range(len(self.levels))], sizes
+        return [self._count(level) / size for level in range(len(self.levels))], sizes
 
     def _count(self, level: int) -> int:
         return self._rows if level == 0 else int(self.levels[level, o.COUNT])

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from segment_format.values.avro import buffers
 from segment_format.values.avro.decoder import AvroDecoder
 from segment_format.values.avro.opcodes import MOST_EMPTY
 from segment_format.values.avro.parse import parse_avro
@@ -186,6 +187,25 @@ def test_a_small_batch_after_a_large_one_and_back() -> None:
     for count in (1, 2000, 1, 0, 3000, 5):
         values: list[bytes | None] = [Values(random).of(writer) for _ in range(count)]
         check(decoder, writer, writer, values)
+
+
+def test_one_huge_value_makes_no_room_for_more_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    schema = {"type": "map", "values": {"type": "array", "items": "string"}}
+    decoder = AvroDecoder(parse_avro(json.dumps(schema)))
+    few = long(1) + ENCODE.sized(b"key") + long(1) + ENCODE.sized(b"v") + b"\0\0"
+    many = long(1) + ENCODE.sized(b"k") + long(50_000) + ENCODE.sized(b"v" * 40) * 50_000 + b"\0\0"
+    taken: list[int] = []
+
+    def allocate(size: int) -> pa.Buffer:
+        taken.append(size)
+        return pa.allocate_buffer(size)
+
+    monkeypatch.setattr(buffers, "allocate", allocate)
+    decoder.decode(pa.array([many], pa.binary()))
+    assert sum(taken) < 10 * len(many)
+    taken.clear()
+    assert decoder.decode(pa.array([few] * 8192, pa.binary())).bad == ()
+    assert sum(taken) < 4 << 20
 
 
 def test_other_arrays_are_refused() -> None:
