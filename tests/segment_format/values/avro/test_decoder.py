@@ -5,14 +5,15 @@ from __future__ import annotations
 import io
 import json
 import math
+import time
 from itertools import pairwise
-from random import Random
+from random import Random, SystemRandom
 from typing import Any
 
 import fastavro
 import pyarrow as pa
 import pytest
-from hypothesis import given, note, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from segment_format.values.avro.decoder import AvroDecoder
@@ -89,7 +90,6 @@ def some_values(random: Random, writer: Schema, spoiled: float) -> list[bytes | 
 def test_the_kernel_reads_as_the_readable_reader(seed: int) -> None:
     random = Random(seed)
     text = json.dumps(Schemas(random).any(4))
-    note(text)
     writer = parse_avro(text)
     spoiled = random.choice([0.0, 0.3, 1.0])
     check(AvroDecoder(writer), writer, writer, some_values(random, writer, spoiled))
@@ -102,8 +102,6 @@ def test_other_readers_see_what_the_readable_reader_sees(seed: int) -> None:
     schemas = Schemas(random)
     written = schemas.record(4)
     wanted = schemas.reader(written)
-    note(json.dumps(written))
-    note(json.dumps(wanted))
     writer = parse_avro(json.dumps(written))
     try:
         reader = parse_avro(json.dumps(wanted))
@@ -151,8 +149,6 @@ def test_what_fastavro_resolves_we_resolve_alike(seed: int) -> None:
     schemas = Schemas(random)
     written = without_logical(schemas.record(3))
     wanted = schemas.reader(written)
-    note(json.dumps(written))
-    note(json.dumps(wanted))
     writer = parse_avro(json.dumps(written))
     try:
         reader = parse_avro(json.dumps(wanted))
@@ -202,7 +198,6 @@ def _named_fields(schema: Json) -> list[str]:
 def test_some_columns_are_what_all_have_of_them(seed: int) -> None:
     random = Random(seed)
     written = Schemas(random).record(4)
-    note(json.dumps(written))
     writer = parse_avro(json.dumps(written))
     names = _named_fields(written)
     some = random.sample(names, random.randint(1, len(names)))
@@ -255,3 +250,26 @@ def test_one_bad_value_costs_one_row() -> None:
         left = pa.array([row not in set(at) for row in range(500)])
         assert same(after.array.filter(left), before.array.filter(left))
         assert after.array.null_count == 25
+
+
+@pytest.mark.fuzz
+def test_many_more_seeds() -> None:
+    properties: list[Any] = [
+        test_the_kernel_reads_as_the_readable_reader,
+        test_other_readers_see_what_the_readable_reader_sees,
+        test_the_readable_reader_reads_as_fastavro,
+        test_what_fastavro_resolves_we_resolve_alike,
+        test_some_columns_are_what_all_have_of_them,
+    ]
+    seed = SystemRandom().randrange(1 << 60)
+    stop = time.monotonic() + 20
+    tried = 0
+    while time.monotonic() < stop:
+        for one in properties:
+            try:
+                one.hypothesis.inner_test(seed + tried)
+            except Exception as error:
+                raise AssertionError(f"{one.__name__}({seed + tried})") from error
+        tried += 1
+    print(f"{tried} seeds from {seed} on")  # noqa: T201  # for whoever runs pytest with -rP
+    assert tried > 10
