@@ -15,7 +15,7 @@ from segment_format.kernels.memory import (
     store_i64,
     store_u8,
 )
-from segment_format.values.avro import repeated_keys as r
+from segment_format.values.avro import key_contract as c
 
 if TYPE_CHECKING:
     from segment_format.kernels.compiled import Address, Frame, Value
@@ -82,15 +82,15 @@ def _mark_by_table(
 @kernel(types.int64(types.Array(types.int64, 1, "C")))
 def mark_repeated(frame: Frame) -> Value:
     """Marks entries whose key comes again in the same map; how many they are."""
-    ends = np.uint64(frame[r.ENDS])
-    keys = np.uint64(frame[r.KEYS])
-    data = np.uint64(frame[r.DATA])
-    kept = np.uint64(frame[r.KEPT])
+    ends = np.uint64(frame[c.ENDS])
+    keys = np.uint64(frame[c.KEYS])
+    data = np.uint64(frame[c.DATA])
+    kept = np.uint64(frame[c.KEPT])
     repeated = np.int64(0)
-    for one in range(frame[r.MAPS]):
+    for one in range(frame[c.MAPS]):
         first, stop = _end(ends, one), _end(ends, one + 1)
-        if stop - first > r.FEW:
-            table, seed = np.uint64(frame[r.TABLE]), np.uint64(frame[r.SEED])
+        if stop - first > c.FEW:
+            table, seed = np.uint64(frame[c.TABLE]), np.uint64(frame[c.SEED])
             repeated += _mark_by_table(first, stop, keys, data, kept, table, seed)
             continue
         for number in range(first, stop - 1):

@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from segment_format.kernels import object_code
 from segment_format.kernels.pool_memory import allocate
+from segment_format.values.avro import key_contract as c
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
-
-# The frame of `mark_repeated`.
-ENDS: Final = 0  # address of int32: of the maps' entries, behind a leading one
-MAPS: Final = 1  # how many maps there are
-KEYS: Final = 2  # address of int32: ends of the keys' bytes, behind a leading one
-DATA: Final = 3  # address of their bytes
-KEPT: Final = 4  # address of a byte per entry, set to 0 for those that are marked
-TABLE: Final = 5  # address of int64: a power of 2, not less than twice the entries of any map
-SEED: Final = 6  # of hashes, so that nobody can choose keys that have the same
-FRAME_SIZE: Final = 7
-
-FEW: Final = 8
-"""Entries of a map up to which each key is compared with each."""
 
 
 def without_repeated_keys(
@@ -48,13 +36,13 @@ def without_repeated_keys(
     if largest < 2:
         return ends, children
     kept = np.ones(len(keys), np.uint8)
-    table = np.empty(table_size(largest) if largest > FEW else 1, np.int64)
+    table = np.empty(table_size(largest) if largest > c.FEW else 1, np.int64)
     _, key_ends, data = keys.buffers()
-    frame = np.zeros(FRAME_SIZE, np.int64)
-    frame[ENDS], frame[MAPS] = ends.ctypes.data, len(sizes)
-    frame[KEYS], frame[DATA] = key_ends.address, data.address
-    frame[KEPT], frame[TABLE] = kept.ctypes.data, table.ctypes.data
-    frame[SEED] = _seed()
+    frame = np.zeros(c.FRAME_SIZE, np.int64)
+    frame[c.ENDS], frame[c.MAPS] = ends.ctypes.data, len(sizes)
+    frame[c.KEYS], frame[c.DATA] = key_ends.address, data.address
+    frame[c.KEPT], frame[c.TABLE] = kept.ctypes.data, table.ctypes.data
+    frame[c.SEED] = _seed()
     if not _kernel()(frame):
         return ends, children
     mask = kept.view(np.bool_)
