@@ -56,10 +56,8 @@ _NOT_SUPPORTED: Final[Mapping[str, str]] = {
     " `keyPrefix`",
     # Spark's Kafka source refuses these too: the source decides them itself.
     "kafka.auto.offset.reset": "use startingOffsets instead",
-    "kafka.key.deserializer": "keys are returned as bytes; deserialise them with DataFrame"
-    " operations",
-    "kafka.value.deserializer": "values are returned as bytes; deserialise them with DataFrame"
-    " operations",
+    "kafka.key.deserializer": "keys are returned as bytes, or as option key.format says",
+    "kafka.value.deserializer": "values are returned as bytes, or as option value.format says",
     "kafka.key.serializer": "this source does not write",
     "kafka.value.serializer": "this source does not write",
     "kafka.enable.auto.commit": "this source commits no offsets",
