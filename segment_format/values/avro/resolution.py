@@ -69,9 +69,6 @@ def branch_for(writer: Schema, reader: s.Union) -> Schema | None:
     """The branch of a reader's union that takes a writer's type, which is no union."""
     fitting = [branch for branch in reader.branches if mismatch(writer, branch) is None]
     for branch in fitting:
-        if branch == writer:
-            return branch
-    for branch in fitting:
         if _is_own(writer, branch):
             return branch
     return fitting[0] if fitting else None
