@@ -30,6 +30,7 @@ PARTS: Final = (
     "scan",
     "fixed",
     "decode",
+    "typed",
     "metadata",
     "hybrid",
     "hybrid_disk",

@@ -21,6 +21,7 @@ _TITLES: Final = {
     "scan": "Scans of many kinds of topics",
     "fixed": "Fixed costs, cold start, cores",
     "decode": "Log bytes to Arrow, one core",
+    "typed": "Values to Arrow, one core",
     "metadata": "Records of `__remote_log_metadata`, one core",
     "hybrid": "Brokers, alone and beside the tier",
     "hybrid_disk": "A broker's disk, in place",

@@ -25,3 +25,5 @@ LINEAGE_COLUMNS: Final = (
 ALL_COLUMNS: Final = (*DEFAULT_COLUMNS, HEADERS, *LINEAGE_COLUMNS)
 PLACE_COLUMNS: Final = (TOPIC, PARTITION, SEGMENT_ID)
 """Known from the plan, the same for all rows of a slice."""
+ERROR_COLUMNS: Final = {"key": "keyError", "value": "valueError"}
+"""Why a key or a value is null that could not be decoded; there with mode PERMISSIVE alone."""

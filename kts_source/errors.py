@@ -111,6 +111,10 @@ class CorruptSegmentError(TieredKafkaError):
     """Bytes of a segment, an index or a manifest that are not what was written."""
 
 
+class InvalidValueError(TieredKafkaError, ValueError):
+    """A key or a value that is not what option `key.format` or `value.format` says."""
+
+
 class StoreError(TieredKafkaError):
     """A store that did not give what was asked for.
 

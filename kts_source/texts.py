@@ -17,6 +17,11 @@ def some(texts: Iterable[str]) -> str:
     return ", ".join(found[:_SHOWN]) + more
 
 
+def one_line(reason: str) -> str:
+    """The beginning of a reason, in one line."""
+    return " ".join(reason.split())[:300]
+
+
 def format_bytes(size: int) -> str:
     """A size in B, KiB, MiB, GiB or TiB."""
     amount, unit = float(size), "B"

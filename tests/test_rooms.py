@@ -8,7 +8,7 @@ from tests.test_rings import ALL_IMPORTS
 ROOMS = (
     ("errors", "secret", "columns", "quiet", "texts", "callbacks"),
     ("extras",),
-    ("store", "predicate", "keyring"),
+    ("store", "predicate", "keyring", "registry"),
     ("broker",),
     ("layout",),
     ("cache",),

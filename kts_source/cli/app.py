@@ -1,7 +1,8 @@
 """`kts`: look at a tier, plan, read and export it, without Spark.
 
 PATH and TOPIC stand for `--path` and `--subscribe`. Options of the data source keep their names
-(`--keyPrefix`, `--subscribe`, …); those with a dot in their name are given as `-o name=value`.
+(`--keyPrefix`, `--subscribe`, …); families of names (`s3.…`, `kafka.…`) are given as
+`-o name=value`.
 `--json` prints one JSON document instead of a table.
 
 Exit codes: 0 done; 1 the tier or its data (corrupt, missing, unreachable), or the target; 2 a

@@ -13,10 +13,12 @@ import click
 from rich.console import Console
 from rich.progress import DownloadColumn, Progress
 
+from kts_source.cli.json_values import json_values
 from kts_source.cli.scan_options import json_flag, scan_options
 from kts_source.cli.tables import print_json, print_table, time_text
 from kts_source.cli.topics import topic_rows
 from kts_source.engines.scan import scan
+from kts_source.errors import InvalidOptionError
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
 from kts_source.read.read_settings import ReadSettings
@@ -119,6 +121,8 @@ def cat(options: Mapping[str, str], *, form: str, limit: int | None) -> None:
     if form == "raw":
         options = {**options, "columns": "value"}
     whole = scan(options)
+    if form == "raw" and not _is_bytes(whole.schema.field("value")):
+        raise InvalidOptionError("--format raw prints bytes: leave option value.format out")
     with closing((whole if limit is None else whole.limit(limit)).batches()) as batches:
         for batch in batches:
             _write(batch, form)
@@ -131,8 +135,26 @@ def _write(batch: pa.RecordBatch, form: str) -> None:
         for value in batch.column("value"):
             out.write((value.as_py() or b"") + b"\n")
         return
-    for row in dated_rows(batch):
-        out.write(json.dumps(_json_record(row), ensure_ascii=False).encode() + b"\n")
+    typed = {
+        field.name: json_values(batch.column(field.name))
+        for field in batch.schema
+        if field.name in ("key", "value") and not _is_bytes(field)
+    }
+    names = batch.schema.names
+    plain = batch.select([name for name in names if name not in typed])
+    for number, row in enumerate(dated_rows(plain)):
+        record = _json_record(row)
+        if typed:
+            found = record | {name: values[number] for name, values in typed.items()}
+            first = {name: found.pop(name) for name in names if name in found}
+            record = first | found
+        out.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+
+
+def _is_bytes(field: pa.Field) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_binary(field.type))
 
 
 def dated_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:

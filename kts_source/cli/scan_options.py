@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -13,6 +14,8 @@ from kts_source.options import OPTIONS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from kts_source.options import Option
+
 _SELECTIONS: Final = ("subscribe", "subscribePattern", "assign")
 
 json_flag = click.option("--json", "as_json", is_flag=True, help="One JSON document.")
@@ -21,7 +24,7 @@ json_flag = click.option("--json", "as_json", is_flag=True, help="One JSON docum
 def scan_options(
     *places: str, every_topic: bool = False, by_option_only: tuple[str, ...] = ()
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Adds every option of the data source to a command, and `-o` for those with a dot in the name.
+    """Adds every option of the data source to a command, and `-o` for those that come in families.
 
     The command gets those that were given as its first argument.
 
@@ -40,7 +43,7 @@ def scan_options(
             given_topic: str | None = None,
             **values: Any,  # noqa: ANN401  # texts, flags and numbers
         ) -> None:
-            named = {option.name: values.pop(option.name) for option in flags}
+            named = {option.name: values.pop(_variable(option)) for option in flags}
             options = {name: text for name, text in named.items() if text is not None}
             add_places(options, given_path, given_topic)
             for pair in dotted:
@@ -62,7 +65,8 @@ def scan_options(
         )(run)
         for option in reversed(flags):
             text = option.doc.replace("`", "")
-            found = click.option(f"--{option.name}", option.name, metavar="TEXT", help=text)(found)
+            flag = f"--{option.name}", _variable(option)
+            found = click.option(*flag, metavar="TEXT", help=text)(found)
         for name in reversed(places):
             found = click.argument(f"given_{name}", metavar=f"[{name.upper()}]", required=False)(
                 found
@@ -70,6 +74,11 @@ def scan_options(
         return found
 
     return decorate
+
+
+def _variable(option: Option) -> str:
+    """A name that Python takes for an option's."""
+    return re.sub(r"\W", "_", option.name)
 
 
 def add_places(options: dict[str, str], path: str | None = None, topic: str | None = None) -> None:

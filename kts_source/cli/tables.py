@@ -55,13 +55,13 @@ def preview_bytes(value: bytes | None, width: int) -> str:
     return shown if len(shown) <= width else shown[: width - 1] + "…"
 
 
-def time_text(microseconds: int) -> str:
-    """A time since the epoch as ISO 8601 in UTC with milliseconds, of any year: one beyond 9999 has
-    its sign and more digits, one before the year 1 is 0 or negative.
+def time_text(microseconds: int, precision: str = "milliseconds") -> str:
+    """A time since the epoch as ISO 8601 in UTC with milliseconds, or microseconds, of any year:
+    one beyond 9999 has its sign and more digits, one before the year 1 is 0 or negative.
     """
     # The calendar repeats every 400 years; Python has the years from 1 to 9999.
     cycles, rest = divmod(microseconds, _MICROSECONDS_OF_400_YEARS)
     time = _EPOCH + datetime.timedelta(microseconds=rest)
     year = time.year + 400 * cycles
     years = f"{year:04d}" if 0 <= year <= _LAST_YEAR else f"{year:+05d}"
-    return f"{years}{time.isoformat(timespec='milliseconds')[4:]}"
+    return f"{years}{time.isoformat(timespec=precision)[4:]}"

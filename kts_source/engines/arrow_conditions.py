@@ -11,12 +11,12 @@ import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
-from kts_source.columns import ALL_COLUMNS, PARTITION, TOPIC
+from kts_source.columns import PARTITION, TOPIC
 from kts_source.planning.narrowing import conjunction
 from kts_source.predicate.model import MAX_INT64, MIN_INT64, Column, Compare, Op
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     import pyarrow.compute as pc
 
@@ -45,10 +45,10 @@ def certain_part(expression: pc.Expression) -> Predicate | None:
     return conjunction(*(_comparison(term) for term in _terms(tokens)))
 
 
-def columns_in(expression: pc.Expression) -> tuple[str, ...]:
-    """The table's columns that an expression looks at, and maybe more."""
+def columns_in(expression: pc.Expression, columns: Iterable[str]) -> tuple[str, ...]:
+    """Those of a table's columns that an expression looks at, and maybe more."""
     words = set(re.findall(r"\w+", str(expression)))
-    return tuple(name for name in ALL_COLUMNS if name in words)
+    return tuple(name for name in columns if name in words)
 
 
 def _terms(tokens: list[str]) -> Iterator[list[str]]:

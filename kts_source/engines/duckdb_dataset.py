@@ -55,7 +55,7 @@ class TierDataset(ds.Dataset):  # type: ignore[misc]  # pyarrow ships no types
         needed = dict.fromkeys(wanted)
         scan = self._scan
         if filter is not None:
-            needed |= dict.fromkeys(name for name in columns_in(filter) if name in scan.columns)
+            needed |= dict.fromkeys(columns_in(filter, scan.columns))
             certain = None if scan.is_limited else certain_part(filter)
             scan = scan if certain is None else scan.where_predicate(certain)
         part = scan.select(list(needed) or scan.columns[:1])

@@ -81,7 +81,7 @@ class TierDatasource(Datasource):  # type: ignore[misc]  # Ray ships no types fo
         wanted = tuple(scan.columns if columns is None else columns) or scan.columns[:1]
         needed = dict.fromkeys(wanted)
         if condition is not None:
-            needed |= dict.fromkeys(name for name in columns_in(condition) if name in scan.columns)
+            needed |= dict.fromkeys(columns_in(condition, scan.columns))
             certain = certain_part(condition)
             scan = scan if certain is None else scan.where_predicate(certain)
         part = scan.select(list(needed))

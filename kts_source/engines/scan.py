@@ -13,6 +13,7 @@ from kts_source.errors import InvalidOptionError
 from kts_source.extras import require
 from kts_source.options import check_for_batch, parse_any_options
 from kts_source.options.scan_options import checked_columns
+from kts_source.options.value_formats import check_where
 from kts_source.planning.narrowing import conjunction, narrowed
 from kts_source.planning.planner import plan_scan
 from kts_source.predicate.implied_ranges import TRUE
@@ -90,10 +91,10 @@ class Scan:
 
     @property
     def schema(self) -> pa.Schema:
-        """Of the rows: binary keys and values, timestamps in microseconds of UTC."""
+        """Of the rows; keys and values are binary, or as their formats say."""
         from kts_source.read.row_schema import read_schema
 
-        return read_schema(self.columns)
+        return read_schema(self.columns, self._options.formats)
 
     @property
     def plan(self) -> ScanPlan:
@@ -139,7 +140,8 @@ class Scan:
         Raises:
             InvalidOptionError: A name that is not a column, or twice.
         """
-        return self._like(replace(self._options, columns=checked_columns("columns", columns)))
+        checked = checked_columns("columns", columns, self._options.formats)
+        return self._like(replace(self._options, columns=checked))
 
     def where(self, condition: str) -> Self:
         """The rows for which a condition is true.
@@ -160,6 +162,7 @@ class Scan:
 
     def where_predicate(self, condition: Predicate) -> Self:
         """As `where`, for a condition that is parsed already."""
+        check_where(condition, self._options.formats)
         return self._like(self._options, where=conjunction(self._where, condition))
 
     def limit(self, rows: int) -> Self:

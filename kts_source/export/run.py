@@ -46,6 +46,7 @@ from kts_source.export.transforms.dead_letters import (
     unnamed_dead_letters,
 )
 from kts_source.options import parse_options
+from kts_source.options.usage import check_for_export
 from kts_source.planning.estimate import estimate
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ def export(
         TieredKafkaError: The source cannot be read.
     """
     options = parse_options(source)
+    check_for_export(options)
     options = replace(options, key_ring=options.key_ring.loaded())
     with _opened(table, settings) as opened:
         try:

@@ -39,6 +39,7 @@ from kts_source.options.selection import (
     parse_topic_ids,
 )
 from kts_source.options.stream_options import STREAM_OPTIONS
+from kts_source.options.value_formats import VALUE_OPTIONS
 from kts_source.store.storage_options import S3_OPTIONS
 from segment_format.record.batch_header import HEADER_SIZE
 
@@ -294,11 +295,13 @@ _MORE: Final = (
     ),
 )
 
-OPTIONS: Final[tuple[Option, ...]] = (*_ESSENTIAL, *_MORE, *STREAM_OPTIONS)
+OPTIONS: Final[tuple[Option, ...]] = (*_ESSENTIAL, *_MORE, *VALUE_OPTIONS, *STREAM_OPTIONS)
 
 
 def options_tables() -> dict[str, str]:
-    """The tables of options in the docs, in Markdown: `essential`, `more`, `stream` and `store`."""
+    """The tables of options in the docs, in Markdown: `essential`, `more`, `values`, `stream` and
+    `store`.
+    """
     keys = "encryption.key.pairs.<id>.private.key"
     store = [
         (
@@ -321,6 +324,7 @@ def options_tables() -> dict[str, str]:
     return {
         "essential": _table(map(_row, _ESSENTIAL)),
         "more": _table(map(_row, _MORE)),
+        "values": _table(map(_row, VALUE_OPTIONS)),
         "stream": _table(map(_row, STREAM_OPTIONS)),
         "store": _table((f"`{name}`", "", doc) for name, doc in store),
     }

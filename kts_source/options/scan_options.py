@@ -24,6 +24,12 @@ from kts_source.options.places import (
 )
 from kts_source.options.requested_bounds import Bound, mentions
 from kts_source.options.stream_options import StreamSettings, stream_settings
+from kts_source.options.value_formats import (
+    ColumnFormat,
+    check_where,
+    column_formats,
+    error_columns,
+)
 from kts_source.predicate.model import And
 from kts_source.store.presigned_path import hide_query
 from kts_source.store.storage_options import S3_OPTIONS, storage_options_from
@@ -56,10 +62,8 @@ _NOT_SUPPORTED: Final[Mapping[str, str]] = {
     " `keyPrefix`",
     # Spark's Kafka source refuses these too: the source decides them itself.
     "kafka.auto.offset.reset": "use startingOffsets instead",
-    "kafka.key.deserializer": "keys are returned as bytes; deserialise them with DataFrame"
-    " operations",
-    "kafka.value.deserializer": "values are returned as bytes; deserialise them with DataFrame"
-    " operations",
+    "kafka.key.deserializer": "keys are returned as bytes, or as option key.format says",
+    "kafka.value.deserializer": "values are returned as bytes, or as option value.format says",
     "kafka.key.serializer": "this source does not write",
     "kafka.value.serializer": "this source does not write",
     "kafka.enable.auto.commit": "this source commits no offsets",
@@ -102,6 +106,7 @@ class ScanOptions:
         tail: Whether brokers serve what the tier does not hold.
         broker_fallback: Whether brokers serve what the store fails to give.
         stream: What micro-batches hold; without effect in a batch.
+        formats: How keys and values are decoded; what is not named stays bytes.
     """
 
     path: str
@@ -143,6 +148,7 @@ class ScanOptions:
     tail: bool
     broker_fallback: bool
     stream: StreamSettings
+    formats: tuple[ColumnFormat, ...] = ()
 
     @property
     def by_metadata_topic(self) -> bool:
@@ -179,6 +185,9 @@ def parse_any_options(given: Mapping[str, str]) -> ScanOptions:
     brokers, idle = broker_settings(kafka_texts)
     _check_broker_options(values, texts, brokers)
     selection = _one_selection(values)
+    formats = column_formats(values, texts)
+    where = _where(values)
+    check_where(where, formats)
     fetch = fetch_options(values, storage_texts, fallback_texts)
     first, further = split_disks(tier_path(values, brokers=brokers is not None), values["layout"])
     path, storage = hide_query(first, storage_options_from(storage_texts))
@@ -196,7 +205,7 @@ def parse_any_options(given: Mapping[str, str]) -> ScanOptions:
         starting=_bound(values, "starting"),
         ending=_ending(values),
         timestamp_strategy=values["startingOffsetsByTimestampStrategy"],
-        columns=_columns(values),
+        columns=_columns(values, formats),
         fail_on_data_loss=values["failOnDataLoss"],
         check_crcs=values["checkCrcs"],
         min_partitions=values["minPartitions"],
@@ -215,13 +224,14 @@ def parse_any_options(given: Mapping[str, str]) -> ScanOptions:
         fetch=fetch,
         cache=cache_settings(values, patience_seconds=fetch.retry_policy.read_timeout_seconds),
         max_timestamp_ahead_ms=values["maxTimestampAheadMs"],
-        where=_where(values),
+        where=where,
         time_zone=values["timeZone"],
         given=frozenset(_BY_LOWER_NAME[name].name for name in texts),
         brokers=brokers,
         tail=brokers is not None and values["tail"],
         broker_fallback=brokers is not None and values["brokerFallback"],
         stream=stream_settings(values),
+        formats=formats,
     )
 
 
@@ -323,35 +333,39 @@ def _where(values: Mapping[str, Any]) -> Predicate | None:
     return And(tuple(terms))
 
 
-def _columns(values: Mapping[str, Any]) -> tuple[str, ...]:
+def _columns(values: Mapping[str, Any], formats: Sequence[ColumnFormat]) -> tuple[str, ...]:
     names: tuple[str, ...] | None = values["columns"]
     if names is None:
         headers = (HEADERS,) if values["includeHeaders"] else ()
         lineage = LINEAGE_COLUMNS if values["includeLineage"] else ()
-        return (*DEFAULT_COLUMNS, *headers, *lineage)
-    return checked_columns("columns", names)
+        return (*DEFAULT_COLUMNS, *headers, *lineage, *error_columns(formats))
+    return checked_columns("columns", names, formats)
 
 
-def checked_columns(option: str, names: Sequence[str]) -> tuple[str, ...]:
+def checked_columns(
+    option: str, names: Sequence[str], formats: Sequence[ColumnFormat] = ()
+) -> tuple[str, ...]:
     """The table's columns of these names, in any case.
 
     Args:
         option: What named them, for error texts.
         names: In the order wanted.
+        formats: How keys and values are decoded.
 
     Raises:
         InvalidOptionError: A name that is not a column, or twice, or no name at all.
     """
-    by_lower = {column.lower(): column for column in ALL_COLUMNS}
+    every = (*ALL_COLUMNS, *error_columns(formats))
+    by_lower = {column.lower(): column for column in every}
     columns = []
     for name in names:
         column = by_lower.get(name.lower())
         if column is None:
-            close = difflib.get_close_matches(name, ALL_COLUMNS, n=1)
+            close = difflib.get_close_matches(name, every, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
             raise InvalidOptionError(
                 f"option {option!r} names {name!r}, which is not a column{hint} (columns:"
-                f" {', '.join(ALL_COLUMNS)})"
+                f" {', '.join(every)})"
             )
         if column in columns:
             raise InvalidOptionError(f"option {option!r} names {column!r} twice")

@@ -7,7 +7,8 @@ and its objects must be what they were. Which option does what:
                                       tail, bounds, isolationLevel, where it leaves rows
                                       out, failOnDataLoss=true, and what tasks are cut by
     refines it                        columns, includeHeaders, includeLineage, where and
-                                      timestampRange of a plan that leaves no row out
+                                      timestampRange of a plan that leaves no row out, and how
+                                      keys and values are decoded: a plan is of bytes
     does not concern it               path and what opens it (versions of objects are checked),
                                       keys, checksums, time-outs, caches, limits, metrics
 """

@@ -10,6 +10,7 @@ from kts_source.read.fetch import ReadAhead
 if TYPE_CHECKING:
     from kts_source.broker.settings import BrokerSettings
     from kts_source.options import ScanOptions
+    from kts_source.options.value_formats import ColumnFormat
     from kts_source.predicate.model import Predicate
 
 
@@ -50,6 +51,7 @@ class ReadSettings:
         batches: How large batches grow.
         brokers: How brokers are reached; `None` = the tier alone is read.
         broker_fallback: Whether brokers finish a slice that the tier does not give.
+        formats: How keys and values are decoded; what is not named stays bytes.
     """
 
     columns: tuple[str, ...]
@@ -61,6 +63,7 @@ class ReadSettings:
     batches: BatchLimits = FOR_SPARK
     brokers: BrokerSettings | None = None
     broker_fallback: bool = True
+    formats: tuple[ColumnFormat, ...] = ()
 
     @classmethod
     def of(cls, options: ScanOptions) -> ReadSettings:
@@ -75,4 +78,5 @@ class ReadSettings:
             options.fail_on_data_loss,
             brokers=options.brokers,
             broker_fallback=options.broker_fallback,
+            formats=options.formats,
         )

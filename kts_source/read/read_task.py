@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kts_source.errors import InvalidOptionError
 from kts_source.read.read_slices import read_slices
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
     import pyarrow as pa
 
@@ -37,8 +39,24 @@ def read_task(
 
     Raises:
         InvalidOptionError: The task reads from brokers, and the settings name none.
-        TieredKafkaError: See `read_slices`, `read_range` and `BrokerFallback`.
+        TieredKafkaError: See `read_slices`, `read_range`, `BrokerFallback` and `TypedRows`.
     """
+    if settings.formats:
+        # Not at import time: most scans take bytes as they are.
+        from kts_source.read.typed_rows import TypedRows
+
+        typed = TypedRows(settings.columns, settings.formats)
+        of_bytes = replace(settings, columns=typed.read_columns, formats=())
+        with closing(_read(task, reader, of_bytes, meter)) as batches:
+            yield from typed.decoded(batches, meter)
+        return
+    yield from _read(task, reader, settings, meter)
+
+
+def _read(
+    task: ScanTask, reader: SegmentSource, settings: ReadSettings, meter: TaskMeter | None
+) -> Generator[pa.RecordBatch]:
+    """The rows as they are stored."""
     if settings.brokers is not None and (task.ranges or settings.broker_fallback):
         # Not at import time: most scans are of the tier alone.
         from kts_source.read.with_brokers import rows_with_brokers

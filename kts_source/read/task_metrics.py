@@ -96,6 +96,7 @@ class TaskMetrics:
         broker_fallbacks: Slices that brokers finished because the tier did not give them.
         lost: Ranges of offsets that were left out because their objects had gone, as text.
         lost_ranges: The same, as values.
+        malformed: Rows left out because their key or value could not be decoded.
         pinned_by: How reads were held to the planned version of each object.
     """
 
@@ -136,6 +137,7 @@ class TaskMetrics:
     broker_fallbacks: int = 0
     lost: tuple[str, ...] = ()
     lost_ranges: tuple[LostRange, ...] = ()
+    malformed: int = 0
     pinned_by: str = ""
 
     def to_json(self) -> str:
@@ -185,6 +187,8 @@ class TaskMetrics:
                 f"{self.broker_bytes} bytes in {self.broker_requests} fetches from brokers,"
                 f" {self.broker_fallbacks} of them in place of the tier"
             )
+        if self.malformed:
+            parts.append(f"{self.malformed} rows left out that cannot be decoded")
         if self.lost:
             parts.append(f"lost: {'; '.join(self.lost)}")
         return ", ".join(parts)
@@ -270,6 +274,7 @@ class TaskMeter:
         self.stopwatch = Stopwatch()
         self.brokers = BrokerWork()
         self.rows = 0
+        self.malformed = 0
         self._lost: list[tuple[LostRange, str]] = []
         self._decoded = Counter[str]()
 
@@ -310,5 +315,6 @@ class TaskMeter:
             broker_fallbacks=self.brokers.fallbacks,
             lost=tuple(text for _, text in self._lost),
             lost_ranges=tuple(lost for lost, _ in self._lost),
+            malformed=self.malformed,
             pinned_by=tier.store.pinning,
         )

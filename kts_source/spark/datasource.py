@@ -60,7 +60,7 @@ class TieredKafkaDataSource(DataSource, metaclass=Travels):
 
     def schema(self) -> StructType:
         """The columns that the options ask for."""
-        return spark_schema(self._scan_options.columns)
+        return spark_schema(self._scan_options.columns, self._scan_options.formats)
 
     def reader(self, schema: StructType | pa.Schema) -> TieredKafkaBatchReader:
         """The reader of the columns of `schema`: Spark's, or Arrow's where Sail asks.
@@ -89,7 +89,8 @@ class TieredKafkaDataSource(DataSource, metaclass=Travels):
         return TieredKafkaStreamReader(self._options_for(schema))
 
     def _options_for(self, schema: StructType) -> ScanOptions:
-        options = replace(self._scan_options, columns=columns_of(schema))
+        columns = columns_of(schema, self._scan_options.formats)
+        options = replace(self._scan_options, columns=columns)
         # The key files are the driver's: read here, because the reader travels to the workers.
         return replace(options, key_ring=options.key_ring.loaded())
 

@@ -10,11 +10,14 @@ from pyspark.sql.types import StructField, StructType
 
 from kts_source.columns import ALL_COLUMNS
 from kts_source.errors import InvalidOptionError
+from kts_source.options.value_formats import column_types, error_columns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import pyarrow as pa
+
+    from kts_source.options.value_formats import ColumnFormat
 
 _HEADER: Final = StructType(
     [StructField("key", types.StringType()), StructField("value", types.BinaryType())]
@@ -31,15 +34,40 @@ _COLUMNS: Final[dict[types.DataType, str]] = {
 _TYPES: Final = {name: kind for kind, names in _COLUMNS.items() for name in names.split()}
 
 
-def spark_schema(columns: Sequence[str]) -> StructType:
-    """The columns in Spark's types, all nullable, as Spark's Kafka source has them."""
-    return StructType([StructField(name, _TYPES[name]) for name in columns])
+def spark_schema(columns: Sequence[str], formats: Sequence[ColumnFormat] = ()) -> StructType:
+    """The columns in Spark's types, all nullable, as Spark's Kafka source has them.
+
+    Args:
+        columns: Names.
+        formats: How keys and values are decoded.
+    """
+    types_of = _types_with(formats)
+    return StructType([StructField(name, types_of[name]) for name in columns])
 
 
-def columns_of(schema: StructType | pa.Schema) -> tuple[str, ...]:
+def _types_with(formats: Sequence[ColumnFormat]) -> dict[str, types.DataType]:
+    """Every column of the table and its type."""
+    if not formats:
+        return _TYPES
+    from pyspark.sql.pandas.types import from_arrow_type
+
+    decoded = {
+        name: from_arrow_type(kind, prefer_timestamp_ntz=True)
+        for name, kind in column_types(formats).items()
+    }
+    return _TYPES | decoded
+
+
+def columns_of(
+    schema: StructType | pa.Schema, formats: Sequence[ColumnFormat] = ()
+) -> tuple[str, ...]:
     """The table's columns that a user-given schema asks for, in its order.
 
     Sail hands over the schema as Arrow's.
+
+    Args:
+        schema: What the user gave, or Spark took from `spark_schema`.
+        formats: How keys and values are decoded.
 
     Raises:
         InvalidOptionError: A name or a type that the table does not have, or a promise of no
@@ -48,14 +76,16 @@ def columns_of(schema: StructType | pa.Schema) -> tuple[str, ...]:
     if not isinstance(schema, StructType):
         from pyspark.sql.pandas.types import from_arrow_schema
 
-        schema = from_arrow_schema(schema)
-    by_lower = {name.lower(): name for name in ALL_COLUMNS}
+        schema = from_arrow_schema(schema, prefer_timestamp_ntz=True)
+    types_of = _types_with(formats)
+    every = (*ALL_COLUMNS, *error_columns(formats))
+    by_lower = {name.lower(): name for name in every}
     columns = []
     for field in schema.fields:
         name = by_lower.get(field.name.lower())
         if name is None:
-            names = (f"{column} {_TYPES[column].simpleString()}" for column in ALL_COLUMNS)
-            close = difflib.get_close_matches(field.name, ALL_COLUMNS, n=1)
+            names = (f"{column} {types_of[column].simpleString()}" for column in every)
+            close = difflib.get_close_matches(field.name, every, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
             raise InvalidOptionError(
                 f"the schema has a column {field.name!r}, which the table has not{hint} (columns:"
@@ -65,7 +95,7 @@ def columns_of(schema: StructType | pa.Schema) -> tuple[str, ...]:
             raise InvalidOptionError(f"the schema spells column {name!r} as {field.name!r}")
         if name in columns:
             raise InvalidOptionError(f"the schema has column {name!r} twice")
-        expected = _TYPES[name]
+        expected = types_of[name]
         if field.dataType != expected:
             raise InvalidOptionError(
                 f"column {name!r} is {expected.simpleString()}, not {field.dataType.simpleString()}"

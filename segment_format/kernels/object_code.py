@@ -1,9 +1,9 @@
-"""The kernel as an object file, which runs without numba.
+"""Kernels as object files, which run without numba.
 
 Importing numba and unpickling what it keeps takes a third of a second; linking an object file takes
 milliseconds. Every new worker of Spark pays it before its first row. So the process that compiles
-`decode_window` also leaves its object file beside numba's own, and later ones link that with LLVM
-alone. It is the same machine code: numba's optimised module, without the wrapper for Python.
+a kernel of `_STORED` also leaves its object file beside numba's own, and later ones link that with
+LLVM alone. It is the same machine code: numba's optimised module, without the wrapper for Python.
 
 Numba promises nobody how it passes arrays: what it has emitted is compared with what is called
 here before an object file is made of it. Where they differ, numba itself runs the kernel.
@@ -39,42 +39,28 @@ if TYPE_CHECKING:
 
     Kernel = Callable[[NDArray[np.uint8], BytesLike, NDArray[np.int64]], int]
 
-_SYMBOL: Final = "kts_decode_window"
+_STORED: Final = {
+    "decode_window": (("window", 1), ("payload", 1), ("frame", 8)),
+    "run_avro": (("frame", 8),),
+    "mark_repeated": (("frame", 8),),
+}
+"""The kernels that are kept, and the arrays that each takes: name, and bytes of an item."""
 _FAILED: Final = -(2**63)
 _DIGEST_SIZE: Final = 32
 _MAX_BYTES: Final = 16 << 20
 _FROM_THE_C_LIBRARY: Final = frozenset({"memcpy", "memmove", "memset"})
-
-_Entry = ctypes.CFUNCTYPE(
-    ctypes.c_int64,
-    *(ctypes.c_void_p, ctypes.c_int64),
-    *(ctypes.c_void_p, ctypes.c_int64),
-    *(ctypes.c_void_p, ctypes.c_int64),
-)
 
 _ARRAY_FIELDS: Final = ("meminfo", "parent", "nitems", "itemsize", "data", "shape", "strides")
 _ARRAY_PASSED_AS: Final = (
     *(("ptr", "0"), ("ptr", "1"), ("i64", "2"), ("i64", "3"), ("ptr", "4")),
     *(("i64", "5.0"), ("i64", "6.0")),
 )
-_ARGUMENTS: Final = [
-    *(("ptr", "retptr"), ("ptr", "excinfo")),
-    *(
-        (kind, f"arg.{name}.{field}")
-        for name in ("window", "payload", "frame")
-        for kind, field in _ARRAY_PASSED_AS
-    ),
-]
-"""What numba's function takes: the place of its result, that of an error, and three arrays."""
 _SHIM: Final = """
-define i64 @{symbol}(ptr %w, i64 %wn, ptr %p, i64 %pn, ptr %f, i64 %fn) {{
+define i64 @{symbol}({taken}) {{
   %found = alloca i64
   %why = alloca ptr
   store i64 {failed}, ptr %found
-  %code = call i32 @{kernel}(ptr %found, ptr %why,
-    ptr null, ptr null, i64 %wn, i64 1, ptr %w, i64 %wn, i64 1,
-    ptr null, ptr null, i64 %pn, i64 1, ptr %p, i64 %pn, i64 1,
-    ptr null, ptr null, i64 %fn, i64 8, ptr %f, i64 %fn, i64 8)
+  %code = call i32 @{kernel}(ptr %found, ptr %why, {passed})
   %fine = icmp eq i32 %code, 0
   %status = load i64, ptr %found
   %answer = select i1 %fine, i64 %status, i64 {failed}
@@ -89,28 +75,9 @@ def load() -> Kernel | None:
     """`decode_window` from its object file; None where there is none for these sources and this
     CPU, or it is switched off, or numba's compiler is.
     """
-    if not is_on() or os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
+    entry = _linked("decode_window")
+    if entry is None:
         return None
-    path = _path()
-    if path is None:
-        return None
-    try:
-        with path.open("rb") as file:
-            data = file.read(_MAX_BYTES)
-    except OSError:
-        return None
-    code = data[_DIGEST_SIZE:]
-    if hashlib.sha256(code).digest() != data[:_DIGEST_SIZE]:
-        return None
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    machine = llvm.Target.from_default_triple().create_target_machine(jit=True)
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
-    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
-    engine.finalize_object()
-    _engines.append(engine)
-    entry = _Entry(engine.get_function_address(_SYMBOL))  # lets the interpreter go while it runs
-
     known = _places(np.empty(0, np.uint8), np.empty(0, np.int64))
 
     def decode_window(
@@ -138,6 +105,60 @@ def load() -> Kernel | None:
     return decode_window
 
 
+def load_of_frame(name: str) -> Callable[[NDArray[np.int64]], int] | None:
+    """A kernel that takes a frame alone, as `load`.
+
+    Args:
+        name: Of the function.
+    """
+    entry = _linked(name)
+    if entry is None:
+        return None
+
+    def run(frame: NDArray[np.int64]) -> int:
+        status: int = entry(frame.ctypes.data, frame.size)
+        if status == _FAILED:
+            raise RuntimeError("the kernel raised an error, which it never should")
+        return status
+
+    return run
+
+
+def _linked(name: str) -> Callable[..., int] | None:
+    """A function of the address and the items of each array."""
+    if not is_on() or os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
+        return None
+    path = _path(name)
+    if path is None:
+        return None
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_BYTES)
+    except OSError:
+        return None
+    code = data[_DIGEST_SIZE:]
+    if hashlib.sha256(code).digest() != data[:_DIGEST_SIZE]:
+        return None
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    machine = llvm.Target.from_default_triple().create_target_machine(jit=True)
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    _engines.append(engine)
+    # A call lets the interpreter go while it runs.
+    return _entry(engine.get_function_address(_symbol(name)), name)
+
+
+def _entry(address: int, name: str) -> Callable[..., int]:
+    arrays = [kind for _ in _STORED[name] for kind in (ctypes.c_void_p, ctypes.c_int64)]
+    return ctypes.CFUNCTYPE(ctypes.c_int64, *arrays)(address)
+
+
+def _symbol(name: str) -> str:
+    return f"kts_{name}"
+
+
 def _places(window: NDArray[np.uint8], frame: NDArray[np.int64]) -> tuple[Any, Any, int, int]:
     """Two arrays, not kept alive, and where they are: to ask numpy takes longer than to call."""
     addresses = [array.__array_interface__["data"][0] for array in (window, frame)]
@@ -145,30 +166,34 @@ def _places(window: NDArray[np.uint8], frame: NDArray[np.int64]) -> tuple[Any, A
 
 
 def store(dispatcher: Any) -> None:  # noqa: ANN401  # numba ships no types
-    """Leaves the object file of `decode_window` if this process has compiled it. Never fails.
+    """Leaves the object file of a kernel of `_STORED` if this process has compiled it. Never fails.
 
     Args:
         dispatcher: The kernel as numba made it.
     """
     with contextlib.suppress(Exception):  # it only saves time
+        name: str = dispatcher.py_func.__name__
+        if name not in _STORED:
+            return
         (signature,) = dispatcher.signatures
-        path = _path()
+        path = _path(name)
         fresh = not dispatcher.stats.cache_hits
         if not is_on() or path is None or path.exists() or not fresh:
             return
         _check_conventions(dispatcher.targetctx, signature)
         kernel = dispatcher.overloads[signature].fndesc.llvm_func_name
-        code = _emitted(dispatcher.inspect_llvm(signature), kernel, dispatcher.targetctx.codegen())
+        text = dispatcher.inspect_llvm(signature)
+        code = _emitted(text, name, kernel, dispatcher.targetctx.codegen())
         _write(path, hashlib.sha256(code).digest() + code)
 
 
-def _path() -> Path | None:
+def _path(name: str) -> Path | None:
     folder = code_folder()
     if folder is None:
         return None
     # A hypervisor may hide some of what a CPU of this name can do.
     features = llvm.get_host_cpu_features().flatten()
-    return folder / f"decode_window-{hashlib.sha256(features.encode()).hexdigest()[:16]}.o"
+    return folder / f"{name}-{hashlib.sha256(features.encode()).hexdigest()[:16]}.o"
 
 
 def _check_conventions(context: Any, signature: Iterable[object]) -> None:  # noqa: ANN401
@@ -186,14 +211,36 @@ def _check_conventions(context: Any, signature: Iterable[object]) -> None:  # no
         raise ValueError(f"success is {RETCODE_OK}")
 
 
-def _check_emitted(function: Any) -> None:  # noqa: ANN401
-    """Raises `ValueError` if a function takes or returns something else than the shim calls."""
+def _check_emitted(function: Any, name: str) -> None:  # noqa: ANN401
+    """Raises `ValueError` if a function takes or returns something else than the shim calls: the
+    place of its result, that of an error, and arrays.
+    """
+    expected = [("ptr", "retptr"), ("ptr", "excinfo")]
+    expected += [
+        (kind, f"arg.{array}.{field}")
+        for array, _ in _STORED[name]
+        for kind, field in _ARRAY_PASSED_AS
+    ]
     found = [(str(argument.type), argument.name) for argument in function.arguments]
-    if found != _ARGUMENTS or not str(function.global_value_type).startswith("i32 ("):
+    if found != expected or not str(function.global_value_type).startswith("i32 ("):
         raise ValueError(f"the kernel is {function.global_value_type} of {found}")
 
 
-def _emitted(text: str, kernel: str, codegen: Any) -> bytes:  # noqa: ANN401
+def _shim(name: str, kernel: str) -> str:
+    """A function of the address and the items of each array that calls the kernel with arrays
+    without an owner.
+    """
+    taken = ", ".join(f"ptr %{array}, i64 %{array}.n" for array, _ in _STORED[name])
+    passed = ", ".join(
+        f"ptr null, ptr null, i64 %{array}.n, i64 {size}, ptr %{array}, i64 %{array}.n, i64 {size}"
+        for array, size in _STORED[name]
+    )
+    return _SHIM.format(
+        symbol=_symbol(name), taken=taken, kernel=kernel, passed=passed, failed=_FAILED
+    )
+
+
+def _emitted(text: str, name: str, kernel: str, codegen: Any) -> bytes:  # noqa: ANN401
     """The object file of a module's kernel, and of nothing else."""
     # Arrays come without an owner, so there is none to release.
     text = re.sub(
@@ -203,11 +250,11 @@ def _emitted(text: str, kernel: str, codegen: Any) -> bytes:  # noqa: ANN401
         flags=re.MULTILINE,
     )
     # LLVM lets a function be called by any types.
-    _check_emitted(llvm.parse_assembly(text).get_function(kernel))
-    module = llvm.parse_assembly(text + _SHIM.format(symbol=_SYMBOL, kernel=kernel, failed=_FAILED))
+    _check_emitted(llvm.parse_assembly(text).get_function(kernel), name)
+    module = llvm.parse_assembly(text + _shim(name, kernel))
     module.verify()
     for function in module.functions:
-        if not function.is_declaration and function.name != _SYMBOL:
+        if not function.is_declaration and function.name != _symbol(name):
             function.linkage = "internal"
     triple, cpu, features = codegen.magic_tuple()
     machine = llvm.Target.from_triple(triple).create_target_machine(

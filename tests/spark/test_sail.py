@@ -30,6 +30,7 @@ from tests.golden_data import (
     expected_table,
     tier_options,
 )
+from tests.kts_source.read.typed_tier import as_avro, avro, write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -223,3 +224,22 @@ def test_corrupt_bytes_are_named(sail: SparkSession, tmp_path: Path) -> None:
         sail.read.format("tiered-kafka").options(**options).load().count()
     for part in ("topic codecs", "partition 0", "offset", str(log), "byte"):
         assert part in str(error.value)
+
+
+def test_decoded_values(sail: SparkSession, tmp_path: Path) -> None:
+    values = [b"\x05" if number == 17 else avro(number) for number in range(30)]
+    tier = write(tmp_path / "tier", [[*values], [avro(100)]])
+    options = tier | as_avro(**{"value.mode": "PERMISSIVE"})
+    frame = sail.read.format("tiered-kafka").options(**options).load()
+    rows = {(row["partition"], row["offset"]): row for row in frame.collect()}
+    assert len(rows) == 31
+    assert rows[0, 17]["value"] is None
+    assert rows[0, 17]["valueError"].startswith("country: ")
+    assert rows[0, 8]["value"]["amount"] == 8
+    assert rows[0, 8]["value"]["note"] == "n8"
+    sums = frame.groupBy("value.country").agg(functions.sum("value.amount")).collect()
+    expected: dict[str | None, int | None] = {None: None}
+    for number in (*range(17), *range(18, 30), 100):
+        country = "CH" if number % 3 else "DE"
+        expected[country] = (expected.get(country) or 0) + number
+    assert dict(map(tuple, sums)) == expected

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kts_source.errors import InvalidOptionError, TieredKafkaError
+from kts_source.texts import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -137,11 +138,6 @@ def _parse_lines(texts: Sequence[bytes], schema: pa.Schema) -> pa.Table:
     if table.num_rows != len(texts):
         raise pa.ArrowInvalid("not exactly one JSON object")
     return table.select(schema.names).cast(schema)
-
-
-def one_line(reason: str) -> str:
-    """The beginning of a reason, in one line."""
-    return " ".join(reason.split())[:300]
 
 
 def assemble(

@@ -3,7 +3,7 @@
 Avro and JSON Schema payloads follow at once; Protobuf has the path of the message type in front, as
 zigzag varints: their number, then indexes into nested types, where a lone 0 means the first type.
 
-Schemas come from a registry's URL, or from a folder: see `schema_registry`.
+Schemas come from a registry's URL, or from a folder: see `kts_source.registry`.
 """
 
 from __future__ import annotations
@@ -11,29 +11,27 @@ from __future__ import annotations
 import importlib
 import io
 import json
-import time
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from kts_source.errors import TieredKafkaError
 from kts_source.export.transforms.row_transform import (
     DEFAULT_KEPT,
     Transformed,
     assemble,
     check_columns,
     decode_rows,
-    one_line,
     schema_text,
 )
-from kts_source.export.transforms.schema_registry import (
+from kts_source.extras import require
+from kts_source.registry.by_id import ById
+from kts_source.registry.schema_registry import (
     AVRO,
     EXTRA,
     JSON,
     check_registry,
     find_schema,
 )
-from kts_source.extras import require
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,48 +42,8 @@ if TYPE_CHECKING:
 
 MAGIC: Final = 0
 _HEADER: Final = 5
-MAX_SCHEMAS: Final = 1000
-"""Schemas that are kept; of more, those that were not used for longest are asked for again."""
-MAX_UNKNOWN: Final = 1000
-"""Ids without a usable schema that are asked for within `UNKNOWN_SECONDS`: values may hold any."""
-UNKNOWN_SECONDS: Final = 300.0
-
 
 Decoder: TypeAlias = "Callable[[bytes], dict[str, Any]]"
-
-
-class _Decoders:
-    """Decoders by schema id, and why some ids have none: a registry is asked once, not for every
-    row, and neither memory nor requests grow with what hostile values hold.
-
-    Attributes:
-        get: The decoder of an id. Raises LookupError where there is none, or too many others have
-            none, and TieredKafkaError where the rows are not to blame.
-    """
-
-    def __init__(self, make: Callable[[int], Decoder]) -> None:
-        self._make = make
-        self._unknown: dict[int, str] = {}
-        self._since = 0.0
-        self.get = lru_cache(MAX_SCHEMAS)(self._made)
-
-    def _made(self, schema_id: int) -> Decoder:
-        if time.monotonic() - self._since > UNKNOWN_SECONDS:
-            self._unknown, self._since = {}, time.monotonic()
-        if (reason := self._unknown.get(schema_id)) is not None:
-            raise LookupError(reason)
-        if len(self._unknown) >= MAX_UNKNOWN:
-            raise LookupError(
-                f"schema {schema_id} was not asked for: {MAX_UNKNOWN:,} other ids had no usable"
-                " schema"
-            )
-        try:
-            return self._make(schema_id)
-        except TieredKafkaError:
-            raise
-        except Exception as error:  # noqa: BLE001  # no such schema, or one that cannot be used
-            self._unknown[schema_id] = one_line(f"{type(error).__name__}: {error}")
-            raise LookupError(self._unknown[schema_id]) from None
 
 
 @dataclass
@@ -115,8 +73,8 @@ class WireFormatColumns:
         check_registry(self.registry)
 
     @cached_property
-    def _decoders(self) -> _Decoders:
-        return _Decoders(self._decoder)
+    def _decoders(self) -> ById[Decoder]:
+        return ById(self._decoder)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_decoders"}

@@ -244,8 +244,8 @@ def test_only_what_is_certain_is_taken_of_an_expression(
 
 
 def test_columns_of_an_expression() -> None:
-    assert set(columns_in((OFFSET < 5) & (pc.binary_length(pc.field("value")) > PLACE))) == {
-        "offset",
-        "partition",
-        "value",
-    }
+    both = (OFFSET < 5) & (pc.binary_length(pc.field("value")) > PLACE)
+    columns = ("key", "value", "valueError", "partition", "offset")
+    assert columns_in(both, columns) == ("value", "partition", "offset")
+    nested = pc.field("value", "amount") > 5
+    assert columns_in(nested & pc.field("valueError").is_null(), columns) == ("value", "valueError")

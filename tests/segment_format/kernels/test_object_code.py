@@ -73,11 +73,11 @@ def test_and_the_errors(position: int, flipped: int) -> None:
 def test_a_broken_object_file_is_not_linked(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    path = object_code._path()
+    path = object_code._path("decode_window")
     assert path is not None
     whole = path.read_bytes()
     copy = tmp_path / "copy.o"
-    monkeypatch.setattr(object_code, "_path", lambda: copy)
+    monkeypatch.setattr(object_code, "_path", lambda _name: copy)
     assert object_code.load() is None
     for broken in (b"", whole[:-1], whole[:500], whole[:99] + b"?" + whole[100:]):
         copy.write_bytes(broken)
@@ -87,7 +87,7 @@ def test_a_broken_object_file_is_not_linked(
 
 
 def test_what_the_kernel_raises_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(object_code, "_Entry", lambda _address: lambda *_arguments: -(2**63))
+    monkeypatch.setattr(object_code, "_entry", lambda *_: lambda *_arguments: -(2**63))
     kernel = object_code.load()
     assert kernel is not None
     nothing = np.zeros(0, np.uint8)
@@ -132,7 +132,9 @@ def emitted(head: str) -> bytes:
 
     result = head.split(" ", 1)[0]
     code = f"define {head}) {{\n  ret {result} 0\n}}\n"
-    return object_code._emitted(code, "kernel", cpu_target.target_context.codegen())
+    return object_code._emitted(
+        code, "decode_window", "kernel", cpu_target.target_context.codegen()
+    )
 
 
 def test_what_is_emitted_is_compared_with_what_is_called() -> None:

@@ -7,8 +7,6 @@ import io
 import json
 import pickle
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 import fastavro
@@ -17,11 +15,12 @@ import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, timestamp_pb2
 
 from kts_source.errors import InvalidOptionError
-from kts_source.export.transforms import wire_format
-from kts_source.export.transforms.schema_registry import RegistryError
 from kts_source.export.transforms.wire_format import WireFormatColumns
+from kts_source.registry import by_id
+from kts_source.registry.schema_registry import RegistryError
 from kts_source.secret import Secret
 from tests.kts_source.export.transforms.test_transforms import KEEP, batch_of
+from tests.schema_registry import PASSWORD, USER, Registry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -138,40 +137,6 @@ def test_a_machine_without_the_folder_is_not_the_rows_fault(tmp_path: Path) -> N
         transform.apply(batch_of([header(1) + b"x"]))
 
 
-USER, PASSWORD = "reader", "open-sesame"
-
-
-class Registry(ThreadingHTTPServer):
-    """Answers as Confluent's does: documents by path; 401 without the password."""
-
-    def __init__(self, documents: dict[str, dict[str, Any]]) -> None:
-        super().__init__(("127.0.0.1", 0), RegistryHandler)
-        self.documents = documents
-        self.asked: list[str] = []
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-
-class RegistryHandler(BaseHTTPRequestHandler):
-    server: Registry
-
-    def do_GET(self) -> None:
-        self.server.asked.append(self.path)
-        wanted = "Basic " + base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
-        document = self.server.documents.get(self.path)
-        status = 401 if self.headers["Authorization"] != wanted else 404 if not document else 200
-        body = json.dumps(document or {"message": "no"}).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
 LINE = {"type": "record", "name": "shop.Line", "fields": [{"name": "n", "type": "int"}]}
 A = {"name": "a", "type": "long"}
 CART = {
@@ -235,12 +200,8 @@ def registry_server() -> Iterator[Registry]:
             "/schemas/ids/7": {"schema": "{}", "references": [{"subject": "line"}]},
         }
     )
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with server.serving():
+        yield server
 
 
 def asking(server: Registry, schema: pa.Schema = LINES) -> WireFormatColumns:
@@ -308,7 +269,7 @@ def asked_for(transform: WireFormatColumns, ids: range, batch: int = 50) -> list
 def test_hostile_ids_are_not_asked_for_without_end(
     registry_server: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire_format, "MAX_UNKNOWN", 60)
+    monkeypatch.setattr(by_id, "MAX_UNKNOWN", 60)
     transform = asking(registry_server, PAIR)
     value = header(1) + avro({"a": 7, "b": None})
     assert transform.apply(batch_of([value])).rejected == ()
@@ -323,7 +284,7 @@ def test_hostile_ids_are_not_asked_for_without_end(
     assert "does not know" in asked_for(transform, range(1000, 1050))[0]
     assert len(registry_server.asked) == 61
     # After a while ids are asked for again: the registry may have learnt them.
-    monkeypatch.setattr(wire_format, "UNKNOWN_SECONDS", 0.0)
+    monkeypatch.setattr(by_id, "UNKNOWN_SECONDS", 0.0)
     registry_server.documents["/schemas/ids/1499"] = {"schema": json.dumps(AVRO)}
     late = header(1499) + avro({"a": 8, "b": None})
     assert transform.apply(batch_of([late])).rejected == ()
@@ -332,7 +293,7 @@ def test_hostile_ids_are_not_asked_for_without_end(
 def test_schemas_that_are_kept_are_bounded(
     registry_server: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire_format, "MAX_SCHEMAS", 2)
+    monkeypatch.setattr(by_id, "MAX_SCHEMAS", 2)
     for one in (11, 12, 13):
         registry_server.documents[f"/schemas/ids/{one}"] = {"schema": json.dumps(AVRO)}
     transform = asking(registry_server, PAIR)

@@ -1,0 +1,285 @@
+"""How keys and values are decoded: options `key.…` and `value.…`, named as those of Flink's Kafka
+tables.
+
+The schema of the reader is part of the options, so it is fixed when they are parsed and travels
+with them; schemas of writers are looked up where values are read.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+from kts_source.columns import ERROR_COLUMNS
+from kts_source.errors import InvalidOptionError
+from kts_source.options.option import Option
+from kts_source.options.parsing import parse_choice, parse_names, parse_text
+from kts_source.predicate.model import columns_of
+from kts_source.secret import Secret
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    import pyarrow as pa
+
+    from kts_source.predicate.model import Predicate
+    from segment_format.values.avro.schema import Schema
+
+RAW: Final = "raw"
+UTF8: Final = "utf8"
+AVRO: Final = "avro"
+AVRO_CONFLUENT: Final = "avro-confluent"
+_FORMATS: Final = (RAW, UTF8, AVRO, AVRO_CONFLUENT)
+_NOT_YET: Final = ("json", "protobuf", "protobuf-confluent", "json-confluent")
+
+FAILFAST: Final = "failfast"
+PERMISSIVE: Final = "permissive"
+DROP_MALFORMED: Final = "dropmalformed"
+_MODES: Final = (FAILFAST, PERMISSIVE, DROP_MALFORMED)
+
+_MAX_SCHEMA_BYTES: Final = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnFormat:
+    """How one of the columns `key` and `value` is decoded.
+
+    Attributes:
+        column: `key` or `value`.
+        format: `UTF8`, `AVRO` or `AVRO_CONFLUENT`.
+        mode: What becomes of a row whose column cannot be decoded.
+        schema: The reader's schema as text; empty for `UTF8`.
+        fields: Paths of the fields that are wanted; `None` = all.
+        registry: Where schemas of writers are: a URL or a folder; `None` but for `AVRO_CONFLUENT`.
+        auth: User and password of the registry.
+    """
+
+    column: str
+    format: str
+    mode: str
+    schema: str = field(default="", repr=False)
+    fields: tuple[str, ...] | None = None
+    registry: str | None = None
+    auth: Secret[tuple[str, str]] | None = field(default=None, hash=False)
+
+    @property
+    def error_column(self) -> str | None:
+        """The column that says why this one is null; `None` where there is none."""
+        return ERROR_COLUMNS[self.column] if self.mode == PERMISSIVE else None
+
+    @property
+    def reader_schema(self) -> Schema:
+        """The schema, parsed.
+
+        Raises:
+            AvroSchemaError: It is not one.
+        """
+        from segment_format.values.avro.parse import parse_avro
+
+        return parse_avro(self.schema)
+
+    @property
+    def type(self) -> pa.DataType:
+        """Of the decoded column.
+
+        Raises:
+            AvroSchemaError: The schema is not one, or lacks a field that is wanted.
+        """
+        import pyarrow as pa
+
+        if self.format == UTF8:
+            return pa.string()
+        from segment_format.values.avro.columns import columns_of as avro_columns
+        from segment_format.values.avro.projection import projected
+
+        schema = self.reader_schema
+        return avro_columns(schema if self.fields is None else projected(schema, self.fields)).type
+
+
+def column_types(formats: Iterable[ColumnFormat]) -> dict[str, pa.DataType]:
+    """The types of the columns that are decoded, and of those that say why not."""
+    import pyarrow as pa
+
+    types: dict[str, pa.DataType] = {}
+    for one in formats:
+        types[one.column] = one.type
+        if one.error_column is not None:
+            types[one.error_column] = pa.string()
+    return types
+
+
+def error_columns(formats: Iterable[ColumnFormat]) -> tuple[str, ...]:
+    """Names of the columns that say why others are null."""
+    return tuple(one.error_column for one in formats if one.error_column is not None)
+
+
+def check_where(where: Predicate | None, formats: Iterable[ColumnFormat]) -> None:
+    """Refuses a condition on a column that is decoded to something else than its text.
+
+    Raises:
+        InvalidOptionError: It names one.
+    """
+    named = frozenset() if where is None else columns_of(where)
+    for one in formats:
+        if one.format != UTF8 and one.column in named:
+            raise InvalidOptionError(
+                f"a condition names {one.column!r}, whose bytes option '{one.column}.format'"
+                f" ({one.format}) decodes; conditions on its fields are not there yet: apply them"
+                " to the rows"
+            )
+
+
+def _parse_format(name: str, text: str) -> str:
+    if text.strip().lower() in _NOT_YET:
+        raise InvalidOptionError(f"option {name!r}: {text.strip().lower()} is not there yet")
+    return parse_choice(name, text, choices=_FORMATS)
+
+
+def _parse_mode(name: str, text: str) -> str:
+    return parse_choice(name, text, choices=_MODES)
+
+
+class _Registry(NamedTuple):
+    """A URL without user and password, or a folder; and user and password."""
+
+    place: str
+    auth: Secret[tuple[str, str]] | None
+
+
+def _parse_registry(name: str, text: str) -> _Registry:
+    place = parse_text(name, text)
+    if not place.lower().startswith(("http://", "https://")):
+        return _Registry(place, None)
+    try:
+        parts = urlsplit(place)
+    except ValueError:
+        raise InvalidOptionError(f"option {name!r} is not a URL") from None
+    info, at, host = parts.netloc.rpartition("@")
+    if not host or parts.query or parts.fragment:
+        raise InvalidOptionError(f"option {name!r} is no URL of a registry: https://host/path")
+    user, _, password = info.partition(":")
+    auth = Secret((unquote(user), unquote(password))) if at else None
+    return _Registry(urlunsplit(parts._replace(netloc=host)), auth)
+
+
+def _options(column: str) -> Iterator[Option]:
+    yield Option(
+        f"{column}.format",
+        _parse_format,
+        f"What `{column}` holds: `raw` bytes, `utf8` text, `avro`, or `avro-confluent` (a zero byte"
+        " and the id of the writer's schema in front). All but `raw` make it a typed column.",
+        default=RAW,
+    )
+    yield Option(
+        f"{column}.schema",
+        parse_text,
+        f"The Avro schema that `{column}` is read as: its JSON, or a file of it that the driver"
+        " reads. With `avro`, it is the writer's, too.",
+    )
+    yield Option(
+        f"{column}.schema-registry.url",
+        _parse_registry,
+        "With `avro-confluent`: where writers' schemas are, by id: `http(s)://…` as Confluent's API"
+        " has it, or a folder of `<id>.avsc` that every worker sees. User and password in the URL"
+        " are kept secret.",
+    )
+    yield Option(
+        f"{column}.columns",
+        parse_names,
+        "With `avro` and `avro-confluent`: only these fields, in the schema's order, such as"
+        " `amount,user.id`; the others are stepped over.",
+    )
+    yield Option(
+        f"{column}.mode",
+        _parse_mode,
+        f"What a `{column}` does that cannot be decoded: `FAILFAST` fails the query and names it,"
+        f" `PERMISSIVE` gives null and the reason in column `{ERROR_COLUMNS[column]}`,"
+        " `DROPMALFORMED` leaves the row out and counts it.",
+        default="FAILFAST",
+    )
+
+
+VALUE_OPTIONS: Final = (*_options("value"), *_options("key"))
+
+
+def column_formats(values: Mapping[str, Any], given: Iterable[str]) -> tuple[ColumnFormat, ...]:
+    """The columns that are decoded.
+
+    Args:
+        values: Parsed options by name.
+        given: Names of the options that the user gave, in lower case.
+
+    Raises:
+        InvalidOptionError: Options that contradict each other, or no schema where one is needed.
+    """
+    return tuple(
+        found
+        for column in ("key", "value")
+        if (found := _column_format(column, values, frozenset(given))) is not None
+    )
+
+
+def _column_format(
+    column: str, values: Mapping[str, Any], given: frozenset[str]
+) -> ColumnFormat | None:
+    form = values[f"{column}.format"]
+    allowed = {
+        RAW: (),
+        UTF8: ("mode",),
+        AVRO: ("mode", "schema", "columns"),
+        AVRO_CONFLUENT: ("mode", "schema", "columns", "schema-registry.url"),
+    }[form]
+    for name in ("schema", "schema-registry.url", "columns", "mode"):
+        if f"{column}.{name}" in given and name not in allowed:
+            raise InvalidOptionError(
+                f"option '{column}.{name}' means nothing with '{column}.format' = {form}"
+            )
+    if form == RAW:
+        return None
+    for name in ("schema", "schema-registry.url"):
+        if name in allowed and values[f"{column}.{name}"] is None:
+            raise InvalidOptionError(
+                f"option '{column}.format' = {form} needs option '{column}.{name}'"
+            )
+    mode = values[f"{column}.mode"]
+    if form == UTF8:
+        return ColumnFormat(column, form, mode)
+    name = f"{column}.schema"
+    registry: _Registry = values[f"{column}.schema-registry.url"] or _Registry("", None)
+    found = ColumnFormat(
+        column,
+        form,
+        mode,
+        _schema_text(name, values[name]),
+        values[f"{column}.columns"],
+        registry.place or None,
+        registry.auth,
+    )
+    from segment_format.values.avro.schema import AvroSchemaError
+
+    try:
+        _ = found.type
+    except AvroSchemaError as error:
+        wrong = name if found.fields is None else f"{name}' or '{column}.columns"
+        raise InvalidOptionError(f"option '{wrong}': {error}") from None
+    return found
+
+
+def _schema_text(name: str, text: str) -> str:
+    """A schema's JSON: the text itself, or that of the file it names."""
+    if re.match(r'[{\["]', text):
+        return text
+    try:
+        with Path(text).open("rb") as file:
+            data = file.read(_MAX_SCHEMA_BYTES + 1)
+        if len(data) > _MAX_SCHEMA_BYTES:
+            raise InvalidOptionError(f"option {name!r}: {text} has more than 16 MiB")
+        return data.decode()
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise InvalidOptionError(
+            f"option {name!r} is neither an Avro schema in JSON nor a file of one: {text[:200]!r}"
+            f" ({type(error).__name__})"
+        ) from None

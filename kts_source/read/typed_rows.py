@@ -1,0 +1,127 @@
+"""Keys and values of rows decoded, as options `key.format` and `value.format` say."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+
+from kts_source.columns import ERROR_COLUMNS, PARTITION, TOPIC
+from kts_source.errors import InvalidValueError, Place, TieredKafkaError
+from kts_source.options.value_formats import DROP_MALFORMED, FAILFAST
+from kts_source.read.value_decoders import value_decoder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from kts_source.options.value_formats import ColumnFormat
+    from kts_source.read.task_metrics import TaskMeter
+    from segment_format.values.decoded import BadValue
+
+log = logging.getLogger(__name__)
+
+_PLACE: Final = (TOPIC, PARTITION, "offset")
+
+
+class TypedRows:
+    """Decodes batches of rows.
+
+    Args:
+        columns: Those wanted, in order.
+        formats: How keys and values are decoded.
+    """
+
+    def __init__(self, columns: Sequence[str], formats: Iterable[ColumnFormat]) -> None:
+        self._columns = list(columns)
+        # Which rows there are must not depend on which columns are asked for.
+        self._formats = [
+            one
+            for one in formats
+            if one.mode == DROP_MALFORMED
+            or one.column in columns
+            or (one.error_column is not None and one.error_column in columns)
+        ]
+        plain = [name for name in columns if name not in ERROR_COLUMNS.values()]
+        decoded = [one.column for one in self._formats]
+        # What an error has to name.
+        place = _PLACE if self._formats else ()
+        self.read_columns = tuple(dict.fromkeys((*plain, *decoded, *place)))
+
+    def decoded(
+        self, batches: Iterable[pa.RecordBatch], meter: TaskMeter | None
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of batches that have `read_columns`.
+
+        Raises:
+            InvalidValueError: A value that cannot be decoded, with mode FAILFAST.
+            RegistryError: The registry does not answer.
+        """
+        dropped = 0
+        try:
+            for batch in batches:
+                began = time.perf_counter()
+                rows = self._rows(batch)
+                if meter is not None:
+                    meter.stopwatch.decode += time.perf_counter() - began
+                dropped += batch.num_rows - rows.num_rows
+                if rows.num_rows:
+                    yield rows
+        finally:
+            if dropped:
+                log.warning("%d rows are left out: they cannot be decoded", dropped)
+                if meter is not None:
+                    meter.malformed += dropped
+
+    def _rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        found = {name: batch.column(name) for name in batch.schema.names}
+        kept = None
+        for form in self._formats:
+            try:
+                values = value_decoder(form).decode(batch.column(form.column))
+            except TieredKafkaError as error:  # of the registry
+                raise error.located(**_place(batch, 0)) from None
+            if values.bad and form.mode == FAILFAST:
+                raise _error(batch, form, values.bad[0])
+            if values.bad and form.mode == DROP_MALFORMED:
+                kept = np.ones(batch.num_rows, np.bool_) if kept is None else kept
+                kept[[bad.row for bad in values.bad]] = False
+            found[form.column] = values.array
+            if form.error_column is not None:
+                found[form.error_column] = _reasons(batch.num_rows, values.bad)
+        rows = pa.RecordBatch.from_arrays(
+            [found[name] for name in self._columns], names=self._columns
+        )
+        return rows if kept is None else rows.filter(pa.array(kept))
+
+
+def _reasons(rows: int, bad: Sequence[BadValue]) -> pa.Array:
+    if not bad:
+        return pa.nulls(rows, pa.string())
+    reasons: list[str | None] = [None] * rows
+    for one in bad:
+        reasons[one.row] = _text(one)
+    return pa.array(reasons, pa.string())
+
+
+def _text(bad: BadValue) -> str:
+    return f"{bad.path}: {bad.reason}" if bad.path else bad.reason
+
+
+def _error(batch: pa.RecordBatch, form: ColumnFormat, bad: BadValue) -> InvalidValueError:
+    return InvalidValueError(
+        f"the {form.column} is not what option '{form.column}.format' ({form.format}) says:"
+        f" {_text(bad)}; {form.column}.mode=PERMISSIVE gives null instead,"
+        f" {form.column}.mode=DROPMALFORMED leaves such rows out",
+        **_place(batch, bad.row),
+    )
+
+
+def _place(batch: pa.RecordBatch, row: int) -> Place:
+    return Place(
+        topic=batch.column(TOPIC)[row].as_py(),
+        partition=batch.column(PARTITION)[row].as_py(),
+        offset=batch.column("offset")[row].as_py(),
+    )

@@ -1,0 +1,190 @@
+"""Which columns a reader's schema becomes, and their Arrow types: those of Spark's `from_avro`.
+
+| Avro | Arrow |
+|---|---|
+| boolean, int, long, float, double | bool, int32, int64, float32, float64 |
+| string, enum, uuid as string | utf8 |
+| bytes, fixed, duration, uuid as fixed | binary |
+| decimal | decimal128 |
+| date | date32 |
+| timestamp-millis, timestamp-micros | timestamp[us, UTC] |
+| local-timestamp-millis, local-timestamp-micros | timestamp[us] |
+| time-millis; time-micros, (local-)timestamp-nanos | int32; int64 |
+| record, array, map | struct, list, map |
+| union of null and a type | that type |
+| union of int and long, of float and double | int64, float64 |
+| other unions | struct of member0, member1, … (null not counted), all null but one |
+
+A column is a slot: a number, by which a program writes to its buffers. Columns whose rows are the
+same (the values, or the items of one array) are of one level.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from segment_format.values.avro import schema as s
+
+if TYPE_CHECKING:
+    from segment_format.values.avro.schema import Schema
+
+# Kinds of slots.
+NOTHING: Final = 0
+"""A column of nulls: no buffer."""
+FIXED: Final = 1
+"""Values of a fixed size."""
+BYTES: Final = 2
+"""Ends and bytes."""
+ITEMS: Final = 3
+"""Ends of items, which are of a level of their own."""
+STRUCT: Final = 4
+"""No buffer but for validity."""
+
+_KINDS: Final = {
+    s.BOOLEAN: (pa.bool_(), 1),
+    s.INT: (pa.int32(), 4),
+    s.LONG: (pa.int64(), 8),
+    s.FLOAT: (pa.float32(), 4),
+    s.DOUBLE: (pa.float64(), 8),
+}
+_TEXTS: Final = {s.STRING: pa.string(), s.BYTES: pa.binary()}
+_UTC: Final = pa.timestamp("us", tz="UTC")
+_LOCAL: Final = pa.timestamp("us")
+_LOGICAL: Final = {
+    s.DATE: pa.date32(),
+    s.TIMESTAMP_MILLIS: _UTC,
+    s.TIMESTAMP_MICROS: _UTC,
+    s.LOCAL_MILLIS: _LOCAL,
+    s.LOCAL_MICROS: _LOCAL,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column and those in it.
+
+    Attributes:
+        type: In Arrow.
+        kind: `NOTHING` to `STRUCT`.
+        width: Of a `FIXED` one, bytes of a value; bools take one until they are packed.
+        slot: Its number; columns in it have those that follow.
+        level: 0 for the values themselves.
+        nullable: Whether it has validity of its own.
+        children: Columns in it: fields, members of a union, the items, or keys and values.
+        items: Level of what is in it; -1 but for `ITEMS`.
+    """
+
+    type: pa.DataType
+    kind: int
+    width: int
+    slot: int
+    level: int
+    nullable: bool
+    children: tuple[Column, ...] = ()
+    items: int = -1
+
+    @property
+    def stop(self) -> int:
+        """The slot behind its own and those in it."""
+        return self.children[-1].stop if self.children else self.slot + 1
+
+
+def columns_of(schema: Schema) -> Column:
+    """The columns of values of a reader's schema; the outermost one is nullable."""
+    return _Numbered().column(schema, 0, nullable=True)
+
+
+def resolved_union(union: s.Union) -> tuple[bool, tuple[Schema, ...]]:
+    """Whether a union has null, and what else it is, int and long or float and double as one."""
+    others = tuple(branch for branch in union.branches if branch != s.Primitive(s.NULL))
+    nullable = len(others) < len(union.branches)
+    for narrow, wide in ((s.INT, s.LONG), (s.FLOAT, s.DOUBLE)):
+        pair = s.Primitive(narrow), s.Primitive(wide)
+        if len(others) == 2 and all(one in pair for one in others):
+            return nullable, (s.Primitive(wide),)
+    return nullable, others
+
+
+class _Numbered:
+    """Gives numbers to slots and levels, in the order of the schema."""
+
+    def __init__(self) -> None:
+        self._slots = 0
+        self._levels = 1
+
+    def column(self, schema: Schema, level: int, *, nullable: bool) -> Column:
+        if isinstance(schema, s.Union):
+            has_null, others = resolved_union(schema)
+            if not others:
+                return self._leaf(pa.null(), NOTHING, 0, level, nullable=False)
+            if len(others) == 1:
+                return self.column(others[0], level, nullable=nullable or has_null)
+            slot = self._taken()
+            members = tuple(self.column(one, level, nullable=True) for one in others)
+            names = [f"member{number}" for number in range(len(members))]
+            return _struct(slot, level, names, members, nullable=nullable or has_null)
+        if isinstance(schema, s.Record):
+            slot = self._taken()
+            fields = tuple(
+                self.column(field.type, level, nullable=False) for field in schema.fields
+            )
+            names = [field.name for field in schema.fields]
+            return _struct(slot, level, names, fields, nullable=nullable)
+        if isinstance(schema, s.Array | s.Map):
+            return self._items(schema, level, nullable=nullable)
+        if isinstance(schema, s.Primitive) and schema.kind == s.NULL:
+            return self._leaf(pa.null(), NOTHING, 0, level, nullable=False)
+        if schema_logical(schema) == s.DECIMAL:
+            assert isinstance(schema, s.Primitive | s.Fixed)
+            assert schema.logical is not None
+            digits = pa.decimal128(schema.logical.precision, schema.logical.scale)
+            return self._leaf(digits, FIXED, 16, level, nullable=nullable)
+        if isinstance(schema, s.Fixed):
+            return self._leaf(pa.binary(), BYTES, 0, level, nullable=nullable)
+        if isinstance(schema, s.Enum):
+            return self._leaf(pa.string(), BYTES, 0, level, nullable=nullable)
+        if schema.kind in _TEXTS:
+            return self._leaf(_TEXTS[schema.kind], BYTES, 0, level, nullable=nullable)
+        plain, width = _KINDS[schema.kind]
+        kind = _LOGICAL.get(schema_logical(schema) or "", plain)
+        return self._leaf(kind, FIXED, width, level, nullable=nullable)
+
+    def _taken(self) -> int:
+        self._slots += 1
+        return self._slots - 1
+
+    def _leaf(
+        self, kind: pa.DataType, slot_kind: int, width: int, level: int, *, nullable: bool
+    ) -> Column:
+        return Column(kind, slot_kind, width, self._taken(), level, nullable)
+
+    def _items(self, schema: s.Array | s.Map, level: int, *, nullable: bool) -> Column:
+        slot, items = self._taken(), self._levels
+        self._levels += 1
+        if isinstance(schema, s.Array):
+            item = self.column(schema.items, items, nullable=False)
+            kind = pa.list_(pa.field("element", item.type))
+            return Column(kind, ITEMS, 0, slot, level, nullable, (item,), items)
+        key = self._leaf(pa.string(), BYTES, 0, items, nullable=False)
+        value = self.column(schema.values, items, nullable=False)
+        kind = pa.map_(key.type, value.type)
+        return Column(kind, ITEMS, 0, slot, level, nullable, (key, value), items)
+
+
+def _struct(
+    slot: int, level: int, names: list[str], columns: tuple[Column, ...], *, nullable: bool
+) -> Column:
+    kind = pa.struct(
+        [pa.field(name, column.type) for name, column in zip(names, columns, strict=True)]
+    )
+    return Column(kind, STRUCT, 0, slot, level, nullable, columns)
+
+
+def schema_logical(schema: Schema) -> str | None:
+    """Name of what a type stands for, if anything."""
+    if isinstance(schema, s.Primitive | s.Fixed) and schema.logical is not None:
+        return schema.logical.name
+    return None

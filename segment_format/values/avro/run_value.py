@@ -1,0 +1,358 @@
+"""Runs a program over one value. Part of the kernel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from segment_format.kernels.compiled import helper, inlined
+from segment_format.kernels.memory import (
+    load_i64_native,
+    load_u8,
+    load_u32_native,
+    load_word,
+    store_i32,
+    store_i64,
+    store_u8,
+)
+from segment_format.values.avro import columns as k
+from segment_format.values.avro import opcodes as o
+from segment_format.values.avro.wire import (
+    TOO_LONG,
+    copy_decimal,
+    copy_text,
+    is_utf8,
+    read_long,
+)
+from segment_format.values.memory import load_f32, store_as_f32, store_f64
+
+if TYPE_CHECKING:
+    from segment_format.kernels.compiled import Address, Value
+
+_WORD = np.uint64(8)
+_HALF = np.uint64(4)
+_ZERO = np.uint64(0)
+_ONE = np.uint64(1)
+INSTRUCTION = np.uint64(8 * o.WIDTH)
+_SLACK = np.uint64(o.SLACK)
+_MAX_INT = 2**31 - 1
+_MIN_INT = -(2**31)
+_MIN_LONG = -(2**63)
+_MAX_MILLIS = (2**63 - 1) // 1000
+_MIN_MILLIS = -_MAX_MILLIS
+
+
+@inlined
+def get(row: Address, column: Value) -> Value:
+    """An int64 of a row of a table."""
+    return load_i64_native(row + np.uint64(8 * column))
+
+
+@inlined
+def address_in(row: Address, column: Value) -> Value:
+    """An address of a row of a table."""
+    return load_word(row + np.uint64(8 * column))
+
+
+@inlined
+def put(row: Address, column: Value, value: Value) -> None:
+    """Sets an int64 of a row of a table."""
+    store_i64(row + np.uint64(8 * column), value)
+
+
+@inlined
+def _slot(slots: Address, number: Value) -> Value:
+    return slots + np.uint64(8 * o.SLOT_WIDTH * number)
+
+
+@inlined
+def level_at(levels: Address, number: Value) -> Value:
+    """The row of a level in the table of levels."""
+    return levels + np.uint64(8 * o.LEVEL_WIDTH * number)
+
+
+@inlined
+def _entry(slot: Address, index: Value) -> Value:
+    """Where the int32 stands that an entry begins at; the one behind it is its end."""
+    return address_in(slot, o.VALUES) + np.uint64(4 * index)
+
+
+@helper
+def fill_null(slots: Address, first: Value, stop: Value, level: Value, index: Value) -> None:
+    """Nulls, and what stands below them, in those of the slots that are of the level."""
+    for number in range(first, stop):
+        slot = _slot(slots, number)
+        if get(slot, o.SLOT_LEVEL) != level:
+            continue
+        validity = address_in(slot, o.VALIDITY)
+        if validity != _ZERO:
+            store_u8(validity + np.uint64(index), np.int64(0))
+        kind = get(slot, o.KIND)
+        if kind == k.FIXED:
+            size = get(slot, o.SIZE)
+            value = address_in(slot, o.VALUES) + np.uint64(index * size)
+            for byte in range(size):
+                store_u8(value + np.uint64(byte), np.int64(0))
+        if kind in (k.BYTES, k.ITEMS):
+            entry = _entry(slot, index)
+            store_i32(entry + _HALF, np.int64(load_u32_native(entry)))
+
+
+@helper
+def run_value(
+    program: Address,
+    at: Address,
+    stop: Address,
+    limit: Address,
+    slots: Address,
+    levels: Address,
+    loops: Address,
+) -> Value:
+    """Runs a program over one value: `(status, instruction, argument, room needed)`."""
+    here = program
+    before_at = at
+    before_stop = stop
+    before_limit = limit
+    none = np.int64(0)
+    while True:
+        op = load_i64_native(here)
+        slot = _slot(slots, get(here, o.SLOT))
+        index = load_i64_native(level_at(levels, get(here, o.LEVEL)))
+        if op == o.STRING or op == o.RAW or op == o.FIXED or op == o.ENUM:
+            if op == o.FIXED:
+                size = get(here, o.A)
+                source = at
+            else:
+                size, source = read_long(at, stop)
+                if source <= TOO_LONG:
+                    return np.int64(o.ERROR_TRUNCATED) + np.int64(source), here, none, none
+            if op == o.ENUM:
+                at = source
+                if size < 0 or size >= get(here, o.A):
+                    return np.int64(o.ERROR_SYMBOL), here, none, none
+                symbol = address_in(here, o.B) + np.uint64(16 * size)
+                source = load_word(symbol)
+                size = load_i64_native(symbol + _WORD)
+                if size < 0:
+                    return np.int64(o.ERROR_UNKNOWN_SYMBOL), here, none, none
+                readable = source + np.uint64(size) + _SLACK
+            else:
+                if size < 0 or size > np.int64(stop - source):
+                    error = o.ERROR_TRUNCATED if op == o.FIXED else o.ERROR_LENGTH
+                    return np.int64(error), here, none, none
+                at = source + np.uint64(size)
+                readable = limit
+            entry = _entry(slot, index)
+            begin = np.int64(load_u32_native(entry))
+            end = begin + size
+            if end > get(slot, o.ROOM):
+                if end > o.LARGEST:
+                    return np.int64(o.ERROR_TOO_MUCH), here, none, none
+                return np.int64(o.GROW_BYTES), here, get(here, o.SLOT), end
+            target = address_in(slot, o.DATA) + np.uint64(begin)
+            suspect = copy_text(target, source, size, readable)
+            if op == o.STRING and suspect and not is_utf8(target, size):
+                return np.int64(o.ERROR_UTF8), here, none, none
+            store_i32(entry + _HALF, end)
+            here += INSTRUCTION
+        elif op == o.LONG or op == o.INT:
+            value, at = read_long(at, stop)
+            if at <= TOO_LONG:
+                return np.int64(o.ERROR_TRUNCATED) + np.int64(at), here, none, none
+            if op == o.LONG:
+                store_i64(address_in(slot, o.VALUES) + np.uint64(8 * index), value)
+            else:
+                if value > _MAX_INT or value < _MIN_INT:
+                    return np.int64(o.ERROR_INT), here, none, none
+                store_i32(address_in(slot, o.VALUES) + np.uint64(4 * index), value)
+            here += INSTRUCTION
+        elif op == o.DOUBLE:
+            if stop - at < _WORD:
+                return np.int64(o.ERROR_TRUNCATED), here, none, none
+            store_i64(address_in(slot, o.VALUES) + np.uint64(8 * index), load_i64_native(at))
+            at += _WORD
+            here += INSTRUCTION
+        elif op == o.NULLABLE:
+            value, at = read_long(at, stop)
+            if at <= TOO_LONG:
+                return np.int64(o.ERROR_TRUNCATED) + np.int64(at), here, none, none
+            if np.uint64(value) > _ONE:
+                return np.int64(o.ERROR_BRANCH), here, none, none
+            if value == get(here, o.A):
+                first = get(here, o.SLOT)
+                fill_null(slots, first, get(here, o.B), get(here, o.LEVEL), index)
+                here = program + np.uint64(get(here, o.C)) * INSTRUCTION
+            else:
+                store_u8(address_in(slot, o.VALIDITY) + np.uint64(index), np.int64(1))
+                here += INSTRUCTION
+        elif op == o.BOOLEAN:
+            if at == stop:
+                return np.int64(o.ERROR_TRUNCATED), here, none, none
+            byte = load_u8(at)
+            if byte > _ONE:
+                return np.int64(o.ERROR_BOOLEAN), here, none, none
+            store_u8(address_in(slot, o.VALUES) + np.uint64(index), np.int64(byte))
+            at += _ONE
+            here += INSTRUCTION
+        elif op == o.END:
+            if at != stop:
+                return np.int64(o.ERROR_REST), here, none, none
+            return np.int64(o.DONE), here, none, none
+        elif op == o.SKIP_BYTES:
+            for step in range(get(here, o.A)):
+                size, at = read_long(at, stop)
+                if at <= TOO_LONG:
+                    return np.int64(o.ERROR_TRUNCATED) + np.int64(at), here, step, none
+                if size < 0 or size > np.int64(stop - at):
+                    return np.int64(o.ERROR_LENGTH), here, step, none
+                at += np.uint64(size)
+            here += INSTRUCTION
+        elif op == o.SKIP_VARINT:
+            for step in range(get(here, o.A)):
+                value, at = read_long(at, stop)
+                if at <= TOO_LONG:
+                    return np.int64(o.ERROR_TRUNCATED) + np.int64(at), here, step, none
+            here += INSTRUCTION
+        elif op == o.SKIP_FIXED:
+            size = get(here, o.A)
+            if size > np.int64(stop - at):
+                return np.int64(o.ERROR_TRUNCATED), here, np.int64(stop - at), none
+            at += np.uint64(size)
+            here += INSTRUCTION
+        elif op == o.FLOAT:
+            if stop - at < _HALF:
+                return np.int64(o.ERROR_TRUNCATED), here, none, none
+            bits = np.int64(load_u32_native(at))
+            store_i32(address_in(slot, o.VALUES) + np.uint64(4 * index), bits)
+            at += _HALF
+            here += INSTRUCTION
+        elif op == o.VALID:
+            store_u8(address_in(slot, o.VALIDITY) + np.uint64(index), np.int64(1))
+            here += INSTRUCTION
+        elif op == o.NULL:
+            first = get(here, o.SLOT)
+            fill_null(slots, first, get(here, o.B), get(here, o.LEVEL), index)
+            here += INSTRUCTION
+        elif op == o.ITEMS or op == o.SKIP_ITEMS:
+            count, at = read_long(at, stop)
+            if at <= TOO_LONG:
+                return np.int64(o.ERROR_TRUNCATED) + np.int64(at), here, none, none
+            child = level_at(levels, get(here, o.A))
+            if count == 0:
+                if op == o.ITEMS:
+                    store_i32(_entry(slot, index) + _HALF, get(child, o.COUNT))
+                here = program + np.uint64(get(here, o.C)) * INSTRUCTION
+                continue
+            block_stop = np.int64(0)
+            if count < 0:
+                size, at = read_long(at, stop)
+                if at <= TOO_LONG:
+                    return np.int64(o.ERROR_TRUNCATED) + np.int64(at), here, none, none
+                if size < 0 or size > np.int64(stop - at):
+                    return np.int64(o.ERROR_LENGTH), here, none, none
+                if count == _MIN_LONG:
+                    return np.int64(o.ERROR_COUNT), here, none, none
+                count = -count
+                block_stop = np.int64(at + np.uint64(size))
+            least = get(here, o.B)
+            left = np.int64(stop - at)
+            if least > 0:
+                # Neither product is beyond 64 bits: a value has less than 2**31 bytes.
+                if count > left or count * least > left:
+                    return np.int64(o.ERROR_COUNT), here, none, none
+            elif count > o.MOST_EMPTY:
+                return np.int64(o.ERROR_COUNT), here, none, none
+            if op == o.SKIP_ITEMS:
+                if block_stop != 0:
+                    at = np.uint64(block_stop)
+                    continue
+            else:
+                total = get(child, o.COUNT) + count
+                if least == 0 and total - get(child, o.AT_ROW) > o.MOST_EMPTY:
+                    return np.int64(o.ERROR_COUNT), here, none, none
+                if total > get(child, o.LEVEL_ROOM):
+                    if total >= o.LARGEST:
+                        return np.int64(o.ERROR_TOO_MUCH), here, none, none
+                    return np.int64(o.GROW_LEVEL), here, get(here, o.A), total
+            loop = loops + np.uint64(8 * o.LOOP_WIDTH * get(here, o.D))
+            put(loop, o.LEFT, count)
+            put(loop, o.BLOCK_STOP, block_stop)
+            here += INSTRUCTION
+        elif op == o.NEXT or op == o.SKIP_NEXT:
+            if op == o.NEXT:
+                child = level_at(levels, get(here, o.A))
+                put(child, o.COUNT, get(child, o.COUNT) + 1)
+            loop = loops + np.uint64(8 * o.LOOP_WIDTH * get(here, o.D))
+            left = get(loop, o.LEFT) - 1
+            begin_of_loop = program + np.uint64(get(here, o.C)) * INSTRUCTION
+            if left > 0:
+                put(loop, o.LEFT, left)
+                here = begin_of_loop + INSTRUCTION
+            else:
+                block_stop = get(loop, o.BLOCK_STOP)
+                if block_stop != 0 and np.uint64(block_stop) != at:
+                    return np.int64(o.ERROR_BLOCK), here, none, none
+                here = begin_of_loop
+        elif op == o.UNION:
+            value, at = read_long(at, stop)
+            if at <= TOO_LONG:
+                return np.int64(o.ERROR_TRUNCATED) + np.int64(at), here, none, none
+            if value < 0 or value >= get(here, o.A):
+                return np.int64(o.ERROR_BRANCH), here, none, none
+            here += np.uint64(value + 1) * INSTRUCTION
+        elif op == o.JUMP:
+            here = program + np.uint64(get(here, o.C)) * INSTRUCTION
+        elif op == o.NUMBER:
+            target = address_in(slot, o.VALUES)
+            kind = get(here, o.B)
+            if get(here, o.A) == o.FROM_FLOAT:
+                if stop - at < _HALF:
+                    return np.int64(o.ERROR_TRUNCATED), here, none, none
+                store_f64(target + np.uint64(8 * index), load_f32(at))
+                at += _HALF
+            else:
+                value, at = read_long(at, stop)
+                if at <= TOO_LONG:
+                    return np.int64(o.ERROR_TRUNCATED) + np.int64(at), here, none, none
+                if get(here, o.A) == o.FROM_INT and (value > _MAX_INT or value < _MIN_INT):
+                    return np.int64(o.ERROR_INT), here, none, none
+                if kind == o.TO_FLOAT:
+                    store_as_f32(target + np.uint64(4 * index), value)
+                elif kind == o.TO_DOUBLE:
+                    store_f64(target + np.uint64(8 * index), np.float64(value))
+                else:
+                    if kind == o.TO_MICROS:
+                        if value > _MAX_MILLIS or value < _MIN_MILLIS:
+                            return np.int64(o.ERROR_TIME), here, none, none
+                        value *= 1000
+                    store_i64(target + np.uint64(8 * index), value)
+            here += INSTRUCTION
+        elif op == o.DECIMAL:
+            size = get(here, o.A)
+            if size < 0:
+                size, at = read_long(at, stop)
+                if at <= TOO_LONG:
+                    return np.int64(o.ERROR_TRUNCATED) + np.int64(at), here, none, none
+            if size < 0 or size > np.int64(stop - at):
+                return np.int64(o.ERROR_LENGTH), here, none, none
+            target = address_in(slot, o.VALUES) + np.uint64(16 * index)
+            if not copy_decimal(target, at, size, address_in(here, o.B), address_in(here, o.C)):
+                return np.int64(o.ERROR_DECIMAL), here, none, none
+            at += np.uint64(size)
+            here += INSTRUCTION
+        elif op == o.CONSTANT:
+            before_at = at
+            before_stop = stop
+            before_limit = limit
+            at = address_in(here, o.A)
+            stop = at + address_in(here, o.B)
+            limit = stop + _SLACK
+            here += INSTRUCTION
+        elif op == o.RESUME:
+            at = before_at
+            stop = before_stop
+            limit = before_limit
+            here += INSTRUCTION
+        else:
+            return np.int64(o.ERROR_MESSAGE), here, get(here, o.A), none

@@ -1,0 +1,59 @@
+"""`kts cat` of decoded values: one JSON object a record."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from kts_source.cli.app import main
+from kts_source.cli.json_values import json_values
+from tests.kts_source.read.typed_tier import SCHEMA, avro, write
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+
+def test_fields_of_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = write(tmp_path / "tier", [[avro(0), None, b"\x05"]])
+    schema = tmp_path / "order.avsc"
+    schema.write_text(json.dumps(SCHEMA))
+    arguments = ["cat", options["path"], options["subscribe"], "--value.format", "avro"]
+    arguments += ["--value.schema", str(schema), "--key.format", "utf8"]
+    assert main([*arguments, "--value.mode", "permissive"]) == 0
+    first, second, third = map(json.loads, capsys.readouterr().out.splitlines())
+    assert list(first)[:3] == ["key", "value", "topic"]
+    assert first["key"] == "k0"
+    assert first["value"] == {
+        "country": "DE",
+        "amount": 0,
+        "at": "2023-11-14T22:13:20.000000+00:00",
+        "local": "1970-01-01T00:00:00.000000",
+        "note": "n0",
+        "tags": {"k": [{"base64": "/wE="}]},
+        "price": "2.56",
+        "day": "1970-01-01",
+    }
+    assert second["value"] is None
+    assert second["valueError"] is None
+    assert third["value"] is None
+    assert third["valueError"].startswith("country: ")
+    assert main(arguments) == 1
+    assert "offset 2" in capsys.readouterr().err
+    assert main([*arguments, "--format", "raw"]) == 2
+    assert "--format raw prints bytes" in capsys.readouterr().err
+
+
+def test_values_that_python_has_no_words_for() -> None:
+    far = pa.array([2**62, None], pa.int64())
+    assert json_values(far.view(pa.timestamp("us", tz="UTC"))) == [
+        "+148108-07-06T14:00:27.387904+00:00",
+        None,
+    ]
+    assert json_values(pa.array([-(2**31)], pa.int32()).view(pa.date32())) == ["-5877641-06-23"]
+    assert json_values(pa.array([float("nan"), 1.5, None])) == ["nan", 1.5, None]
+    struct = pa.array([{"a": [None, {"b": 1}]}, None, {"a": None}])
+    assert json_values(struct.slice(0, 2)) == [{"a": [None, {"b": 1}]}, None]

@@ -1,0 +1,102 @@
+"""What options `key.…` and `value.…` may say."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kts_source.errors import InvalidOptionError
+from kts_source.options import ScanOptions, parse_options
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+RECORD = json.dumps({"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}]})
+
+
+def parsed(**options: str) -> ScanOptions:
+    named = {name.replace("__", "."): text for name, text in options.items()}
+    return parse_options({"path": "/x", "subscribe": "t", **named})
+
+
+def test_nothing_is_decoded_by_default() -> None:
+    assert parsed().formats == ()
+    assert parsed(value__format="RAW", key__format="raw").formats == ()
+
+
+def test_a_schema_is_text_or_a_file_and_fixed_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "r.avsc"
+    file.write_text(RECORD)
+    (of_file,) = parsed(value__format="avro", value__schema=str(file)).formats
+    file.write_text('"int"')
+    (of_text,) = parsed(value__format="avro", value__schema=RECORD).formats
+    assert of_file == of_text
+    assert of_file.schema == RECORD
+
+
+@pytest.mark.parametrize("name", ["json", "protobuf", "protobuf-confluent", "json-confluent"])
+def test_formats_to_come_are_refused_by_name(name: str) -> None:
+    with pytest.raises(InvalidOptionError, match=f"'value.format': {name} is not there yet"):
+        parsed(value__format=name)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"value__format": "csv"}, "must be raw or utf8 or avro or avro-confluent"),
+        ({"value__format": "avro"}, "needs option 'value.schema'"),
+        ({"value__format": "avro-confluent", "value__schema": RECORD}, "schema-registry.url"),
+        ({"value__schema": RECORD}, "'value.schema' means nothing with 'value.format' = raw"),
+        ({"value__mode": "FAILFAST"}, "'value.mode' means nothing"),
+        ({"key__format": "utf8", "key__columns": "a"}, "'key.columns' means nothing"),
+        ({"value__format": "avro", "value__schema": RECORD, "value__schema-registry.url": "/x"},
+         "means nothing"),
+        ({"value__format": "avro", "value__schema": '{"type": "x"}'}, "'value.schema'.*x"),
+        ({"value__format": "avro", "value__schema": "/no/such/file"}, "neither"),
+        ({"value__format": "avro", "value__schema": RECORD, "value__columns": "b"},
+         "'value.schema' or 'value.columns'.*'b'"),
+        ({"value__format": "avro", "value__schema": RECORD, "value__mode": "IGNORE"}, "must be"),
+        ({"columns": "valueError"}, "not a column"),
+        ({"value__formt": "avro"}, "did you mean 'value.format'"),
+    ],
+)  # fmt: skip
+def test_contradictions_are_told_at_once(options: dict[str, str], reason: str) -> None:
+    with pytest.raises(InvalidOptionError, match=reason):
+        parsed(**options)
+
+
+@pytest.mark.parametrize(
+    ("url", "place", "auth"),
+    [
+        ("https://registry:8081/sub", "https://registry:8081/sub", None),
+        ("https://me:hid%2Fden@registry", "https://registry", ("me", "hid/den")),
+        ("HTTP://me@registry", "http://registry", ("me", "")),
+        ("/a/folder@home", "/a/folder@home", None),
+    ],
+)
+def test_a_password_in_the_url_is_kept_secret(
+    url: str, place: str, auth: tuple[str, str] | None
+) -> None:
+    options = confluent(url)
+    (found,) = options.formats
+    assert found.registry == place
+    assert (found.auth and found.auth.reveal()) == auth
+    assert "hid" not in repr(options)
+    assert options.formats == confluent(url).formats
+    assert hash(found) == hash(confluent(url).formats[0])
+
+
+@pytest.mark.parametrize(
+    "url", ["https://[me:hidden@x", "https://me:hidden@", "http://x/?a=hidden"]
+)
+def test_what_is_no_url_is_refused_and_not_shown(url: str) -> None:
+    with pytest.raises(InvalidOptionError) as raised:
+        confluent(url)
+    assert "hidden" not in str(raised.value)
+
+
+def confluent(url: str) -> ScanOptions:
+    named = {"value__format": "avro-confluent", "value__schema": RECORD}
+    return parsed(**named, **{"value__schema-registry.url": url})

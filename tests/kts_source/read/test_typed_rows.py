@@ -1,0 +1,277 @@
+"""Keys and values decoded where they are read: options `key.…` and `value.…`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+import kts_source
+from kts_source.errors import InvalidOptionError, InvalidValueError
+from kts_source.export.executor import LocalExecutor
+from kts_source.export.run import export
+from kts_source.export.settings import ExportSettings
+from kts_source.options import parse_options
+from kts_source.planning.planner import plan_scan
+from kts_source.read.run_task import read_metrics
+from kts_source.registry.schema_registry import RegistryError
+from tests.kts_source.read.typed_tier import OLD, SCHEMA, as_avro, avro, row, write
+from tests.schema_registry import PASSWORD, USER, Registry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+BAD = {3: b"\x05", 17: b"", 25: avro(25) + b"x"}
+"""Offset in partition 0 -> a value that is no order."""
+REASONS = {
+    3: "country: a length below 0 or beyond the end of the value",
+    17: "country: the value ends too early",
+    25: "bytes behind the end of the value",
+}
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> dict[str, str]:
+    values: list[bytes | None] = [avro(number) for number in range(30)]
+    values[4] = None
+    return write(tmp_path / "tier", [values, [avro(100)]])
+
+
+@pytest.fixture
+def spoiled(tmp_path: Path) -> dict[str, str]:
+    values: list[bytes | None] = [BAD.get(number, avro(number)) for number in range(30)]
+    values[4] = None
+    return write(tmp_path / "tier", [values, [avro(100)]])
+
+
+def some(rows: list[dict[str, object]]) -> list[object]:
+    """The fields that `row` has."""
+    names = row(0)
+    return [one and {name: one[name] for name in names} for one in rows]
+
+
+def test_a_value_is_a_struct(good: dict[str, str]) -> None:
+    scan = kts_source.scan(good | as_avro())
+    table = scan.to_table()
+    assert table.schema == scan.schema
+    assert tuple(table.schema.names) == parse_options(good).columns
+    assert table.schema.field("value").type.field("at").type == pa.timestamp("us", tz="UTC")
+    assert some(table["value"].to_pylist()) == [
+        *(None if number == 4 else row(number) for number in range(30)),
+        row(100),
+    ]
+    assert table["key"].to_pylist()[:2] == [b"k0", b"k1"]
+    assert str(table["value"][0].as_py()["price"]) == "2.56"
+
+
+def test_only_some_fields(good: dict[str, str]) -> None:
+    options = as_avro(**{"value.columns": "amount, country"})
+    found = kts_source.scan(good | options | {"columns": "offset,value"}).to_table()
+    assert found.schema.field("value").type.names == ["country", "amount"]
+    assert found["value"][7].as_py() == {"country": "CH", "amount": 7}
+
+
+def test_columns_that_are_not_wanted_are_not_decoded(spoiled: dict[str, str]) -> None:
+    options = spoiled | as_avro()
+    assert kts_source.scan(options).count() == 31
+    assert kts_source.scan(options).select(["key"]).to_table().num_rows == 31
+
+
+def test_failfast_names_the_place_and_the_path(spoiled: dict[str, str]) -> None:
+    with pytest.raises(InvalidValueError) as raised:
+        kts_source.scan(spoiled | as_avro(columns="value")).to_table(threads=1)
+    error = raised.value
+    assert (error.topic, error.partition, error.offset) == ("orders", 0, 3)
+    assert REASONS[3] in str(error)
+    assert "value.format' (avro)" in str(error)
+
+
+def test_permissive_gives_null_and_the_reason(spoiled: dict[str, str]) -> None:
+    scan = kts_source.scan(spoiled | as_avro(**{"value.mode": "permissive"}))
+    table = scan.to_table()
+    assert table.schema == scan.schema
+    assert table.column_names[-1] == "valueError"
+    errors = table["valueError"].to_pylist()
+    assert {n: one for n, one in enumerate(errors) if one is not None} == REASONS
+    nulls = [n for n, one in enumerate(table["value"].to_pylist()) if one is None]
+    assert nulls == [3, 4, 17, 25]
+    alone = scan.select(["valueError", "offset"]).to_table()
+    assert alone["valueError"].to_pylist() == errors
+    assert alone.column_names == ["valueError", "offset"]
+
+
+def test_dropmalformed_leaves_out_and_counts(
+    spoiled: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = spoiled | as_avro(**{"value.mode": "DROPMALFORMED"})
+    options["metricsPath"] = str(tmp_path / "metrics")
+    scan = kts_source.scan(options)
+    with caplog.at_level(logging.WARNING):
+        table = scan.to_table()
+    left = [number for number in range(30) if number not in BAD]
+    assert table["offset"].to_pylist() == [*left, 0]
+    assert "rows are left out: they cannot be decoded" in caplog.text
+    # Which rows there are does not depend on what is asked of them.
+    assert scan.count() == 28
+    assert scan.select(["key"]).to_table().num_rows == 28
+    lines = read_metrics(str(tmp_path / "metrics"), {})
+    assert sum(one.malformed for one in lines) == 9
+
+
+def test_values_of_several_writers(tmp_path: Path) -> None:
+    folder = tmp_path / "schemas"
+    folder.mkdir()
+    (folder / "7.avsc").write_text(json.dumps(SCHEMA))
+    (folder / "300.avsc").write_text(json.dumps(OLD))
+    (folder / "9.json").write_text("{}")
+
+    def framed(schema_id: int, value: bytes) -> bytes:
+        return b"\0" + schema_id.to_bytes(4, "big") + value
+
+    values: list[bytes | None] = []
+    for number in range(20):
+        old = number % 3 == 1
+        values.append(framed(300 if old else 7, avro(number, old=old)))
+    values += [framed(8, avro(1)), framed(9, avro(1)), avro(1), None]
+    options = write(tmp_path / "tier", [values]) | {
+        "value.format": "avro-confluent",
+        "value.schema": json.dumps(SCHEMA),
+        "value.schema-registry.url": str(folder),
+        "value.mode": "PERMISSIVE",
+    }
+    table = kts_source.scan(options).to_table()
+    rows = [row(number, old=number % 3 == 1) for number in range(20)]
+    assert some(table["value"].to_pylist()) == [*rows, None, None, None, None]
+    reasons = table["valueError"].to_pylist()
+    assert reasons[:20] == [None] * 20
+    assert "the folder has no schema 8" in reasons[20]
+    assert "JSON, not of Avro" in reasons[21]
+    assert "no zero byte" in reasons[22]
+    assert reasons[23] is None
+    gone = options | {"value.schema-registry.url": str(tmp_path / "gone")}
+    with pytest.raises(RegistryError, match="no folder") as raised:
+        kts_source.scan(gone).to_table()
+    assert raised.value.topic == "orders"
+
+
+@pytest.fixture
+def registry_server() -> Iterator[Registry]:
+    server = Registry({})
+    with server.serving():
+        yield server
+
+
+def test_a_registry_is_asked_once_for_each_writer(
+    registry_server: Registry, tmp_path: Path
+) -> None:
+    line = {"type": "record", "name": "shop.Line", "fields": [{"name": "n", "type": "int"}]}
+    fields = [{"name": "a", "type": "long"}, {"name": "line", "type": "shop.Line"}]
+    cart = {"type": "record", "name": "shop.Cart", "fields": fields}
+    reference = {"name": "shop.Line", "subject": "line", "version": 3}
+    registry_server.documents |= {
+        "/schemas/ids/21": {"schema": json.dumps(cart), "references": [reference]},
+        "/subjects/line/versions/3": {"schema": json.dumps(line)},
+        "/schemas/ids/22": {"schema": json.dumps({**cart, "fields": fields[:1]})},
+    }
+    whole = {
+        **cart,
+        "fields": [fields[0], {"name": "line", "type": ["null", line], "default": None}],
+    }
+    values = [b"\0\0\0\0\x15\x02\x04", b"\0\0\0\0\x16\x06", b"\0\0\0\0\x63\0"] * 8
+    user = registry_server.url.replace("://", f"://{USER}:{PASSWORD}@")
+    options = write(tmp_path, [[*values]]) | {
+        "value.format": "avro-confluent",
+        "value.schema": json.dumps(whole),
+        "value.schema-registry.url": user,
+        "value.mode": "PERMISSIVE",
+    }
+    scan = kts_source.scan(options)
+    for _ in range(2):
+        table = scan.to_table(threads=1)
+        assert table["value"].to_pylist()[:3] == [
+            {"a": 1, "line": {"n": 2}},
+            {"a": 3, "line": None},
+            None,
+        ]
+        assert "does not know" in table["valueError"][2].as_py()
+    assert sorted(registry_server.asked) == [
+        "/schemas/ids/21",
+        "/schemas/ids/22",
+        "/schemas/ids/99",
+        "/subjects/line/versions/3",
+    ]
+    assert PASSWORD not in repr(scan) + scan.plan.to_json() + repr(scan.task_reader)
+    refused = options | {"value.schema-registry.url": registry_server.url}
+    with pytest.raises(RegistryError, match="401") as raised:
+        kts_source.scan(refused).to_table()
+    assert raised.value.partition == 0
+
+
+def test_text(tmp_path: Path) -> None:
+    values = [b"a", "né".encode(), b"\xff", None, b""]
+    options = write(tmp_path, [values]) | {"key.format": "utf8", "value.format": "UTF8"}
+    with pytest.raises(InvalidValueError, match="not UTF-8") as raised:
+        kts_source.scan(options).to_table()
+    assert raised.value.offset == 2
+    scan = kts_source.scan(options | {"value.mode": "permissive", "where": "value <> 'a'"})
+    table = scan.to_table()
+    table.validate(full=True)
+    assert table["key"].to_pylist() == ["k1", "k2", "k4"]
+    assert table["value"].to_pylist() == ["né", None, ""]
+    assert table["valueError"].to_pylist() == [None, "text that is not UTF-8", None]
+
+
+def test_scans_that_travel(good: dict[str, str]) -> None:
+    scan = kts_source.scan(good | as_avro())
+    again = pickle.loads(pickle.dumps(scan))
+    assert again.to_table().equals(scan.to_table())
+    # A plan is of bytes: with or without formats it is the same, and any version may read it.
+    plain = kts_source.scan(good)
+    typed = json.loads(scan.plan.to_json())
+    assert typed == json.loads(plain.plan.to_json())
+
+
+def test_a_plan_says_nothing_of_formats(good: dict[str, str], tmp_path: Path) -> None:
+    options = good | as_avro(**{"value.mode": "PERMISSIVE"})
+    file = tmp_path / "plan.json"
+    file.write_text(plan_scan(parse_options(options)).to_json())
+    replayed = {**options, "planFile": str(file)}
+    assert kts_source.scan(replayed).to_table().equals(kts_source.scan(options).to_table())
+    raw = {**good, "planFile": str(file)}
+    assert kts_source.scan(raw).to_table().equals(kts_source.scan(good).to_table())
+
+
+@pytest.mark.parametrize("condition", ["value IS NULL", "offset > 3 AND value = 'x'"])
+def test_conditions_on_decoded_bytes_are_refused(good: dict[str, str], condition: str) -> None:
+    with pytest.raises(InvalidOptionError, match="not there yet"):
+        kts_source.scan(good | as_avro(where=condition))
+    with pytest.raises(InvalidOptionError, match="not there yet"):
+        kts_source.scan(good | as_avro()).where(condition)
+    assert kts_source.scan(good | as_avro(where="offset < 2")).count() == 3
+
+
+def test_exports_are_refused(good: dict[str, str], tmp_path: Path) -> None:
+    settings = ExportSettings(target=str(tmp_path / "table"), table_format="parquet")
+    with pytest.raises(InvalidOptionError, match="not there yet"):
+        export(good | as_avro(), settings, LocalExecutor(1))
+    assert not (tmp_path / "table").exists()
+
+
+def test_engines_see_the_fields(good: dict[str, str]) -> None:
+    pl = pytest.importorskip("polars")
+    duckdb = pytest.importorskip("duckdb")
+    scan = kts_source.scan(good | as_avro(**{"value.columns": "country,amount"}))
+    frame = scan.to_lazy().filter(pl.col("value").struct.field("amount") > 20).collect()
+    assert frame["offset"].to_list() == [*range(21, 30), 0]
+    orders = scan.to_dataset()  # noqa: F841 - DuckDB finds it by its name
+    query = "select value.country, sum(value.amount) from orders where value.amount > 20 group by 1"
+    sums: dict[str, int] = {}
+    for number in (*range(21, 30), 100):
+        country = "CH" if number % 3 else "DE"
+        sums[country] = sums.get(country, 0) + number
+    assert dict(duckdb.sql(query).fetchall()) == sums

@@ -1,0 +1,113 @@
+"""Values that each name their writer."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from segment_format.values.avro.confluent import ConfluentAvroDecoder
+from segment_format.values.avro.decoder import AvroDecoder
+from segment_format.values.avro.parse import parse_avro
+from tests.segment_format.values.avro.generated import Values
+from tests.segment_format.values.avro.test_decoder import same
+
+if TYPE_CHECKING:
+    from segment_format.values.avro.schema import Schema
+
+
+def framed(schema_id: int, value: bytes) -> bytes:
+    return b"\0" + schema_id.to_bytes(4, "big") + value
+
+
+FIELDS = {
+    "a": {"name": "a", "type": "long", "default": 7},
+    "b": {"name": "b", "type": ["null", "string"], "default": None},
+    "c": {"name": "c", "type": {"type": "array", "items": "string"}, "default": ["x"]},
+    "old": {"name": "old", "type": {"type": "map", "values": "double"}},
+    "narrow": {"name": "a", "type": "int"},
+    "text": {"name": "b", "type": "string"},
+}
+WRITERS = ["a b c", "c b a", "narrow", "text old", "old c narrow"]
+
+
+def schema_of(names: str) -> Schema:
+    fields = [FIELDS[name] for name in names.split()]
+    return parse_avro(json.dumps({"type": "record", "name": "R", "fields": fields}))
+
+
+def test_rows_of_many_writers_stay_in_order() -> None:
+    random = Random(1)
+    reader = schema_of("a b c")
+    writers = {random.randrange(1, 2**32): schema_of(names) for names in WRITERS}
+    alone = {one: AvroDecoder(reader, writer) for one, writer in writers.items()}
+    decoder = ConfluentAvroDecoder(reader, writers.__getitem__)
+    for _ in range(5):
+        ids = [random.choice(list(writers)) for _ in range(150)]
+        values = [Values(random).of(writers[one]) for one in ids]
+        bodies = [Values(random).spoiled(one) if random.random() < 0.1 else one for one in values]
+        rows = [framed(one, body) for one, body in zip(ids, bodies, strict=True)]
+        found = decoder.decode(pa.array([b"ignored", *rows], pa.binary()).slice(1))
+        found.array.validate(full=True)
+        bad = {one.row: (one.path, one.reason) for one in found.bad}
+        assert 0 < len(bad) < 50
+        for row, (one, body) in enumerate(zip(ids, bodies, strict=True)):
+            expected = alone[one].decode(pa.array([body], pa.binary()))
+            assert same(found.array.slice(row, 1), expected.array)
+            assert [(each.path, each.reason) for each in expected.bad] == (
+                [bad[row]] if row in bad else []
+            )
+
+
+def test_what_has_no_writer_is_bad_and_named() -> None:
+    asked: list[int] = []
+
+    def writer_of(schema_id: int) -> Schema:
+        asked.append(schema_id)
+        if schema_id == 7:
+            return parse_avro('"string"')
+        if schema_id == 8:
+            return parse_avro("{")
+        raise LookupError("the registry does not know it")
+
+    decoder = ConfluentAvroDecoder(parse_avro('["null", "long"]'), writer_of)
+    good = framed(1, b"\6")
+    rows = [None, b"", b"\0\0\0\0", b"\1" + good[1:], framed(0, b"\6"), framed(7, b"\2a"),
+            framed(8, b""), framed(9, b""), framed(9, b""), None]  # fmt: skip
+    found = decoder.decode(pa.array(rows, pa.binary()))
+    assert found.array.null_count == len(rows)
+    assert [one.row for one in found.bad] == [1, 2, 3, 4, 5, 6, 7, 8]
+    reasons = [one.reason for one in found.bad]
+    assert "shorter" in reasons[0]
+    assert reasons[0] == reasons[1]
+    assert "no zero byte" in reasons[2]
+    assert "Apicurio" in reasons[3]
+    assert reasons[4] == "schema 7: string cannot be read as union of null, long"
+    assert reasons[5].startswith("schema 8: not an Avro schema")
+    assert reasons[6] == reasons[7] == "schema 9: the registry does not know it"
+    # Once for each id of a batch; again for those without a schema only.
+    assert asked == [7, 8, 9]
+    decoder.decode(pa.array(rows, pa.binary()))
+    assert asked == [7, 8, 9, 8, 9]
+
+
+def test_errors_of_the_registry_come_through() -> None:
+    def broken(_schema_id: int) -> Schema:
+        raise ConnectionError("not there")
+
+    decoder = ConfluentAvroDecoder(parse_avro('"int"'), broken)
+    with pytest.raises(ConnectionError):
+        decoder.decode(pa.array([framed(1, b"\2")], pa.binary()))
+
+
+@pytest.mark.parametrize("values", [[], [None], [None, None], [b"", b""], [b"\0"]])
+def test_next_to_nothing(values: list[bytes | None]) -> None:
+    decoder = ConfluentAvroDecoder(parse_avro('"int"'), lambda _id: parse_avro('"int"'))
+    found = decoder.decode(pa.array(values, pa.binary()))
+    assert found.array.null_count == len(values)
+    assert len(found.bad) == len(values) - values.count(None)
+    one = AvroDecoder(parse_avro('"int"')).decode(pa.array(values, pa.binary()))
+    assert len(one.array) == len(values)

@@ -1,0 +1,76 @@
+"""The kernels of Avro from their object files, without numba."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+
+import pyarrow as pa
+import pytest
+
+from segment_format.kernels import object_code
+from segment_format.values.avro import decoder
+from segment_format.values.avro.decoder import AvroDecoder
+from segment_format.values.avro.parse import parse_avro
+from tests.segment_format.values.avro.generated import Schemas, Values
+from tests.segment_format.values.avro.test_decoder import same, some_values
+
+ROOT = Path(__file__).resolve().parents[4]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled() -> None:
+    from segment_format.values.avro import kernel, mark_repeated  # noqa: F401 - leave the files
+
+
+def test_the_object_file_gives_what_numba_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    from segment_format.values.avro.kernel import run_avro
+
+    stored = object_code.load_of_frame("run_avro")
+    assert stored is not None
+    random = Random(4)
+    for _ in range(40):
+        schema = parse_avro(json.dumps(Schemas(random).any(4)))
+        values = pa.array(some_values(random, schema, 0.3), pa.binary())
+        found = []
+        for kernel in (stored, run_avro):
+            monkeypatch.setattr(decoder, "load_kernel", lambda kernel=kernel: kernel)
+            found.append(AvroDecoder(schema).decode(values))
+        assert found[0].bad == found[1].bad
+        assert same(found[0].array, found[1].array)
+
+
+def test_a_process_that_did_not_compile_decodes_without_numba() -> None:
+    code = """
+import sys
+import pyarrow as pa
+from segment_format.values.avro.decoder import AvroDecoder
+from segment_format.values.avro.parse import parse_avro
+decoder = AvroDecoder(parse_avro('{"type": "map", "values": "int"}'))
+found = decoder.decode(pa.array([b"\\x04\\x02a\\x02\\x02a\\x04\\x00"], pa.binary()))
+print(found.array.to_pylist(), {"numba"} & set(sys.modules))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert done.stdout == "[[('a', 2)]] set()\n"
+
+
+def test_many_keys_that_come_again() -> None:
+    random = Random(8)
+    made = Values(random)
+    decoder_of_maps = AvroDecoder(parse_avro('{"type": "map", "values": "int"}'))
+    rows, expected = [], []
+    for size in (0, 1, 2, 7, 8, 9, 16, 17, 500):
+        pairs = [(f"k{random.randrange(size)}", random.randrange(99)) for _ in range(size)]
+        value = made.long(size) if size else b""
+        value += b"".join(made.sized(key.encode()) + made.long(number) for key, number in pairs)
+        rows.append(value + b"\0")
+        last = {key: at for at, (key, _) in enumerate(pairs)}
+        expected.append([pairs[at] for at in sorted(last.values())])
+    found = decoder_of_maps.decode(pa.array(rows, pa.binary()))
+    found.array.validate(full=True)
+    assert found.array.to_pylist() == expected
