@@ -144,7 +144,7 @@ def test_a_token_that_nobody_gives_is_left_to_gcsfs(
 ) -> None:
     """It tries again and names what is wrong; obstore calls all of it denied."""
     store = opened(service)
-    assert store.remarks == ()
+    assert not store.remarks
     settings = store._ranges._settings
     assert isinstance(settings, GcsRangeSettings)
     store._ranges._settings = replace(settings, login=Hiccup())
