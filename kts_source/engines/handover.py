@@ -6,6 +6,8 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
+from kts_source.store.cancel import Cancellation
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
 
@@ -23,8 +25,8 @@ def in_threads(
     """The batches of many reads, of which `threads` run at a time.
 
     Nothing runs before the first batch is asked for. Close the generator to stop what is under way:
-    it waits until its threads have ended. An error of a read comes in its place, where `ordered`,
-    else as soon as it is known; it ends the others.
+    it aborts what its threads wait for in a store, and waits until they have ended. An error of a
+    read comes in its place, where `ordered`, else as soon as it is known; it ends the others.
 
     Memory: up to about twice `WAITING_BYTES` a thread, and the batch in each one's hand.
 
@@ -84,11 +86,16 @@ class _Handover:
         self._begun = 0
         self._stopped = False
         self._threads = threads
+        self._cancellation = Cancellation()
         # Of the reads that have begun and are not used up, by number.
         self._waiting: dict[int, _Waiting] = {}
 
     def work(self) -> None:
         """Reads what is next, until nothing is left. Runs in several threads."""
+        with self._cancellation.scope():
+            self._work()
+
+    def _work(self) -> None:
         while (number := self._begin()) is not None:
             waiting = self._waiting[number]
             try:
@@ -138,6 +145,7 @@ class _Handover:
             self._stopped = True
             self._waiting.clear()
             self._changed.notify_all()
+        self._cancellation.cancel()
 
     def _begin(self) -> int | None:
         """The number of the next read; waits while the consumer is too far behind."""

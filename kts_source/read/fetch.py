@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Protocol, Self, TypeVar
 
-from kts_source.store.cancel import Cancellation
+from kts_source.store.cancel import Cancellation, cancelled_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
@@ -203,7 +203,9 @@ class _Queue(Generic[R]):
                 with contextlib.suppress(Exception):
                     self._meanwhile()
             self._meanwhile = None
-        result = Fetched(request, future.result())
+        # Who reads in a scope of its own, as an engine's threads do, may be told to stop here.
+        with cancelled_by(self._cancellation.cancel):
+            result = Fetched(request, future.result())
         self._ahead_bytes -= request.size
         # While the consumer works on this result, what it leaves room for is read.
         self._fill(at_least_one=False, held=request.size)

@@ -37,6 +37,10 @@ _ARGUMENTS: Final = {
     *("default_fill_cache", "default_cache_type"),
 }
 _CONTAINER: Final = re.compile(r"[a-z0-9](?:-?[a-z0-9]){2,62}")
+# Of Azure's clouds.
+_OWN: Final = re.compile(
+    r"https://[^/]+\.(core\.(windows\.net|chinacloudapi\.cn|usgovcloudapi\.net)|storage\.azure\.net)"
+)
 _SCOPE: Final = "https://storage.azure.com/.default"
 
 
@@ -130,6 +134,9 @@ def azure_range_settings(
     keys, token = _keys(client.credential, address.query)
     if token is not None and address.scheme != "https":
         raise LeftToFsspecError("tokens go through encrypted connections only")
+    if keys is not None and keys[0] == "sas_token" and not _OWN.fullmatch(endpoint):
+        # A redirect may lead anywhere, and obstore names there the address that it comes from.
+        raise LeftToFsspecError("a signature at an address of one's own")
     return AzureRangeSettings(
         endpoint,
         container,

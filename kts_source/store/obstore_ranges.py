@@ -51,6 +51,7 @@ _START_BEHIND_END: Final = ("Wanted range starting at", '"bytes 0--1/0"')
 # The region is wrong, or the answer lacks what obstore insists on: the other library knows better.
 _FOR_THE_OTHER: Final = ("Received redirect", "ETag Header missing", "Last-Modified Header missing")
 _WRONG_REGION: Final = frozenset({"AuthorizationHeaderMalformed", "IllegalLocationConstraint"})
+_NO_TOKEN: Final = "NoToken"
 _DEBUG: Final = "\n\nDebug source"
 _CAUSE: Final = re.compile(r'"([^"\\]+)"|\b(IncompleteMessage|TimedOut|ConnectionReset)\b')
 
@@ -61,7 +62,7 @@ class RangeError(Exception):
 
     Attributes:
         status: Of HTTP; 0 where there was no whole answer.
-        code: S3's word for it, or empty.
+        code: S3's word for it, or empty; ours where nothing was asked for want of a token.
         text: For people. It may hold credentials.
     """
 
@@ -201,7 +202,7 @@ class RangeReader:
             failure = read_error(type(error).__name__, str(error))
             if self._may_be_better_otherwise(failure):
                 reason = f"obstore's request failed where that of {self._other} did not"
-                raise LeftToFsspecError(reason, was_asked=True) from None
+                raise LeftToFsspecError(reason, was_asked=failure.code != _NO_TOKEN) from None
             raise failure from None
         self._has_answered = True
         return data
@@ -215,8 +216,10 @@ class RangeReader:
         self._client.close()
 
     def _may_be_better_otherwise(self, failure: RangeError) -> bool:
+        if failure.code in _WRONG_REGION or failure.code == _NO_TOKEN:
+            return True
         if failure.status != 0:
-            return failure.code in _WRONG_REGION or failure.status in self._doubted
+            return failure.status in self._doubted
         # A certificate that only the other trusts looks like a connection that failed.
         is_encrypted = self._settings is not None and self._settings.endpoint[:6] == "https:"
         untrusted = is_encrypted and not self._has_answered
@@ -254,6 +257,9 @@ def read_error(class_name: str, text: str) -> RangeError:
     answer = _ANSWER.search(told)
     status = _STATUS_OF_CLASS.get(class_name, 0)
     if answer is None:
+        if status == 401:
+            # Nobody answered: what gives the tokens failed, maybe in passing.
+            return RangeError(0, _NO_TOKEN, told.partition(": ")[2] or told)
         if status == 0 and any(one in told for one in _START_BEHIND_END):
             status = 416
         _, _, why = debug.partition("HttpError {")

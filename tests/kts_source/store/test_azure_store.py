@@ -87,7 +87,14 @@ def test_an_account_key(service: OneObject, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_signature(service: OneObject) -> None:
-    store = opened(by_connection(service, f"SharedAccessSignature={SIGNATURE}"))
+    store = opened({"account_name": "shop", "sas_token": SIGNATURE})
+    assert store.remarks == ()
+    settings = store._ranges._settings
+    assert isinstance(settings, AzureRangeSettings)
+    assert settings.endpoint == "https://shop.blob.core.windows.net"
+    store._ranges._settings = replace(
+        settings, endpoint=service.endpoint, client_options={"allow_http": True}
+    )
     assert store.get_range("x", 0, 4, version=ETAG) == DATA[:4]
     service.error = 403, "AuthorizationFailure"
     with pytest.raises(AccessDeniedError) as caught:
@@ -187,6 +194,27 @@ def test_what_only_adlfs_knows_is_left_to_it(
     assert store.get_range("x", 0, 4, version=ETAG) == DATA[:4]
     assert service.seen == []
     store.close()
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "is_own"),
+    [
+        ("https://shop.blob.core.windows.net", True),
+        ("https://shop.z12.blob.storage.azure.net/", True),
+        ("https://shop.blob.core.usgovcloudapi.net", True),
+        ("https://shop.blob.core.windows.net.example.com", False),
+        ("https://example.com/shop.blob.core.windows.net", False),
+        ("http://shop.blob.core.windows.net", False),
+        ("http://127.0.0.1:10000/shop", False),
+    ],
+)
+def test_signatures_follow_no_redirect(service: OneObject, endpoint: str, is_own: bool) -> None:
+    """obstore sends the whole address along as `Referer`."""
+    signed = f"BlobEndpoint={endpoint};SharedAccessSignature={SIGNATURE};"
+    store = opened({"connection_string": signed})
+    assert ("a signature at an address" in store._ranges.why_not) is not is_own
+    assert (store.remarks == ()) is is_own
+    assert "a-secret" not in str(store.remarks)
 
 
 def test_tokens_go_through_encrypted_connections_only(

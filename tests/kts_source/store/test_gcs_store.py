@@ -132,6 +132,29 @@ def test_tokens_are_renewed(service: OneObject) -> None:
     store.close()
 
 
+class Hiccup(Login):
+    """The metadata server does not answer."""
+
+    def maybe_refresh(self) -> None:
+        raise OSError("no token")
+
+
+def test_a_token_that_nobody_gives_is_left_to_gcsfs(
+    service: OneObject, by_gcsfs: list[str | None]
+) -> None:
+    """It tries again and names what is wrong; obstore calls all of it denied."""
+    store = opened(service)
+    assert not store.remarks
+    settings = store._ranges._settings
+    assert isinstance(settings, GcsRangeSettings)
+    store._ranges._settings = replace(settings, login=Hiccup())
+    assert store.get_range("x", 0, 4, version=GENERATION) == DATA[:4]
+    assert (by_gcsfs, service.seen) == ([GENERATION], [])
+    assert store.counters.requests == 1, "obstore made none"
+    assert "gcsfs did not" in store.remarks[0]
+    store.close()
+
+
 # -- what is left to gcsfs
 
 

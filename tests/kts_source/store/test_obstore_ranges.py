@@ -282,6 +282,18 @@ TOLD = [
         (416, ""),
     ),
     ("GenericError", "Generic S3 error: HTTP error: request or response body error", (0, "")),
+    (
+        "UnauthenticatedError",
+        "The operation lacked valid authentication credentials for path k: Error performing GET"
+        " http://h/b/k in 4ms - Server returned non-2xx status code: 401 Unauthorized: ",
+        (401, ""),
+    ),
+    (
+        "UnauthenticatedError",
+        "The operation lacked valid authentication credentials for path External GCP credential"
+        " provider: OSError: x\n\nDebug source:\nx",
+        (0, "NoToken"),
+    ),
     ("NotModifiedError", "Object at location k not modified: x", (304, "")),
 ]
 

@@ -1,0 +1,88 @@
+"""Whoever stops early waits for no answer of a store."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+import kts_source
+from tests.faulty_proxy import faulty_proxy
+from tests.golden_data import KEY_PREFIX, TIER, tier_options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.faulty_proxy import Answer
+    from tests.s3 import S3Server
+
+pytestmark = pytest.mark.s3
+
+LATE_SECONDS = 2.0
+
+
+class Late:
+    """Answers of segments come late, but for the first ones."""
+
+    def __init__(self) -> None:
+        self.in_time = 3
+        self.waiting = threading.Event()
+
+    def choose(self, method: str, path: str) -> Callable[[Answer], None] | None:
+        if method != "GET" or ".log" not in path:
+            return None
+        self.in_time -= 1
+        return None if self.in_time >= 0 else self._late
+
+    def _late(self, _answer: Answer) -> None:
+        self.waiting.set()
+        time.sleep(LATE_SECONDS)
+
+
+@pytest.fixture
+def late() -> Late:
+    return Late()
+
+
+@pytest.fixture
+def tier(s3_server: S3Server, late: Late, tmp_path: Path) -> Iterator[kts_source.Scan]:
+    (folder,) = (TIER / KEY_PREFIX).glob("txn-*")
+    shutil.copytree(folder, tmp_path / KEY_PREFIX / folder.name)
+    bucket = s3_server.upload(tmp_path)
+    with faulty_proxy(s3_server.endpoint) as proxy:
+        options = {**s3_server.options, "path": f"s3://{bucket}", "s3.endpoint": proxy.endpoint}
+        options |= {"targetPartitionBytes": "32k", "cache": "false"}
+        scan = kts_source.scan(tier_options("txn", **options))
+        assert len(scan.tasks) > 9
+        proxy.choose = late.choose
+        yield scan
+
+
+def test_closing_aborts_what_threads_wait_for(tier: kts_source.Scan, late: Late) -> None:
+    batches = tier.batches(threads=4)
+    next(batches)
+    assert late.waiting.wait(10)
+    began = time.monotonic()
+    batches.close()
+    assert time.monotonic() - began < LATE_SECONDS / 2
+    assert not [one for one in threading.enumerate() if one.name.startswith("kts-")]
+
+
+def test_ctrl_c_aborts_what_threads_wait_for(tier: kts_source.Scan, late: Late) -> None:
+    moments: list[float] = []
+
+    def interrupt() -> None:
+        if late.waiting.wait(10):
+            moments.append(time.monotonic())
+            os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        tier.count(threads=4)
+    assert time.monotonic() - moments[0] < LATE_SECONDS / 2
