@@ -10,6 +10,7 @@ base64.
 from __future__ import annotations
 
 import base64
+import http.client
 import json
 import re
 import urllib.error
@@ -75,7 +76,12 @@ def find_schema(
     """
     if registry.startswith(("http://", "https://")):
         return _Client(registry.rstrip("/"), auth).schema(schema_id)
-    return _read(Path(registry), schema_id)
+    try:
+        return _read(Path(registry), schema_id)
+    except OSError as error:  # the file's schema is not to blame, nor are the rows
+        raise RegistryError(
+            f"the folder of schemas cannot be read on this machine: {type(error).__name__}"
+        ) from None
 
 
 def _read(folder: Path, schema_id: int) -> RegisteredSchema:
@@ -151,7 +157,7 @@ class _Client:
             if error.code == 404:
                 raise LookupError(f"the registry does not know {path}") from None
             raise RegistryError(f"the registry answers {error.code} to {path}") from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, http.client.HTTPException, RecursionError) as error:
             raise RegistryError(f"the registry does not answer: {type(error).__name__}") from None
         if not isinstance(document, dict):
             raise RegistryError(f"the registry's answer to {path} is not an object")

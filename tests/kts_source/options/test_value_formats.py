@@ -89,7 +89,16 @@ def test_a_password_in_the_url_is_kept_secret(
 
 
 @pytest.mark.parametrize(
-    "url", ["https://[me:hidden@x", "https://me:hidden@", "http://x/?a=hidden"]
+    "url",
+    [
+        "https://[me:hidden@x",
+        "https://me:hidden@",
+        "http://x/?a=hidden",
+        "htps://me:hidden@x",
+        "https://me:hid/den@x/hidden",
+        "https://x:80x81/hidden",
+        "https://x/a hidden",
+    ],
 )
 def test_what_is_no_url_is_refused_and_not_shown(url: str) -> None:
     with pytest.raises(InvalidOptionError) as raised:
