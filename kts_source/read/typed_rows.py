@@ -13,6 +13,7 @@ from kts_source.columns import ERROR_COLUMNS, PARTITION, TOPIC
 from kts_source.errors import InvalidValueError, Place, TieredKafkaError
 from kts_source.options.value_formats import DROP_MALFORMED, FAILFAST
 from kts_source.read.value_decoders import value_decoder
+from kts_source.texts import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -107,7 +108,9 @@ def _reasons(rows: int, bad: Sequence[BadValue]) -> pa.Array:
 
 
 def _text(bad: BadValue) -> str:
-    return f"{bad.path}: {bad.reason}" if bad.path else bad.reason
+    # Both may hold what a writer's schema says, of megabytes, and there is one for each row.
+    reason = one_line(bad.reason)
+    return f"{one_line(bad.path)}: {reason}" if bad.path else reason
 
 
 def _error(batch: pa.RecordBatch, form: ColumnFormat, bad: BadValue) -> InvalidValueError:

@@ -159,6 +159,26 @@ def test_values_of_several_writers(tmp_path: Path) -> None:
     assert raised.value.topic == "orders"
 
 
+def test_a_reason_is_short_whatever_the_writer_says(tmp_path: Path) -> None:
+    folder = tmp_path / "schemas"
+    folder.mkdir()
+    records = [{"type": "record", "name": "n" * 400 + str(n), "fields": []} for n in range(99)]
+    field = {"name": "country", "type": records}
+    (folder / "7.avsc").write_text(json.dumps({**SCHEMA, "fields": [field]}))
+    options = write(tmp_path / "tier", [[b"\0\0\0\0\7\0"]]) | {
+        "value.format": "avro-confluent",
+        "value.schema": json.dumps(SCHEMA),
+        "value.schema-registry.url": str(folder),
+    }
+    with pytest.raises(InvalidValueError) as raised:
+        kts_source.scan(options).to_table()
+    assert len(str(raised.value)) < 1000
+    table = kts_source.scan(options | {"value.mode": "PERMISSIVE"}).to_table()
+    (reason,) = table["valueError"].to_pylist()
+    assert reason.startswith("schema 7: field 'country': union of record nnn")
+    assert len(reason) <= 300
+
+
 @pytest.fixture
 def registry_server() -> Iterator[Registry]:
     server = Registry({})
