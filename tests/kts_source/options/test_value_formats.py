@@ -55,6 +55,7 @@ def test_formats_to_come_are_refused_by_name(name: str) -> None:
          "means nothing"),
         ({"value__format": "avro", "value__schema": '{"type": "x"}'}, "'value.schema'.*x"),
         ({"value__format": "avro", "value__schema": "/no/such/file"}, "neither"),
+        ({"value__format": "avro", "value__schema": RECORD.replace('"a"', r'"\ud800"')}, "surrog"),
         ({"value__format": "avro", "value__schema": RECORD, "value__columns": "b"},
          "'value.schema' or 'value.columns'.*'b'"),
         ({"value__format": "avro", "value__schema": RECORD, "value__mode": "IGNORE"}, "must be"),

@@ -129,6 +129,7 @@ def test_values_of_several_writers(tmp_path: Path) -> None:
     (folder / "7.avsc").write_text(json.dumps(SCHEMA))
     (folder / "300.avsc").write_text(json.dumps(OLD))
     (folder / "9.json").write_text("{}")
+    (folder / "10.avsc").write_text(r'{"type": "enum", "name": "E", "symbols": ["\ud800"]}')
 
     def framed(schema_id: int, value: bytes) -> bytes:
         return b"\0" + schema_id.to_bytes(4, "big") + value
@@ -137,7 +138,7 @@ def test_values_of_several_writers(tmp_path: Path) -> None:
     for number in range(20):
         old = number % 3 == 1
         values.append(framed(300 if old else 7, avro(number, old=old)))
-    values += [framed(8, avro(1)), framed(9, avro(1)), avro(1), None]
+    values += [framed(8, avro(1)), framed(9, avro(1)), avro(1), None, framed(10, b"\0")]
     options = write(tmp_path / "tier", [values]) | {
         "value.format": "avro-confluent",
         "value.schema": json.dumps(SCHEMA),
@@ -146,13 +147,14 @@ def test_values_of_several_writers(tmp_path: Path) -> None:
     }
     table = kts_source.scan(options).to_table()
     rows = [row(number, old=number % 3 == 1) for number in range(20)]
-    assert some(table["value"].to_pylist()) == [*rows, None, None, None, None]
+    assert some(table["value"].to_pylist()) == [*rows, None, None, None, None, None]
     reasons = table["valueError"].to_pylist()
     assert reasons[:20] == [None] * 20
     assert "the folder has no schema 8" in reasons[20]
     assert "JSON, not of Avro" in reasons[21]
     assert "no zero byte" in reasons[22]
     assert reasons[23] is None
+    assert "surrogates not allowed" in reasons[24]
     gone = options | {"value.schema-registry.url": str(tmp_path / "gone")}
     with pytest.raises(RegistryError, match="no folder") as raised:
         kts_source.scan(gone).to_table()
