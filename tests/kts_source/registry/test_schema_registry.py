@@ -17,12 +17,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 DEEP = b"[" * 100_000
+NOT_FOUND = b"HTTP/1.1 404 Not Found\r\n\r\n"
 ANSWERS = {
     "cut chunk": b'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n50\r\n{"schema"',
     "cut length": b'HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n{"schema"',
     "no HTTP": b"SSH-2.0-x\r\n",
     "no status": b"HTTP/1.1 abc OK\r\n\r\n",
     "no answer": b"",
+    "404 of a web server": NOT_FOUND + b"<html>",
+    "404 of a registry, to a wrong path": NOT_FOUND + b'{"error_code": 404}',
+    "404 that is a list": NOT_FOUND + b"[40403]",
     "deep": b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(DEEP), DEEP),
 }
 
@@ -50,6 +54,15 @@ def test_a_broken_answer_is_no_unknown_schema(raw: bytes) -> None:
         asked = ById(lambda number: find_schema(url, number, None))
         with pytest.raises(RegistryError):
             asked.get(21)
+
+
+@pytest.mark.parametrize("code", [40401, 40402, 40403])
+def test_a_schema_that_a_registry_does_not_have_is_unknown(code: int) -> None:
+    with answering(NOT_FOUND + b'{"error_code": %d}' % code) as url:
+        asked = ById(lambda number: find_schema(url, number, None))
+        for _ in range(2):
+            with pytest.raises(LookupError, match="does not know /schemas/ids/21"):
+                asked.get(21)
 
 
 def test_a_file_that_cannot_be_read_is_no_unknown_schema(tmp_path: Path) -> None:
