@@ -91,6 +91,28 @@ def test_failfast_names_the_place_and_the_path(spoiled: dict[str, str]) -> None:
     assert "value.format' (avro)" in str(error)
 
 
+def test_failfast_gives_the_rows_before(spoiled: dict[str, str]) -> None:
+    scan = kts_source.scan(spoiled | as_avro())
+    assert some(scan.limit(3).to_table()["value"].to_pylist()) == [row(0), row(1), row(2)]
+    with pytest.raises(InvalidValueError) as raised:
+        scan.limit(4).to_table()
+    assert raised.value.offset == 3
+
+
+@pytest.mark.parametrize(("bad", "offset", "column"), [(5, 5, "value"), (11, 10, "key")])
+def test_the_first_bad_row_is_named_whichever_column_it_is(
+    bad: int, offset: int, column: str, tmp_path: Path
+) -> None:
+    values: list[bytes | None] = [avro(number) for number in range(20)]
+    values[bad] = b""
+    # The keys are k0 to k19.
+    fixed = json.dumps({"type": "fixed", "name": "F", "size": 2})
+    options = write(tmp_path, [values]) | as_avro(**{"key.format": "avro", "key.schema": fixed})
+    with pytest.raises(InvalidValueError, match=f"the {column} is") as raised:
+        kts_source.scan(options).to_table()
+    assert raised.value.offset == offset
+
+
 def test_permissive_gives_null_and_the_reason(spoiled: dict[str, str]) -> None:
     scan = kts_source.scan(spoiled | as_avro(**{"value.mode": "permissive"}))
     table = scan.to_table()
