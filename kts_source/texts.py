@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _SHOWN: Final = 5
+_LOOKED_AT: Final = 1000
 
 
 def some(texts: Iterable[str]) -> str:
@@ -19,7 +20,7 @@ def some(texts: Iterable[str]) -> str:
 
 def one_line(reason: str) -> str:
     """The beginning of a reason, in one line."""
-    return " ".join(reason.split())[:300]
+    return " ".join(reason[:_LOOKED_AT].split())[:300]  # it may have megabytes
 
 
 def format_bytes(size: int) -> str:

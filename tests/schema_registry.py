@@ -47,7 +47,7 @@ class RegistryHandler(BaseHTTPRequestHandler):
         wanted = "Basic " + base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
         document = self.server.documents.get(self.path)
         status = 401 if self.headers["Authorization"] != wanted else 404 if not document else 200
-        body = json.dumps(document or {"message": "no"}).encode()
+        body = json.dumps(document or {"error_code": 40403, "message": "no"}).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

@@ -152,13 +152,22 @@ class _Registry(NamedTuple):
 def _parse_registry(name: str, text: str) -> _Registry:
     place = parse_text(name, text)
     if not place.lower().startswith(("http://", "https://")):
+        if "://" in place:  # not shown: it may hold a password
+            raise InvalidOptionError(
+                f"option {name!r} is neither http://…, https://…, nor a folder's path"
+            )
         return _Registry(place, None)
     try:
         parts = urlsplit(place)
     except ValueError:
         raise InvalidOptionError(f"option {name!r} is not a URL") from None
     info, at, host = parts.netloc.rpartition("@")
-    if not host or parts.query or parts.fragment:
+    try:
+        _ = parts.port
+    except ValueError:
+        host = ""
+    # An @ behind the host is of a password that holds a slash: it would be shown as a path.
+    if not host or parts.query or parts.fragment or "@" in parts.path or re.search(r"\s", place):
         raise InvalidOptionError(f"option {name!r} is no URL of a registry: https://host/path")
     user, _, password = info.partition(":")
     auth = Secret((unquote(user), unquote(password))) if at else None

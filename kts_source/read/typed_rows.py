@@ -13,6 +13,7 @@ from kts_source.columns import ERROR_COLUMNS, PARTITION, TOPIC
 from kts_source.errors import InvalidValueError, Place, TieredKafkaError
 from kts_source.options.value_formats import DROP_MALFORMED, FAILFAST
 from kts_source.read.value_decoders import value_decoder
+from kts_source.texts import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -63,19 +64,22 @@ class TypedRows:
         try:
             for batch in batches:
                 began = time.perf_counter()
-                rows = self._rows(batch)
+                read, rows, error = self._rows(batch)
                 if meter is not None:
                     meter.stopwatch.decode += time.perf_counter() - began
-                dropped += batch.num_rows - rows.num_rows
+                dropped += read - rows.num_rows
                 if rows.num_rows:
                     yield rows
+                if error is not None:
+                    raise error
         finally:
             if dropped:
                 log.warning("%d rows are left out: they cannot be decoded", dropped)
                 if meter is not None:
                     meter.malformed += dropped
 
-    def _rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _rows(self, batch: pa.RecordBatch) -> tuple[int, pa.RecordBatch, InvalidValueError | None]:
+        """How many rows were decoded, what became of them, and why there are no more."""
         found = {name: batch.column(name) for name in batch.schema.names}
         kept = None
         for form in self._formats:
@@ -84,7 +88,10 @@ class TypedRows:
             except TieredKafkaError as error:  # of the registry
                 raise error.located(**_place(batch, 0)) from None
             if values.bad and form.mode == FAILFAST:
-                raise _error(batch, form, values.bad[0])
+                # Those before it are fine, however many a batch holds: a limit may want no more.
+                bad = values.bad[0]
+                read, rows, earlier = self._rows(batch.slice(0, bad.row))
+                return read, rows, earlier or _error(batch, form, bad)
             if values.bad and form.mode == DROP_MALFORMED:
                 kept = np.ones(batch.num_rows, np.bool_) if kept is None else kept
                 kept[[bad.row for bad in values.bad]] = False
@@ -94,7 +101,9 @@ class TypedRows:
         rows = pa.RecordBatch.from_arrays(
             [found[name] for name in self._columns], names=self._columns
         )
-        return rows if kept is None else rows.filter(pa.array(kept))
+        if kept is not None:
+            rows = rows.filter(pa.array(kept))
+        return batch.num_rows, rows, None
 
 
 def _reasons(rows: int, bad: Sequence[BadValue]) -> pa.Array:
@@ -107,7 +116,9 @@ def _reasons(rows: int, bad: Sequence[BadValue]) -> pa.Array:
 
 
 def _text(bad: BadValue) -> str:
-    return f"{bad.path}: {bad.reason}" if bad.path else bad.reason
+    # Both may hold what a writer's schema says, of megabytes, and there is one for each row.
+    reason = one_line(bad.reason)
+    return f"{one_line(bad.path)}: {reason}" if bad.path else reason
 
 
 def _error(batch: pa.RecordBatch, form: ColumnFormat, bad: BadValue) -> InvalidValueError:

@@ -10,6 +10,7 @@ base64.
 from __future__ import annotations
 
 import base64
+import http.client
 import json
 import re
 import urllib.error
@@ -35,6 +36,9 @@ EXTRA: Final = "registry"
 """The extra of this package that brings what decodes Avro and Protobuf."""
 
 _MAX_SCHEMA_BYTES: Final = 16 << 20
+_MAX_ERROR_BYTES: Final = 1 << 16
+_UNKNOWN: Final = (40401, 40402, 40403)
+"""What registries call a subject, a version and a schema that they do not have."""
 _MAX_REFERENCES: Final = 256
 _TIMEOUT_SECONDS: Final = 10.0
 
@@ -75,7 +79,12 @@ def find_schema(
     """
     if registry.startswith(("http://", "https://")):
         return _Client(registry.rstrip("/"), auth).schema(schema_id)
-    return _read(Path(registry), schema_id)
+    try:
+        return _read(Path(registry), schema_id)
+    except OSError as error:  # the file's schema is not to blame, nor are the rows
+        raise RegistryError(
+            f"the folder of schemas cannot be read on this machine: {type(error).__name__}"
+        ) from None
 
 
 def _read(folder: Path, schema_id: int) -> RegisteredSchema:
@@ -147,12 +156,23 @@ class _Client:
             with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as answer:
                 document = json.loads(answer.read(_MAX_SCHEMA_BYTES))
         except urllib.error.HTTPError as error:
-            error.close()
-            if error.code == 404:
+            with error:
+                unknown = error.code == 404 and _says_unknown(error)
+            if unknown:
                 raise LookupError(f"the registry does not know {path}") from None
-            raise RegistryError(f"the registry answers {error.code} to {path}") from None
-        except (OSError, ValueError) as error:
+            hint = ": is the URL that of a registry?" if error.code == 404 else ""
+            raise RegistryError(f"the registry answers {error.code} to {path}{hint}") from None
+        except (OSError, ValueError, http.client.HTTPException, RecursionError) as error:
             raise RegistryError(f"the registry does not answer: {type(error).__name__}") from None
         if not isinstance(document, dict):
             raise RegistryError(f"the registry's answer to {path} is not an object")
         return document
+
+
+def _says_unknown(answer: urllib.error.HTTPError) -> bool:
+    """Whether a 404 is a registry's word on a schema, not that of whoever serves a wrong URL."""
+    try:
+        document = json.loads(answer.read(_MAX_ERROR_BYTES))
+    except (OSError, ValueError, http.client.HTTPException, RecursionError):
+        return False
+    return isinstance(document, dict) and document.get("error_code") in _UNKNOWN

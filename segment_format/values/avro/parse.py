@@ -66,6 +66,8 @@ class _Parser:
     def parsed(self, text: str | bytes) -> Schema:
         try:
             document = json.loads(text)
+            # Names and symbols become UTF-8; JSON can say half a character, which has none.
+            json.dumps(document, ensure_ascii=False).encode()
         except (ValueError, RecursionError) as error:
             raise AvroSchemaError(f"not an Avro schema: {type(error).__name__}: {error}") from None
         self._parts = 0

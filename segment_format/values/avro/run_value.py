@@ -267,6 +267,8 @@ def run_value(
                 if block_stop != 0:
                     at = np.uint64(block_stop)
                     continue
+                if least == 0:  # none of them has a byte: to count them may take seconds
+                    continue
             else:
                 total = get(child, o.COUNT) + count
                 if least == 0 and total - get(child, o.AT_ROW) > o.MOST_EMPTY:

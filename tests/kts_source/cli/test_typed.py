@@ -47,6 +47,16 @@ def test_fields_of_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "--format raw prints bytes" in capsys.readouterr().err
 
 
+def test_records_are_verified_not_values(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = write(tmp_path / "tier", [[avro(0), b"\x05"]])
+    arguments = ["verify", options["path"], options["subscribe"], "--value.format", "avro"]
+    arguments += ["--value.schema", json.dumps(SCHEMA), "--value.mode", "DROPMALFORMED", "--json"]
+    assert main(arguments) == 0
+    assert json.loads(capsys.readouterr().out)["records"] == 2
+
+
 def test_values_that_python_has_no_words_for() -> None:
     far = pa.array([2**62, None], pa.int64())
     assert json_values(far.view(pa.timestamp("us", tz="UTC"))) == [

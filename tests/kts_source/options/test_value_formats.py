@@ -55,6 +55,7 @@ def test_formats_to_come_are_refused_by_name(name: str) -> None:
          "means nothing"),
         ({"value__format": "avro", "value__schema": '{"type": "x"}'}, "'value.schema'.*x"),
         ({"value__format": "avro", "value__schema": "/no/such/file"}, "neither"),
+        ({"value__format": "avro", "value__schema": RECORD.replace('"a"', r'"\ud800"')}, "surrog"),
         ({"value__format": "avro", "value__schema": RECORD, "value__columns": "b"},
          "'value.schema' or 'value.columns'.*'b'"),
         ({"value__format": "avro", "value__schema": RECORD, "value__mode": "IGNORE"}, "must be"),
@@ -89,7 +90,16 @@ def test_a_password_in_the_url_is_kept_secret(
 
 
 @pytest.mark.parametrize(
-    "url", ["https://[me:hidden@x", "https://me:hidden@", "http://x/?a=hidden"]
+    "url",
+    [
+        "https://[me:hidden@x",
+        "https://me:hidden@",
+        "http://x/?a=hidden",
+        "htps://me:hidden@x",
+        "https://me:hid/den@x/hidden",
+        "https://x:80x81/hidden",
+        "https://x/a hidden",
+    ],
 )
 def test_what_is_no_url_is_refused_and_not_shown(url: str) -> None:
     with pytest.raises(InvalidOptionError) as raised:

@@ -91,6 +91,28 @@ def test_failfast_names_the_place_and_the_path(spoiled: dict[str, str]) -> None:
     assert "value.format' (avro)" in str(error)
 
 
+def test_failfast_gives_the_rows_before(spoiled: dict[str, str]) -> None:
+    scan = kts_source.scan(spoiled | as_avro())
+    assert some(scan.limit(3).to_table()["value"].to_pylist()) == [row(0), row(1), row(2)]
+    with pytest.raises(InvalidValueError) as raised:
+        scan.limit(4).to_table()
+    assert raised.value.offset == 3
+
+
+@pytest.mark.parametrize(("bad", "offset", "column"), [(5, 5, "value"), (11, 10, "key")])
+def test_the_first_bad_row_is_named_whichever_column_it_is(
+    bad: int, offset: int, column: str, tmp_path: Path
+) -> None:
+    values: list[bytes | None] = [avro(number) for number in range(20)]
+    values[bad] = b""
+    # The keys are k0 to k19.
+    fixed = json.dumps({"type": "fixed", "name": "F", "size": 2})
+    options = write(tmp_path, [values]) | as_avro(**{"key.format": "avro", "key.schema": fixed})
+    with pytest.raises(InvalidValueError, match=f"the {column} is") as raised:
+        kts_source.scan(options).to_table()
+    assert raised.value.offset == offset
+
+
 def test_permissive_gives_null_and_the_reason(spoiled: dict[str, str]) -> None:
     scan = kts_source.scan(spoiled | as_avro(**{"value.mode": "permissive"}))
     table = scan.to_table()
@@ -129,6 +151,7 @@ def test_values_of_several_writers(tmp_path: Path) -> None:
     (folder / "7.avsc").write_text(json.dumps(SCHEMA))
     (folder / "300.avsc").write_text(json.dumps(OLD))
     (folder / "9.json").write_text("{}")
+    (folder / "10.avsc").write_text(r'{"type": "enum", "name": "E", "symbols": ["\ud800"]}')
 
     def framed(schema_id: int, value: bytes) -> bytes:
         return b"\0" + schema_id.to_bytes(4, "big") + value
@@ -137,7 +160,7 @@ def test_values_of_several_writers(tmp_path: Path) -> None:
     for number in range(20):
         old = number % 3 == 1
         values.append(framed(300 if old else 7, avro(number, old=old)))
-    values += [framed(8, avro(1)), framed(9, avro(1)), avro(1), None]
+    values += [framed(8, avro(1)), framed(9, avro(1)), avro(1), None, framed(10, b"\0")]
     options = write(tmp_path / "tier", [values]) | {
         "value.format": "avro-confluent",
         "value.schema": json.dumps(SCHEMA),
@@ -146,17 +169,38 @@ def test_values_of_several_writers(tmp_path: Path) -> None:
     }
     table = kts_source.scan(options).to_table()
     rows = [row(number, old=number % 3 == 1) for number in range(20)]
-    assert some(table["value"].to_pylist()) == [*rows, None, None, None, None]
+    assert some(table["value"].to_pylist()) == [*rows, None, None, None, None, None]
     reasons = table["valueError"].to_pylist()
     assert reasons[:20] == [None] * 20
     assert "the folder has no schema 8" in reasons[20]
     assert "JSON, not of Avro" in reasons[21]
     assert "no zero byte" in reasons[22]
     assert reasons[23] is None
+    assert "surrogates not allowed" in reasons[24]
     gone = options | {"value.schema-registry.url": str(tmp_path / "gone")}
     with pytest.raises(RegistryError, match="no folder") as raised:
         kts_source.scan(gone).to_table()
     assert raised.value.topic == "orders"
+
+
+def test_a_reason_is_short_whatever_the_writer_says(tmp_path: Path) -> None:
+    folder = tmp_path / "schemas"
+    folder.mkdir()
+    records = [{"type": "record", "name": "n" * 400 + str(n), "fields": []} for n in range(99)]
+    field = {"name": "country", "type": records}
+    (folder / "7.avsc").write_text(json.dumps({**SCHEMA, "fields": [field]}))
+    options = write(tmp_path / "tier", [[b"\0\0\0\0\7\0"]]) | {
+        "value.format": "avro-confluent",
+        "value.schema": json.dumps(SCHEMA),
+        "value.schema-registry.url": str(folder),
+    }
+    with pytest.raises(InvalidValueError) as raised:
+        kts_source.scan(options).to_table()
+    assert len(str(raised.value)) < 1000
+    table = kts_source.scan(options | {"value.mode": "PERMISSIVE"}).to_table()
+    (reason,) = table["valueError"].to_pylist()
+    assert reason.startswith("schema 7: field 'country': union of record nnn")
+    assert len(reason) <= 300
 
 
 @pytest.fixture

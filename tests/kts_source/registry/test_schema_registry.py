@@ -1,0 +1,76 @@
+"""Answers of a registry, and files of a folder, that say nothing of whether there is a schema."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kts_source.registry.by_id import ById
+from kts_source.registry.schema_registry import RegistryError, find_schema
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+DEEP = b"[" * 100_000
+NOT_FOUND = b"HTTP/1.1 404 Not Found\r\n\r\n"
+ANSWERS = {
+    "cut chunk": b'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n50\r\n{"schema"',
+    "cut length": b'HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n{"schema"',
+    "no HTTP": b"SSH-2.0-x\r\n",
+    "no status": b"HTTP/1.1 abc OK\r\n\r\n",
+    "no answer": b"",
+    "404 of a web server": NOT_FOUND + b"<html>",
+    "404 of a registry, to a wrong path": NOT_FOUND + b'{"error_code": 404}',
+    "404 that is a list": NOT_FOUND + b"[40403]",
+    "deep": b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(DEEP), DEEP),
+}
+
+
+@contextmanager
+def answering(raw: bytes) -> Iterator[str]:
+    """The URL of what answers once, with these bytes."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(raw)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+        thread.join()
+
+
+@pytest.mark.parametrize("raw", ANSWERS.values(), ids=ANSWERS)
+def test_a_broken_answer_is_no_unknown_schema(raw: bytes) -> None:
+    with answering(raw) as url:
+        asked = ById(lambda number: find_schema(url, number, None))
+        with pytest.raises(RegistryError):
+            asked.get(21)
+
+
+@pytest.mark.parametrize("code", [40401, 40402, 40403])
+def test_a_schema_that_a_registry_does_not_have_is_unknown(code: int) -> None:
+    with answering(NOT_FOUND + b'{"error_code": %d}' % code) as url:
+        asked = ById(lambda number: find_schema(url, number, None))
+        for _ in range(2):
+            with pytest.raises(LookupError, match="does not know /schemas/ids/21"):
+                asked.get(21)
+
+
+def test_a_file_that_cannot_be_read_is_no_unknown_schema(tmp_path: Path) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to("/proc/self/mem")
+    (tmp_path / "21.avsc").symlink_to(loop)
+    asked = ById(lambda number: find_schema(str(tmp_path), number, None))
+    with pytest.raises(RegistryError, match="cannot be read"):
+        asked.get(21)
+    with pytest.raises(LookupError, match="no schema 22"):
+        asked.get(22)
