@@ -92,6 +92,34 @@ def take_digits(at: Address, stop: Address, value: Value, table: Address) -> Val
 
 
 @inlined
+def _skip_digits(at: Address, stop: Address) -> Value:
+    """Behind the digits at `at`."""
+    while True:
+        count = min(_digits_of(load_word(at)), stop - at)
+        at += count
+        if count < _EIGHT:
+            return at
+
+
+@inlined
+def skip_number(at: Address, stop: Address) -> Value:
+    """Behind the number at `at`, or a code: `take_number` without the value."""
+    if at < stop and load_u8(at) == MINUS:
+        at += ONE
+    end = _skip_digits(at, stop)
+    if end == at or (end - at > ONE and load_u8(at) == _ZERO):
+        return np.uint64(c.BAD_NUMBER)
+    if end < stop and load_u8(end) == _POINT:
+        first = end + ONE
+        end = _skip_digits(first, stop)
+        if end == first:
+            return np.uint64(c.BAD_NUMBER)
+    if end < stop and load_u8(end) | _CASE == _E:
+        _, end = take_exponent(end + ONE, stop)
+    return end
+
+
+@inlined
 def take_exponent(at: Address, stop: Address) -> Value:
     """(exponent, behind it or a code) of what follows an "e", cut off where it is large."""
     negative = False

@@ -13,7 +13,7 @@ import numpy as np
 from segment_format.kernels.compiled import helper, inlined, kernel
 from segment_format.kernels.memory import load_u8, load_u32_native, store_i64, store_u8
 from segment_format.values.json import contract as c
-from segment_format.values.json.keys import NO_FIELD, OBJECT_DONE, is_token, next_key
+from segment_format.values.json.keys import NO_FIELD, OBJECT_DONE, is_token, next_key, skip_unwanted
 from segment_format.values.json.maps import drop_duplicates
 from segment_format.values.json.numbers import take_number
 from segment_format.values.json.places import (
@@ -153,12 +153,12 @@ def _read_row(frame: Address, at: Address, stop: Address, row: Value) -> Value:
                     return _wrong(frame, np.int64(end), container, at)
                 at = end + ONE
             elif is_bracket(byte):
-                end, where = skip_value(at, stop, depth, skip_stack, table)
+                end, where = skip_value(at, stop, depth, skip_stack)
                 if end <= LAST_CODE:
                     return _wrong(frame, np.int64(end), container, where)
                 at = end
             else:
-                end = skip_scalar(at, stop, table)
+                end = skip_scalar(at, stop)
                 if end <= LAST_CODE:
                     return _wrong(frame, np.int64(end), container, at)
                 at = end
@@ -265,6 +265,9 @@ def _read_row(frame: Address, at: Address, stop: Address, row: Value) -> Value:
                 return np.int64(c.DONE)
             if kind == c.STRUCT:
                 token = keys + np.uint64(state) * _KEY_BYTES
+                if address_at(token, 2) == NO_FIELD:
+                    at, state = skip_unwanted(keys, state, at, stop)
+                    token = keys + np.uint64(state) * _KEY_BYTES
                 if is_token(token, at, stop):
                     at += address_at(token, 1)
                     node = address_at(token, 2)

@@ -9,7 +9,7 @@ import numpy as np
 from segment_format.kernels.compiled import helper, inlined
 from segment_format.kernels.memory import load_u8, store_u8
 from segment_format.values.json import contract as c
-from segment_format.values.json.numbers import MINUS, take_number
+from segment_format.values.json.numbers import MINUS, skip_number
 from segment_format.values.json.strings import (
     LAST_CODE,
     ONE,
@@ -60,7 +60,7 @@ def skip_false(at: Address, stop: Address) -> Value:
 
 
 @helper
-def skip_scalar(at: Address, stop: Address, table: Address) -> Value:
+def skip_scalar(at: Address, stop: Address) -> Value:
     """Behind the string, number or name at `at`, or a code."""
     byte = load_u8(at)
     if byte == QUOTE:
@@ -69,8 +69,7 @@ def skip_scalar(at: Address, stop: Address, table: Address) -> Value:
             end += ONE
         return end
     if begins_number(byte):
-        _, _, _, end = take_number(at, stop, table)
-        return end
+        return skip_number(at, stop)
     if is_word(at, stop, NULL_WORD) or is_word(at, stop, TRUE_WORD):
         return at + _FOUR
     return skip_false(at, stop)
@@ -96,7 +95,7 @@ def skip_key(at: Address, stop: Address) -> Value:
 
 
 @helper
-def skip_value(at: Address, stop: Address, depth: Value, stack: Address, table: Address) -> Value:
+def skip_value(at: Address, stop: Address, depth: Value, stack: Address) -> Value:
     """(behind the value at `at` or a code, where it went wrong).
 
     Args:
@@ -104,7 +103,6 @@ def skip_value(at: Address, stop: Address, depth: Value, stack: Address, table: 
         stop: Where the input ends.
         depth: Containers around the value (int64).
         stack: `MAX_DEPTH` bytes to use.
-        table: See `powers`.
     """
     outside = depth
     while True:
@@ -127,7 +125,7 @@ def skip_value(at: Address, stop: Address, depth: Value, stack: Address, table: 
                         return found, at
                 continue
         else:
-            found = skip_scalar(at, stop, table)
+            found = skip_scalar(at, stop)
             if found <= LAST_CODE:
                 return found, at
             at = found

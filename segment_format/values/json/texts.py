@@ -69,7 +69,8 @@ def gather_texts(
         size = _size(packed)
         at = _at(packed, base, arena)
         if size <= _SHORT and (packed & ONE or at + size + _STEP <= stop):
-            copied = np.uint64(0)
+            copy_32(to, at)  # nearly always enough, and none too many: no branch to guess
+            copied = _STEP
             while copied < size:
                 copy_32(to + copied, at + copied)
                 copied += _STEP
