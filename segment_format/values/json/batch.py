@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _MAX_ITEM_BYTES: Final = 1 << 30
 """Most bytes for the items of all lists and maps of a batch, as they are kept while it is read."""
 _FIRST_OPEN: Final = 64
+_FIRST_ITEMS: Final = 4096
 
 
 @dataclass(slots=True)
@@ -52,7 +53,7 @@ class Batch:
         self._rows = rows
         self._code = program.code.copy()
         self._places: list[_Place] = []
-        self._rooms = np.full(program.levels, rows, np.int64)
+        self._rooms = np.full(program.levels, min(rows, _FIRST_ITEMS), np.int64)
         self._counts = np.zeros(program.levels, np.int64)
         self._arena = allocate(c.EMPTY_BEHIND)
         self._open = np.zeros((_FIRST_OPEN, c.OPEN_SIZE), np.int64)
@@ -86,8 +87,9 @@ class Batch:
             frame[slot] = array.ctypes.data
         frame[c.ARENA] = self._arena.address
         for node in program.nodes:
-            size = rows * node.width + c.EMPTY_BEHIND
-            self._set(node, _Place(_zeroed(rows + c.EMPTY_BEHIND), _zeroed(size)))
+            room = int(self._rooms[node.level]) if node.level else rows
+            size = room * node.width + c.EMPTY_BEHIND
+            self._set(node, _Place(_zeroed(room + c.EMPTY_BEHIND), _zeroed(size)))
 
     def _set(self, node: Node, place: _Place) -> None:
         if node.number == len(self._places):

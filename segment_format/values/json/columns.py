@@ -85,7 +85,9 @@ class Columns:
         sizes = ranges & _SIZE_MASK
         if int(sizes.sum()) < len(items) or not kept.all():
             sizes, taken = _homes(ranges >> _FIRST_SHIFT, sizes, kept)
-            items = items.take(pa.array(taken))
+            # Not `pa.array`: its first call imports pandas.
+            indices = pa.Array.from_buffers(pa.int64(), len(taken), [None, copied(taken)], 0)
+            items = items.take(indices)
         offsets = np.zeros(count + 1, np.int32)
         np.cumsum(sizes, out=offsets[1:])
         return copied(offsets), items
