@@ -9,6 +9,7 @@ import threading
 import time
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from segment_format.values.json import batch
@@ -74,6 +75,18 @@ def test_a_bad_row_is_named(text: bytes, path: str, reason: str) -> None:
     assert (bad.row, bad.path, bad.reason) == (1, path, reason)
     assert found.array.is_valid().to_pylist() == [True, False, False, True]
     assert [one and one["id"] for one in found.array.to_pylist()] == [7, None, None, 8]
+
+
+def test_a_row_does_not_go_on_in_the_next() -> None:
+    """Also where the bytes behind it are those that came the last time."""
+    values = [b'{"a":1,"b":2}', b'{"a":1', b',"b":2}', b'{"a":3,"b', b'":4}', b'{"a":5,"b":', b"6}"]
+    for kind in (pa.struct([("a", pa.int32()), ("b", pa.int32())]), pa.struct([])):
+        found = JsonDecoder(kind).decode(pa.array(values, pa.binary()))
+        ends = {one.row: one.reason for one in found.bad if one.row % 2}
+        assert len(found.bad) == 6
+        assert ends[1] == "the text ends too early (byte 6)"
+        assert ends[3] == "a string does not end (byte 7)"
+        assert ends[5] == "the text ends too early (byte 11)"
 
 
 def test_fields_that_may_not_be_null() -> None:
@@ -161,6 +174,18 @@ def test_no_rows_and_rows_without_text() -> None:
     assert found.array.null_count == 3
     assert [(one.row, one.path) for one in found.bad] == [(1, "")]
     assert [one.row for one in decoder.decode(pa.array([b"", b""])).bad] == [0, 1]
+
+
+def test_null_parents_go_through_parquet() -> None:
+    inner = pa.struct([pa.field("x", pa.int32(), nullable=False), ("l", pa.list_(pa.string()))])
+    kind = pa.struct([("s", inner), ("m", pa.map_(pa.string(), inner)), ("all", SAMPLE_TYPE)])
+    values = [b'{"s":{"x":1,"l":["a",null]}}', None, b"{", b'{"m":{"k":null,"j":{"x":3}}}']
+    values += [b'{"s":null,"all":' + SAMPLE + b"}", b"{}", b'{"s":{"x":1},"s":null}']
+    found = JsonDecoder(kind).decode(pa.array(values, pa.binary())).array
+    table = pa.table({"value": found})
+    file = pa.BufferOutputStream()
+    pq.write_table(table, file)
+    assert pq.read_table(pa.BufferReader(file.getvalue())) == table
 
 
 # --- Hostile values -------------------------------------------------------------------------------
