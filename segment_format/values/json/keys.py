@@ -8,7 +8,7 @@ read, looked up in the struct's hash table, and remembered in its turn.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from segment_format.values.json.instructions import (
     special_mask,
     trailing_zeros,
 )
+from segment_format.values.json.names import FACTOR
 from segment_format.values.json.numbers import skip_number
 from segment_format.values.json.skip import (
     COLON,
@@ -45,7 +46,6 @@ from segment_format.values.json.strings import (
 if TYPE_CHECKING:
     from segment_format.kernels.compiled import Address, Value
 
-FACTOR: Final = 0x9E3779B97F4A7C15
 _FACTOR = np.uint64(FACTOR)
 _EIGHT = np.uint64(8)
 _NOTHING = np.uint64(0)
@@ -59,18 +59,9 @@ OBJECT_DONE = np.uint64(1)
 """In place of a field's node: the object has ended."""
 
 
-def name_hash(name: bytes) -> int:
-    """What `_hash` gives."""
-    value = len(name) * FACTOR % (1 << 64)
-    for start in range(0, len(name), 8):
-        word = int.from_bytes(name[start : start + 8], "little")
-        value = (value ^ word) * FACTOR % (1 << 64)
-        value ^= value >> 32
-    return value
-
-
 @inlined
 def _hash(at: Address, size: Value) -> Value:
+    """See `names.name_hash`."""
     value = size * _FACTOR
     while size > _NOTHING:
         word = load_word(at)

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from segment_format.values.json import contract as c
-from segment_format.values.json.keys import name_hash
+from segment_format.values.json.names import name_hash
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
