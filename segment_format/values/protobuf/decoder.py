@@ -1,0 +1,126 @@
+"""Decodes Protobuf values into one Arrow array."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from segment_format.values.decoded import BadValue, DecodedValues
+from segment_format.values.protobuf import contract as c
+from segment_format.values.protobuf.arrays import ArrayBuilder
+from segment_format.values.protobuf.columns import selection_of
+from segment_format.values.protobuf.kernel import decode_values
+from segment_format.values.protobuf.memory import ColumnMemory
+from segment_format.values.protobuf.message_index import message_starts
+from segment_format.values.protobuf.program import compile_message
+from segment_format.values.protobuf.schema import read_schema
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+_LEAST_ROOM: Final = 64
+_MOST_FIRST_ROOM: Final = 1 << 22
+
+
+class ProtobufDecoder:
+    """Decodes messages of one type.
+
+    Fields become columns by their names: enums their values' names, `uint32` int64, `uint64`
+    decimal(20, 0), Timestamp and Duration microseconds, wrappers their value or null. A field that
+    is absent is its declared default, null if Protobuf tells absent ones from their default (also
+    in a oneof), else its zero. What is not wanted is stepped over and not checked.
+
+    Numbers that an enum does not have are text, such as `"7"`; those of an enum of proto2 count as
+    absent, as Protobuf has it. Text that is not UTF-8 makes a value bad, in proto2, too.
+
+    Args:
+        descriptors: A `FileDescriptorSet` with the message's file and those it imports;
+            Timestamp, Duration and wrappers may be missing.
+        message: Full name of the message type.
+        columns: Fields wanted, such as `amount` or `user.id`; below lists as if they were single,
+            below maps `key` and `value`. None for all. They come in the message's order.
+
+    Raises:
+        ValueError: The descriptors cannot be read, a type or a field is missing, or a message
+            contains itself.
+    """
+
+    def __init__(
+        self, descriptors: bytes, message: str, columns: Sequence[str] | None = None
+    ) -> None:
+        schema = read_schema(descriptors)
+        selection = None if columns is None else selection_of(columns)
+        name = message.removeprefix(".")
+        self._program = compile_message(schema, name, selection)
+        known = schema.messages.get(name)
+        self._path = known.path if known else ()
+        levels = len(self._program.levels) // c.LEVEL_SIZE
+        self._last_counts = (1, *(0,) * (levels - 1))  # what is gone by to make room at first
+
+    @property
+    def type(self) -> pa.DataType:
+        """Of the columns that `decode` gives."""
+        return self._program.root.type
+
+    @property
+    def message_index(self) -> tuple[int, ...]:
+        """Where the message stands in its file, as Confluent's header says it."""
+        return self._path
+
+    def decode(self, values: pa.Array) -> DecodedValues:
+        """Decodes values; `values` is a `pa.binary()` array, which may be a slice and have nulls.
+
+        One bad value costs one row: it is named in `bad`, and the others are not touched.
+        """
+        return self._decode(values, None)
+
+    def decode_framed(self, values: pa.Array, header: int) -> DecodedValues:
+        """The same for values with a message index; one that is not of this message is bad.
+
+        Args:
+            values: As for `decode`.
+            header: Bytes before the index, which the caller has looked at.
+        """
+        return self._decode(values, message_starts(values, header, self._path))
+
+    def _decode(self, values: pa.Array, starts: NDArray[np.int32] | None) -> DecodedValues:
+        if values.type != pa.binary():
+            raise ValueError(f"values must be pa.binary(), not {values.type}")
+        rows = len(values)
+        last = self._last_counts
+        scale = max(last[0], 1)
+        rooms = [
+            min(count * rows // scale * 9 // 8 + _LEAST_ROOM, _MOST_FIRST_ROOM) for count in last
+        ]
+        memory = ColumnMemory(self._program, rows, rooms)
+        bad = self._run(memory, values, starts) if rows else {}
+        self._last_counts = memory.counts if rows else last
+        builder = ArrayBuilder(memory)
+        array = builder.build(self._program.root)
+        bad.update(builder.bad)  # others than those before, which are empty
+        return DecodedValues(
+            array, tuple(BadValue(row, path, reason) for row, (path, reason) in sorted(bad.items()))
+        )
+
+    def _run(
+        self, memory: ColumnMemory, values: pa.Array, starts: NDArray[np.int32] | None
+    ) -> dict[int, tuple[str, str]]:
+        valid, ends, data = values.buffers()
+        state = memory.state
+        state[c.DATA] = 0 if data is None else data.address
+        state[c.ENDS] = ends.address + 4 * values.offset
+        state[c.VALID] = 0 if valid is None else valid.address
+        state[c.VALID_SHIFT] = values.offset
+        state[c.STARTS] = 0 if starts is None else starts.ctypes.data
+        bad: dict[int, tuple[str, str]] = {}
+        while (status := decode_values(memory.address)) != c.DONE:
+            if status != c.GROW:
+                path = ".".join(self._program.names[entry] for entry in memory.bad_entries())
+                bad[state[c.BAD_ROW]] = path, c.REASONS[status]
+            elif not memory.grow():
+                state[c.FAIL] = c.TOO_LARGE
+        return bad
