@@ -68,8 +68,9 @@ def _sources_digest() -> str:
         if name.startswith("NUMBA_") and name != "NUMBA_CACHE_DIR"
     )
     digest = hashlib.sha256("\0".join(parts).encode())
-    for path in sorted(Path(__file__).parent.iterdir()):
-        if path.suffix == ".py":
+    kernels = Path(__file__).parent
+    for folder in (kernels, kernels.parent / "values"):
+        for path in sorted(folder.rglob("*.py")):
             digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 

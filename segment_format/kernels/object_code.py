@@ -151,6 +151,8 @@ def store(dispatcher: Any) -> None:  # noqa: ANN401  # numba ships no types
         dispatcher: The kernel as numba made it.
     """
     with contextlib.suppress(Exception):  # it only saves time
+        if dispatcher.py_func.__name__ != "decode_window":
+            return
         (signature,) = dispatcher.signatures
         path = _path()
         fresh = not dispatcher.stats.cache_hits
