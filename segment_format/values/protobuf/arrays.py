@@ -65,10 +65,7 @@ class ArrayBuilder:
             buffers = [None if valid is None else _bits(valid), copied(self._micros(column, path))]
             array = pa.Array.from_buffers(column.type, count, buffers)
         else:
-            children = [
-                self._array(child, f"{path}.{child.name}" if path else child.name)
-                for child in column.children
-            ]
+            children = [self._array(child, _below(path, child)) for child in column.children]
             buffers = [None if valid is None else _bits(valid), *self._buffers(column)]
             array = pa.Array.from_buffers(column.type, count, buffers, children=children)
         if column.default is not None and array.null_count:
@@ -139,7 +136,7 @@ class ArrayBuilder:
         key, value = column.children
         count = memory.count(column.level)
         entries = memory.count(column.child_level)
-        arrays = [self._array(each, f"{path}.{each.name}") for each in (key, value)]
+        arrays = [self._array(each, _below(path, each)) for each in (key, value)]
         offsets = memory.offsets(column.child_level, column.level)
         kept = np.ones(entries, np.bool_)
         order = np.empty(entries, np.int32)
@@ -167,6 +164,10 @@ class ArrayBuilder:
     def _spoil(self, column: Column, entries: NDArray[Any], path: str, reason: str) -> None:
         for index in entries.tolist():
             self.bad.setdefault(self._memory.row_of(column.level, index), (path, reason))
+
+
+def _below(path: str, child: Column) -> str:
+    return ".".join(filter(None, (path, child.name)))
 
 
 def _bits(values: NDArray[Any]) -> pa.Buffer:

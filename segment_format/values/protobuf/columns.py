@@ -150,7 +150,7 @@ def selection_of(columns: Iterable[str]) -> Selection:
     return selection
 
 
-def default_of(field: Field, kind: pa.DataType) -> pa.Scalar | None:
+def default_of(field: Field, column: Column) -> pa.Scalar | None:
     """The declared default of a field of one value.
 
     Raises:
@@ -161,7 +161,9 @@ def default_of(field: Field, kind: pa.DataType) -> pa.Scalar | None:
         return None
     try:
         value: object = text
-        if field.type is FieldType.BYTES:
+        if column.enum is not None:
+            value = column.enum.values[column.enum.numbers[text]]
+        elif field.type is FieldType.BYTES:
             value = text.encode("latin-1").decode("unicode_escape").encode("latin-1")
         elif field.type is FieldType.BOOL:
             value = {"true": True, "false": False}[text]
@@ -169,6 +171,6 @@ def default_of(field: Field, kind: pa.DataType) -> pa.Scalar | None:
             value = float(text)
         elif field.type in NUMBERS:
             value = int(text)
-        return pa.scalar(value, kind)
+        return pa.scalar(value, column.type)
     except (ValueError, KeyError, pa.ArrowException) as error:
         raise ValueError(f"field {field.name} has the default {text!r}") from error

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _LEAST_ROOM: Final = 64
-_MOST_FIRST_ROOM: Final = 1 << 22
+_MOST_FIRST_BYTES: Final = 64 << 20
 
 
 class ProtobufDecoder:
@@ -91,20 +91,26 @@ class ProtobufDecoder:
         if values.type != pa.binary():
             raise ValueError(f"values must be pa.binary(), not {values.type}")
         rows = len(values)
-        last = self._last_counts
-        scale = max(last[0], 1)
-        rooms = [
-            min(count * rows // scale * 9 // 8 + _LEAST_ROOM, _MOST_FIRST_ROOM) for count in last
-        ]
-        memory = ColumnMemory(self._program, rows, rooms)
-        bad = self._run(memory, values, starts) if rows else {}
-        self._last_counts = memory.counts if rows else last
+        memory = ColumnMemory(self._program, rows, self._first_rooms(rows))
+        bad: dict[int, tuple[str, str]] = {}
+        if rows:
+            bad = self._run(memory, values, starts)
+            self._last_counts = memory.counts
         builder = ArrayBuilder(memory)
         array = builder.build(self._program.root)
         bad.update(builder.bad)  # others than those before, which are empty
         return DecodedValues(
             array, tuple(BadValue(row, path, reason) for row, (path, reason) in sorted(bad.items()))
         )
+
+    def _first_rooms(self, rows: int) -> list[int]:
+        """Of each level: what the last values took, and a little more."""
+        last = self._last_counts
+        rooms = [count * rows // last[0] * 9 // 8 + _LEAST_ROOM for count in last]
+        sizes = zip(rooms[1:], self._program.entry_bytes[1:], strict=True)
+        if sum(room * size for room, size in sizes) > _MOST_FIRST_BYTES:
+            return [_LEAST_ROOM] * len(rooms)  # nothing usual
+        return rooms
 
     def _run(
         self, memory: ColumnMemory, values: pa.Array, starts: NDArray[np.int32] | None

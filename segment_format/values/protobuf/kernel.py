@@ -16,20 +16,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from segment_format.kernels.compiled import helper, inlined, kernel
-from segment_format.kernels.memory import (
-    copy_long,
-    fill_bytes,
-    load_i64_native,
-    load_u8,
-    load_u32_native,
-    load_word,
-    store_i32,
-    store_i64,
-    store_u8,
-)
+from segment_format.kernels.memory import load_u8, load_u32_native, load_word, store_u8
 from segment_format.kernels.utf8 import utf8_size
 from segment_format.values.protobuf import contract as c
-from segment_format.values.protobuf.wire import BYTES, END_GROUP, FIXED32, FIXED64, VARINT
+from segment_format.values.protobuf.fill_kernel import (
+    ENTRY_BYTES,
+    at_i32,
+    clear_entries,
+    end_entry,
+    find_entry,
+    has_number,
+    has_room,
+    node_at,
+    store_number,
+    take_place,
+)
+from segment_format.values.protobuf.wire import BYTES, END_GROUP, FIXED64, VARINT
 from segment_format.values.protobuf.wire_kernel import (
     EIGHT,
     FOUR,
@@ -44,140 +46,15 @@ from segment_format.values.protobuf.wire_kernel import (
     read_u32,
     read_u64,
     skip_field,
-    zigzag,
 )
 
 if TYPE_CHECKING:
     from segment_format.kernels.compiled import Address, Value
 
-_ENTRY_BYTES = np.uint64(8 * c.ENTRY_SIZE)
 _FRAME_BYTES = np.uint64(8 * c.FRAME_SIZE)
 _SEVEN = np.uint64(7)
 _THREE = np.uint64(3)
-_MASK_32 = np.uint64(0xFFFFFFFF)
 _ALL = np.int64(-1)
-
-
-@inlined
-def _i32(base: Address, index: Value) -> Value:
-    return np.int64(load_u32_native(base + (np.uint64(index) << np.uint64(2))))
-
-
-@inlined
-def _end_entry(state: Address, level: Value) -> None:
-    """Ends the entry of a level: what its children have so far is its."""
-    counts = np.uint64(get(state, c.COUNTS))
-    index = get(counts, level) + 1
-    row = np.uint64(get(state, c.LEVELS)) + np.uint64(8 * c.LEVEL_SIZE) * np.uint64(level)
-    kids = get(row, c.KID_COUNT)
-    if kids > 0:
-        kid = np.uint64(get(state, c.KIDS)) + EIGHT * np.uint64(get(row, c.KID))
-        offsets = np.uint64(get(state, c.OFFSETS))
-        for each in range(kids):
-            child = get(kid, each)
-            target = np.uint64(get(offsets, child)) + FOUR * np.uint64(index)
-            store_i32(target, get(counts, child))
-    put(counts, level, index)
-
-
-@helper
-def _clear(
-    state: Address, column: Value, stop_column: Value, first_level: Value, stop_level: Value
-) -> None:
-    """Empties ranges of columns and levels in the entries under way: those of the levels begin
-    anew, and the rest stands in entries of levels outside the range.
-    """
-    counts = np.uint64(get(state, c.COUNTS))
-    before = np.uint64(get(state, c.BEFORE))
-    rooms = np.uint64(get(state, c.ROOMS))
-    offsets = np.uint64(get(state, c.OFFSETS))
-    levels = np.uint64(get(state, c.LEVELS))
-    for level in range(first_level, stop_level):  # parents come first
-        parent = get(levels, level * c.LEVEL_SIZE + c.PARENT)
-        put(before, level, get(counts, level))
-        put(counts, level, _i32(np.uint64(get(offsets, level)), get(counts, parent)))
-    columns = np.uint64(get(state, c.COLUMNS))
-    bases = np.uint64(get(state, c.BASES))
-    for each in range(column, stop_column):
-        width = get(columns, each * c.COLUMN_SIZE)
-        level = get(columns, each * c.COLUMN_SIZE + 1)
-        first = get(counts, level)
-        stop = first + 1
-        if level >= first_level and level < stop_level:  # the entry under way may be begun
-            stop = min(get(before, level) + 1, get(rooms, level))
-        if stop > first:
-            start = np.uint64(get(bases, each)) + np.uint64(first * width)
-            fill_bytes(start, np.int64(0), np.uint64((stop - first) * width))
-
-
-@helper
-def _has_number(state: Address, entry: Address, number: Value) -> Value:
-    """Whether a closed enum has a number."""
-    low = get(entry, c.ENUM)
-    high = low + get(entry, c.ENUM_SIZE)
-    enums = np.uint64(get(state, c.ENUMS))
-    while low < high:
-        middle = (low + high) >> 1
-        found = get(enums, middle)
-        if found == number:
-            return True
-        if found < number:
-            low = middle + 1
-        else:
-            high = middle
-    return False
-
-
-@helper
-def _search(state: Address, first: Value, count: Value, number: Value) -> Value:
-    low = first
-    high = first + count
-    entries = np.uint64(get(state, c.ENTRIES))
-    while low < high:
-        middle = (low + high) >> 1
-        found = get(entries, middle * c.ENTRY_SIZE + c.NUMBER)
-        if found == number:
-            return middle
-        if found < number:
-            low = middle + 1
-        else:
-            high = middle
-    return np.int64(-1)
-
-
-@inlined
-def _find(state: Address, node: Address, number: Value) -> Value:
-    """The entry of a field number, −1 for none."""
-    if number < get(node, c.NODE_DENSE_SIZE):
-        return get(np.uint64(get(state, c.DENSE)), get(node, c.NODE_DENSE) + number)
-    if get(node, c.NODE_DENSE_SIZE) > 0:
-        return np.int64(-1)
-    return _search(state, get(node, c.NODE_ENTRY), get(node, c.NODE_ENTRY_COUNT), number)
-
-
-@inlined
-def _node(state: Address, index: Value) -> Address:
-    return np.uint64(get(state, c.NODES)) + np.uint64(8 * c.NODE_SIZE) * np.uint64(index)
-
-
-@inlined
-def _store(op: Value, target: Address, raw: Value) -> None:
-    """Stores a number as its column has it; of fixed sizes, the bytes as they are."""
-    if op == c.INT64 or op == c.RAW64:
-        store_i64(target, np.int64(raw))
-    elif op == c.INT32 or op == c.RAW32 or op == c.CLOSED_ENUM:
-        store_i32(target, np.int64(raw))
-    elif op == c.BOOL:
-        store_u8(target, np.int64(raw != NOWHERE))
-    elif op == c.SINT64:
-        store_i64(target, zigzag(raw))
-    elif op == c.SINT32:
-        store_i32(target, zigzag(raw & _MASK_32))
-    elif op == c.UINT32 or op == c.FIXED32:
-        store_i64(target, np.int64(raw & _MASK_32))
-    else:
-        store_i64(target, np.int64(raw))
-        store_i64(target + EIGHT, np.int64(0))
 
 
 @inlined
@@ -191,17 +68,6 @@ def _read_number(wire: Value, at: Address, stop: Address) -> Value:
     if stop - at < FOUR:
         return NOWHERE, NOWHERE
     return load_u32_native(at), at + FOUR
-
-
-@inlined
-def _has_room(state: Address, level: Value, more: Value) -> Value:
-    """Whether a level has room for more entries; if not, the state says how much it takes."""
-    wanted = get(np.uint64(get(state, c.COUNTS)), level) + more
-    if wanted <= get(np.uint64(get(state, c.ROOMS)), level):
-        return True
-    put(state, c.LEVEL_WANTED, level)
-    put(state, c.ROOM_WANTED, wanted)
-    return False
 
 
 @helper
@@ -221,7 +87,7 @@ def _packed(state: Address, entry: Address, at: Address, stop: Address) -> Value
         count = np.int64(size >> _THREE)
     else:
         count = np.int64(size >> np.uint64(2))
-    if not _has_room(state, level, count):
+    if not has_room(state, level, count):
         return c.GROW, NOWHERE
     counts = np.uint64(get(state, c.COUNTS))
     index = get(counts, level)
@@ -231,40 +97,12 @@ def _packed(state: Address, entry: Address, at: Address, stop: Address) -> Value
         raw, at = _read_number(wire, at, stop)
         if at == NOWHERE:
             return c.BAD_PACKED, NOWHERE
-        if op != c.CLOSED_ENUM or _has_number(state, entry, low_32(raw)):
-            _store(op, target, raw)
+        if op != c.CLOSED_ENUM or has_number(state, entry, low_32(raw)):
+            store_number(op, target, raw)
             target += width
             index += 1
             put(counts, level, index)
     return c.DONE, at
-
-
-@inlined
-def _take_place(state: Address, entry: Address, index: Value, level_index: Value) -> None:
-    """A field that is not repeated is there: the other members of its oneof are not any more."""
-    bases = np.uint64(get(state, c.BASES))
-    present = get(entry, c.PRESENT)
-    oneof = get(entry, c.ONEOF)
-    if oneof >= 0:
-        _replace_member(state, np.uint64(get(bases, oneof)), index, level_index)
-    if present >= 0:
-        store_u8(np.uint64(get(bases, present)) + np.uint64(level_index), np.int64(1))
-
-
-@helper
-def _replace_member(state: Address, base: Address, index: Value, level_index: Value) -> None:
-    at = base + FOUR * np.uint64(level_index)
-    other = np.int64(load_u32_native(at)) - 1
-    if other >= 0 and other != index:
-        row = np.uint64(get(state, c.ENTRIES)) + _ENTRY_BYTES * np.uint64(other)
-        _clear(
-            state,
-            get(row, c.FIRST_COLUMN),
-            get(row, c.STOP_COLUMN),
-            get(row, c.FIRST_LEVEL),
-            get(row, c.STOP_LEVEL),
-        )
-    store_i32(at, index + 1)
 
 
 @inlined
@@ -277,7 +115,7 @@ def _text(state: Address, entry: Address, at: Address, stop: Address, readable: 
     data = get(entry, c.TEXT_LEVEL)
     counts = np.uint64(get(state, c.COUNTS))
     offsets = np.uint64(get(np.uint64(get(state, c.OFFSETS)), data))
-    start = _i32(offsets, get(counts, level))
+    start = at_i32(offsets, get(counts, level))
     wanted = start + np.int64(size)
     if wanted > get(np.uint64(get(state, c.ROOMS)), data):
         put(state, c.LEVEL_WANTED, data)
@@ -322,11 +160,11 @@ def _end_message(state: Address, frame: Address) -> None:
     """The message of a frame is over."""
     index = get(frame, c.FRAME_ENTRY)
     if index < 0:
-        _end_entry(state, np.int64(0))
+        end_entry(state, np.int64(0))
         return
-    entry = np.uint64(get(state, c.ENTRIES)) + _ENTRY_BYTES * np.uint64(index)
+    entry = np.uint64(get(state, c.ENTRIES)) + ENTRY_BYTES * np.uint64(index)
     if get(frame, c.FRAME_DROPPED) != 0:
-        _clear(
+        clear_entries(
             state,
             get(entry, c.FIRST_COLUMN),
             get(entry, c.STOP_COLUMN),
@@ -334,7 +172,7 @@ def _end_message(state: Address, frame: Address) -> None:
             get(entry, c.STOP_LEVEL),
         )
     elif get(entry, c.REPEATED) != 0:
-        _end_entry(state, get(entry, c.LEVEL))
+        end_entry(state, get(entry, c.LEVEL))
 
 
 @inlined
@@ -347,12 +185,12 @@ def _begin_value(state: Address, row: Value) -> Value:
             return False, c.DONE, NOWHERE
     ends = np.uint64(get(state, c.ENDS))
     data = np.uint64(get(state, c.DATA))
-    at = data + np.uint64(_i32(ends, row))
-    stop = data + np.uint64(_i32(ends, row + 1))
+    at = data + np.uint64(at_i32(ends, row))
+    stop = data + np.uint64(at_i32(ends, row + 1))
     reason = np.int64(c.DONE)
     starts = np.uint64(get(state, c.STARTS))
     if starts != NOWHERE:
-        start = _i32(starts, row)
+        start = at_i32(starts, row)
         if np.uint64(start) > stop - at:  # −1 is more than any size
             reason = np.int64(c.BAD_START)
         else:
@@ -382,7 +220,7 @@ def _read_field(
     The depth is one more where a message begins, and −1 where the field is an unknown one since its
     wire type is not its own.
     """
-    entry = np.uint64(get(state, c.ENTRIES)) + _ENTRY_BYTES * np.uint64(index)
+    entry = np.uint64(get(state, c.ENTRIES)) + ENTRY_BYTES * np.uint64(index)
     op = get(entry, c.OP)
     repeated = get(entry, c.REPEATED) != 0
     if wire != get(entry, c.WIRE):
@@ -391,31 +229,31 @@ def _read_field(
             return reason, at, depth
         return np.int64(c.DONE), at, _ALL
     level = get(entry, c.LEVEL)
-    if repeated and not _has_room(state, level, 1):
+    if repeated and not has_room(state, level, 1):
         return np.int64(c.GROW), NOWHERE, depth
     level_index = get(np.uint64(get(state, c.COUNTS)), level)
     if op < c.TEXT:
         raw, at = _read_number(wire, at, stop)
         if at == NOWHERE:
             return np.int64(c.BAD_NUMBER), NOWHERE, depth
-        if op == c.CLOSED_ENUM and not _has_number(state, entry, low_32(raw)):
+        if op == c.CLOSED_ENUM and not has_number(state, entry, low_32(raw)):
             if get(entry, c.DROPS) != 0:
                 frame = np.uint64(get(state, c.STACK)) + _FRAME_BYTES * np.uint64(depth)
                 put(frame, c.FRAME_DROPPED, 1)
             return np.int64(c.DONE), at, depth
         if not repeated:
-            _take_place(state, entry, index, level_index)
+            take_place(state, entry, index, level_index)
         base = np.uint64(get(np.uint64(get(state, c.BASES)), get(entry, c.COLUMN)))
-        _store(op, base + np.uint64(level_index) * np.uint64(get(entry, c.WIDTH)), raw)
+        store_number(op, base + np.uint64(level_index) * np.uint64(get(entry, c.WIDTH)), raw)
         if repeated:
-            _end_entry(state, level)
+            end_entry(state, level)
         return np.int64(c.DONE), at, depth
     if not repeated:
-        _take_place(state, entry, index, level_index)
+        take_place(state, entry, index, level_index)
     if op < c.MESSAGE:
         reason, at = _text(state, entry, at, stop, readable)
         if repeated and reason == c.DONE:
-            _end_entry(state, level)
+            end_entry(state, level)
         return np.int64(reason), at, depth
     reason, at = _begin_message(state, index, entry, at, stop, depth)
     return np.int64(reason), at, depth + 1
@@ -434,7 +272,7 @@ def decode_values(state: Address) -> Value:
     rows = get(state, c.ROWS)
     readable = np.uint64(get(state, c.DATA))
     if rows > 0:
-        readable += np.uint64(_i32(np.uint64(get(state, c.ENDS)), rows))
+        readable += np.uint64(at_i32(np.uint64(get(state, c.ENDS)), rows))
     depth = get(state, c.DEPTH)
     at = np.uint64(get(state, c.POSITION))
     row = get(counts, 0)
@@ -443,7 +281,7 @@ def decode_values(state: Address) -> Value:
         if depth < 0:
             is_there, reason, at = _begin_value(state, row)
             if not is_there:
-                _end_entry(state, np.int64(0))
+                end_entry(state, np.int64(0))
                 row += 1
                 continue
             depth = np.int64(0)
@@ -453,7 +291,7 @@ def decode_values(state: Address) -> Value:
         frame = stack + _FRAME_BYTES * np.uint64(depth)
         stop = np.uint64(get(frame, c.FRAME_STOP))
         group = get(frame, c.FRAME_GROUP)
-        node = _node(state, get(frame, c.FRAME_NODE))
+        node = node_at(state, get(frame, c.FRAME_NODE))
         index = np.int64(-1)
         while reason == c.DONE:
             index = np.int64(-1)
@@ -480,7 +318,7 @@ def decode_values(state: Address) -> Value:
                 if depth < 0:
                     break
             else:
-                index = _find(state, node, number)
+                index = find_entry(state, node, number)
                 inner = np.int64(-1)
                 if index >= 0:
                     reason, following, inner = _read_field(
@@ -505,14 +343,14 @@ def decode_values(state: Address) -> Value:
             frame = stack + _FRAME_BYTES * np.uint64(depth)
             stop = np.uint64(get(frame, c.FRAME_STOP))
             group = get(frame, c.FRAME_GROUP)
-            node = _node(state, get(frame, c.FRAME_NODE))
+            node = node_at(state, get(frame, c.FRAME_NODE))
         row += 1
         if reason != c.DONE:
-            _clear(
+            clear_entries(
                 state, np.int64(0), get(state, c.COLUMN_COUNT), np.int64(1),
                 get(state, c.LEVEL_COUNT),
             )  # fmt: skip
-            _end_entry(state, np.int64(0))
+            end_entry(state, np.int64(0))
             put(state, c.BAD_ROW, row - 1)
             put(state, c.BAD_ENTRY, index)
             put(state, c.BAD_DEPTH, depth)

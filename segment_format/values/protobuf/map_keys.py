@@ -80,9 +80,7 @@ def _sink(
     item = _at(heap, root)
     while 2 * root + 1 < size:
         child = 2 * root + 1
-        if child + 1 < size and _before(
-            keys, width, texts, _at(heap, child), _at(heap, child + 1)
-        ):
+        if child + 1 < size and _before(keys, width, texts, _at(heap, child), _at(heap, child + 1)):
             child += 1
         if not _before(keys, width, texts, item, _at(heap, child)):
             break

@@ -49,7 +49,7 @@ class ColumnMemory:
         )
         ends = np.cumsum(parts).tolist()
         self._numbers = np.zeros(ends[-1], np.int64)
-        self.state = memoryview(self._numbers)
+        self.state = self._numbers.data
         self.address: int = self._numbers.ctypes.data
         self._bases, self._offset_bases, self._byte_bases = ends[0], ends[1], ends[2]
         self._counts, self._rooms, self._stack = ends[3], ends[4], ends[6]
@@ -90,7 +90,8 @@ class ColumnMemory:
 
     def count(self, level: int) -> int:
         """Entries of a level so far."""
-        return self.state[self._counts + level]
+        count: int = self.state[self._counts + level]
+        return count
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -101,17 +102,12 @@ class ColumnMemory:
         """Make the room that the state asks for; False if that would be too much."""
         level, wanted = self.state[c.LEVEL_WANTED], self.state[c.ROOM_WANTED]
         room = min(max(wanted, 2 * self.state[self._rooms + level]), _MOST_ENTRIES)
-        more = (room - self.state[self._rooms + level]) * self._bytes_of_entry(level)
+        more = (room - self.state[self._rooms + level]) * self._program.entry_bytes[level]
         if wanted > room or self._grown + more > _MOST_BYTES:
             return False
         self._grown += more
         self._set_room(level, room)
         return True
-
-    def _bytes_of_entry(self, level: int) -> int:
-        if level in self._text_levels:
-            return 1
-        return sum(width for _, width in self._on_level[level]) + 4 * len(self._kids[level])
 
     def _set_room(self, level: int, room: int) -> None:
         self.state[self._rooms + level] = room

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     Numbers = NDArray[np.int64]
 
 _MOST_COLUMNS: Final = 20_000
+_OFFSET_BYTES: Final = 4
 _SPARSE: Final = 4
 _NO_NUMBERS: Final = (0,)
 
@@ -56,6 +57,7 @@ class Program:
         kids: Of each level, the levels whose parent it is.
         enums: Of each closed enum, its numbers in ascending order.
         text_levels: The levels that count bytes.
+        entry_bytes: Of each level, the memory of an entry.
     """
 
     root: Column
@@ -68,6 +70,7 @@ class Program:
     kids: Numbers
     enums: Numbers
     text_levels: frozenset[int]
+    entry_bytes: tuple[int, ...]
 
 
 def compile_message(schema: Schema, name: str, selection: Selection | None) -> Program:
@@ -100,10 +103,15 @@ class _Compiler:
         present = self._column(1, 0)
         column, node = self._message(name, name, 0, selection, ())
         assert node == 0
-        kids = [
-            [kid for kid, parent in enumerate(self._parents) if parent == level]
-            for level in range(len(self._parents))
-        ]
+        kids: list[list[int]] = [[] for _ in self._parents]
+        for kid, parent in enumerate(self._parents):
+            if parent >= 0:
+                kids[parent].append(kid)
+        bytes_of = [_OFFSET_BYTES * len(below) for below in kids]
+        for width, level in self._columns:
+            bytes_of[level] += width
+        for level in self._text_levels:
+            bytes_of[level] += 1
         levels = []
         start = 0
         for parent, below in zip(self._parents, kids, strict=True):
@@ -122,6 +130,7 @@ class _Compiler:
             kids=_numbers([kid for below in kids for kid in below]),
             enums=_numbers(self._enums),
             text_levels=frozenset(self._text_levels),
+            entry_bytes=tuple(bytes_of),
         )
 
     def _column(self, width: int, level: int) -> int:
@@ -229,7 +238,7 @@ class _Compiler:
             )
             default = None
             if field.default is not None and field.has_presence and field.oneof < 0:
-                default = default_of(field, column.type)
+                default = default_of(field, column)
             return replace(column, name=field.name, present=present, default=default)
         elements = self._level(level)
         first_column, first_level = len(self._columns), len(self._parents)

@@ -91,11 +91,13 @@ class Enum:
     Attributes:
         name: Full name, without a leading dot.
         values: Names by number, the first that has it.
+        numbers: Numbers by name.
         is_closed: Whether it is of proto2: other numbers are unknown fields there.
     """
 
     name: str
     values: dict[int, str]
+    numbers: dict[str, int]
     is_closed: bool
 
 
@@ -186,13 +188,16 @@ def _field(part: _Message, is_proto3: bool) -> Field:
 
 def _read_enum(enum: _Message, scope: str, is_proto3: bool, schema: Schema) -> None:
     values: dict[int, str] = {}
+    numbers: dict[str, int] = {}
     for part in _parts(enum, 2):
         number = _number(part, 2) & 0xFFFFFFFF
-        values.setdefault(number - ((number & 1 << 31) << 1), _text(part, 1))
+        numbers[_text(part, 1)] = number - ((number & 1 << 31) << 1)
+    for each, number in numbers.items():
+        values.setdefault(number, each)
     name = scope + _text(enum, 1)
     if not values:
         raise ValueError(f"enum {name} has no values")
-    schema.enums[name] = Enum(name, values, is_closed=not is_proto3)
+    schema.enums[name] = Enum(name, values, numbers, is_closed=not is_proto3)
 
 
 def _parse(data: bytes) -> _Message:

@@ -125,43 +125,31 @@ def count_varints(at: Address, stop: Address) -> Value:
     return found
 
 
-@helper
+@inlined
 def _skip_plain(wire: Value, at: Address, stop: Address) -> Value:
     """(reason, next address) of an unknown field that is no group."""
-    if wire == VARINT:
-        _, following = read_u64(at, stop)
-        if following == NOWHERE:
-            return c.BAD_NUMBER, NOWHERE
-        return c.DONE, following
     if wire == BYTES:
         size, start = read_size(at, stop)
         if start == NOWHERE:
             return c.BAD_LENGTH, NOWHERE
         return c.DONE, start + size
-    if wire == FIXED64 or wire == FIXED32:  # noqa: PLR1714 - a tuple is slower in a kernel
-        size = EIGHT if wire == FIXED64 else FOUR
-        if size > stop - at:
-            return c.BAD_LENGTH, NOWHERE
-        return c.DONE, at + size
-    return c.BAD_TAG, NOWHERE
+    if wire == VARINT:
+        _, following = read_u64(at, stop)
+        if following == NOWHERE:
+            return c.BAD_NUMBER, NOWHERE
+        return c.DONE, following
+    size = EIGHT
+    if wire == FIXED32:
+        size = FOUR
+    elif wire != FIXED64:
+        return c.BAD_TAG, NOWHERE
+    if size > stop - at:
+        return c.BAD_LENGTH, NOWHERE
+    return c.DONE, at + size
 
 
 @helper
-def skip_field(
-    number: Value, wire: Value, at: Address, stop: Address, stack: Address, depth: Value
-) -> Value:
-    """(reason, next address) behind an unknown field whose tag was read.
-
-    Args:
-        number: Of the field.
-        wire: Its wire type.
-        at: Behind its tag.
-        stop: Where the message ends.
-        stack: Of frames; groups stand above those of the messages under way.
-        depth: Of those.
-    """
-    if wire != GROUP:
-        return _skip_plain(wire, at, stop)
+def _skip_group(number: Value, at: Address, stop: Address, stack: Address, depth: Value) -> Value:
     top = depth + 1
     if top > c.MOST_DEPTH:
         return c.TOO_DEEP, NOWHERE
@@ -188,6 +176,26 @@ def skip_field(
             if reason != c.DONE:
                 return reason, NOWHERE
     return c.BAD_GROUP, NOWHERE
+
+
+@inlined
+def skip_field(
+    number: Value, wire: Value, at: Address, stop: Address, stack: Address, depth: Value
+) -> Value:
+    """(reason, next address) behind an unknown field whose tag was read.
+
+    Args:
+        number: Of the field.
+        wire: Its wire type.
+        at: Behind its tag.
+        stop: Where the message ends.
+        stack: Of frames; groups stand above those of the messages under way. As in upb, a field
+            number of 0 is none of its matters.
+        depth: Of those.
+    """
+    if wire == GROUP:
+        return _skip_group(number, at, stop, stack, depth)
+    return _skip_plain(wire, at, stop)
 
 
 @inlined
