@@ -104,14 +104,18 @@ class ArrayBuilder:
             places[unknown] = len(known) + inverse.reshape(-1)
             names += [str(number) for number in others.tolist()]
         there = np.ones(len(numbers), np.bool_) if valid is None else valid.copy()
-        sizes = np.array([len(name.encode()) for name in names], np.int64)
+        encoded = [name.encode() for name in names]
+        sizes = np.array([len(name) for name in encoded], np.int64)
         if int(sizes.max()) * len(numbers) > _MOST_BYTES:
             over = np.cumsum(np.where(there, sizes[places], 0)) > _MOST_BYTES
             self._spoil(column, np.flatnonzero(over), path, _TOO_MANY_NAMES)
             there &= ~over
         nulls = None if there.all() else _bits(there)
         indices = pa.Array.from_buffers(pa.int32(), len(places), [nulls, copied(places)])
-        array = pa.array(names, pa.string()).take(indices)
+        # Not `pa.array`: its first call imports pandas, which takes long.
+        offsets = copied(np.concatenate(([0], np.cumsum(sizes))).astype(np.int32))
+        text = copied(np.frombuffer(b"".join(encoded), np.uint8))
+        array = pa.Array.from_buffers(pa.string(), len(names), [None, offsets, text]).take(indices)
         if valid is None and nulls is not None:
             array = pc.fill_null(array, "")  # an element may not be null, not even of a bad value
         return array

@@ -129,5 +129,4 @@ REASONS: Final = {
     BAD_PACKED: "packed numbers that do not end with their length",
     TOO_DEEP: f"messages and groups more than {MOST_DEPTH} deep",
     TOO_LARGE: "values decoded together take too much memory",
-    BAD_START: "no message index of this message",
 }

@@ -12,15 +12,12 @@ from segment_format.values.protobuf.arrays import ArrayBuilder
 from segment_format.values.protobuf.columns import selection_of
 from segment_format.values.protobuf.kernel import decode_values
 from segment_format.values.protobuf.memory import ColumnMemory
-from segment_format.values.protobuf.message_index import message_starts
+from segment_format.values.protobuf.message_index import message_starts, why_no_start
 from segment_format.values.protobuf.program import compile_message
 from segment_format.values.protobuf.schema import read_schema
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import numpy as np
-    from numpy.typing import NDArray
 
 _LEAST_ROOM: Final = 64
 _MOST_FIRST_BYTES: Final = 64 << 20
@@ -32,7 +29,7 @@ class ProtobufDecoder:
     Fields become columns by their names: enums their values' names, `uint32` int64, `uint64`
     decimal(20, 0), Timestamp and Duration microseconds, wrappers their value or null. A field that
     is absent is its declared default, null if Protobuf tells absent ones from their default (also
-    in a oneof), else its zero. What is not wanted is stepped over and not checked.
+    in a oneof, and required ones), else its zero. What is not wanted is stepped over, unchecked.
 
     Numbers that an enum does not have are text, such as `"7"`; those of an enum of proto2 count as
     absent, as Protobuf has it. Text that is not UTF-8 makes a value bad, in proto2, too.
@@ -85,16 +82,16 @@ class ProtobufDecoder:
             values: As for `decode`.
             header: Bytes before the index, which the caller has looked at.
         """
-        return self._decode(values, message_starts(values, header, self._path))
+        return self._decode(values, header)
 
-    def _decode(self, values: pa.Array, starts: NDArray[np.int32] | None) -> DecodedValues:
+    def _decode(self, values: pa.Array, header: int | None) -> DecodedValues:
         if values.type != pa.binary():
             raise ValueError(f"values must be pa.binary(), not {values.type}")
         rows = len(values)
         memory = ColumnMemory(self._program, rows, self._first_rooms(rows))
         bad: dict[int, tuple[str, str]] = {}
         if rows:
-            bad = self._run(memory, values, starts)
+            bad = self._run(memory, values, header)
             self._last_counts = memory.counts
         builder = ArrayBuilder(memory)
         array = builder.build(self._program.root)
@@ -113,8 +110,9 @@ class ProtobufDecoder:
         return rooms
 
     def _run(
-        self, memory: ColumnMemory, values: pa.Array, starts: NDArray[np.int32] | None
+        self, memory: ColumnMemory, values: pa.Array, header: int | None
     ) -> dict[int, tuple[str, str]]:
+        starts = None if header is None else message_starts(values, header, self._path)
         valid, ends, data = values.buffers()
         state = memory.state
         state[c.DATA] = 0 if data is None else data.address
@@ -125,8 +123,12 @@ class ProtobufDecoder:
         bad: dict[int, tuple[str, str]] = {}
         while (status := decode_values(memory.address)) != c.DONE:
             if status != c.GROW:
+                row: int = state[c.BAD_ROW]
                 path = ".".join(self._program.names[entry] for entry in memory.bad_entries())
-                bad[state[c.BAD_ROW]] = path, c.REASONS[status]
+                reason = c.REASONS.get(status, "")
+                if header is not None and status == c.BAD_START:
+                    reason = why_no_start(values[row].as_py(), header, self._path)
+                bad[row] = path, reason
             elif not memory.grow():
                 state[c.FAIL] = c.TOO_LARGE
         return bad

@@ -278,6 +278,7 @@ def decode_values(state: Address) -> Value:
     row = get(counts, 0)
     while row < rows:
         reason = np.int64(c.DONE)
+        index = np.int64(-1)
         if depth < 0:
             is_there, reason, at = _begin_value(state, row)
             if not is_there:
@@ -287,12 +288,12 @@ def decode_values(state: Address) -> Value:
             depth = np.int64(0)
         elif get(state, c.FAIL) != 0:
             reason = get(state, c.FAIL)
+            index = get(state, c.BAD_ENTRY)
             put(state, c.FAIL, 0)
         frame = stack + _FRAME_BYTES * np.uint64(depth)
         stop = np.uint64(get(frame, c.FRAME_STOP))
         group = get(frame, c.FRAME_GROUP)
         node = node_at(state, get(frame, c.FRAME_NODE))
-        index = np.int64(-1)
         while reason == c.DONE:
             index = np.int64(-1)
             if at == stop:
@@ -326,6 +327,7 @@ def decode_values(state: Address) -> Value:
                     )
                     if reason != c.DONE:
                         if reason == c.GROW:
+                            put(state, c.BAD_ENTRY, index)
                             put(state, c.POSITION, np.int64(field))
                             put(state, c.DEPTH, depth)
                             return reason

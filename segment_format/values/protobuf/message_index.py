@@ -88,15 +88,26 @@ def message_starts(values: pa.Array, header: int, path: tuple[int, ...]) -> NDAr
     )
     if others:
         # Rare: another message, another way to write the path, or none.
-        for row in np.flatnonzero(starts < 0).tolist():
-            value = values[row].as_py()
+        left = starts < 0
+        if values.null_count:
+            left &= values.is_valid().to_numpy(zero_copy_only=False)
+        for row in np.flatnonzero(left).tolist():
             try:
-                found, start = read_message_index(value or b"", header)
+                found, start = read_message_index(values[row].as_py(), header)
             except ValueError:
                 continue
             if found == path:
                 starts[row] = start
     return starts
+
+
+def why_no_start(value: bytes, header: int, path: tuple[int, ...]) -> str:
+    """Why `message_starts` gives −1 for a value."""
+    try:
+        found, _ = read_message_index(value, header)
+    except ValueError as error:
+        return f"no message index behind {header} bytes: {error}"
+    return f"a message of index {list(found)}, not {list(path)}"
 
 
 @kernel("int64(uint64, int64, uint64, int64, uint64, int64, uint64)")

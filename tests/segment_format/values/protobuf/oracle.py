@@ -6,10 +6,11 @@ with unknown fields, and proto2 is the edition 2023 with its enums closed, where
 
 from __future__ import annotations
 
+import itertools
 import math
 import struct
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 from google.protobuf import (
@@ -23,6 +24,10 @@ from google.protobuf import (
 )
 from google.protobuf.message import DecodeError
 
+Proto: TypeAlias = Any
+"""A message or descriptor: google.protobuf ships no types."""
+Row: TypeAlias = Any
+"""A value as plain Python."""
 FieldProto = descriptor_pb2.FieldDescriptorProto
 WELL_KNOWN = (timestamp_pb2.DESCRIPTOR, duration_pb2.DESCRIPTOR, wrappers_pb2.DESCRIPTOR)
 
@@ -35,7 +40,7 @@ class Oracle:
         message: Its full name.
     """
 
-    def __init__(self, file: Any, message: str) -> None:
+    def __init__(self, file: Proto, message: str) -> None:
         twin = descriptor_pb2.FileDescriptorProto()
         twin.CopyFrom(file)
         self._is_proto2 = file.syntax != "proto3"
@@ -48,7 +53,7 @@ class Oracle:
             self._change(each, f"{file.package}.")
         self._class = message_class(twin, message)
 
-    def _change(self, message: Any, scope: str) -> None:
+    def _change(self, message: Proto, scope: str) -> None:
         name = scope + message.name
         if message.options.map_entry:
             self._maps.add(name)
@@ -62,14 +67,14 @@ class Oracle:
         for each in message.nested_type:
             self._change(each, f"{name}.")
 
-    def row(self, data: bytes) -> Any:
+    def row(self, data: bytes) -> Row:
         """A row as `rows_of` gives it; None if the value is bad."""
         try:
             return self._message(self._class.FromString(data))
         except (DecodeError, OverflowError):
             return None
 
-    def _message(self, message: Any) -> Any:
+    def _message(self, message: Proto) -> Row:
         name = message.DESCRIPTOR.full_name
         if name == "google.protobuf.Timestamp":
             return _micros(message.seconds, message.nanos // 1000)
@@ -81,15 +86,15 @@ class Oracle:
             return self._single(message.value, field)
         return {field.name: self._field(message, field) for field in message.DESCRIPTOR.fields}
 
-    def _field(self, message: Any, field: Any) -> Any:
+    def _field(self, message: Proto, field: Proto) -> Row:
         value = getattr(message, field.name)
         if field.is_repeated:
             if field.message_type is not None and field.message_type.full_name in self._maps:
-                return dict(
-                    (entry.key, self._single(entry.value, entry.DESCRIPTOR.fields_by_name["value"]))
+                return {
+                    entry.key: self._single(entry.value, entry.DESCRIPTOR.fields_by_name["value"])
                     for entry in value
                     if not _is_dropped(entry)
-                )
+                }
             return [self._single(each, field) for each in value]
         if field.has_presence and not message.HasField(field.name):
             if field.containing_oneof is not None or not field.has_default_value:
@@ -97,7 +102,7 @@ class Oracle:
             value = field.default_value
         return self._single(value, field)
 
-    def _single(self, value: Any, field: Any) -> Any:
+    def _single(self, value: Row, field: Proto) -> Row:
         if field.message_type is not None:
             return self._message(value)
         if field.enum_type is not None:
@@ -114,7 +119,7 @@ def _micros(seconds: int, micros: int) -> int:
     return seconds * 10**6 + micros
 
 
-def _is_dropped(entry: Any) -> bool:
+def _is_dropped(entry: Proto) -> bool:
     enum = entry.DESCRIPTOR.fields_by_name["value"].enum_type
     if enum is None or not enum.is_closed:
         return False
@@ -122,7 +127,7 @@ def _is_dropped(entry: Any) -> bool:
     return any(field.field_number == 2 and field.wire_type == 0 for field in unknown)
 
 
-def message_class(file: Any, message: str) -> Any:
+def message_class(file: Proto, message: str) -> Proto:
     """The class of a message of a file."""
     pool = descriptor_pool.DescriptorPool()
     for known in WELL_KNOWN:
@@ -131,20 +136,22 @@ def message_class(file: Any, message: str) -> Any:
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(message))
 
 
-def descriptor_set(file: Any) -> bytes:
+def descriptor_set(file: Proto) -> bytes:
     """A file as `protoc --descriptor_set_out` writes it."""
     data: bytes = descriptor_pb2.FileDescriptorSet(file=[file]).SerializeToString()
     return data
 
 
-def rows_of(array: pa.Array) -> list[Any]:
+def rows_of(array: pa.Array) -> list[Row]:
     """An array as Python values: structs and maps as dicts, floats as their bits."""
     kind = array.type
     valid = array.is_valid().to_pylist()
-    rows: list[Any]
+    rows: list[Row]
     if pa.types.is_struct(kind):
         columns = {field.name: rows_of(array.field(at)) for at, field in enumerate(kind)}
-        rows = [{name: column[row] for name, column in columns.items()} for row in range(len(array))]
+        rows = [
+            {name: column[row] for name, column in columns.items()} for row in range(len(array))
+        ]
     elif pa.types.is_map(kind):
         keys, items = rows_of(array.keys), rows_of(array.items)
         rows = []
@@ -165,7 +172,7 @@ def rows_of(array: pa.Array) -> list[Any]:
 
 def _ranges(array: pa.Array) -> list[tuple[int, int]]:
     offsets = array.offsets.to_pylist()
-    return list(zip(offsets, offsets[1:], strict=False))
+    return list(itertools.pairwise(offsets))
 
 
 def _bits(value: float) -> bytes:

@@ -1,0 +1,67 @@
+"""Confluent's message index before a message."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from segment_format.values.protobuf.message_index import (
+    message_starts,
+    read_message_index,
+    write_message_index,
+)
+
+PATHS = st.lists(st.integers(0, 300), min_size=1, max_size=4).map(tuple)
+
+
+@pytest.mark.parametrize(
+    ("data", "path", "start"),
+    [
+        (b"\x00rest", (0,), 1),
+        (b"\x02\x00", (0,), 2),
+        (b"\x02\x02", (1,), 2),
+        (b"\x04\x02\x06x", (1, 3), 3),
+        (b"\x02\xd8\x04", (300,), 3),
+        (b"\x80\x00", (0,), 2),
+    ],
+)
+def test_index_is_read(data: bytes, path: tuple[int, ...], start: int) -> None:
+    assert read_message_index(data) == (path, start)
+    assert read_message_index(b"head!" + data, 5) == (path, start + 5)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\x02", b"\x01", b"\x02\x01", b"\xca\x01" + bytes(101), b"\x80" * 11]
+)
+def test_no_index_is_an_error(data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"index|number"):
+        read_message_index(data)
+
+
+@settings(max_examples=100, deadline=None)
+@given(PATHS, st.data())
+def test_starts_are_those_of_the_readable_twin(path: tuple[int, ...], data: st.DataObject) -> None:
+    prefixes = st.one_of(
+        st.just(write_message_index(path)),
+        PATHS.map(write_message_index),
+        st.binary(max_size=4),
+        st.just(b"\x02" + write_message_index(path)[1:]),
+    )
+    value = st.builds(lambda head, prefix: head + prefix, st.just(b"\0abcd"), prefixes)
+    values = data.draw(st.lists(st.one_of(st.none(), st.binary(max_size=7), value), max_size=9))
+    skip = data.draw(st.integers(0, len(values)))
+    array = pa.array(values, pa.binary()).slice(skip)
+    starts = message_starts(array, 5, path).tolist()
+    for row, start in zip(values[skip:], starts, strict=True):
+        if row is None:
+            continue
+        try:
+            found, expected = read_message_index(row, 5)
+        except ValueError:
+            expected = -1
+        else:
+            if found != path:
+                expected = -1
+        assert start == expected
