@@ -88,7 +88,7 @@ class ProtobufDecoder:
         if values.type != pa.binary():
             raise ValueError(f"values must be pa.binary(), not {values.type}")
         rows = len(values)
-        memory = ColumnMemory(self._program, rows, self._first_rooms(rows))
+        memory = ColumnMemory(self._program, rows, self._first_rooms(rows), values.nbytes)
         bad: dict[int, tuple[str, str]] = {}
         if rows:
             bad = self._run(memory, values, header)

@@ -23,8 +23,11 @@ if TYPE_CHECKING:
 _SLACK: Final = 16
 """Bytes that the kernel may write behind a text, and more so that no buffer is empty."""
 _MOST_ENTRIES: Final = 2**31 - 1
-_MOST_BYTES: Final = 1 << 30
-"""Of all that grows: what one decoding may take beyond a few columns per value."""
+_MOST_BYTES: Final = 512 << 20
+_BYTES_PER_BYTE: Final = 8
+"""Elements and texts of one decoding may take the larger of these: in all, and for each byte of the
+values. Two bytes may begin a message of a thousand columns.
+"""
 _WORTH_SHRINKING: Final = 1 << 16
 
 
@@ -35,10 +38,12 @@ class ColumnMemory:
         program: Of the message type.
         rows: Values to decode.
         rooms: Entries of each level to make room for at first; that of level 0 is `rows`.
+        size: Bytes of the values.
     """
 
-    def __init__(self, program: Program, rows: int, rooms: Sequence[int]) -> None:
+    def __init__(self, program: Program, rows: int, rooms: Sequence[int], size: int) -> None:
         self._program = program
+        self._most = max(_MOST_BYTES, _BYTES_PER_BYTE * size)
         columns = program.columns.reshape(-1, c.COLUMN_SIZE).tolist()
         levels = program.levels.reshape(-1, c.LEVEL_SIZE).tolist()
         level_count = len(levels)
@@ -103,7 +108,7 @@ class ColumnMemory:
         level, wanted = self.state[c.LEVEL_WANTED], self.state[c.ROOM_WANTED]
         room = min(max(wanted, 2 * self.state[self._rooms + level]), _MOST_ENTRIES)
         more = (room - self.state[self._rooms + level]) * self._program.entry_bytes[level]
-        if wanted > room or self._grown + more > _MOST_BYTES:
+        if wanted > room or self._grown + more > self._most:
             return False
         self._grown += more
         self._set_room(level, room)

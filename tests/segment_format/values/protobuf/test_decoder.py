@@ -373,6 +373,7 @@ def test_memory_is_bounded_and_the_row_that_takes_too_much_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(memory, "_MOST_BYTES", 100_000)
+    monkeypatch.setattr(memory, "_BYTES_PER_BYTE", 2)
     values = binary(b"\x2a\x00", b"\x2a\x00" * 50_000, b"\x0a\x01a", b"\x2a\x00\x2a\x00")
     decoded = decoder_of("proto3").decode(values)
     decoded.array.validate(full=True)

@@ -62,6 +62,7 @@ def run(seed: int) -> None:
     with (
         patch.object(decoder_module, "_LEAST_ROOM", random.choice((0, 1, 64))),
         patch.object(memory, "_MOST_BYTES", random.choice((200, 1 << 20, 1 << 20))),
+        patch.object(memory, "_BYTES_PER_BYTE", random.choice((0, 1, 8))),
     ):
         check(decoder, oracle, values)
         check(decoder, oracle, values * 9)  # by the room that the first have taken
