@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
+from google.protobuf import descriptor_pb2
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from segment_format.values.protobuf.decoder import ProtobufDecoder
 from segment_format.values.protobuf.message_index import (
     message_starts,
     read_message_index,
     write_message_index,
 )
+from tests.segment_format.values.protobuf.oracle import Proto, descriptor_set
 
 PATHS = st.lists(st.integers(0, 300), min_size=1, max_size=4).map(tuple)
 
@@ -65,3 +68,38 @@ def test_starts_are_those_of_the_readable_twin(path: tuple[int, ...], data: st.D
             if found != path:
                 expected = -1
         assert start == expected
+
+
+def _add(messages: Proto, name: str) -> Proto:
+    message = messages.add(name=name)
+    message.field.add(name="x", number=1, type=9, label=1)
+    return message
+
+
+@pytest.mark.parametrize(
+    ("name", "prefix"),
+    [
+        ("A", b"\x00\x00\x00\x00\x01\x00"),
+        ("B", b"\x00\x00\x00\x00\x01\x02\x02"),
+        ("B.C", b"\x00\x00\x00\x00\x01\x04\x02\x00"),
+        ("B.D.E", b"\x00\x00\x00\x00\x01\x06\x02\x02\x00"),
+        ("F69", b"\x00\x00\x00\x00\x01\x02\x8e\x01"),
+    ],
+)
+def test_values_of_confluents_serializer_are_read(name: str, prefix: bytes) -> None:
+    """What confluent-kafka 2.16.1 wrote for the messages of this file."""
+    file = descriptor_pb2.FileDescriptorProto(name="n.proto", package="n", syntax="proto3")
+    _add(file.message_type, "A")
+    outer = _add(file.message_type, "B")
+    _add(outer.nested_type, "C")
+    _add(_add(outer.nested_type, "D").nested_type, "E")
+    for number in range(70):
+        _add(file.message_type, f"F{number}")
+    decoder = ProtobufDecoder(descriptor_set(file), f"n.{name}")
+    values = pa.array([prefix + b"\n\x07Z\xc3\xbcrich", prefix[:5] + b"\x02\x62"], pa.binary())
+    decoded = decoder.decode_framed(values, 5)
+    assert decoded.array.to_pylist() == [{"x": "Zürich"}, None]
+    assert [each.reason for each in decoded.bad] == [
+        f"a message of index [49], not {list(decoder.message_index)}"
+    ]
+    assert prefix[5:] == write_message_index(decoder.message_index)
