@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 from google.protobuf import descriptor_pb2
 
-from tests.segment_format.values.protobuf.oracle import WELL_KNOWN, FieldProto, Proto, message_class
+from segment_format.values.protobuf.decoder import ProtobufDecoder
+from tests.segment_format.values.protobuf.oracle import (
+    WELL_KNOWN,
+    FieldProto,
+    Proto,
+    descriptor_set,
+    message_class,
+)
 
 
 def sample_file(syntax: str) -> Proto:
@@ -70,3 +78,13 @@ def sample_value(syntax: str) -> bytes:
     message.main.prices.extend([3, 4])
     data: bytes = message.SerializeToString(deterministic=True)
     return data
+
+
+def decoder_of(syntax: str, *columns: str) -> ProtobufDecoder:
+    """A decoder of `s.Order`."""
+    return ProtobufDecoder(descriptor_set(sample_file(syntax)), "s.Order", columns or None)
+
+
+def binary(*values: bytes | None) -> pa.Array:
+    """Values."""
+    return pa.array(values, pa.binary())
