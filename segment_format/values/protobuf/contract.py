@@ -129,4 +129,5 @@ REASONS: Final = {
     BAD_PACKED: "packed numbers that do not end with their length",
     TOO_DEEP: f"messages and groups more than {MOST_DEPTH} deep",
     TOO_LARGE: "values decoded together take too much memory",
+    BAD_START: "no message begins there",
 }

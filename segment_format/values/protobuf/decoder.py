@@ -12,12 +12,14 @@ from segment_format.values.protobuf.arrays import ArrayBuilder
 from segment_format.values.protobuf.columns import selection_of
 from segment_format.values.protobuf.kernel import decode_values
 from segment_format.values.protobuf.memory import ColumnMemory
-from segment_format.values.protobuf.message_index import message_starts, why_no_start
 from segment_format.values.protobuf.program import compile_message
 from segment_format.values.protobuf.schema import read_schema
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
 
 _LEAST_ROOM: Final = 64
 _MOST_FIRST_BYTES: Final = 64 << 20
@@ -54,6 +56,7 @@ class ProtobufDecoder:
         name = message.removeprefix(".")
         self._program = compile_message(schema, name, selection)
         known = schema.messages.get(name)
+        self._message = name
         self._path = known.path if known else ()
         levels = len(self._program.levels) // c.LEVEL_SIZE
         self._last_counts = (1, *(0,) * (levels - 1))  # what is gone by to make room at first
@@ -64,6 +67,11 @@ class ProtobufDecoder:
         return self._program.root.type
 
     @property
+    def message(self) -> str:
+        """Full name of the message type."""
+        return self._message
+
+    @property
     def message_index(self) -> tuple[int, ...]:
         """Where the message stands in its file, as Confluent's header says it."""
         return self._path
@@ -72,30 +80,43 @@ class ProtobufDecoder:
         """Decodes values; `values` is a `pa.binary()` array, which may be a slice and have nulls.
 
         One bad value costs one row: it is named in `bad`, and the others are not touched.
-        """
-        return self._decode(values, None)
 
-    def decode_framed(self, values: pa.Array, header: int) -> DecodedValues:
-        """The same for values with a message index; one that is not of this message is bad.
+        Raises:
+            TypeError: Not a `pa.binary()` array.
+        """
+        return self._decode(values, None, {})
+
+    def decode_from(
+        self, values: pa.Array, starts: NDArray[np.int32], reasons: Mapping[int, str]
+    ) -> DecodedValues:
+        """The same for values with something before their messages.
 
         Args:
             values: As for `decode`.
-            header: Bytes before the index, which the caller has looked at.
-        """
-        return self._decode(values, header)
+            starts: Where the message of each value begins in it; −1 for a bad one, and any for one
+                that is null.
+            reasons: Row -> why it is bad, for those.
 
-    def _decode(self, values: pa.Array, header: int | None) -> DecodedValues:
+        Raises:
+            TypeError: Not a `pa.binary()` array.
+        """
+        return self._decode(values, starts, reasons)
+
+    def _decode(
+        self, values: pa.Array, starts: NDArray[np.int32] | None, reasons: Mapping[int, str]
+    ) -> DecodedValues:
         if values.type != pa.binary():
-            raise ValueError(f"values must be pa.binary(), not {values.type}")
+            raise TypeError(f"values must be pa.binary(), not {values.type}")
         rows = len(values)
         memory = ColumnMemory(self._program, rows, self._first_rooms(rows), values.nbytes)
         bad: dict[int, tuple[str, str]] = {}
         if rows:
-            bad = self._run(memory, values, header)
+            bad = self._run(memory, values, starts)
             self._last_counts = memory.counts
+        bad |= {row: ("", reason) for row, reason in reasons.items()}
         builder = ArrayBuilder(memory)
         array = builder.build(self._program.root)
-        bad.update(builder.bad)  # others than those before, which are empty
+        bad |= builder.bad  # others than those before, which are empty
         return DecodedValues(
             array, tuple(BadValue(row, path, reason) for row, (path, reason) in sorted(bad.items()))
         )
@@ -110,9 +131,8 @@ class ProtobufDecoder:
         return rooms
 
     def _run(
-        self, memory: ColumnMemory, values: pa.Array, header: int | None
+        self, memory: ColumnMemory, values: pa.Array, starts: NDArray[np.int32] | None
     ) -> dict[int, tuple[str, str]]:
-        starts = None if header is None else message_starts(values, header, self._path)
         valid, ends, data = values.buffers()
         state = memory.state
         state[c.DATA] = 0 if data is None else data.address
@@ -125,10 +145,7 @@ class ProtobufDecoder:
             if status != c.GROW:
                 row: int = state[c.BAD_ROW]
                 path = ".".join(self._program.names[entry] for entry in memory.bad_entries())
-                reason = c.REASONS.get(status, "")
-                if header is not None and status == c.BAD_START:
-                    reason = why_no_start(values[row].as_py(), header, self._path)
-                bad[row] = path, reason
+                bad[row] = path, c.REASONS[status]
             elif not memory.grow():
                 state[c.FAIL] = c.TOO_LARGE
         return bad

@@ -1,4 +1,4 @@
-"""Types of columns, bad rows, slices and framed values."""
+"""Types of columns, bad rows and slices."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 
 from segment_format.values.protobuf.decoder import ProtobufDecoder
-from segment_format.values.protobuf.message_index import write_message_index
 from tests.segment_format.values.protobuf.oracle import (
     Oracle,
     Row,
@@ -212,25 +211,5 @@ def test_values_may_be_a_slice_and_none_and_of_no_other_type() -> None:
     for empty in (binary(), values.slice(3, 0), pa.nulls(0, pa.binary())):
         assert decoder.decode(empty).array == pa.array([], decoder.type)
     assert decoder.decode(pa.nulls(3, pa.binary())).array.null_count == 3
-    with pytest.raises(ValueError, match=r"pa\.binary"):
+    with pytest.raises(TypeError, match=r"pa\.binary"):
         decoder.decode(pa.array([b""], pa.large_binary()))
-
-
-def test_framed_values_are_those_behind_their_message_index() -> None:
-    decoder = decoder_of("proto3")
-    assert decoder.message_index == (1,)
-    value = sample_value("proto3")
-    head, index = b"\0\0\0\0\7", write_message_index((1,))
-    values = binary(
-        *(head + index + value, None, head + b"\0" + value, head + b"\x82\0\2" + value),
-        *(head, head + index, head + b"\4\0\2"),
-    )
-    decoded = decoder.decode_framed(values, 5)
-    (good,) = rows_of(decoder.decode(binary(value)).array)
-    (empty,) = rows_of(decoder.decode(binary(b"")).array)
-    assert rows_of(decoded.array) == [good, None, None, good, None, empty, None]
-    assert [(each.row, each.path, each.reason) for each in decoded.bad] == [
-        (2, "", "a message of index [0], not [1]"),
-        (4, "", "no message index behind 5 bytes: no whole number at byte 5"),
-        (6, "", "a message of index [0, 1], not [1]"),
-    ]

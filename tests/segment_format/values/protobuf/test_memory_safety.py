@@ -17,11 +17,14 @@ import pytest
 
 from segment_format.values.protobuf import decoder as decoder_module
 from segment_format.values.protobuf import memory
+from segment_format.values.protobuf.confluent import ConfluentProtobufDecoder
 from segment_format.values.protobuf.decoder import ProtobufDecoder
 from tests.segment_format.kernels.test_memory_safety import MARK, GuardedPages
 from tests.segment_format.values.protobuf.generated import Writer, random_file
 from tests.segment_format.values.protobuf.oracle import descriptor_set
 from tests.segment_format.values.protobuf.sample import sample_file, sample_value
+
+HEAD = b"\0\0\0\0\7\2\2"
 
 
 def run() -> int:
@@ -46,7 +49,10 @@ def run() -> int:
             ends = pa.py_buffer(np.array([0, len(value)], np.int32))
             array = pa.Array.from_buffers(pa.binary(), 1, [None, ends, data])
             decoder.decode(array).array.validate(full=True)
-            decoder.decode_framed(array, 0).array.validate(full=True)
+            framed = pages.ending_with(HEAD[: len(value)] + value[len(HEAD) :])
+            data = pa.foreign_buffer(framed.ctypes.data, len(value), framed)
+            array = pa.Array.from_buffers(pa.binary(), 1, [None, ends, data])
+            ConfluentProtobufDecoder(decoder).decode(array).array.validate(full=True)
             decoded += 1
     return decoded
 

@@ -5,18 +5,11 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 from google.protobuf import descriptor_pb2
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
+from segment_format.values.protobuf.confluent import ConfluentProtobufDecoder
 from segment_format.values.protobuf.decoder import ProtobufDecoder
-from segment_format.values.protobuf.message_index import (
-    message_starts,
-    read_message_index,
-    write_message_index,
-)
+from segment_format.values.protobuf.message_index import read_message_index
 from tests.segment_format.values.protobuf.oracle import Proto, descriptor_set
-
-PATHS = st.lists(st.integers(0, 300), min_size=1, max_size=4).map(tuple)
 
 
 @pytest.mark.parametrize(
@@ -41,33 +34,6 @@ def test_index_is_read(data: bytes, path: tuple[int, ...], start: int) -> None:
 def test_no_index_is_an_error(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"index|number"):
         read_message_index(data)
-
-
-@settings(max_examples=100, deadline=None)
-@given(PATHS, st.data())
-def test_starts_are_those_of_the_readable_twin(path: tuple[int, ...], data: st.DataObject) -> None:
-    prefixes = st.one_of(
-        st.just(write_message_index(path)),
-        PATHS.map(write_message_index),
-        st.binary(max_size=4),
-        st.just(b"\x02" + write_message_index(path)[1:]),
-    )
-    value = st.builds(lambda head, prefix: head + prefix, st.just(b"\0abcd"), prefixes)
-    values = data.draw(st.lists(st.one_of(st.none(), st.binary(max_size=7), value), max_size=9))
-    skip = data.draw(st.integers(0, len(values)))
-    array = pa.array(values, pa.binary()).slice(skip)
-    starts = message_starts(array, 5, path).tolist()
-    for row, start in zip(values[skip:], starts, strict=True):
-        if row is None:
-            continue
-        try:
-            found, expected = read_message_index(row, 5)
-        except ValueError:
-            expected = -1
-        else:
-            if found != path:
-                expected = -1
-        assert start == expected
 
 
 def _add(messages: Proto, name: str) -> Proto:
@@ -97,9 +63,8 @@ def test_values_of_confluents_serializer_are_read(name: str, prefix: bytes) -> N
         _add(file.message_type, f"F{number}")
     decoder = ProtobufDecoder(descriptor_set(file), f"n.{name}")
     values = pa.array([prefix + b"\n\x07Z\xc3\xbcrich", prefix[:5] + b"\x02\x62"], pa.binary())
-    decoded = decoder.decode_framed(values, 5)
+    decoded = ConfluentProtobufDecoder(decoder).decode(values)
     assert decoded.array.to_pylist() == [{"x": "Zürich"}, None]
     assert [each.reason for each in decoded.bad] == [
-        f"a message of index [49], not {list(decoder.message_index)}"
+        f"message index [49], not {list(decoder.message_index)}"
     ]
-    assert prefix[5:] == write_message_index(decoder.message_index)
