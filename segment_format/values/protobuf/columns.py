@@ -172,5 +172,5 @@ def default_of(field: Field, column: Column) -> pa.Scalar | None:
         elif field.type in NUMBERS:
             value = int(text)
         return pa.scalar(value, column.type)
-    except (ValueError, KeyError, pa.ArrowException) as error:
+    except (ValueError, KeyError, OverflowError, pa.ArrowException) as error:
         raise ValueError(f"field {field.name} has the default {text!r}") from error

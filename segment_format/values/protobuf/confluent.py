@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+import pyarrow as pa
 
 from segment_format.kernels.compiled import kernel
 from segment_format.kernels.memory import load_i64_native, load_u8, load_u32_native, store_i32
@@ -19,7 +20,6 @@ from segment_format.values.protobuf.message_index import MOST_INDEXES, read_mess
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import pyarrow as pa
     from numpy.typing import NDArray
 
     from segment_format.kernels.compiled import Address, Value
@@ -79,8 +79,8 @@ class ConfluentProtobufDecoder:
             TypeError: Not a `pa.binary()` array.
         """
         decoder = self._decoder
-        if not len(values):
-            return decoder.decode(values)
+        if not len(values) or values.type != pa.binary():
+            return decoder.decode(values)  # which refuses other types
         valid = np.ones(len(values), np.bool_)
         if values.null_count:
             valid = values.is_valid().to_numpy(zero_copy_only=False)

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 _FRAME_BYTES = np.uint64(8 * c.FRAME_SIZE)
 _SEVEN = np.uint64(7)
 _THREE = np.uint64(3)
-_ALL = np.int64(-1)
+_UNKNOWN = np.int64(-1)
 
 
 @inlined
@@ -227,7 +227,7 @@ def _read_field(
         if wire == BYTES and repeated and op < c.TEXT:
             reason, at = _packed(state, entry, at, stop)
             return reason, at, depth
-        return np.int64(c.DONE), at, _ALL
+        return np.int64(c.DONE), at, _UNKNOWN
     level = get(entry, c.LEVEL)
     if repeated and not has_room(state, level, 1):
         return np.int64(c.GROW), NOWHERE, depth

@@ -40,6 +40,15 @@ class FieldType(IntEnum):
     SINT64 = 18
 
 
+_MAP_FIELDS: Final = [("key", 1, False), ("value", 2, False)]
+_NO_KEYS: Final = frozenset(
+    {
+        *(FieldType.DOUBLE, FieldType.FLOAT, FieldType.BYTES),
+        *(FieldType.ENUM, FieldType.MESSAGE, FieldType.GROUP),
+    }
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Field:
     """A field of a message.
@@ -74,7 +83,8 @@ class Message:
         fields: As declared.
         is_map_entry: Whether it is an entry of a map.
         file: The file it stands in.
-        path: Index among the file's messages, then among those nested in that, and so on.
+        path: Index among the file's messages, then among those nested in that, and so on; entries
+            of maps count, where they stand.
     """
 
     name: str
@@ -153,10 +163,16 @@ def _read_message(
     if name in schema.messages:
         raise ValueError(f"message {name} is there twice")
     fields = tuple(_field(part, is_proto3) for part in _parts(message, 2))
-    if len({field.number for field in fields}) < len(fields):
-        raise ValueError(f"message {name} has a field number twice")
-    options = _parse(_bytes(message, 7))
-    schema.messages[name] = Message(name, fields, _number(options, 7) != 0, file, path)
+    for each in ([field.number for field in fields], [field.name for field in fields]):
+        if len(set(each)) < len(fields):
+            raise ValueError(f"message {name} has a field twice")
+    is_map_entry = _number(_parse(_bytes(message, 7)), 7) != 0
+    if is_map_entry and (
+        [(field.name, field.number, field.repeated) for field in fields] != _MAP_FIELDS
+        or fields[0].type in _NO_KEYS
+    ):
+        raise ValueError(f"message {name} is no entry of a map")
+    schema.messages[name] = Message(name, fields, is_map_entry, file, path)
     for index, part in enumerate(_parts(message, 3)):
         _read_message(part, f"{name}.", (file, (*path, index), is_proto3), schema)
     for part in _parts(message, 4):

@@ -9,6 +9,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, struct_pb2
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from segment_format.values.protobuf.decoder import ProtobufDecoder
 from segment_format.values.protobuf.schema import read_schema
 from tests.segment_format.values.protobuf.generated import random_file
 from tests.segment_format.values.protobuf.oracle import WELL_KNOWN, Proto, descriptor_set
@@ -98,3 +99,39 @@ def test_a_message_nested_in_itself_without_end_is_refused() -> None:
         message = field(1, b"m") + field(3, message)
     with pytest.raises(ValueError, match="100 deep"):
         read_schema(field(1, field(4, message)))
+
+
+def test_what_is_no_message_type_is_refused() -> None:
+    file = descriptor_pb2.FileDescriptorProto(name="m.proto", syntax="proto3")
+    message = file.message_type.add(name="M")
+    message.options.map_entry = True
+    message.field.add(name="key", number=1, type=9, label=1)
+    with pytest.raises(ValueError, match="message M is no entry of a map"):
+        read_schema(descriptor_set(file))
+    value = message.field.add(name="value", number=2, type=9, label=1)
+    assert read_schema(descriptor_set(file)).messages["M"].is_map_entry
+    message.field[0].type = 1
+    with pytest.raises(ValueError, match="message M is no entry of a map"):
+        read_schema(descriptor_set(file))
+    message.options.map_entry = False
+    value.number = 1
+    with pytest.raises(ValueError, match="message M has a field twice"):
+        read_schema(descriptor_set(file))
+    value.number, value.name = 2, "key"
+    with pytest.raises(ValueError, match="message M has a field twice"):
+        read_schema(descriptor_set(file))
+    del message.field[1]
+    file.message_type.add(name="M")
+    with pytest.raises(ValueError, match="message M is there twice"):
+        read_schema(descriptor_set(file))
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"), [(5, "1099511627776"), (3, "x"), (4, str(2**70)), (8, "yes"), (12, "ÿ€")]
+)
+def test_a_default_that_is_none_of_its_type_is_refused(kind: int, text: str) -> None:
+    file = descriptor_pb2.FileDescriptorProto(name="m.proto", syntax="proto2")
+    message = file.message_type.add(name="M")
+    message.field.add(name="x", number=1, type=kind, label=1, default_value=text)
+    with pytest.raises(ValueError, match="field x has the default"):
+        ProtobufDecoder(descriptor_set(file), "M")
