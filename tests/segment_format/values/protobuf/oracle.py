@@ -1,7 +1,8 @@
 """What Google's own library (upb) makes of a value, in the shape that `rows_of` gives an array.
 
 It reads the value by a twin of the schema: maps are lists of their entries, since upb drops entries
-with unknown fields, and proto2 is the edition 2023 with its enums closed, where upb checks UTF-8.
+with unknown fields; no message is without fields, since upb takes field 0 for one there, which it
+refuses elsewhere; and proto2 is the edition 2023 with its enums closed, where upb checks UTF-8.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ Proto: TypeAlias = Any
 Row: TypeAlias = Any
 """A value as plain Python."""
 FieldProto = descriptor_pb2.FieldDescriptorProto
+_UNUSED = "unused"
 WELL_KNOWN = (timestamp_pb2.DESCRIPTOR, duration_pb2.DESCRIPTOR, wrappers_pb2.DESCRIPTOR)
 
 
@@ -58,6 +60,8 @@ class Oracle:
         if message.options.map_entry:
             self._maps.add(name)
             message.options.ClearField("map_entry")
+        if not message.field:
+            message.field.add(name=_UNUSED, number=536_000_001, type=5, label=1)
         for field in message.field if self._is_proto2 else ():
             if field.type == FieldProto.TYPE_GROUP:
                 field.type = FieldProto.TYPE_MESSAGE
@@ -84,7 +88,11 @@ class Oracle:
         if name.startswith("google.protobuf."):
             (field,) = message.DESCRIPTOR.fields
             return self._single(message.value, field)
-        return {field.name: self._field(message, field) for field in message.DESCRIPTOR.fields}
+        return {
+            field.name: self._field(message, field)
+            for field in message.DESCRIPTOR.fields
+            if field.name != _UNUSED
+        }
 
     def _field(self, message: Proto, field: Proto) -> Row:
         value = getattr(message, field.name)

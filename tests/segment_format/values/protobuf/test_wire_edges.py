@@ -133,3 +133,13 @@ def test_an_entry_of_a_map_keeps_what_it_knows() -> None:
     value = b"\x32\x05\x0a\x01k\x18\x05" + b"\x32\x07\x08\x05\x12\x03\x0a\x01v"
     (row,) = rows_of(decoder.decode(pa.array([value], pa.binary())).array)
     assert row == {"tags": {"k": {"sku": "", "prices": []}, "": {"sku": "v", "prices": []}}}
+
+
+def test_field_0_is_refused_in_a_message_without_fields() -> None:
+    """Unlike upb, and as anywhere else."""
+    file = descriptor_pb2.FileDescriptorProto(name="e.proto", syntax="proto3")
+    file.message_type.add(name="E")
+    decoder = ProtobufDecoder(descriptor_set(file), "E")
+    decoded = decoder.decode(pa.array([b"\x00\x01", b"\x08\x01"], pa.binary()))
+    assert [each.row for each in decoded.bad] == [0]
+    assert decoded.array.to_pylist() == [None, {}]
