@@ -7,6 +7,7 @@ from decimal import Decimal
 from random import Random
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -213,3 +214,16 @@ def test_values_may_be_a_slice_and_none_and_of_no_other_type() -> None:
     assert decoder.decode(pa.nulls(3, pa.binary())).array.null_count == 3
     with pytest.raises(TypeError, match=r"pa\.binary"):
         decoder.decode(pa.array([b""], pa.large_binary()))
+
+
+def test_messages_begin_where_the_caller_says() -> None:
+    decoder = decoder_of("proto3", "count")
+    values = binary(b"xx\x18\x05", b"xx", None, b"xx", b"x\x18\x06")
+    starts = np.array([2, 2, 9, 3, -1], np.int32)
+    decoded = decoder.decode_from(values, starts, {4: "for a reason"})
+    count = [None if row is None else int(row["count"]) for row in decoded.array.to_pylist()]
+    assert count == [5, 0, None, None, None]
+    assert [(each.row, each.reason) for each in decoded.bad] == [
+        (3, "no message begins there"),
+        (4, "for a reason"),
+    ]
