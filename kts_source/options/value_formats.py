@@ -32,8 +32,18 @@ RAW: Final = "raw"
 UTF8: Final = "utf8"
 AVRO: Final = "avro"
 AVRO_CONFLUENT: Final = "avro-confluent"
-_FORMATS: Final = (RAW, UTF8, AVRO, AVRO_CONFLUENT)
-_NOT_YET: Final = ("json", "protobuf", "protobuf-confluent", "json-confluent")
+JSON: Final = "json"
+_NOT_YET: Final = ("protobuf", "protobuf-confluent", "json-confluent")
+_ALLOWED: Final = {
+    RAW: (),
+    UTF8: ("mode",),
+    JSON: ("mode", "schema", "columns"),
+    AVRO: ("mode", "schema", "columns"),
+    AVRO_CONFLUENT: ("mode", "schema", "columns", "schema-registry.url"),
+}
+"""Format -> the column's options that mean something with it."""
+_NEEDED: Final = ("schema", "schema-registry.url")
+"""Of those, the ones that have no default."""
 
 FAILFAST: Final = "failfast"
 PERMISSIVE: Final = "permissive"
@@ -49,7 +59,7 @@ class ColumnFormat:
 
     Attributes:
         column: `key` or `value`.
-        format: `UTF8`, `AVRO` or `AVRO_CONFLUENT`.
+        format: One of those that are not `RAW`.
         mode: What becomes of a row whose column cannot be decoded.
         schema: The reader's schema as text; empty for `UTF8`.
         fields: Paths of the fields that are wanted; `None` = all.
@@ -72,7 +82,7 @@ class ColumnFormat:
 
     @property
     def reader_schema(self) -> Schema:
-        """The schema, parsed.
+        """The schema of Avro, parsed.
 
         Raises:
             AvroSchemaError: It is not one.
@@ -86,12 +96,20 @@ class ColumnFormat:
         """Of the decoded column.
 
         Raises:
-            AvroSchemaError: The schema is not one, or lacks a field that is wanted.
+            ValueError: The schema is not one, or lacks a field that is wanted.
         """
         import pyarrow as pa
 
         if self.format == UTF8:
             return pa.string()
+        if self.format == JSON:
+            from segment_format.values.json.ddl import parse_ddl
+            from segment_format.values.json.program import compiled
+            from segment_format.values.json.projection import projected as json_projected
+
+            kind = parse_ddl(self.schema)
+            kind = kind if self.fields is None else json_projected(kind, self.fields)
+            return compiled(kind).root.type
         from segment_format.values.avro.columns import columns_of as avro_columns
         from segment_format.values.avro.projection import projected
 
@@ -135,7 +153,7 @@ def check_where(where: Predicate | None, formats: Iterable[ColumnFormat]) -> Non
 def _parse_format(name: str, text: str) -> str:
     if text.strip().lower() in _NOT_YET:
         raise InvalidOptionError(f"option {name!r}: {text.strip().lower()} is not there yet")
-    return parse_choice(name, text, choices=_FORMATS)
+    return parse_choice(name, text, choices=tuple(_ALLOWED))
 
 
 def _parse_mode(name: str, text: str) -> str:
@@ -169,15 +187,17 @@ def _options(column: str) -> Iterator[Option]:
     yield Option(
         f"{column}.format",
         _parse_format,
-        f"What `{column}` holds: `raw` bytes, `utf8` text, `avro`, or `avro-confluent` (a zero byte"
-        " and the id of the writer's schema in front). All but `raw` make it a typed column.",
+        f"What `{column}` holds: `raw` bytes, `utf8` text, `json`, `avro`, or `avro-confluent` (a"
+        " zero byte and the id of the writer's schema in front). All but `raw` make it a typed"
+        " column.",
         default=RAW,
     )
     yield Option(
         f"{column}.schema",
         parse_text,
-        f"The Avro schema that `{column}` is read as: its JSON, or a file of it that the driver"
-        " reads. With `avro`, it is the writer's, too.",
+        f"What `{column}` is read as, or a file of it that the driver reads. With `json`, a DDL as"
+        " Spark writes it: `country string, amount bigint`. With Avro, the schema in JSON; with"
+        " `avro`, it is the writer's, too.",
     )
     yield Option(
         f"{column}.schema-registry.url",
@@ -189,7 +209,7 @@ def _options(column: str) -> Iterator[Option]:
     yield Option(
         f"{column}.columns",
         parse_names,
-        "With `avro` and `avro-confluent`: only these fields, in the schema's order, such as"
+        "With formats that have a schema: only these fields, in the schema's order, such as"
         " `amount,user.id`; the others are stepped over.",
     )
     yield Option(
@@ -226,12 +246,7 @@ def _column_format(
     column: str, values: Mapping[str, Any], given: frozenset[str]
 ) -> ColumnFormat | None:
     form = values[f"{column}.format"]
-    allowed = {
-        RAW: (),
-        UTF8: ("mode",),
-        AVRO: ("mode", "schema", "columns"),
-        AVRO_CONFLUENT: ("mode", "schema", "columns", "schema-registry.url"),
-    }[form]
+    allowed = _ALLOWED[form]
     for name in ("schema", "schema-registry.url", "columns", "mode"):
         if f"{column}.{name}" in given and name not in allowed:
             raise InvalidOptionError(
@@ -239,7 +254,7 @@ def _column_format(
             )
     if form == RAW:
         return None
-    for name in ("schema", "schema-registry.url"):
+    for name in _NEEDED:
         if name in allowed and values[f"{column}.{name}"] is None:
             raise InvalidOptionError(
                 f"option '{column}.format' = {form} needs option '{column}.{name}'"
@@ -253,33 +268,48 @@ def _column_format(
         column,
         form,
         mode,
-        _schema_text(name, values[name]),
+        _schema_text(name, values[name], form),
         values[f"{column}.columns"],
         registry.place or None,
         registry.auth,
     )
-    from segment_format.values.avro.schema import AvroSchemaError
-
     try:
         _ = found.type
-    except AvroSchemaError as error:
+    except ValueError as error:
         wrong = name if found.fields is None else f"{name}' or '{column}.columns"
         raise InvalidOptionError(f"option '{wrong}': {error}") from None
     return found
 
 
-def _schema_text(name: str, text: str) -> str:
-    """A schema's JSON: the text itself, or that of the file it names."""
-    if re.match(r'[{\["]', text):
+def _schema_text(name: str, text: str, form: str) -> str:
+    """A schema: the text itself, or that of the file it names."""
+    kind = "an Avro schema in JSON"
+    if form == JSON:
+        from segment_format.values.json.ddl import parse_ddl
+
+        try:
+            parse_ddl(text)
+        except ValueError as error:
+            kind = f"a DDL ({error})"
+        else:
+            return text
+    elif re.match(r'[{\["]', text):
         return text
     try:
-        with Path(text).open("rb") as file:
+        return _content(name, text, kind).decode()
+    except UnicodeDecodeError:
+        raise InvalidOptionError(f"option {name!r}: {text} is not UTF-8") from None
+
+
+def _content(name: str, path: str, kind: str) -> bytes:
+    try:
+        with Path(path).open("rb") as file:
             data = file.read(_MAX_SCHEMA_BYTES + 1)
-        if len(data) > _MAX_SCHEMA_BYTES:
-            raise InvalidOptionError(f"option {name!r}: {text} has more than 16 MiB")
-        return data.decode()
-    except (OSError, UnicodeDecodeError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise InvalidOptionError(
-            f"option {name!r} is neither an Avro schema in JSON nor a file of one: {text[:200]!r}"
+            f"option {name!r} is neither {kind} nor a file of one: {path[:200]!r}"
             f" ({type(error).__name__})"
         ) from None
+    if len(data) > _MAX_SCHEMA_BYTES:
+        raise InvalidOptionError(f"option {name!r}: {path} has more than 16 MiB")
+    return data

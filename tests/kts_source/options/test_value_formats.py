@@ -36,7 +36,15 @@ def test_a_schema_is_text_or_a_file_and_fixed_at_once(tmp_path: Path) -> None:
     assert of_file.schema == RECORD
 
 
-@pytest.mark.parametrize("name", ["json", "protobuf", "protobuf-confluent", "json-confluent"])
+def test_schemas_that_are_too_large_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "large"
+    with file.open("wb") as out:
+        out.truncate((16 << 20) + 1)
+    with pytest.raises(InvalidOptionError, match="more than 16 MiB"):
+        parsed(value__format="avro", value__schema=str(file))
+
+
+@pytest.mark.parametrize("name", ["protobuf", "protobuf-confluent", "json-confluent"])
 def test_formats_to_come_are_refused_by_name(name: str) -> None:
     with pytest.raises(InvalidOptionError, match=f"'value.format': {name} is not there yet"):
         parsed(value__format=name)
@@ -45,7 +53,7 @@ def test_formats_to_come_are_refused_by_name(name: str) -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"value__format": "csv"}, "must be raw or utf8 or avro or avro-confluent"),
+        ({"value__format": "csv"}, "must be raw or utf8 or json or avro or avro-confluent"),
         ({"value__format": "avro"}, "needs option 'value.schema'"),
         ({"value__format": "avro-confluent", "value__schema": RECORD}, "schema-registry.url"),
         ({"value__schema": RECORD}, "'value.schema' means nothing with 'value.format' = raw"),
@@ -58,6 +66,12 @@ def test_formats_to_come_are_refused_by_name(name: str) -> None:
         ({"value__format": "avro", "value__schema": RECORD, "value__columns": "b"},
          "'value.schema' or 'value.columns'.*'b'"),
         ({"value__format": "avro", "value__schema": RECORD, "value__mode": "IGNORE"}, "must be"),
+        ({"value__format": "json"}, "needs option 'value.schema'"),
+        ({"value__format": "json", "value__schema": "a byte"}, "a DDL .*a type.*nor a file"),
+        ({"value__format": "json", "value__schema": "a int", "value__columns": "b"},
+         "'value.schema' or 'value.columns'.*'b'"),
+        ({"value__format": "json", "value__schema": "a int", "value__schema-registry.url": "/x"},
+         "means nothing"),
         ({"columns": "valueError"}, "not a column"),
         ({"value__formt": "avro"}, "did you mean 'value.format'"),
     ],
