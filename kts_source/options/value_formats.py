@@ -21,7 +21,7 @@ from kts_source.predicate.model import columns_of
 from kts_source.secret import Secret
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     import pyarrow as pa
 
@@ -33,16 +33,18 @@ UTF8: Final = "utf8"
 AVRO: Final = "avro"
 AVRO_CONFLUENT: Final = "avro-confluent"
 JSON: Final = "json"
-_NOT_YET: Final = ("protobuf", "protobuf-confluent", "json-confluent")
+PROTOBUF: Final = "protobuf"
+_NOT_YET: Final = ("protobuf-confluent", "json-confluent")
 _ALLOWED: Final = {
     RAW: (),
     UTF8: ("mode",),
     JSON: ("mode", "schema", "columns"),
     AVRO: ("mode", "schema", "columns"),
     AVRO_CONFLUENT: ("mode", "schema", "columns", "schema-registry.url"),
+    PROTOBUF: ("mode", "schema", "message", "columns"),
 }
 """Format -> the column's options that mean something with it."""
-_NEEDED: Final = ("schema", "schema-registry.url")
+_NEEDED: Final = ("schema", "message", "schema-registry.url")
 """Of those, the ones that have no default."""
 
 FAILFAST: Final = "failfast"
@@ -61,7 +63,9 @@ class ColumnFormat:
         column: `key` or `value`.
         format: One of those that are not `RAW`.
         mode: What becomes of a row whose column cannot be decoded.
-        schema: The reader's schema as text; empty for `UTF8`.
+        schema: The reader's schema as text; empty for `UTF8` and `PROTOBUF`.
+        descriptors: The descriptor set of `PROTOBUF`.
+        message: Full name of its message.
         fields: Paths of the fields that are wanted; `None` = all.
         registry: Where schemas of writers are: a URL or a folder; `None` but for `AVRO_CONFLUENT`.
         auth: User and password of the registry.
@@ -71,6 +75,8 @@ class ColumnFormat:
     format: str
     mode: str
     schema: str = field(default="", repr=False)
+    descriptors: bytes = field(default=b"", repr=False)
+    message: str = ""
     fields: tuple[str, ...] | None = None
     registry: str | None = None
     auth: Secret[tuple[str, str]] | None = field(default=None, hash=False)
@@ -98,23 +104,49 @@ class ColumnFormat:
         Raises:
             ValueError: The schema is not one, or lacks a field that is wanted.
         """
-        import pyarrow as pa
+        return _TYPES[self.format](self)
 
-        if self.format == UTF8:
-            return pa.string()
-        if self.format == JSON:
-            from segment_format.values.json.ddl import parse_ddl
-            from segment_format.values.json.program import compiled
-            from segment_format.values.json.projection import projected as json_projected
 
-            kind = parse_ddl(self.schema)
-            kind = kind if self.fields is None else json_projected(kind, self.fields)
-            return compiled(kind).root.type
-        from segment_format.values.avro.columns import columns_of as avro_columns
-        from segment_format.values.avro.projection import projected
+def _text_type(_: ColumnFormat) -> pa.DataType:
+    import pyarrow as pa
 
-        schema = self.reader_schema
-        return avro_columns(schema if self.fields is None else projected(schema, self.fields)).type
+    return pa.string()
+
+
+def _json_type(form: ColumnFormat) -> pa.DataType:
+    from segment_format.values.json.ddl import parse_ddl
+    from segment_format.values.json.program import compiled
+    from segment_format.values.json.projection import projected
+
+    kind = parse_ddl(form.schema)
+    return compiled(kind if form.fields is None else projected(kind, form.fields)).root.type
+
+
+def _avro_type(form: ColumnFormat) -> pa.DataType:
+    from segment_format.values.avro.columns import columns_of as avro_columns
+    from segment_format.values.avro.projection import projected
+
+    schema = form.reader_schema
+    return avro_columns(schema if form.fields is None else projected(schema, form.fields)).type
+
+
+def _protobuf_type(form: ColumnFormat) -> pa.DataType:
+    from segment_format.values.protobuf.columns import selection_of
+    from segment_format.values.protobuf.program import compile_message
+    from segment_format.values.protobuf.schema import read_schema as read_descriptors
+
+    selection = None if form.fields is None else selection_of(form.fields)
+    return compile_message(read_descriptors(form.descriptors), form.message, selection).root.type
+
+
+# As the decoders find them, but without the compiler: options are parsed where nothing is decoded.
+_TYPES: Final[dict[str, Callable[[ColumnFormat], pa.DataType]]] = {
+    UTF8: _text_type,
+    JSON: _json_type,
+    AVRO: _avro_type,
+    AVRO_CONFLUENT: _avro_type,
+    PROTOBUF: _protobuf_type,
+}
 
 
 def column_types(formats: Iterable[ColumnFormat]) -> dict[str, pa.DataType]:
@@ -187,9 +219,9 @@ def _options(column: str) -> Iterator[Option]:
     yield Option(
         f"{column}.format",
         _parse_format,
-        f"What `{column}` holds: `raw` bytes, `utf8` text, `json`, `avro`, or `avro-confluent` (a"
-        " zero byte and the id of the writer's schema in front). All but `raw` make it a typed"
-        " column.",
+        f"What `{column}` holds: `raw` bytes, `utf8` text, `json`, `avro`, `avro-confluent` (a"
+        " zero byte and the id of the writer's schema in front), or `protobuf`. All but `raw` make"
+        " it a typed column.",
         default=RAW,
     )
     yield Option(
@@ -197,7 +229,13 @@ def _options(column: str) -> Iterator[Option]:
         parse_text,
         f"What `{column}` is read as, or a file of it that the driver reads. With `json`, a DDL as"
         " Spark writes it: `country string, amount bigint`. With Avro, the schema in JSON; with"
-        " `avro`, it is the writer's, too.",
+        " `avro`, it is the writer's, too. With `protobuf`, a file of a descriptor set, which"
+        " `protoc --include_imports --descriptor_set_out` writes.",
+    )
+    yield Option(
+        f"{column}.message",
+        parse_text,
+        "With `protobuf`: the full name of the message, such as `shop.Order`.",
     )
     yield Option(
         f"{column}.schema-registry.url",
@@ -247,7 +285,7 @@ def _column_format(
 ) -> ColumnFormat | None:
     form = values[f"{column}.format"]
     allowed = _ALLOWED[form]
-    for name in ("schema", "schema-registry.url", "columns", "mode"):
+    for name in (*_NEEDED, "columns", "mode"):
         if f"{column}.{name}" in given and name not in allowed:
             raise InvalidOptionError(
                 f"option '{column}.{name}' means nothing with '{column}.format' = {form}"
@@ -264,20 +302,24 @@ def _column_format(
         return ColumnFormat(column, form, mode)
     name = f"{column}.schema"
     registry: _Registry = values[f"{column}.schema-registry.url"] or _Registry("", None)
+    is_text = form != PROTOBUF
     found = ColumnFormat(
         column,
         form,
         mode,
-        _schema_text(name, values[name], form),
-        values[f"{column}.columns"],
-        registry.place or None,
-        registry.auth,
+        schema=_schema_text(name, values[name], form) if is_text else "",
+        descriptors=b"" if is_text else _content(name, values[name], "no file that can be read"),
+        message=values[f"{column}.message"] or "",
+        fields=values[f"{column}.columns"],
+        registry=registry.place or None,
+        auth=registry.auth,
     )
     try:
         _ = found.type
     except ValueError as error:
-        wrong = name if found.fields is None else f"{name}' or '{column}.columns"
-        raise InvalidOptionError(f"option '{wrong}': {error}") from None
+        wrong = [one for one in ("schema", "message", "columns") if values[f"{column}.{one}"]]
+        named = " or ".join(f"'{column}.{one}'" for one in wrong)
+        raise InvalidOptionError(f"option {named}: {error}") from None
     return found
 
 
@@ -296,19 +338,19 @@ def _schema_text(name: str, text: str, form: str) -> str:
     elif re.match(r'[{\["]', text):
         return text
     try:
-        return _content(name, text, kind).decode()
+        return _content(name, text, f"neither {kind} nor a file of one").decode()
     except UnicodeDecodeError:
         raise InvalidOptionError(f"option {name!r}: {text} is not UTF-8") from None
 
 
-def _content(name: str, path: str, kind: str) -> bytes:
+def _content(name: str, path: str, otherwise: str) -> bytes:
+    """Of a file; if there is none, the text is what `otherwise` says."""
     try:
         with Path(path).open("rb") as file:
             data = file.read(_MAX_SCHEMA_BYTES + 1)
     except (OSError, ValueError) as error:
         raise InvalidOptionError(
-            f"option {name!r} is neither {kind} nor a file of one: {path[:200]!r}"
-            f" ({type(error).__name__})"
+            f"option {name!r} is {otherwise}: {path[:200]!r} ({type(error).__name__})"
         ) from None
     if len(data) > _MAX_SCHEMA_BYTES:
         raise InvalidOptionError(f"option {name!r}: {path} has more than 16 MiB")

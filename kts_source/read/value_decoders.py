@@ -7,7 +7,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from kts_source.options.value_formats import AVRO, JSON, UTF8
+from kts_source.options.value_formats import AVRO, JSON, PROTOBUF, UTF8
 from kts_source.registry.by_id import ById
 from kts_source.registry.schema_registry import AVRO as AVRO_SCHEMA
 from kts_source.registry.schema_registry import find_schema
@@ -34,6 +34,10 @@ def value_decoder(form: ColumnFormat) -> ValueDecoder:
         from segment_format.values.json.decoder import JsonDecoder
 
         return JsonDecoder(parse_ddl(form.schema), form.fields)
+    if form.format == PROTOBUF:
+        from segment_format.values.protobuf.decoder import ProtobufDecoder
+
+        return ProtobufDecoder(form.descriptors, form.message, form.fields)
     if form.format == AVRO:
         from segment_format.values.avro.decoder import AvroDecoder
 

@@ -9,6 +9,7 @@ import pytest
 
 from kts_source import register
 from tests.kts_source.read.test_json_rows import as_json, value
+from tests.kts_source.read.test_protobuf_rows import VALUES, as_protobuf
 from tests.kts_source.read.typed_tier import write
 
 if TYPE_CHECKING:
@@ -35,3 +36,21 @@ def test_json(spark: SparkSession, tmp_path: Path) -> None:
     assert rows[3].price == Decimal("2.50")
     assert rows[3].user.asDict(recursive=True) == {"id": 3, "tags": {"k": [0.75]}}
     assert frame.where("value IS NULL").count() == 2
+
+
+def test_protobuf(spark: SparkSession, tmp_path: Path) -> None:
+    register(spark)
+    options = write(tmp_path / "tier", [[*VALUES]]) | as_protobuf(
+        tmp_path, **{"value.mode": "PERMISSIVE"}
+    )
+    frame = spark.read.format("tiered-kafka").options(**options).load()
+    rows = frame.selectExpr("offset", "value.*", "value IS NULL as gone", "valueError").collect()
+    rows.sort(key=lambda one: one.offset)
+    first = rows[0]
+    assert (first.id, first["count"], first.state) == ("Zürich", Decimal(2**64 - 1), "PAID")
+    assert first["items"][0].asDict() == {"sku": "a", "prices": [1, -1]}
+    assert first.tags["é"].sku == "éé"
+    assert first.at.timestamp() == 1_700_000_000.123456
+    assert first.took.total_seconds() == -1.5
+    assert [row.gone for row in rows] == [False, True, False, True, False, True]
+    assert [row.valueError is None for row in rows] == [True, True, True, False, True, False]

@@ -44,7 +44,7 @@ def test_schemas_that_are_too_large_are_refused(tmp_path: Path) -> None:
         parsed(value__format="avro", value__schema=str(file))
 
 
-@pytest.mark.parametrize("name", ["protobuf", "protobuf-confluent", "json-confluent"])
+@pytest.mark.parametrize("name", ["protobuf-confluent", "json-confluent"])
 def test_formats_to_come_are_refused_by_name(name: str) -> None:
     with pytest.raises(InvalidOptionError, match=f"'value.format': {name} is not there yet"):
         parsed(value__format=name)
@@ -53,7 +53,7 @@ def test_formats_to_come_are_refused_by_name(name: str) -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"value__format": "csv"}, "must be raw or utf8 or json or avro or avro-confluent"),
+        ({"value__format": "csv"}, "must be raw or utf8 or json or .* or protobuf"),
         ({"value__format": "avro"}, "needs option 'value.schema'"),
         ({"value__format": "avro-confluent", "value__schema": RECORD}, "schema-registry.url"),
         ({"value__schema": RECORD}, "'value.schema' means nothing with 'value.format' = raw"),
@@ -72,6 +72,14 @@ def test_formats_to_come_are_refused_by_name(name: str) -> None:
          "'value.schema' or 'value.columns'.*'b'"),
         ({"value__format": "json", "value__schema": "a int", "value__schema-registry.url": "/x"},
          "means nothing"),
+        ({"value__format": "protobuf", "value__message": "a.B"}, "needs option 'value.schema'"),
+        ({"value__format": "protobuf", "value__schema": "/x"}, "needs option 'value.message'"),
+        ({"value__format": "protobuf", "value__schema": "/no/file", "value__message": "a.B"},
+         "'value.schema' is no file that can be read"),
+        ({"value__format": "protobuf", "value__schema": __file__, "value__message": "a.B"},
+         "'value.schema' or 'value.message': .*FileDescriptorSet"),
+        ({"value__format": "avro", "value__schema": RECORD, "value__message": "a.B"},
+         "'value.message' means nothing"),
         ({"columns": "valueError"}, "not a column"),
         ({"value__formt": "avro"}, "did you mean 'value.format'"),
     ],
