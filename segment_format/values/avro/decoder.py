@@ -175,4 +175,4 @@ def load_kernel() -> Callable[[NDArray[np.int64]], int]:
 
 def _bad(program: Program, row: int, status: int, instruction: int, argument: int) -> BadValue:
     reason = program.messages[argument] if status == o.ERROR_MESSAGE else o.MESSAGES[status]
-    return BadValue(row, ".".join(program.paths[instruction]), reason)
+    return BadValue(row, program.path(instruction, argument), reason)

@@ -93,7 +93,7 @@ PREFIX: Final = 12  # bytes in front of each value
 ROWS: Final = 13
 ROW: Final = 14  # the next one
 FAILED_AT: Final = 15  # instruction
-FAILED_ARGUMENT: Final = 16
+FAILED_ARGUMENT: Final = 16  # of SKIP_…: steps, or bytes, that there were
 NEEDED: Final = 17  # room, of FAILED_ARGUMENT
 FRAME_SIZE: Final = 18
 

@@ -25,6 +25,8 @@ from segment_format.values.avro.resolution import (
 from segment_format.values.avro.schema import AvroSchemaError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from numpy.typing import NDArray
 
     from segment_format.values.avro.columns import Column
@@ -59,6 +61,7 @@ class Program:
     Attributes:
         code: int64, rows of `WIDTH`.
         paths: Of each instruction, the names of the fields around it.
+        steps: Of each instruction that steps over several fields, where each ends and its path.
         messages: What `FAIL` says.
         loops: How many loops it has.
         constants: What its addresses point into.
@@ -66,9 +69,24 @@ class Program:
 
     code: NDArray[np.int64]
     paths: tuple[tuple[str, ...], ...]
+    steps: Mapping[int, Sequence[tuple[int, tuple[str, ...]]]]
     messages: tuple[str, ...]
     loops: int
     constants: tuple[Any, ...]
+
+    def path(self, instruction: int, argument: int) -> str:
+        """Names of the fields down to where an instruction failed, joined by dots.
+
+        Args:
+            instruction: Its number.
+            argument: Steps or bytes that there were, where it is one of `steps`.
+        """
+        found = self.paths[instruction]
+        for end, path in self.steps.get(instruction, ()):
+            if argument < end:
+                found = path
+                break
+        return ".".join(found)
 
 
 def compiled(writer: Schema, reader: Schema, column: Column) -> Program:
@@ -84,6 +102,7 @@ def compiled(writer: Schema, reader: Schema, column: Column) -> Program:
     return Program(
         np.ascontiguousarray(code),
         tuple(compiler.paths),
+        compiler.steps,
         tuple(compiler.messages),
         compiler.loops,
         tuple(compiler.constants),
@@ -94,6 +113,7 @@ class _Compiler:
     def __init__(self) -> None:
         self.code: list[list[int]] = []
         self.paths: list[tuple[str, ...]] = []
+        self.steps: dict[int, list[tuple[int, tuple[str, ...]]]] = {}
         self.messages: list[str] = []
         self.constants: list[Any] = []
         self.loops = 0
@@ -180,6 +200,7 @@ class _Compiler:
         except AvroSchemaError as error:
             size, messages, constants, self.loops, self._path = before
             del self.code[size:], self.paths[size:]
+            self.steps = {number: one for number, one in self.steps.items() if number < size}
             del self.messages[messages:], self.constants[constants:]
             self._here()
             self._fail(str(error))
@@ -350,6 +371,8 @@ class _Compiler:
             self.code[-1][o.A] += argument
         else:
             self.emit(op, a=argument)
+        steps = self.steps.setdefault(len(self.code) - 1, [])
+        steps.append((self.code[-1][o.A], self._path))
 
 
 _SIZES: Final = {s.BOOLEAN: 1, s.FLOAT: 4, s.DOUBLE: 8}

@@ -200,24 +200,24 @@ def run_value(
                 return np.int64(o.ERROR_REST), here, none, none
             return np.int64(o.DONE), here, none, none
         elif op == o.SKIP_BYTES:
-            for _ in range(get(here, o.A)):
+            for step in range(get(here, o.A)):
                 size, at = read_long(at, stop)
                 if at <= TOO_LONG:
-                    return np.int64(o.ERROR_TRUNCATED) + np.int64(at), here, none, none
+                    return np.int64(o.ERROR_TRUNCATED) + np.int64(at), here, step, none
                 if size < 0 or size > np.int64(stop - at):
-                    return np.int64(o.ERROR_LENGTH), here, none, none
+                    return np.int64(o.ERROR_LENGTH), here, step, none
                 at += np.uint64(size)
             here += INSTRUCTION
         elif op == o.SKIP_VARINT:
-            for _ in range(get(here, o.A)):
+            for step in range(get(here, o.A)):
                 value, at = read_long(at, stop)
                 if at <= TOO_LONG:
-                    return np.int64(o.ERROR_TRUNCATED) + np.int64(at), here, none, none
+                    return np.int64(o.ERROR_TRUNCATED) + np.int64(at), here, step, none
             here += INSTRUCTION
         elif op == o.SKIP_FIXED:
             size = get(here, o.A)
             if size > np.int64(stop - at):
-                return np.int64(o.ERROR_TRUNCATED), here, none, none
+                return np.int64(o.ERROR_TRUNCATED), here, np.int64(stop - at), none
             at += np.uint64(size)
             here += INSTRUCTION
         elif op == o.FLOAT:

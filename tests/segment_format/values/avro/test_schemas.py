@@ -276,3 +276,15 @@ def test_paths_name_fields_down_to_what_is_wrong() -> None:
     assert read(schema, schema, b"\2\xff\xff\xff\xff\xff\1\0") == [
         "items.price: an int of more than 32 bits"
     ]
+
+
+def test_fields_that_are_stepped_over_together_are_told_apart() -> None:
+    pair = {"type": "fixed", "name": "F", "size": 2}
+    fields = [("a", pair), ("b", "F"), ("c", "string"), ("d", "bytes"), ("e", "int"), ("f", "long")]
+    schema = parse_avro(json.dumps(record(*fields, ("wanted", "boolean"))))
+    decoder = AvroDecoder(schema, columns=["wanted"])
+    value = b"xxyy\2c\2d\2\2\1"
+    cuts = [value[:size] for size in range(len(value) + 1)]
+    found = decoder.decode(pa.array(cuts, pa.binary()))
+    assert found.array.to_pylist() == [None] * len(value) + [{"wanted": True}]
+    assert [one.path for one in found.bad] == [*"aabbccddef", "wanted"]
