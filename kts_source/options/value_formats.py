@@ -34,14 +34,17 @@ AVRO: Final = "avro"
 AVRO_CONFLUENT: Final = "avro-confluent"
 JSON: Final = "json"
 PROTOBUF: Final = "protobuf"
-_NOT_YET: Final = ("protobuf-confluent", "json-confluent")
+JSON_CONFLUENT: Final = "json-confluent"
+PROTOBUF_CONFLUENT: Final = "protobuf-confluent"
 _ALLOWED: Final = {
     RAW: (),
     UTF8: ("mode",),
     JSON: ("mode", "schema", "columns"),
+    JSON_CONFLUENT: ("mode", "schema", "columns"),
     AVRO: ("mode", "schema", "columns"),
     AVRO_CONFLUENT: ("mode", "schema", "columns", "schema-registry.url"),
     PROTOBUF: ("mode", "schema", "message", "columns"),
+    PROTOBUF_CONFLUENT: ("mode", "schema", "message", "columns"),
 }
 """Format -> the column's options that mean something with it."""
 _NEEDED: Final = ("schema", "message", "schema-registry.url")
@@ -63,8 +66,8 @@ class ColumnFormat:
         column: `key` or `value`.
         format: One of those that are not `RAW`.
         mode: What becomes of a row whose column cannot be decoded.
-        schema: The reader's schema as text; empty for `UTF8` and `PROTOBUF`.
-        descriptors: The descriptor set of `PROTOBUF`.
+        schema: The reader's schema as text; empty for `UTF8` and Protobuf.
+        descriptors: Those of Protobuf, a `FileDescriptorSet`.
         message: Full name of its message.
         fields: Paths of the fields that are wanted; `None` = all.
         registry: Where schemas of writers are: a URL or a folder; `None` but for `AVRO_CONFLUENT`.
@@ -143,9 +146,11 @@ def _protobuf_type(form: ColumnFormat) -> pa.DataType:
 _TYPES: Final[dict[str, Callable[[ColumnFormat], pa.DataType]]] = {
     UTF8: _text_type,
     JSON: _json_type,
+    JSON_CONFLUENT: _json_type,
     AVRO: _avro_type,
     AVRO_CONFLUENT: _avro_type,
     PROTOBUF: _protobuf_type,
+    PROTOBUF_CONFLUENT: _protobuf_type,
 }
 
 
@@ -183,8 +188,6 @@ def check_where(where: Predicate | None, formats: Iterable[ColumnFormat]) -> Non
 
 
 def _parse_format(name: str, text: str) -> str:
-    if text.strip().lower() in _NOT_YET:
-        raise InvalidOptionError(f"option {name!r}: {text.strip().lower()} is not there yet")
     return parse_choice(name, text, choices=tuple(_ALLOWED))
 
 
@@ -219,23 +222,23 @@ def _options(column: str) -> Iterator[Option]:
     yield Option(
         f"{column}.format",
         _parse_format,
-        f"What `{column}` holds: `raw` bytes, `utf8` text, `json`, `avro`, `avro-confluent` (a"
-        " zero byte and the id of the writer's schema in front), or `protobuf`. All but `raw` make"
-        " it a typed column.",
+        f"What `{column}` holds: `raw` bytes, `utf8` text, `json`, `avro`, `protobuf`, or one of"
+        " `json-confluent`, `avro-confluent`, `protobuf-confluent` (a zero byte and the id of the"
+        " writer's schema in front). All but `raw` make it a typed column.",
         default=RAW,
     )
     yield Option(
         f"{column}.schema",
         parse_text,
-        f"What `{column}` is read as, or a file of it that the driver reads. With `json`, a DDL as"
+        f"What `{column}` is read as, or a file of it that the driver reads. With JSON, a DDL as"
         " Spark writes it: `country string, amount bigint`. With Avro, the schema in JSON; with"
-        " `avro`, it is the writer's, too. With `protobuf`, a file of a descriptor set, which"
+        " `avro`, it is the writer's, too. With Protobuf, a file of a descriptor set, which"
         " `protoc --include_imports --descriptor_set_out` writes.",
     )
     yield Option(
         f"{column}.message",
         parse_text,
-        "With `protobuf`: the full name of the message, such as `shop.Order`.",
+        "With Protobuf: the full name of the message, such as `shop.Order`.",
     )
     yield Option(
         f"{column}.schema-registry.url",
@@ -302,7 +305,7 @@ def _column_format(
         return ColumnFormat(column, form, mode)
     name = f"{column}.schema"
     registry: _Registry = values[f"{column}.schema-registry.url"] or _Registry("", None)
-    is_text = form != PROTOBUF
+    is_text = form not in (PROTOBUF, PROTOBUF_CONFLUENT)
     found = ColumnFormat(
         column,
         form,
@@ -326,7 +329,7 @@ def _column_format(
 def _schema_text(name: str, text: str, form: str) -> str:
     """A schema: the text itself, or that of the file it names."""
     kind = "an Avro schema in JSON"
-    if form == JSON:
+    if form in (JSON, JSON_CONFLUENT):
         from segment_format.values.json.ddl import parse_ddl
 
         try:

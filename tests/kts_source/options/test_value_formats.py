@@ -44,16 +44,10 @@ def test_schemas_that_are_too_large_are_refused(tmp_path: Path) -> None:
         parsed(value__format="avro", value__schema=str(file))
 
 
-@pytest.mark.parametrize("name", ["protobuf-confluent", "json-confluent"])
-def test_formats_to_come_are_refused_by_name(name: str) -> None:
-    with pytest.raises(InvalidOptionError, match=f"'value.format': {name} is not there yet"):
-        parsed(value__format=name)
-
-
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"value__format": "csv"}, "must be raw or utf8 or json or .* or protobuf"),
+        ({"value__format": "csv"}, "must be raw or utf8 or json or .* or protobuf-confluent"),
         ({"value__format": "avro"}, "needs option 'value.schema'"),
         ({"value__format": "avro-confluent", "value__schema": RECORD}, "schema-registry.url"),
         ({"value__schema": RECORD}, "'value.schema' means nothing with 'value.format' = raw"),

@@ -128,6 +128,18 @@ def test_a_schema_of_one_type_and_keys(tmp_path: Path) -> None:
     assert table["keyError"][0].as_py()
 
 
+def test_values_with_confluents_header(tmp_path: Path) -> None:
+    values = [b"\0\0\0\0\x07" + value(1), None, value(2), b"\0\0\0\0\x09" + BAD[3][0], b""]
+    options = as_json(**{"value.format": "json-confluent", "value.mode": "PERMISSIVE"})
+    table = kts_source.scan(write(tmp_path, [values]) | options).to_table()
+    assert shown(table["value"].to_pylist()) == [row(1), None, None, None, None]
+    reasons = table["valueError"].to_pylist()
+    assert reasons[:2] == [None, None]
+    assert "no zero byte" in reasons[2]
+    assert reasons[3].startswith("amount: ")
+    assert "shorter than the 5 bytes" in reasons[4]
+
+
 def test_a_ddl_is_text_or_a_file(tmp_path: Path) -> None:
     file = tmp_path / "order.ddl"
     file.write_text(DDL)

@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 
 WHOLE = sample_value("proto3")
 VALUES: list[bytes | None] = [WHOLE, None, b"", b"\x0a\x02x", b"\x20\x09", b"\x0a\x01\xff"]
-"""One of all fields, a null, one of none, a text that is cut off, state 9, a
-text that is not UTF-8.
-"""
+"""One of all fields, a null, one of none, a text that is cut off, state 9, a text not of UTF-8."""
 BAD = [3, 5]
 
 
@@ -78,6 +76,22 @@ def test_failfast_names_the_place_and_the_field(tier: dict[str, str], tmp_path: 
     with pytest.raises(InvalidValueError, match=r"\(protobuf\) says: id: ") as raised:
         kts_source.scan(tier | as_protobuf(tmp_path)).to_table(threads=1)
     assert raised.value.offset == 3
+
+
+def test_values_with_confluents_header(tmp_path: Path) -> None:
+    head = b"\0\0\0\0\x07"
+    # The order is the second message of its file; a zero means the first.
+    values: list[bytes | None] = [head + b"\2\2" + WHOLE, None, head + b"\0" + WHOLE, WHOLE]
+    options = as_protobuf(
+        tmp_path, **{"value.format": "protobuf-confluent", "value.mode": "PERMISSIVE"}
+    )
+    table = kts_source.scan(write(tmp_path / "tier", [values]) | options).to_table()
+    expected = decoder_of("proto3").decode(binary(WHOLE, None, None, None)).array.to_pylist()
+    assert table["value"].to_pylist() == expected
+    reasons = table["valueError"].to_pylist()
+    assert reasons[:2] == [None, None]
+    assert reasons[2] == "message index [0], not [1]"
+    assert "no zero byte" in reasons[3]
 
 
 def test_descriptors_are_read_once_and_travel(tier: dict[str, str], tmp_path: Path) -> None:
