@@ -9,6 +9,9 @@ import pytest
 
 from kts_source.errors import InvalidOptionError
 from kts_source.options import ScanOptions, parse_options
+from tests.segment_format.values.protobuf.oracle import descriptor_set
+from tests.segment_format.values.protobuf.sample import sample_file
+from tests.test_loaded_modules import loaded_after
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,6 +37,23 @@ def test_a_schema_is_text_or_a_file_and_fixed_at_once(tmp_path: Path) -> None:
     (of_text,) = parsed(value__format="avro", value__schema=RECORD).formats
     assert of_file == of_text
     assert of_file.schema == RECORD
+
+
+def test_types_are_found_without_the_compiler(tmp_path: Path) -> None:
+    file = tmp_path / "order.desc"
+    file.write_bytes(descriptor_set(sample_file("proto2")))
+    every = [
+        {"value.format": "avro", "value.schema": RECORD},
+        {"value.format": "json-confluent", "value.schema": "a int, b int", "value.columns": "a"},
+        {"value.format": "protobuf", "value.schema": str(file), "value.message": "s.Order"},
+    ]
+    loaded = loaded_after(f"""
+from kts_source.options import parse_options
+for given in {every!r}:
+    (form,) = parse_options({{"path": "/x", "subscribe": "t"}} | given).formats
+    assert form.type.num_fields
+""")
+    assert {"numba", "llvmlite"} & loaded == set()
 
 
 def test_schemas_that_are_too_large_are_refused(tmp_path: Path) -> None:
