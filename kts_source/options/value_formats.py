@@ -21,7 +21,7 @@ from kts_source.predicate.model import columns_of
 from kts_source.secret import Secret
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     import pyarrow as pa
 
@@ -32,8 +32,23 @@ RAW: Final = "raw"
 UTF8: Final = "utf8"
 AVRO: Final = "avro"
 AVRO_CONFLUENT: Final = "avro-confluent"
-_FORMATS: Final = (RAW, UTF8, AVRO, AVRO_CONFLUENT)
-_NOT_YET: Final = ("json", "protobuf", "protobuf-confluent", "json-confluent")
+JSON: Final = "json"
+PROTOBUF: Final = "protobuf"
+JSON_CONFLUENT: Final = "json-confluent"
+PROTOBUF_CONFLUENT: Final = "protobuf-confluent"
+_ALLOWED: Final = {
+    RAW: (),
+    UTF8: ("mode",),
+    JSON: ("mode", "schema", "columns"),
+    JSON_CONFLUENT: ("mode", "schema", "columns"),
+    AVRO: ("mode", "schema", "columns"),
+    AVRO_CONFLUENT: ("mode", "schema", "columns", "schema-registry.url"),
+    PROTOBUF: ("mode", "schema", "message", "columns"),
+    PROTOBUF_CONFLUENT: ("mode", "schema", "message", "columns"),
+}
+"""Format -> the column's options that mean something with it."""
+_NEEDED: Final = ("schema", "message", "schema-registry.url")
+"""Of those, the ones that have no default."""
 
 FAILFAST: Final = "failfast"
 PERMISSIVE: Final = "permissive"
@@ -49,9 +64,11 @@ class ColumnFormat:
 
     Attributes:
         column: `key` or `value`.
-        format: `UTF8`, `AVRO` or `AVRO_CONFLUENT`.
+        format: One of those that are not `RAW`.
         mode: What becomes of a row whose column cannot be decoded.
-        schema: The reader's schema as text; empty for `UTF8`.
+        schema: The reader's schema as text; empty for `UTF8` and Protobuf.
+        descriptors: Those of Protobuf, a `FileDescriptorSet`.
+        message: Full name of its message.
         fields: Paths of the fields that are wanted; `None` = all.
         registry: Where schemas of writers are: a URL or a folder; `None` but for `AVRO_CONFLUENT`.
         auth: User and password of the registry.
@@ -61,6 +78,8 @@ class ColumnFormat:
     format: str
     mode: str
     schema: str = field(default="", repr=False)
+    descriptors: bytes = field(default=b"", repr=False)
+    message: str = ""
     fields: tuple[str, ...] | None = None
     registry: str | None = None
     auth: Secret[tuple[str, str]] | None = field(default=None, hash=False)
@@ -72,7 +91,7 @@ class ColumnFormat:
 
     @property
     def reader_schema(self) -> Schema:
-        """The schema, parsed.
+        """The schema of Avro, parsed.
 
         Raises:
             AvroSchemaError: It is not one.
@@ -86,17 +105,53 @@ class ColumnFormat:
         """Of the decoded column.
 
         Raises:
-            AvroSchemaError: The schema is not one, or lacks a field that is wanted.
+            ValueError: The schema is not one, or lacks a field that is wanted.
         """
-        import pyarrow as pa
+        return _TYPES[self.format](self)
 
-        if self.format == UTF8:
-            return pa.string()
-        from segment_format.values.avro.columns import columns_of as avro_columns
-        from segment_format.values.avro.projection import projected
 
-        schema = self.reader_schema
-        return avro_columns(schema if self.fields is None else projected(schema, self.fields)).type
+def _text_type(_: ColumnFormat) -> pa.DataType:
+    import pyarrow as pa
+
+    return pa.string()
+
+
+def _json_type(form: ColumnFormat) -> pa.DataType:
+    from segment_format.values.json.ddl import parse_ddl
+    from segment_format.values.json.program import compiled
+    from segment_format.values.json.projection import projected
+
+    kind = parse_ddl(form.schema)
+    return compiled(kind if form.fields is None else projected(kind, form.fields)).root.type
+
+
+def _avro_type(form: ColumnFormat) -> pa.DataType:
+    from segment_format.values.avro.columns import columns_of as avro_columns
+    from segment_format.values.avro.projection import projected
+
+    schema = form.reader_schema
+    return avro_columns(schema if form.fields is None else projected(schema, form.fields)).type
+
+
+def _protobuf_type(form: ColumnFormat) -> pa.DataType:
+    from segment_format.values.protobuf.columns import selection_of
+    from segment_format.values.protobuf.program import compile_message
+    from segment_format.values.protobuf.schema import read_schema as read_descriptors
+
+    selection = None if form.fields is None else selection_of(form.fields)
+    return compile_message(read_descriptors(form.descriptors), form.message, selection).root.type
+
+
+# As the decoders find them, but without the compiler: options are parsed where nothing is decoded.
+_TYPES: Final[dict[str, Callable[[ColumnFormat], pa.DataType]]] = {
+    UTF8: _text_type,
+    JSON: _json_type,
+    JSON_CONFLUENT: _json_type,
+    AVRO: _avro_type,
+    AVRO_CONFLUENT: _avro_type,
+    PROTOBUF: _protobuf_type,
+    PROTOBUF_CONFLUENT: _protobuf_type,
+}
 
 
 def column_types(formats: Iterable[ColumnFormat]) -> dict[str, pa.DataType]:
@@ -133,9 +188,7 @@ def check_where(where: Predicate | None, formats: Iterable[ColumnFormat]) -> Non
 
 
 def _parse_format(name: str, text: str) -> str:
-    if text.strip().lower() in _NOT_YET:
-        raise InvalidOptionError(f"option {name!r}: {text.strip().lower()} is not there yet")
-    return parse_choice(name, text, choices=_FORMATS)
+    return parse_choice(name, text, choices=tuple(_ALLOWED))
 
 
 def _parse_mode(name: str, text: str) -> str:
@@ -178,15 +231,23 @@ def _options(column: str) -> Iterator[Option]:
     yield Option(
         f"{column}.format",
         _parse_format,
-        f"What `{column}` holds: `raw` bytes, `utf8` text, `avro`, or `avro-confluent` (a zero byte"
-        " and the id of the writer's schema in front). All but `raw` make it a typed column.",
+        f"What `{column}` holds: `raw` bytes, `utf8` text, `json`, `avro`, `protobuf`, or one of"
+        " `json-confluent`, `avro-confluent`, `protobuf-confluent` (a zero byte and the id of the"
+        " writer's schema in front). All but `raw` make it a typed column.",
         default=RAW,
     )
     yield Option(
         f"{column}.schema",
         parse_text,
-        f"The Avro schema that `{column}` is read as: its JSON, or a file of it that the driver"
-        " reads. With `avro`, it is the writer's, too.",
+        f"What `{column}` is read as, or a file of it that the driver reads. With JSON, a DDL as"
+        " Spark writes it: `country string, amount bigint`. With Avro, the schema in JSON; with"
+        " `avro`, it is the writer's, too. With Protobuf, a file of a descriptor set, which"
+        " `protoc --include_imports --descriptor_set_out` writes.",
+    )
+    yield Option(
+        f"{column}.message",
+        parse_text,
+        "With Protobuf: the full name of the message, such as `shop.Order`.",
     )
     yield Option(
         f"{column}.schema-registry.url",
@@ -198,7 +259,7 @@ def _options(column: str) -> Iterator[Option]:
     yield Option(
         f"{column}.columns",
         parse_names,
-        "With `avro` and `avro-confluent`: only these fields, in the schema's order, such as"
+        "With formats that have a schema: only these fields, in the schema's order, such as"
         " `amount,user.id`; the others are stepped over.",
     )
     yield Option(
@@ -235,20 +296,15 @@ def _column_format(
     column: str, values: Mapping[str, Any], given: frozenset[str]
 ) -> ColumnFormat | None:
     form = values[f"{column}.format"]
-    allowed = {
-        RAW: (),
-        UTF8: ("mode",),
-        AVRO: ("mode", "schema", "columns"),
-        AVRO_CONFLUENT: ("mode", "schema", "columns", "schema-registry.url"),
-    }[form]
-    for name in ("schema", "schema-registry.url", "columns", "mode"):
+    allowed = _ALLOWED[form]
+    for name in (*_NEEDED, "columns", "mode"):
         if f"{column}.{name}" in given and name not in allowed:
             raise InvalidOptionError(
                 f"option '{column}.{name}' means nothing with '{column}.format' = {form}"
             )
     if form == RAW:
         return None
-    for name in ("schema", "schema-registry.url"):
+    for name in _NEEDED:
         if name in allowed and values[f"{column}.{name}"] is None:
             raise InvalidOptionError(
                 f"option '{column}.format' = {form} needs option '{column}.{name}'"
@@ -258,37 +314,56 @@ def _column_format(
         return ColumnFormat(column, form, mode)
     name = f"{column}.schema"
     registry: _Registry = values[f"{column}.schema-registry.url"] or _Registry("", None)
+    is_text = form not in (PROTOBUF, PROTOBUF_CONFLUENT)
     found = ColumnFormat(
         column,
         form,
         mode,
-        _schema_text(name, values[name]),
-        values[f"{column}.columns"],
-        registry.place or None,
-        registry.auth,
+        schema=_schema_text(name, values[name], form) if is_text else "",
+        descriptors=b"" if is_text else _content(name, values[name], "no file that can be read"),
+        message=values[f"{column}.message"] or "",
+        fields=values[f"{column}.columns"],
+        registry=registry.place or None,
+        auth=registry.auth,
     )
-    from segment_format.values.avro.schema import AvroSchemaError
-
     try:
         _ = found.type
-    except AvroSchemaError as error:
-        wrong = name if found.fields is None else f"{name}' or '{column}.columns"
-        raise InvalidOptionError(f"option '{wrong}': {error}") from None
+    except ValueError as error:
+        wrong = [one for one in ("schema", "message", "columns") if values[f"{column}.{one}"]]
+        named = " or ".join(f"'{column}.{one}'" for one in wrong)
+        raise InvalidOptionError(f"option {named}: {error}") from None
     return found
 
 
-def _schema_text(name: str, text: str) -> str:
-    """A schema's JSON: the text itself, or that of the file it names."""
-    if re.match(r'[{\["]', text):
+def _schema_text(name: str, text: str, form: str) -> str:
+    """A schema: the text itself, or that of the file it names."""
+    kind = "an Avro schema in JSON"
+    if form in (JSON, JSON_CONFLUENT):
+        from segment_format.values.json.ddl import parse_ddl
+
+        try:
+            parse_ddl(text)
+        except ValueError as error:
+            kind = f"a DDL ({error})"
+        else:
+            return text
+    elif re.match(r'[{\["]', text):
         return text
     try:
-        with Path(text).open("rb") as file:
+        return _content(name, text, f"neither {kind} nor a file of one").decode()
+    except UnicodeDecodeError:
+        raise InvalidOptionError(f"option {name!r}: {text} is not UTF-8") from None
+
+
+def _content(name: str, path: str, otherwise: str) -> bytes:
+    """Of a file; if there is none, the text is what `otherwise` says."""
+    try:
+        with Path(path).open("rb") as file:
             data = file.read(_MAX_SCHEMA_BYTES + 1)
-        if len(data) > _MAX_SCHEMA_BYTES:
-            raise InvalidOptionError(f"option {name!r}: {text} has more than 16 MiB")
-        return data.decode()
-    except (OSError, UnicodeDecodeError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise InvalidOptionError(
-            f"option {name!r} is neither an Avro schema in JSON nor a file of one: {text[:200]!r}"
-            f" ({type(error).__name__})"
+            f"option {name!r} is {otherwise}: {path[:200]!r} ({type(error).__name__})"
         ) from None
+    if len(data) > _MAX_SCHEMA_BYTES:
+        raise InvalidOptionError(f"option {name!r}: {path} has more than 16 MiB")
+    return data

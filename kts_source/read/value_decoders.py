@@ -7,7 +7,14 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from kts_source.options.value_formats import AVRO, UTF8
+from kts_source.options.value_formats import (
+    AVRO,
+    JSON,
+    JSON_CONFLUENT,
+    PROTOBUF,
+    PROTOBUF_CONFLUENT,
+    UTF8,
+)
 from kts_source.registry.by_id import ById
 from kts_source.registry.schema_registry import AVRO as AVRO_SCHEMA
 from kts_source.registry.schema_registry import find_schema
@@ -29,6 +36,19 @@ def value_decoder(form: ColumnFormat) -> ValueDecoder:
         from segment_format.values.text import Utf8Decoder
 
         return Utf8Decoder()
+    if form.format in (JSON, JSON_CONFLUENT):
+        from segment_format.values.json.confluent import ConfluentJsonDecoder
+        from segment_format.values.json.ddl import parse_ddl
+        from segment_format.values.json.decoder import JsonDecoder
+
+        json = JsonDecoder(parse_ddl(form.schema), form.fields)
+        return json if form.format == JSON else ConfluentJsonDecoder(json)
+    if form.format in (PROTOBUF, PROTOBUF_CONFLUENT):
+        from segment_format.values.protobuf.confluent import ConfluentProtobufDecoder
+        from segment_format.values.protobuf.decoder import ProtobufDecoder
+
+        protobuf = ProtobufDecoder(form.descriptors, form.message, form.fields)
+        return protobuf if form.format == PROTOBUF else ConfluentProtobufDecoder(protobuf)
     if form.format == AVRO:
         from segment_format.values.avro.decoder import AvroDecoder
 

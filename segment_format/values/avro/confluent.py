@@ -1,7 +1,7 @@
 """Avro values with the id of their writer's schema in front, in Confluent's wire format.
 
-Byte 0, then the id: 4 bytes, big-endian, above 0; Avro's bytes follow. Values of many writers may
-come in one batch: each row is run by the program of its id, so rows stay in order.
+Avro's bytes follow the header. Values of many writers may come in one batch: each row is run by the
+program of its id, so rows stay in order.
 """
 
 from __future__ import annotations
@@ -15,28 +15,19 @@ import numpy as np
 from segment_format.values.avro.decoder import Runner
 from segment_format.values.avro.projection import projected
 from segment_format.values.avro.schema import AvroSchemaError
+from segment_format.values.confluent_header import HEADER, REASONS, schema_ids
 from segment_format.values.decoded import BadValue, DecodedValues
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import pyarrow as pa
-    from numpy.typing import NDArray
 
     from segment_format.values.avro.program import Program
     from segment_format.values.avro.schema import Schema
 
-HEADER: Final = 5
 MOST_PROGRAMS: Final = 1000
 """Writers that are remembered; of more, those not used for longest are asked for again."""
-_TOO_SHORT: Final = -1
-_NO_MAGIC: Final = -2
-_ID_0: Final = 0
-_REASONS: Final = {
-    _TOO_SHORT: f"shorter than the {HEADER} bytes of a zero byte and a schema id",
-    _NO_MAGIC: "no zero byte and schema id in front",
-    _ID_0: "schema id 0: no registry gives it; values with ids of 8 bytes (Apicurio) look so",
-}
 
 
 class ConfluentAvroDecoder:
@@ -78,13 +69,13 @@ class ConfluentAvroDecoder:
         """
         if not len(values):
             return self._runner.run(values, ())
-        ids = _schema_ids(values)
+        ids = schema_ids(values)
         distinct, number_of = np.unique(ids, return_inverse=True)
         programs: list[Program] = []
         numbers = np.full(len(distinct), -1, np.int64)
         reasons: dict[int, str] = {}
         for number, schema_id in enumerate(distinct.tolist()):
-            found = _REASONS.get(schema_id) or self._program(schema_id)
+            found = REASONS.get(schema_id) or self._program(schema_id)
             if isinstance(found, str):
                 reasons[number] = found
             else:
@@ -123,23 +114,3 @@ class ConfluentAvroDecoder:
 
 def _text(error: Exception) -> str:
     return str(error.args[0]) if error.args else type(error).__name__
-
-
-def _schema_ids(values: pa.Array) -> NDArray[np.int64]:
-    """Of each value; below 0 what has none. Of a null, anything."""
-    _, ends, data = values.buffers()
-    rows = len(values)
-    if ends is None or data is None or not data.size:
-        return np.full(rows, _TOO_SHORT, np.int64)
-    bounds = np.frombuffer(ends, np.int32, rows + 1, 4 * values.offset).astype(np.int64)
-    content = np.frombuffer(data, np.uint8)
-    starts, short = bounds[:-1], np.diff(bounds) < HEADER
-    at = np.where(short, 0, starts)
-    if len(content) < HEADER:
-        return np.full(rows, _TOO_SHORT, np.int64)
-    ids = np.zeros(rows, np.int64)
-    for byte in range(1, HEADER):
-        ids = ids << 8 | content[at + byte]
-    ids[content[at] != 0] = _NO_MAGIC
-    ids[short] = _TOO_SHORT
-    return ids

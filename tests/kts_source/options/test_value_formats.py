@@ -9,6 +9,9 @@ import pytest
 
 from kts_source.errors import InvalidOptionError
 from kts_source.options import ScanOptions, parse_options
+from tests.segment_format.values.protobuf.oracle import descriptor_set
+from tests.segment_format.values.protobuf.sample import sample_file
+from tests.test_loaded_modules import loaded_after
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,16 +39,35 @@ def test_a_schema_is_text_or_a_file_and_fixed_at_once(tmp_path: Path) -> None:
     assert of_file.schema == RECORD
 
 
-@pytest.mark.parametrize("name", ["json", "protobuf", "protobuf-confluent", "json-confluent"])
-def test_formats_to_come_are_refused_by_name(name: str) -> None:
-    with pytest.raises(InvalidOptionError, match=f"'value.format': {name} is not there yet"):
-        parsed(value__format=name)
+def test_types_are_found_without_the_compiler(tmp_path: Path) -> None:
+    file = tmp_path / "order.desc"
+    file.write_bytes(descriptor_set(sample_file("proto2")))
+    every = [
+        {"value.format": "avro", "value.schema": RECORD},
+        {"value.format": "json-confluent", "value.schema": "a int, b int", "value.columns": "a"},
+        {"value.format": "protobuf", "value.schema": str(file), "value.message": "s.Order"},
+    ]
+    loaded = loaded_after(f"""
+from kts_source.options import parse_options
+for given in {every!r}:
+    (form,) = parse_options({{"path": "/x", "subscribe": "t"}} | given).formats
+    assert form.type.num_fields
+""")
+    assert {"numba", "llvmlite"} & loaded == set()
+
+
+def test_schemas_that_are_too_large_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "large"
+    with file.open("wb") as out:
+        out.truncate((16 << 20) + 1)
+    with pytest.raises(InvalidOptionError, match="more than 16 MiB"):
+        parsed(value__format="avro", value__schema=str(file))
 
 
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"value__format": "csv"}, "must be raw or utf8 or avro or avro-confluent"),
+        ({"value__format": "csv"}, "must be raw or utf8 or json or .* or protobuf-confluent"),
         ({"value__format": "avro"}, "needs option 'value.schema'"),
         ({"value__format": "avro-confluent", "value__schema": RECORD}, "schema-registry.url"),
         ({"value__schema": RECORD}, "'value.schema' means nothing with 'value.format' = raw"),
@@ -59,6 +81,20 @@ def test_formats_to_come_are_refused_by_name(name: str) -> None:
         ({"value__format": "avro", "value__schema": RECORD, "value__columns": "b"},
          "'value.schema' or 'value.columns'.*'b'"),
         ({"value__format": "avro", "value__schema": RECORD, "value__mode": "IGNORE"}, "must be"),
+        ({"value__format": "json"}, "needs option 'value.schema'"),
+        ({"value__format": "json", "value__schema": "a byte"}, "a DDL .*a type.*nor a file"),
+        ({"value__format": "json", "value__schema": "a int", "value__columns": "b"},
+         "'value.schema' or 'value.columns'.*'b'"),
+        ({"value__format": "json", "value__schema": "a int", "value__schema-registry.url": "/x"},
+         "means nothing"),
+        ({"value__format": "protobuf", "value__message": "a.B"}, "needs option 'value.schema'"),
+        ({"value__format": "protobuf", "value__schema": "/x"}, "needs option 'value.message'"),
+        ({"value__format": "protobuf", "value__schema": "/no/file", "value__message": "a.B"},
+         "'value.schema' is no file that can be read"),
+        ({"value__format": "protobuf", "value__schema": __file__, "value__message": "a.B"},
+         "'value.schema' or 'value.message': .*FileDescriptorSet"),
+        ({"value__format": "avro", "value__schema": RECORD, "value__message": "a.B"},
+         "'value.message' means nothing"),
         ({"columns": "valueError"}, "not a column"),
         ({"value__formt": "avro"}, "did you mean 'value.format'"),
     ],

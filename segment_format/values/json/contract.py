@@ -1,0 +1,146 @@
+"""What Python and the JSON kernels tell each other.
+
+A target type is a program: one node for each type in it, in preorder, each of `NODE_SIZE` int64.
+A struct's fields, a list's item, a map's key and value are the nodes behind their parent, each
+up to its own `STOP`.
+
+Every node has a place for each entry of its level. Level 0 has the rows; each list and map has a
+level of its own, for the items of all its entries, which grows as items come. At a place stand a
+byte that tells whether there is a value, and the value:
+
+    bool                1 byte
+    int32, date, float  4 bytes
+    int64, timestamp,   8 bytes
+    double
+    decimal             16 bytes
+    string, binary      8 bytes: position << 32 | size << 1 | whether it lies in the arena, else in
+                        the input. Binary is still base64.
+    list, map           8 bytes: first item << 32 | number of items
+    struct              nothing
+
+All is zero where nothing was written, so nothing needs to be done for what is missing, and what
+comes twice is written twice. Items that a second occurrence has made homeless stay where they are,
+and are left out when the column is made.
+
+The arena holds strings whose escapes have been replaced, and what a step needs for itself.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# --- The frame -----------------------------------------------------------------------------------
+NODES: Final = 0  # address of the program
+NODE_COUNT: Final = 1
+TABLES: Final = 2  # address of hash tables: offset of the name, its size, the field's node
+NAMES: Final = 3  # address of the fields' names
+POWERS: Final = 4  # address, see `powers`
+MEMORY: Final = 5  # address of the keys seen last, see `keys`
+STACK: Final = 6  # address of containers under way, `STACK_SIZE` int64 each
+SKIP_STACK: Final = 7  # address of `MAX_DEPTH` bytes
+COUNTS: Final = 8  # address: entries in each level
+ROOMS: Final = 9  # address: entries that there is room for
+SAVED: Final = 10  # address: entries before the row under way
+ARENA: Final = 11  # address
+ARENA_SIZE: Final = 12
+ARENA_ROOM: Final = 13
+OPEN: Final = 14  # address of numbers to decide later, `OPEN_SIZE` int64 each
+OPEN_COUNT: Final = 15
+OPEN_ROOM: Final = 16
+BASE: Final = 17  # address that positions count from
+ENDS: Final = 18  # address of the rows' positions, int32
+VALID: Final = 19  # address of the rows' validity bits, 0 if all are
+VALID_FIRST: Final = 20  # bit of row 0
+ROW: Final = 21
+ROW_STOP: Final = 22
+BAD: Final = 23  # address of bad rows, `BAD_SIZE` int64 each; there is room for all
+BAD_COUNT: Final = 24
+WANTED: Final = 25  # with GROW_…: what there must be room for
+WANTED_LEVEL: Final = 26
+ERROR_NODE: Final = 27
+ERROR_AT: Final = 28  # address
+KEY_FIELD: Final = 29  # what `next_key` has found: address of a node, 0 for a field not wanted
+KEY_NEXT: Final = 30  # how many keys are remembered up to it
+LEVELS: Final = 31
+ROW_UNDER_WAY: Final = 32
+FRAME_SIZE: Final = 33
+
+# --- Nodes ---------------------------------------------------------------------------------------
+OP: Final = 0
+LEVEL: Final = 1
+PLACES: Final = 2  # address of a byte for each entry
+DATA: Final = 3  # address of the values
+ITEMS: Final = 4  # level of a list's or a map's items
+STOP: Final = 5  # node behind this one and all in it
+TABLE: Final = 6  # of a struct: first entry of its hash table
+TABLE_MASK: Final = 7  # entries − 1
+KEYS: Final = 8  # of a struct: first entry in the memory of keys
+SCALE: Final = 9  # of a decimal
+PRECISION: Final = 10
+REQUIRED: Final = 11  # 1: may not be null
+HAS_REQUIRED: Final = 12  # of a struct: 1 if a field may not be missing
+NUMBER: Final = 13  # of the node
+WIDTH: Final = 14  # bytes of a value
+NODE_SHIFT: Final = 7
+NODE_SIZE: Final = (1 << NODE_SHIFT) // 8
+
+TABLE_SIZE: Final = 3
+STACK_SIZE: Final = 4
+OPEN_SIZE: Final = 5  # node, entry, position, size, row
+BAD_SIZE: Final = 4  # row, code, node, position in the row
+KEY_SIZE: Final = 3  # address of the token, its size, address of the node
+KEYS_MOST: Final = 64
+"""Keys of a struct that are remembered; a place behind them stays empty."""
+
+# --- Ops: what a node reads ----------------------------------------------------------------------
+TEXT: Final = 1
+INT64: Final = 2  # the numbers
+DOUBLE: Final = 3
+INT32: Final = 4
+SINGLE: Final = 5
+DECIMAL: Final = 6
+BOOL: Final = 7
+BINARY: Final = 8
+DATE: Final = 9
+TIMESTAMP: Final = 10
+TIMESTAMP_NTZ: Final = 11
+STRUCT: Final = 12
+LIST: Final = 13
+MAP: Final = 14
+
+# --- Statuses ------------------------------------------------------------------------------------
+DONE: Final = 0
+GROW_LEVEL: Final = 1
+GROW_ARENA: Final = 2
+GROW_OPEN: Final = 3
+FIRST_ERROR: Final = 8
+BAD_END: Final = 8
+BAD_TOKEN: Final = 9
+BAD_KEY: Final = 10
+BAD_COLON: Final = 11
+BAD_NEXT: Final = 12
+BAD_REST: Final = 13
+BAD_DEPTH: Final = 14
+BAD_STRING_END: Final = 15
+BAD_CONTROL: Final = 16
+BAD_ESCAPE: Final = 17
+BAD_SURROGATE: Final = 18
+BAD_UTF8: Final = 19
+BAD_NUMBER: Final = 20
+WRONG_TYPE: Final = 21
+OUT_OF_RANGE: Final = 22
+NOT_EXACT: Final = 23
+BAD_BASE64: Final = 24
+BAD_DATE: Final = 25
+BAD_TIME: Final = 26
+MISSING: Final = 27
+NULL: Final = 28
+TOO_MANY_ITEMS: Final = 29
+BAD_ZONE: Final = 30
+LAST_CODE: Final = 63
+"""Functions that give an address give a code instead where they fail; no address is as small."""
+
+MAX_DEPTH: Final = 512
+"""Most objects and arrays inside each other, wanted or not."""
+EMPTY_BEHIND: Final = 64
+"""Bytes that may be read behind every input, and written behind every output."""

@@ -1,0 +1,236 @@
+"""Names of fields inside the kernels: which field a key stands for.
+
+Producers write the same keys in the same order, so each struct remembers the bytes from the comma
+(or brace) before a key to where its value begins, and what field that was. The next object mostly
+has the very same bytes, and comparing 32 of them at once is all that a key takes. Otherwise it is
+read, looked up in the struct's hash table, and remembered in its turn.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from segment_format.kernels.compiled import helper, inlined
+from segment_format.kernels.memory import load_i64_native, load_u8, load_word, store_i64
+from segment_format.values.json import contract as c
+from segment_format.values.json.instructions import (
+    WIDTH,
+    difference_mask,
+    special_mask,
+    trailing_zeros,
+)
+from segment_format.values.json.names import FACTOR
+from segment_format.values.json.numbers import skip_number
+from segment_format.values.json.skip import (
+    COLON,
+    COMMA,
+    NULL_WORD,
+    OBJECT_END,
+    TRUE_WORD,
+    begins_number,
+    skip_false,
+)
+from segment_format.values.json.strings import (
+    LAST_CODE,
+    ONE,
+    QUOTE,
+    is_word,
+    same_bytes,
+    scan_string,
+    skip_space,
+    unescape,
+)
+
+if TYPE_CHECKING:
+    from segment_format.kernels.compiled import Address, Value
+
+_FACTOR = np.uint64(FACTOR)
+_EIGHT = np.uint64(8)
+_NOTHING = np.uint64(0)
+_SHIFT = np.uint64(32)
+_ALL = np.uint64(0xFFFFFFFF)
+_STEP = np.uint64(WIDTH)
+_FEW_STEPS = np.uint64(256)
+_KEY_BYTES = np.uint64(8 * c.KEY_SIZE)
+NO_FIELD = np.uint64(0)
+OBJECT_DONE = np.uint64(1)
+"""In place of a field's node: the object has ended."""
+
+
+@inlined
+def _hash(at: Address, size: Value) -> Value:
+    """See `names.name_hash`."""
+    value = size * _FACTOR
+    while size > _NOTHING:
+        word = load_word(at)
+        if size < _EIGHT:
+            word &= (ONE << (size << np.uint64(3))) - ONE
+            size = _EIGHT
+        value = (value ^ word) * _FACTOR
+        value ^= value >> _SHIFT
+        at += _EIGHT
+        size -= _EIGHT
+    return value
+
+
+@helper
+def find_field(frame: Address, struct: Address, at: Address, size: Value) -> Value:
+    """The node of the field of that name, `NO_FIELD` if there is none."""
+    mask = np.uint64(load_word(struct + np.uint64(8 * c.TABLE_MASK)))
+    table = load_word(frame + np.uint64(8 * c.TABLES))
+    table += load_word(struct + np.uint64(8 * c.TABLE)) * np.uint64(8 * c.TABLE_SIZE)
+    names = load_word(frame + np.uint64(8 * c.NAMES))
+    place = _hash(at, size)
+    while True:
+        entry = table + (place & mask) * np.uint64(8 * c.TABLE_SIZE)
+        node = load_i64_native(entry + np.uint64(16))
+        if node == 0:  # the root is no field
+            return NO_FIELD
+        name_size = load_word(entry + _EIGHT)
+        if name_size == size and same_bytes(names + load_word(entry), at, size):
+            nodes = load_word(frame + np.uint64(8 * c.NODES))
+            return nodes + (np.uint64(node) << np.uint64(c.NODE_SHIFT))
+        place += ONE
+
+
+@inlined
+def is_token(entry: Address, at: Address, stop: Address) -> Value:
+    """Whether the bytes remembered stand at `at`; no bytes never do."""
+    size = load_word(entry + _EIGHT)
+    if size == _NOTHING or size > stop - at:
+        return False
+    token = load_word(entry)
+    if size <= _STEP:
+        return difference_mask(token, at) & (_ALL >> (_STEP - size)) == _NOTHING
+    return same_bytes(token, at, size)
+
+
+@helper
+def skip_unwanted(keys: Address, number: Value, at: Address, stop: Address) -> Value:
+    """(behind them, keys up to there) of fields that nobody wants, at keys as they were remembered
+    and with plain strings, numbers or names for values; whatever is otherwise is left to others.
+
+    A small loop of its own: in the large one it takes twice as long.
+    """
+    while True:
+        entry = keys + np.uint64(number) * _KEY_BYTES
+        if load_word(entry + np.uint64(16)) != NO_FIELD or not is_token(entry, at, stop):
+            return at, number
+        value = at + load_word(entry + _EIGHT)
+        if value >= stop:
+            return at, number
+        byte = load_u8(value)
+        if byte == QUOTE:
+            mask = special_mask(value + ONE)
+            end = value + ONE + trailing_zeros(mask)
+            if mask == _NOTHING or end >= stop or load_u8(end) != QUOTE:
+                return at, number
+            end += ONE
+        elif begins_number(byte):
+            end = skip_number(value, stop)
+        elif is_word(value, stop, NULL_WORD) or is_word(value, stop, TRUE_WORD):
+            end = value + np.uint64(4)
+        else:
+            end = skip_false(value, stop)
+        if end <= LAST_CODE:
+            return at, number
+        at = end
+        number += 1
+
+
+@helper
+def _remember(keys: Address, number: Value, token: Address, size: Value, field: Address) -> None:
+    if number == c.KEYS_MOST or size > _FEW_STEPS:
+        return
+    entry = keys + np.uint64(number) * _KEY_BYTES
+    last = keys + np.uint64(c.KEYS_MOST - 1) * _KEY_BYTES
+    # In front of what it came instead of, which may come after it the next time; the first key has
+    # a brace before it, and none of the others.
+    if number > 0 and load_word(last + _EIGHT) == _NOTHING:
+        to = last
+        while to > entry:
+            for slot in range(c.KEY_SIZE):
+                value = load_i64_native(to - _KEY_BYTES + np.uint64(8 * slot))
+                store_i64(to + np.uint64(8 * slot), value)
+            to -= _KEY_BYTES
+    store_i64(entry, np.int64(token))
+    store_i64(entry + _EIGHT, np.int64(size))
+    store_i64(entry + np.uint64(16), np.int64(field))
+
+
+@helper
+def next_key(
+    frame: Address, struct: Address, keys: Address, number: Value, at: Address, stop: Address
+) -> Value:
+    """(where the value of the next key begins, or behind the object, or a code; where it went
+    wrong). `KEY_FIELD` and `KEY_NEXT` in the frame tell the rest.
+
+    Args:
+        frame: See `contract`.
+        struct: The object's node.
+        keys: What it remembers.
+        number: How many keys went before, as far as they are remembered.
+        at: At the brace if none did, else behind a value.
+        stop: Where the input ends.
+    """
+    token = at
+    if number == 0:
+        at = skip_space(at + ONE, stop)
+        may_end = True
+    else:
+        at = skip_space(at, stop)
+        may_end = at < stop and load_u8(at) == OBJECT_END
+        if not may_end:
+            if at >= stop:
+                return np.uint64(c.BAD_END), at
+            if load_u8(at) != COMMA:
+                return np.uint64(c.BAD_NEXT), at
+            at = skip_space(at + ONE, stop)
+    if at >= stop:
+        return np.uint64(c.BAD_END), at
+    if may_end and load_u8(at) == OBJECT_END:
+        store_i64(frame + np.uint64(8 * c.KEY_FIELD), np.int64(OBJECT_DONE))
+        return at + ONE, at
+    if load_u8(at) != QUOTE:
+        return np.uint64(c.BAD_KEY), at
+    end, escaped = scan_string(at + ONE, stop)
+    if end <= LAST_CODE:
+        return end, at
+    first = at + ONE
+    size = end - first
+    if escaped:
+        if not arena_has(frame, size):
+            return np.uint64(c.GROW_ARENA), at
+        to = arena_end(frame)
+        size = unescape(first, end, to) - to
+        first = to
+    field = find_field(frame, struct, first, size)
+    at = skip_space(end + ONE, stop)
+    if at >= stop:
+        return np.uint64(c.BAD_END), at
+    if load_u8(at) != COLON:
+        return np.uint64(c.BAD_COLON), at
+    at = skip_space(at + ONE, stop)
+    _remember(keys, number, token, at - token, field)
+    store_i64(frame + np.uint64(8 * c.KEY_FIELD), np.int64(field))
+    store_i64(frame + np.uint64(8 * c.KEY_NEXT), min(number + 1, np.int64(c.KEYS_MOST)))
+    return at, at
+
+
+@inlined
+def arena_has(frame: Address, size: Value) -> Value:
+    """Whether the arena has room for so many bytes more (uint64); `WANTED` is set if not."""
+    wanted = load_i64_native(frame + np.uint64(8 * c.ARENA_SIZE)) + np.int64(size)
+    if wanted <= load_i64_native(frame + np.uint64(8 * c.ARENA_ROOM)):
+        return True
+    store_i64(frame + np.uint64(8 * c.WANTED), wanted)
+    return False
+
+
+@inlined
+def arena_end(frame: Address) -> Value:
+    """Where the arena goes on."""
+    arena = load_word(frame + np.uint64(8 * c.ARENA))
+    return arena + load_word(frame + np.uint64(8 * c.ARENA_SIZE))

@@ -1,0 +1,206 @@
+"""A target type as the program of `contract`, and what it needs besides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+
+from segment_format.values.json import contract as c
+from segment_format.values.json.names import name_hash
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+_SCALARS: Final[dict[pa.DataType, tuple[int, int]]] = {
+    pa.bool_(): (c.BOOL, 1),
+    pa.int32(): (c.INT32, 4),
+    pa.int64(): (c.INT64, 8),
+    pa.float32(): (c.SINGLE, 4),
+    pa.float64(): (c.DOUBLE, 8),
+    pa.string(): (c.TEXT, 8),
+    pa.binary(): (c.BINARY, 8),
+    pa.date32(): (c.DATE, 4),
+    pa.timestamp("us", "UTC"): (c.TIMESTAMP, 8),
+    pa.timestamp("us"): (c.TIMESTAMP_NTZ, 8),
+}
+"""Type -> op, bytes of a value."""
+_MAX_TYPE_DEPTH: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A type in a target type.
+
+    Attributes:
+        number: In preorder, from 0.
+        type: What it gives.
+        path: Names of the fields down to it, joined by dots.
+        level: Whose entries it has a value for.
+        required: Whether none may be null.
+        op: See `contract`.
+        width: Bytes of a value.
+        children: A struct's fields, a list's item, a map's key and value.
+        items: Level of a list's or a map's items, else 0.
+    """
+
+    number: int
+    type: pa.DataType
+    path: str
+    level: int
+    required: bool
+    op: int
+    width: int
+    children: tuple[Node, ...] = ()
+    items: int = 0
+
+    def walk(self) -> Iterator[Node]:
+        """It and all below it, in preorder."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Program:
+    """What a kernel and its driver must know of a target type.
+
+    Attributes:
+        root: The node of the whole type.
+        nodes: All, by number.
+        levels: How many there are.
+        depth: Most containers inside each other.
+        code: The nodes as `contract` lays them out, without addresses.
+        tables: Hash tables of the structs' fields.
+        names: Bytes of the fields' names, and some behind them.
+        structs: How many nodes remember keys.
+    """
+
+    root: Node
+    nodes: tuple[Node, ...]
+    levels: int
+    depth: int
+    code: NDArray[np.int64]
+    tables: NDArray[np.int64]
+    names: NDArray[np.uint8]
+    structs: int
+
+
+class _Builder:
+    """Numbers the nodes and levels of a type."""
+
+    def __init__(self) -> None:
+        self.levels = 1
+        self.depth = 0
+        self._number = -1
+
+    def node(self, kind: pa.DataType, path: str, level: int, required: bool, depth: int) -> Node:
+        self.depth = max(self.depth, depth)
+        if depth > _MAX_TYPE_DEPTH:
+            raise ValueError(f"types more than {_MAX_TYPE_DEPTH} deep are not read from JSON")
+        self._number += 1
+        number = self._number
+        if kind in _SCALARS:
+            op, width = _SCALARS[kind]
+            return Node(number, kind, path, level, required, op, width)
+        if pa.types.is_decimal128(kind):
+            if not 0 <= kind.scale <= kind.precision:
+                raise ValueError(f"{_where(path)}{kind}: its scale must lie in [0, precision]")
+            return Node(number, kind, path, level, required, c.DECIMAL, 16)
+        if pa.types.is_struct(kind):
+            names = [field.name for field in kind]
+            if len(set(names)) < len(names):
+                raise ValueError(f"{_where(path)}two fields of a struct have one name: {names}")
+            fields = tuple(
+                self.node(field.type, _join(path, field.name), level, not field.nullable, depth + 1)
+                for field in kind
+            )
+            return Node(number, kind, path, level, required, c.STRUCT, 0, fields)
+        if pa.types.is_list(kind):
+            items = self._level()
+            item = kind.value_field
+            child = self.node(item.type, path, items, not item.nullable, depth + 1)
+            return Node(number, kind, path, level, required, c.LIST, 8, (child,), items)
+        if pa.types.is_map(kind) and pa.types.is_string(kind.key_type) and not kind.keys_sorted:
+            items = self._level()
+            item = kind.item_field
+            key = self.node(kind.key_type, path, items, True, depth + 1)
+            value = self.node(item.type, path, items, not item.nullable, depth + 1)
+            return Node(number, kind, path, level, required, c.MAP, 8, (key, value), items)
+        raise ValueError(
+            f"{_where(path)}{kind} is not read from JSON; what is: bool, int32, int64, float,"
+            " double, string, binary, decimal128, date32, timestamp[us], timestamp[us, tz=UTC],"
+            " struct, list, and map with string keys"
+        )
+
+    def _level(self) -> int:
+        self.levels += 1
+        return self.levels - 1
+
+
+def compiled(kind: pa.DataType) -> Program:
+    """The program of a type.
+
+    Raises:
+        ValueError: The type, or one in it, is none that JSON is read to; its path is named.
+    """
+    builder = _Builder()
+    root = builder.node(kind, "", 0, False, 0)
+    nodes = tuple(root.walk())
+    code = np.zeros((len(nodes), c.NODE_SIZE), np.int64)
+    tables: list[tuple[int, int, int]] = []
+    names = bytearray()
+    structs = 0
+    for node, row in zip(nodes, code, strict=True):
+        row[c.OP] = node.op
+        row[c.LEVEL] = node.level
+        row[c.ITEMS] = node.items
+        row[c.STOP] = node.number + sum(1 for _ in node.walk())
+        row[c.REQUIRED] = node.required
+        row[c.NUMBER] = node.number
+        row[c.WIDTH] = node.width
+        if node.op == c.DECIMAL:
+            row[c.SCALE] = node.type.scale
+            row[c.PRECISION] = node.type.precision
+        if node.op == c.STRUCT:
+            table = _table(node, names)
+            row[c.TABLE] = len(tables)
+            row[c.TABLE_MASK] = len(table) - 1
+            row[c.KEYS] = structs * (c.KEYS_MOST + 1)
+            row[c.HAS_REQUIRED] = any(child.required for child in node.children)
+            tables += table
+            structs += 1
+    return Program(
+        *(root, nodes, builder.levels, builder.depth),
+        *(code, np.array(tables or [(0, 0, 0)], np.int64)),
+        np.frombuffer(bytes(names) + bytes(c.EMPTY_BEHIND), np.uint8),
+        structs,
+    )
+
+
+def _table(node: Node, names: bytearray) -> list[tuple[int, int, int]]:
+    """A hash table of a struct's fields, at most half full; adds their names to `names`."""
+    size = 2
+    while size < 2 * len(node.children):
+        size *= 2
+    table = [(0, 0, 0)] * size
+    for child, field in zip(node.children, node.type, strict=True):
+        name = field.name.encode()
+        place = name_hash(name) % size
+        while table[place][2]:
+            place = (place + 1) % size
+        table[place] = (len(names), len(name), child.number)
+        names += name
+    return table
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _where(path: str) -> str:
+    return f"{path}: " if path else ""

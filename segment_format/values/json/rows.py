@@ -1,0 +1,392 @@
+"""The kernel that reads JSON values, one a row, to the places of their types.
+
+One loop, without recursion: read a value; then see what its container goes on with. Objects and
+arrays that are wanted stand on a stack of the types' depth; those that are not are skipped whole.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from segment_format.kernels.compiled import helper, inlined, kernel
+from segment_format.kernels.memory import load_u8, load_u32_native, store_i64, store_u8
+from segment_format.values.json import contract as c
+from segment_format.values.json.keys import NO_FIELD, OBJECT_DONE, is_token, next_key, skip_unwanted
+from segment_format.values.json.maps import drop_duplicates
+from segment_format.values.json.numbers import take_number
+from segment_format.values.json.places import (
+    address_at,
+    clear_row,
+    clear_value,
+    number_at,
+    put,
+    save_counts,
+)
+from segment_format.values.json.skip import (
+    ARRAY,
+    ARRAY_END,
+    COLON,
+    COMMA,
+    NULL_WORD,
+    OBJECT,
+    OBJECT_END,
+    TRUE_WORD,
+    begins_number,
+    is_bracket,
+    skip_false,
+    skip_scalar,
+    skip_value,
+)
+from segment_format.values.json.strings import (
+    LAST_CODE,
+    ONE,
+    QUOTE,
+    SPACE,
+    is_word,
+    scan_string,
+    skip_space,
+)
+from segment_format.values.json.values import put_number, put_text, put_written
+
+if TYPE_CHECKING:
+    from segment_format.kernels.compiled import Address, Value
+
+_FOUR = np.uint64(4)
+_KEY_BYTES = np.uint64(8 * c.KEY_SIZE)
+_STACK_BYTES = np.uint64(8 * c.STACK_SIZE)
+_NODE_BYTES = np.uint64(8 * c.NODE_SIZE)
+_NONE = np.uint64(0)
+_LETTER_N = np.uint64(ord("n"))
+_LETTER_T = np.uint64(ord("t"))
+
+
+@inlined
+def _wrong(frame: Address, code: Value, node: Address, at: Address) -> Value:
+    put(frame, c.ERROR_NODE, np.int64(node))
+    put(frame, c.ERROR_AT, np.int64(at))
+    return np.int64(code)
+
+
+@helper
+def _missing(frame: Address, struct: Address, entry: Value) -> Value:
+    """The first field that may not be null and is, `NO_FIELD` if none is."""
+    nodes = address_at(frame, c.NODES)
+    stop = nodes + address_at(struct, c.STOP) * _NODE_BYTES
+    node = struct + _NODE_BYTES
+    while node < stop:
+        if number_at(node, c.REQUIRED) and not load_u8(
+            address_at(node, c.PLACES) + np.uint64(entry)
+        ):
+            return node
+        node = nodes + address_at(node, c.STOP) * _NODE_BYTES
+    return NO_FIELD
+
+
+@inlined
+def _new_item(frame: Address, container: Address) -> Value:
+    """The entry of the next item, negative if there is no room for it."""
+    level = number_at(container, c.ITEMS)
+    counts = address_at(frame, c.COUNTS)
+    entry = number_at(counts, level)
+    if entry >= number_at(address_at(frame, c.ROOMS), level):
+        put(frame, c.WANTED, entry + 1)
+        put(frame, c.WANTED_LEVEL, level)
+        return np.int64(-1)
+    put(counts, level, entry + 1)
+    return entry
+
+
+@helper
+def _map_key(frame: Address, key: Address, entry: Value, at: Address, stop: Address) -> Value:
+    """(where the entry's value begins, or a code; where it went wrong) of the key at `at`."""
+    if at >= stop:
+        return np.uint64(c.BAD_END), at
+    if load_u8(at) != QUOTE:
+        return np.uint64(c.BAD_KEY), at
+    end, escaped = scan_string(at + ONE, stop)
+    if end <= LAST_CODE:
+        return end, at
+    status = put_text(frame, key, entry, at + ONE, end, escaped)
+    if status != c.DONE:
+        return np.uint64(status), at
+    at = skip_space(end + ONE, stop)
+    if at >= stop:
+        return np.uint64(c.BAD_END), at
+    if load_u8(at) != COLON:
+        return np.uint64(c.BAD_COLON), at
+    return skip_space(at + ONE, stop), at
+
+
+@helper
+def _read_row(frame: Address, at: Address, stop: Address, row: Value) -> Value:
+    """Reads the value of a row; a status, with `ERROR_NODE` and `ERROR_AT` if it is an error."""
+    nodes = address_at(frame, c.NODES)
+    table = address_at(frame, c.POWERS)
+    stack = address_at(frame, c.STACK)
+    skip_stack = address_at(frame, c.SKIP_STACK)
+    memory = address_at(frame, c.MEMORY)
+    node = nodes
+    entry = np.int64(row)
+    container = _NONE
+    around = np.int64(0)  # entry of the container
+    state = np.int64(0)  # of an object: keys up to here; else first item
+    keys = _NONE
+    kind = np.int64(0)
+    depth = np.int64(0)
+    at = skip_space(at, stop)
+    while True:
+        # --- A value ------------------------------------------------------------------------------
+        if at >= stop:
+            return _wrong(frame, c.BAD_END, node if node != NO_FIELD else container, at)
+        byte = load_u8(at)
+        if byte <= SPACE:  # more of it than where the key was remembered
+            at = skip_space(at, stop)
+            if at >= stop:
+                return _wrong(frame, c.BAD_END, node if node != NO_FIELD else container, at)
+            byte = load_u8(at)
+        if node == NO_FIELD:
+            if byte == QUOTE:
+                end, _ = scan_string(at + ONE, stop)
+                if end <= LAST_CODE:
+                    return _wrong(frame, np.int64(end), container, at)
+                at = end + ONE
+            elif is_bracket(byte):
+                end, where = skip_value(at, stop, depth, skip_stack)
+                if end <= LAST_CODE:
+                    return _wrong(frame, np.int64(end), container, where)
+                at = end
+            else:
+                end = skip_scalar(at, stop)
+                if end <= LAST_CODE:
+                    return _wrong(frame, np.int64(end), container, at)
+                at = end
+        elif byte == _LETTER_N:
+            if not is_word(at, stop, NULL_WORD):
+                return _wrong(frame, c.BAD_TOKEN, node, at)
+            if number_at(node, c.REQUIRED):
+                return _wrong(frame, c.NULL, node, at)
+            if load_u8(address_at(node, c.PLACES) + np.uint64(entry)):
+                clear_value(frame, node, entry)
+            at += _FOUR
+        else:
+            op = number_at(node, c.OP)
+            places = address_at(node, c.PLACES) + np.uint64(entry)
+            if op == c.TEXT:
+                if byte != QUOTE:
+                    return _wrong(frame, c.WRONG_TYPE, node, at)
+                end, escaped = scan_string(at + ONE, stop)
+                if end <= LAST_CODE:
+                    return _wrong(frame, np.int64(end), node, at)
+                status = put_text(frame, node, entry, at + ONE, end, escaped)
+                if status != c.DONE:
+                    return status
+                at = end + ONE
+            elif op <= c.DECIMAL:
+                if not begins_number(byte):
+                    return _wrong(frame, c.WRONG_TYPE, node, at)
+                value, count, exponent, end = take_number(at, stop, table)
+                if end <= LAST_CODE:
+                    return _wrong(frame, np.int64(end), node, at)
+                status = put_number(frame, node, entry, at, end, value, count, exponent, table)
+                if status != c.DONE:
+                    return _wrong(frame, status, node, at)
+                store_u8(places, 1)
+                at = end
+            elif op == c.BOOL:
+                data = address_at(node, c.DATA) + np.uint64(entry)
+                if byte == _LETTER_T:
+                    if not is_word(at, stop, TRUE_WORD):
+                        return _wrong(frame, c.BAD_TOKEN, node, at)
+                    store_u8(data, 1)
+                    at += _FOUR
+                elif byte == np.uint64(ord("f")):
+                    end = skip_false(at, stop)
+                    if end <= LAST_CODE:
+                        return _wrong(frame, np.int64(end), node, at)
+                    store_u8(data, 0)
+                    at = end
+                else:
+                    return _wrong(frame, c.WRONG_TYPE, node, at)
+                store_u8(places, 1)
+            elif op < c.STRUCT:
+                if byte != QUOTE:
+                    return _wrong(frame, c.WRONG_TYPE, node, at)
+                end, escaped = scan_string(at + ONE, stop)
+                if end <= LAST_CODE:
+                    return _wrong(frame, np.int64(end), node, at)
+                status = put_written(frame, node, entry, at + ONE, end, escaped)
+                if status != c.DONE:
+                    return _wrong(frame, status, node, at)
+                at = end + ONE
+            else:
+                if byte != (ARRAY if op == c.LIST else OBJECT):
+                    return _wrong(frame, c.WRONG_TYPE, node, at)
+                if load_u8(places):  # it comes again
+                    clear_value(frame, node, entry)
+                store_u8(places, 1)
+                frame_of = stack + np.uint64(depth) * _STACK_BYTES
+                put(frame_of, 0, np.int64(container))
+                put(frame_of, 1, around)
+                put(frame_of, 2, state)
+                depth += 1
+                container = node
+                around = entry
+                kind = op
+                if op == c.STRUCT:
+                    keys = memory + address_at(node, c.KEYS) * _KEY_BYTES
+                    state = np.int64(0)
+                else:
+                    state = number_at(address_at(frame, c.COUNTS), number_at(node, c.ITEMS))
+                    at = skip_space(at + ONE, stop)
+                    if at >= stop:
+                        return _wrong(frame, c.BAD_END, node, at)
+                    byte = load_u8(at)
+                    node = container + _NODE_BYTES
+                    if byte != (ARRAY_END if op == c.LIST else OBJECT_END):
+                        entry = _new_item(frame, container)
+                        if entry < 0:
+                            return np.int64(c.GROW_LEVEL)
+                        if op == c.MAP:
+                            end, where = _map_key(frame, node, entry, at, stop)
+                            if end <= LAST_CODE:
+                                return _wrong(frame, np.int64(end), container, where)
+                            at = end
+                            node += _NODE_BYTES
+                        continue
+
+        # --- What follows it ----------------------------------------------------------------------
+        while True:
+            if container == _NONE:
+                at = skip_space(at, stop)
+                if at < stop:
+                    return _wrong(frame, c.BAD_REST, nodes, at)
+                return np.int64(c.DONE)
+            if kind == c.STRUCT:
+                token = keys + np.uint64(state) * _KEY_BYTES
+                if address_at(token, 2) == NO_FIELD:
+                    at, state = skip_unwanted(keys, state, at, stop)
+                    token = keys + np.uint64(state) * _KEY_BYTES
+                if is_token(token, at, stop):
+                    at += address_at(token, 1)
+                    node = address_at(token, 2)
+                    state += 1
+                    entry = around
+                    break
+                if state > 0 and at < stop and load_u8(at) == OBJECT_END:
+                    at += ONE
+                elif state < c.KEYS_MOST and is_token(token + _KEY_BYTES, at, stop):
+                    # The key in between was left out this time.
+                    at += address_at(token + _KEY_BYTES, 1)
+                    node = address_at(token + _KEY_BYTES, 2)
+                    state += 2
+                    entry = around
+                    break
+                else:
+                    end, where = next_key(frame, container, keys, state, at, stop)
+                    if end == np.uint64(c.GROW_ARENA):
+                        return np.int64(c.GROW_ARENA)
+                    if end <= LAST_CODE:
+                        return _wrong(frame, np.int64(end), container, where)
+                    at = end
+                    node = address_at(frame, c.KEY_FIELD)
+                    if node != OBJECT_DONE:
+                        state = number_at(frame, c.KEY_NEXT)
+                        entry = around
+                        break
+                if number_at(container, c.HAS_REQUIRED):
+                    node = _missing(frame, container, around)
+                    if node != NO_FIELD:
+                        return _wrong(frame, c.MISSING, node, at)
+            else:
+                at = skip_space(at, stop)
+                if at >= stop:
+                    return _wrong(frame, c.BAD_END, container, at)
+                byte = load_u8(at)
+                if byte == COMMA:
+                    at = skip_space(at + ONE, stop)
+                    entry = _new_item(frame, container)
+                    if entry < 0:
+                        return np.int64(c.GROW_LEVEL)
+                    node = container + _NODE_BYTES
+                    if kind == c.MAP:
+                        end, where = _map_key(frame, node, entry, at, stop)
+                        if end <= LAST_CODE:
+                            return _wrong(frame, np.int64(end), container, where)
+                        at = end
+                        node += _NODE_BYTES
+                    break
+                if byte != (ARRAY_END if kind == c.LIST else OBJECT_END):
+                    return _wrong(frame, c.BAD_NEXT, container, at)
+                at += ONE
+                level = number_at(container, c.ITEMS)
+                count = number_at(address_at(frame, c.COUNTS), level) - state
+                if kind == c.MAP and count > 1:
+                    key = container + _NODE_BYTES
+                    if not drop_duplicates(
+                        frame, address_at(key, c.PLACES), address_at(key, c.DATA), state, count
+                    ):
+                        return np.int64(c.GROW_ARENA)
+                data = address_at(container, c.DATA) + np.uint64(8 * around)
+                store_i64(data, state << 32 | count)
+            # The container is done, and is itself a value.
+            depth -= 1
+            frame_of = stack + np.uint64(depth) * _STACK_BYTES
+            container = address_at(frame_of, 0)
+            around = number_at(frame_of, 1)
+            state = number_at(frame_of, 2)
+            if container != _NONE:
+                kind = number_at(container, c.OP)
+                if kind == c.STRUCT:
+                    keys = memory + address_at(container, c.KEYS) * _KEY_BYTES
+
+
+@inlined
+def _is_null(frame: Address, row: Value) -> Value:
+    bits = address_at(frame, c.VALID)
+    if bits == _NONE:
+        return False
+    bit = np.uint64(row + number_at(frame, c.VALID_FIRST))
+    return not load_u8(bits + (bit >> np.uint64(3))) >> (bit & np.uint64(7)) & ONE
+
+
+@kernel("int64(uint64)")
+def read_rows(frame: Address) -> Value:
+    """Reads rows from `ROW` up to `ROW_STOP`; `DONE`, or what there must be more room of to read
+    `ROW`. Nothing of that row has been written then.
+    """
+    base = address_at(frame, c.BASE)
+    ends = address_at(frame, c.ENDS)
+    stop = number_at(frame, c.ROW_STOP)
+    levels = number_at(frame, c.LEVELS)
+    row = number_at(frame, c.ROW)
+    status = np.int64(c.DONE)
+    while row < stop:
+        if not _is_null(frame, row):
+            place = ends + np.uint64(4 * row)
+            first = base + load_u32_native(place)
+            behind = base + load_u32_native(place + _FOUR)
+            save_counts(frame, levels)
+            put(frame, c.ROW_UNDER_WAY, row)
+            arena_size = number_at(frame, c.ARENA_SIZE)
+            open_count = number_at(frame, c.OPEN_COUNT)
+            status = _read_row(frame, first, behind, row)
+            if status != c.DONE:
+                clear_row(frame, row)
+                put(frame, c.ARENA_SIZE, arena_size)
+                put(frame, c.OPEN_COUNT, open_count)
+                if status < c.FIRST_ERROR:
+                    break
+                count = number_at(frame, c.BAD_COUNT)
+                bad = address_at(frame, c.BAD) + np.uint64(8 * c.BAD_SIZE * count)
+                put(bad, 0, row)
+                put(bad, 1, status)
+                node = address_at(frame, c.ERROR_NODE)
+                put(bad, 2, number_at(node, c.NUMBER))
+                put(bad, 3, np.int64(address_at(frame, c.ERROR_AT) - first))
+                put(frame, c.BAD_COUNT, count + 1)
+                status = np.int64(c.DONE)
+        row += 1
+    put(frame, c.ROW, row)
+    return status

@@ -1,0 +1,334 @@
+"""A message type, laid out as the numbers that the kernel runs by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+
+from segment_format.values.protobuf import contract as c
+from segment_format.values.protobuf.columns import (
+    CLOSED_ENUM,
+    MOMENT_FIELDS,
+    MOMENTS,
+    NUMBERS,
+    OPEN_ENUM,
+    TEXT_WIRE,
+    TEXTS,
+    WRAPPERS,
+    Column,
+    Kind,
+    Selection,
+    default_of,
+    implicit_field,
+)
+from segment_format.values.protobuf.schema import Field, FieldType
+from segment_format.values.protobuf.wire import GROUP
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from segment_format.values.protobuf.schema import Message, Schema
+
+    Numbers = NDArray[np.int64]
+
+_MOST_COLUMNS: Final = 20_000
+_OFFSET_BYTES: Final = 4
+_SPARSE: Final = 4
+_NO_NUMBERS: Final = (0,)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Program:
+    """What the kernel needs to know of a message type, see `contract`.
+
+    Attributes:
+        root: What the values become.
+        nodes: Of nodes.
+        dense: Of each node, its entry by field number, −1 for none: of those up to a bound.
+        entries: Of entries.
+        names: Of entries.
+        columns: Of columns.
+        levels: Of levels.
+        kids: Of each level, the levels whose parent it is.
+        enums: Of each closed enum, its numbers in ascending order.
+        text_levels: The levels that count bytes.
+        entry_bytes: Of each level, the memory of an entry.
+    """
+
+    root: Column
+    nodes: Numbers
+    dense: Numbers
+    entries: Numbers
+    names: tuple[str, ...]
+    columns: Numbers
+    levels: Numbers
+    kids: Numbers
+    enums: Numbers
+    text_levels: frozenset[int]
+    entry_bytes: tuple[int, ...]
+
+
+def compile_message(schema: Schema, name: str, selection: Selection | None) -> Program:
+    """Lays out a message type.
+
+    Raises:
+        ValueError: The message or a type it names is missing, a name in the selection is no field,
+            a message contains itself, or there are too many columns.
+    """
+    return _Compiler(schema).program(name, selection)
+
+
+class _Compiler:
+    """Columns, levels and entries in the order of the tree, so that what is cleared with a field is
+    a range of each.
+    """
+
+    def __init__(self, schema: Schema) -> None:
+        self._schema = schema
+        self._nodes: list[tuple[int, ...]] = []
+        self._dense: list[int] = []
+        self._entries: list[dict[int, int]] = []
+        self._names: list[str] = []
+        self._columns: list[tuple[int, int]] = []
+        self._parents: list[int] = [-1]
+        self._enums: list[int] = []
+        self._text_levels: list[int] = []
+
+    def program(self, name: str, selection: Selection | None) -> Program:
+        present = self._column(1, 0)
+        column, node = self._message(name, name, 0, selection, ())
+        assert node == 0
+        kids: list[list[int]] = [[] for _ in self._parents]
+        for kid, parent in enumerate(self._parents):
+            if parent >= 0:
+                kids[parent].append(kid)
+        bytes_of = [_OFFSET_BYTES * len(below) for below in kids]
+        for width, level in self._columns:
+            bytes_of[level] += width
+        for level in self._text_levels:
+            bytes_of[level] += 1
+        levels = []
+        start = 0
+        for parent, below in zip(self._parents, kids, strict=True):
+            levels.append((parent, start, len(below)))
+            start += len(below)
+        return Program(
+            root=replace(column, present=present),
+            nodes=_numbers([number for node in self._nodes for number in node]),
+            dense=_numbers(self._dense),
+            entries=_numbers(
+                [entry.get(key, 0) for entry in self._entries for key in range(c.ENTRY_SIZE)]
+            ),
+            names=tuple(self._names),
+            columns=_numbers([number for column in self._columns for number in column]),
+            levels=_numbers([number for level in levels for number in level]),
+            kids=_numbers([kid for below in kids for kid in below]),
+            enums=_numbers(self._enums),
+            text_levels=frozenset(self._text_levels),
+            entry_bytes=tuple(bytes_of),
+        )
+
+    def _column(self, width: int, level: int) -> int:
+        if len(self._columns) + len(self._parents) >= _MOST_COLUMNS:
+            raise ValueError(f"more than {_MOST_COLUMNS} columns; choose some of them")
+        self._columns.append((width, level))
+        return len(self._columns) - 1
+
+    def _level(self, parent: int) -> int:
+        self._parents.append(parent)
+        return len(self._parents) - 1
+
+    def _node(self, fields: Sequence[Field]) -> tuple[int, int]:
+        """A node for fields that ascend: its number, and that of its first entry."""
+        node, first = len(self._nodes), len(self._entries)
+        numbers = [field.number for field in fields]
+        last = max(numbers, default=-1)
+        size = last + 1 if last < _SPARSE * (len(fields) + _SPARSE) else 0
+        self._nodes.append((len(self._dense), size, first, len(fields)))
+        table = [-1] * size
+        for index, number in enumerate(numbers):
+            if size:
+                table[number] = first + index
+            self._entries.append({c.NUMBER: number})
+            self._names.append(fields[index].name)
+        self._dense += table
+        return node, first
+
+    def _message(
+        self, name: str, path: str, level: int, selection: Selection | None, trail: tuple[str, ...]
+    ) -> tuple[Column, int]:
+        """Column and node of a message; whoever calls says whether it is present.
+
+        Args:
+            name: Of its type.
+            path: Where it stands, for errors.
+            level: Of its columns.
+            selection: What is wanted of it.
+            trail: The types that it stands in.
+        """
+        if selection == {} and trail:  # only whether it is there
+            return Column(Kind.STRUCT, "", pa.struct([]), level), self._node(())[0]
+        if name in MOMENTS or name in WRAPPERS:
+            if selection is not None:
+                raise ValueError(f"{path} is a {name}, which has no fields to choose")
+            if name in MOMENTS:
+                node, first = self._node(MOMENT_FIELDS)
+                seconds, _ = (
+                    self._value(field, path, level, first + index, None, trail)
+                    for index, field in enumerate(MOMENT_FIELDS)
+                )
+                return Column(Kind.MOMENT, "", MOMENTS[name], level, values=seconds.values), node
+            field = implicit_field("value", 1, WRAPPERS[name])
+            node, first = self._node((field,))
+            return self._value(field, path, level, first, None, trail), node
+        message = self._schema.messages.get(name)
+        if message is None:
+            raise ValueError(f"{path}: message {name} is not in the descriptor set")
+        if name in trail:
+            raise ValueError(
+                f"{path}: message {name} contains itself, which no column can hold; choose columns"
+                " without it"
+            )
+        wanted = _wanted(message, path, selection)
+        node, first = self._node(wanted)
+        oneofs = {field.oneof: self._column(4, level) for field in wanted if field.oneof >= 0}
+        children = {}
+        for index, field in enumerate(wanted):
+            entry = first + index
+            below: Selection | None = {}  # a hidden member of a oneof clears the others
+            if selection is None:
+                below = None
+            elif field.name in selection:
+                below = selection[field.name]
+            column = self._field(field, path, level, entry, below, (*trail, name))
+            self._entries[entry][c.ONEOF] = oneofs.get(field.oneof, -1)
+            if selection is None or field.name in selection:
+                children[field.name] = column
+        ordered = [children[field.name] for field in message.fields if field.name in children]
+        kind = pa.struct([pa.field(child.name, child.type) for child in ordered])
+        return Column(Kind.STRUCT, "", kind, level, children=tuple(ordered)), node
+
+    def _field(
+        self,
+        field: Field,
+        path: str,
+        level: int,
+        entry: int,
+        selection: Selection | None,
+        trail: tuple[str, ...],
+    ) -> Column:
+        path = f"{path}.{field.name}"
+        if not field.repeated:
+            first_column, first_level = len(self._columns), len(self._parents)
+            present = self._column(1, level) if field.has_presence else -1
+            column = self._value(field, path, level, entry, selection, trail)
+            self._entries[entry].update(
+                {
+                    c.PRESENT: present,
+                    c.FIRST_COLUMN: first_column,
+                    c.STOP_COLUMN: len(self._columns),
+                    c.FIRST_LEVEL: first_level,
+                    c.STOP_LEVEL: len(self._parents),
+                }
+            )
+            default = None
+            if field.default is not None and field.has_presence and field.oneof < 0:
+                default = default_of(field, column)
+            return replace(column, name=field.name, present=present, default=default)
+        elements = self._level(level)
+        first_column, first_level = len(self._columns), len(self._parents)
+        message = self._schema.messages.get(field.type_name)
+        is_map = message is not None and message.is_map_entry
+        if is_map and selection is not None:
+            selection = {"key": None, "value": None} | selection
+        column = self._value(field, path, elements, entry, selection, trail)
+        self._entries[entry].update(
+            {
+                c.PRESENT: -1,
+                c.REPEATED: 1,
+                c.FIRST_COLUMN: first_column,
+                c.STOP_COLUMN: len(self._columns),
+                c.FIRST_LEVEL: first_level,
+                c.STOP_LEVEL: len(self._parents),
+            }
+        )
+        if is_map:
+            key, value = column.children
+            kind = pa.map_(key.type, pa.field("value", value.type, nullable=False))
+            children = (replace(key, present=-1), replace(value, present=-1, default=None))
+            return Column(
+                Kind.MAP, field.name, kind, level, child_level=elements, children=children
+            )
+        kind = pa.list_(pa.field("element", column.type, nullable=False))
+        return Column(Kind.LIST, field.name, kind, level, child_level=elements, children=(column,))
+
+    def _value(
+        self,
+        field: Field,
+        path: str,
+        level: int,
+        entry: int,
+        selection: Selection | None,
+        trail: tuple[str, ...],
+    ) -> Column:
+        """Column of one value of a field; sets how its entry is read."""
+        row = self._entries[entry]
+        row.update({c.LEVEL: level, c.ONEOF: -1, c.PRESENT: -1})
+        if field.type in (FieldType.MESSAGE, FieldType.GROUP):
+            is_group = field.type is FieldType.GROUP
+            row[c.OP] = c.GROUP if is_group else c.MESSAGE
+            row[c.WIRE] = GROUP if is_group else TEXT_WIRE
+            column, row[c.NODE] = self._message(field.type_name, path, level, selection, trail)
+            return column
+        if selection:
+            raise ValueError(f"{path} has no fields to choose")
+        if field.type in TEXTS:
+            row[c.OP], kind = TEXTS[field.type]
+            row[c.WIRE] = TEXT_WIRE
+            row[c.TEXT_LEVEL] = self._level(level)
+            self._text_levels.append(row[c.TEXT_LEVEL])
+            return Column(Kind.TEXT, "", kind, level, child_level=row[c.TEXT_LEVEL])
+        enum = None
+        if field.type is FieldType.ENUM:
+            enum = self._schema.enums.get(field.type_name)
+            if enum is None:
+                raise ValueError(f"{path}: enum {field.type_name} is not in the descriptor set")
+            number = CLOSED_ENUM if enum.is_closed else OPEN_ENUM
+            if enum.is_closed:
+                row[c.ENUM], row[c.ENUM_SIZE] = len(self._enums), len(enum.values)
+                self._enums += sorted(enum.values)
+                entry_type = self._schema.messages.get(trail[-1])
+                row[c.DROPS] = int(entry_type is not None and entry_type.is_map_entry)
+        else:
+            number = NUMBERS[field.type]
+        row.update({c.OP: number.op, c.WIRE: number.wire, c.WIDTH: number.width})
+        row[c.COLUMN] = self._column(number.width, level)
+        kind = Kind.NUMBER
+        if enum is not None:
+            kind = Kind.ENUM
+        elif field.type is FieldType.BOOL:
+            kind = Kind.BOOL
+        return Column(kind, "", number.type, level, values=row[c.COLUMN], enum=enum)
+
+
+def _wanted(message: Message, path: str, selection: Selection | None) -> list[Field]:
+    """Fields to read, ascending by number: those chosen, and what shares a oneof with them."""
+    if selection is None:
+        return sorted(message.fields, key=lambda field: field.number)
+    names = {field.name for field in message.fields}
+    if missing := selection.keys() - names:
+        known = ", ".join(sorted(names))
+        raise ValueError(f"{path} has no field {', '.join(sorted(missing))}; it has {known}")
+    oneofs = {field.oneof for field in message.fields if field.name in selection} - {-1}
+    wanted = [field for field in message.fields if field.name in selection or field.oneof in oneofs]
+    return sorted(wanted, key=lambda field: field.number)
+
+
+def _numbers(numbers: Sequence[int]) -> Numbers:
+    # Never empty: it has an address.
+    return np.array(numbers or _NO_NUMBERS, np.int64)

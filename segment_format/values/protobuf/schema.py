@@ -1,0 +1,248 @@
+"""Messages and enums of a `FileDescriptorSet`: what `protoc --descriptor_set_out` writes.
+
+It is itself Protobuf: field numbers are those of `google/protobuf/descriptor.proto`. Extensions,
+services and options other than `map_entry` are left out; extended fields are unknown fields then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+from segment_format.values.protobuf.wire import read_fields
+
+_SYNTAXES: Final = ("", "proto2", "proto3")
+_DEEPEST: Final = 100
+_Message = dict[int, list[int | bytes]]
+
+
+class FieldType(IntEnum):
+    """`FieldDescriptorProto.Type`."""
+
+    DOUBLE = 1
+    FLOAT = 2
+    INT64 = 3
+    UINT64 = 4
+    INT32 = 5
+    FIXED64 = 6
+    FIXED32 = 7
+    BOOL = 8
+    STRING = 9
+    GROUP = 10
+    MESSAGE = 11
+    BYTES = 12
+    UINT32 = 13
+    ENUM = 14
+    SFIXED32 = 15
+    SFIXED64 = 16
+    SINT32 = 17
+    SINT64 = 18
+
+
+_MAP_FIELDS: Final = [("key", 1, False), ("value", 2, False)]
+_NO_KEYS: Final = frozenset(
+    {
+        *(FieldType.DOUBLE, FieldType.FLOAT, FieldType.BYTES),
+        *(FieldType.ENUM, FieldType.MESSAGE, FieldType.GROUP),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of a message.
+
+    Attributes:
+        name: As declared.
+        number: Its tag's.
+        type: What it holds.
+        type_name: Full name of its message or enum; empty for others.
+        repeated: Whether it is a list, or a map.
+        has_presence: Whether a message tells an absent one from its default.
+        oneof: Which of the message's oneofs it belongs to; −1 for none.
+        default: Declared one as text, see `FieldDescriptorProto.default_value`; None without.
+    """
+
+    name: str
+    number: int
+    type: FieldType
+    type_name: str
+    repeated: bool
+    has_presence: bool
+    oneof: int
+    default: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message type.
+
+    Attributes:
+        name: Full name, without a leading dot.
+        fields: As declared.
+        is_map_entry: Whether it is an entry of a map.
+        file: The file it stands in.
+        path: Index among the file's messages, then among those nested in that, and so on; entries
+            of maps count, where they stand.
+    """
+
+    name: str
+    fields: tuple[Field, ...]
+    is_map_entry: bool
+    file: str
+    path: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Enum:
+    """An enum type.
+
+    Attributes:
+        name: Full name, without a leading dot.
+        values: Names by number, the first that has it.
+        numbers: Numbers by name.
+        is_closed: Whether it is of proto2: other numbers are unknown fields there.
+    """
+
+    name: str
+    values: dict[int, str]
+    numbers: dict[str, int]
+    is_closed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """All types of a descriptor set, by full name."""
+
+    messages: dict[str, Message]
+    enums: dict[str, Enum]
+
+    def message_at(self, file: str, path: tuple[int, ...]) -> Message | None:
+        """The message that a message index means, in a file; None if there is none."""
+        for message in self.messages.values():
+            if message.file == file and message.path == path:
+                return message
+        return None
+
+
+def read_schema(descriptors: bytes) -> Schema:
+    """Reads a `FileDescriptorSet`.
+
+    Raises:
+        ValueError: It is none, or has a file of another syntax than proto2 and proto3.
+    """
+    schema = Schema({}, {})
+    try:
+        for file in _parts(_parse(descriptors), 1):
+            _read_file(file, schema)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"not a usable Protobuf FileDescriptorSet: {error}") from error
+    return schema
+
+
+def _read_file(file: _Message, schema: Schema) -> None:
+    name, package, syntax = _text(file, 1), _text(file, 2), _text(file, 12)
+    if syntax not in _SYNTAXES:
+        raise ValueError(f"{name} has syntax {syntax!r}; only proto2 and proto3 are read")
+    is_proto3 = syntax == "proto3"
+    scope = f"{package}." if package else ""
+    for index, message in enumerate(_parts(file, 4)):
+        _read_message(message, scope, (name, (index,), is_proto3), schema)
+    for enum in _parts(file, 5):
+        _read_enum(enum, scope, is_proto3, schema)
+
+
+def _read_message(
+    message: _Message, scope: str, place: tuple[str, tuple[int, ...], bool], schema: Schema
+) -> None:
+    file, path, is_proto3 = place
+    name = scope + _text(message, 1)
+    if len(path) > _DEEPEST:
+        raise ValueError(f"messages are nested more than {_DEEPEST} deep")
+    if name in schema.messages:
+        raise ValueError(f"message {name} is there twice")
+    fields = tuple(_field(part, is_proto3) for part in _parts(message, 2))
+    for each in ([field.number for field in fields], [field.name for field in fields]):
+        if len(set(each)) < len(fields):
+            raise ValueError(f"message {name} has a field twice")
+    is_map_entry = _number(_parse(_bytes(message, 7)), 7) != 0
+    if is_map_entry and (
+        [(field.name, field.number, field.repeated) for field in fields] != _MAP_FIELDS
+        or fields[0].type in _NO_KEYS
+    ):
+        raise ValueError(f"message {name} is no entry of a map")
+    schema.messages[name] = Message(name, fields, is_map_entry, file, path)
+    for index, part in enumerate(_parts(message, 3)):
+        _read_message(part, f"{name}.", (file, (*path, index), is_proto3), schema)
+    for part in _parts(message, 4):
+        _read_enum(part, f"{name}.", is_proto3, schema)
+
+
+def _field(part: _Message, is_proto3: bool) -> Field:
+    kind = FieldType(_number(part, 5))
+    repeated = _number(part, 4) == 3
+    declared_optional = _number(part, 17) != 0  # stands in a oneof of its own
+    in_oneof = 9 in part and not declared_optional
+    is_message = kind in (FieldType.MESSAGE, FieldType.GROUP)
+    number = _number(part, 3)
+    name = _text(part, 1)
+    if not 0 < number < 2**29 or not name:
+        raise ValueError(f"field {name!r} has number {number}")
+    return Field(
+        name=name,
+        number=number,
+        type=kind,
+        type_name=_text(part, 6).removeprefix("."),
+        repeated=repeated,
+        has_presence=not repeated
+        and (not is_proto3 or is_message or in_oneof or declared_optional),
+        oneof=_number(part, 9) if in_oneof else -1,
+        default=_text(part, 7) if 7 in part else None,
+    )
+
+
+def _read_enum(enum: _Message, scope: str, is_proto3: bool, schema: Schema) -> None:
+    values: dict[int, str] = {}
+    numbers: dict[str, int] = {}
+    for part in _parts(enum, 2):
+        number = _number(part, 2) & 0xFFFFFFFF
+        numbers[_text(part, 1)] = number - ((number & 1 << 31) << 1)
+    for each, number in numbers.items():
+        values.setdefault(number, each)
+    name = scope + _text(enum, 1)
+    if not values:
+        raise ValueError(f"enum {name} has no values")
+    schema.enums[name] = Enum(name, values, numbers, is_closed=not is_proto3)
+
+
+def _parse(data: bytes) -> _Message:
+    found: _Message = {}
+    for number, value in read_fields(data):
+        found.setdefault(number, []).append(value)
+    return found
+
+
+def _parts(message: _Message, number: int) -> list[_Message]:
+    return [_parse(_as_bytes(part)) for part in message.get(number, ())]
+
+
+def _bytes(message: _Message, number: int) -> bytes:
+    return _as_bytes(message[number][-1]) if number in message else b""
+
+
+def _text(message: _Message, number: int) -> str:
+    return _bytes(message, number).decode()
+
+
+def _number(message: _Message, number: int) -> int:
+    value = message[number][-1] if number in message else 0
+    if isinstance(value, bytes):
+        raise TypeError(f"field {number} is no number")
+    return value
+
+
+def _as_bytes(value: int | bytes) -> bytes:
+    if isinstance(value, int):
+        raise TypeError(f"the number {value} stands where bytes should")
+    return value

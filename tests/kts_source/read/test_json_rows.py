@@ -1,0 +1,148 @@
+"""Values of JSON decoded where they are read: `value.format` = `json`."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+import kts_source
+from kts_source.errors import InvalidValueError
+from kts_source.options import parse_options
+from segment_format.values.json.ddl import parse_ddl
+from tests.kts_source.read.typed_tier import write
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DDL = (
+    "country string, amount bigint not null, price decimal(6,2), at timestamp,"
+    " user struct<id: int, tags: map<string,array<double>>>"
+)
+BAD: dict[int, tuple[bytes, str]] = {
+    3: (b'{"amount": "7"}', "amount: "),
+    12: (b"", ""),
+    17: (b'{"country": "CH"}', "amount: "),
+    25: (b'{"amount": 1} x', ""),
+}
+"""Offset in partition 0 -> a value that is not like that, and the field that the reason names."""
+
+
+def value(number: int) -> bytes:
+    """Order number such and such."""
+    fields = {
+        "user": {"tags": {"k": [number / 4]}, "id": number},
+        "amount": number,
+        "unknown": [{}],
+        "price": 2.5,
+        "at": f"2024-05-06T07:08:{number % 60:02}Z",
+        "country": "CH" if number % 3 else "Dé",
+    }
+    return json.dumps(fields).encode()
+
+
+def row(number: int) -> dict[str, object]:
+    """The same as the table has it; price and time as text."""
+    return {
+        "country": "CH" if number % 3 else "Dé",
+        "amount": number,
+        "price": "2.50",
+        "at": f"2024-05-06 07:08:{number % 60:02}+00:00",
+        "user": {"id": number, "tags": [("k", [number / 4])]},
+    }
+
+
+def shown(rows: list[dict[str, object] | None]) -> list[dict[str, object] | None]:
+    """Rows as `row` has them."""
+    return [one and one | {name: str(one[name]) for name in ("price", "at")} for one in rows]
+
+
+def as_json(**options: str) -> dict[str, str]:
+    """Options that decode it."""
+    return {"value.format": "json", "value.schema": DDL} | options
+
+
+@pytest.fixture
+def spoiled(tmp_path: Path) -> dict[str, str]:
+    values: list[bytes | None] = [value(number) for number in range(30)]
+    for number, (bad, _) in BAD.items():
+        values[number] = bad
+    values[4], values[5] = None, b" null "
+    return write(tmp_path / "tier", [values, [value(100)]])
+
+
+def test_a_value_is_a_struct(tmp_path: Path) -> None:
+    values: list[bytes | None] = [value(number) for number in range(30)]
+    values[4] = None
+    scan = kts_source.scan(write(tmp_path, [values, [value(100)]]) | as_json())
+    table = scan.to_table()
+    table.validate(full=True)
+    assert table.schema == scan.schema
+    assert table.schema.field("value").type == parse_ddl(DDL)
+    expected = [None if number == 4 else row(number) for number in range(30)]
+    assert shown(table["value"].to_pylist()) == [*expected, row(100)]
+
+
+def test_only_some_fields(spoiled: dict[str, str]) -> None:
+    options = as_json(**{"value.columns": "user.id, country", "value.mode": "DROPMALFORMED"})
+    found = kts_source.scan(spoiled | options).select(["offset", "value"]).to_table()
+    assert found["value"].type == parse_ddl("country string, user struct<id: int>")
+    # Wrong types in fields that are not wanted, and missing ones, are not looked for.
+    assert found["offset"].to_pylist() == [n for n in range(30) if n not in (12, 25)] + [0]
+    assert found["value"][7].as_py() == {"country": "CH", "user": {"id": 7}}
+
+
+def test_failfast_names_the_place_and_the_field(spoiled: dict[str, str]) -> None:
+    with pytest.raises(
+        InvalidValueError, match=r"value\.format' \(json\) says: amount: "
+    ) as raised:
+        kts_source.scan(spoiled | as_json(columns="value")).to_table(threads=1)
+    assert (raised.value.topic, raised.value.partition, raised.value.offset) == ("orders", 0, 3)
+
+
+def test_permissive_gives_null_and_the_reason(spoiled: dict[str, str]) -> None:
+    options = as_json(**{"value.mode": "PERMISSIVE"})
+    table = kts_source.scan(spoiled | options).to_table()
+    reasons = table["valueError"].to_pylist()
+    assert [n for n, reason in enumerate(reasons) if reason is not None] == list(BAD)
+    for number, (_, named) in BAD.items():
+        assert reasons[number].startswith(named)
+    nulls = [n for n, one in enumerate(table["value"].to_pylist()) if one is None]
+    assert nulls == [3, 4, 5, 12, 17, 25]
+
+
+def test_dropmalformed_leaves_out(spoiled: dict[str, str]) -> None:
+    scan = kts_source.scan(spoiled | as_json(**{"value.mode": "DROPMALFORMED"}))
+    assert scan.count() == 27
+    assert scan.to_table()["offset"].to_pylist() == [n for n in range(30) if n not in BAD] + [0]
+
+
+def test_a_schema_of_one_type_and_keys(tmp_path: Path) -> None:
+    options = write(tmp_path, [[b"[1, 2.0]", b"[]"]]) | as_json(**{"value.schema": "array<bigint>"})
+    assert kts_source.scan(options).to_table()["value"].to_pylist() == [[1, 2], []]
+    # Keys are k0, k1: none of JSON.
+    keys = {"key.format": "json", "key.schema": "string", "key.mode": "PERMISSIVE"}
+    table = kts_source.scan(write(tmp_path / "keys", [[b"1"]]) | keys).to_table()
+    assert table["key"].to_pylist() == [None]
+    assert table["keyError"][0].as_py()
+
+
+def test_values_with_confluents_header(tmp_path: Path) -> None:
+    values = [b"\0\0\0\0\x07" + value(1), None, value(2), b"\0\0\0\0\x09" + BAD[3][0], b""]
+    options = as_json(**{"value.format": "json-confluent", "value.mode": "PERMISSIVE"})
+    table = kts_source.scan(write(tmp_path, [values]) | options).to_table()
+    assert shown(table["value"].to_pylist()) == [row(1), None, None, None, None]
+    reasons = table["valueError"].to_pylist()
+    assert reasons[:2] == [None, None]
+    assert "no zero byte" in reasons[2]
+    assert reasons[3].startswith("amount: ")
+    assert "shorter than the 5 bytes" in reasons[4]
+
+
+def test_a_ddl_is_text_or_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "order.ddl"
+    file.write_text(DDL)
+    given = {"path": "/x", "subscribe": "t"}
+    of_file = parse_options(given | as_json(**{"value.schema": str(file)})).formats
+    assert of_file == parse_options(given | as_json()).formats

@@ -1,0 +1,59 @@
+"""JSON behind Confluent's header."""
+
+from __future__ import annotations
+
+import random
+
+import pyarrow as pa
+import pytest
+
+from segment_format.values.json.confluent import ConfluentJsonDecoder
+from segment_format.values.json.ddl import parse_ddl
+from segment_format.values.json.decoder import JsonDecoder
+
+PLAIN = JsonDecoder(parse_ddl("a string, b array<bigint>"))
+DECODER = ConfluentJsonDecoder(PLAIN)
+TEXTS = [b'{"a": "x\\n\xc3\xa9", "b": [1, 2]}', b'{"a": "x', b"", b"null", b'{"b": [1.0, 3, null]}']
+HEADS = [b"\0\0\0\0\1", b"\0\xff\0\0\0", b"\0\0\0\0\0", b"\1\0\0\0\1", b"\0\0", b""]
+GOOD = HEADS[:2]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_it_is_what_is_behind_the_header(seed: int) -> None:
+    chance = random.Random(seed)
+    rows: list[tuple[bytes | None, bytes | None]] = []
+    for _ in range(chance.randrange(40)):
+        head, text = chance.choice(HEADS), chance.choice(TEXTS)
+        if head in GOOD:
+            rows.append((head + text, text))
+        elif len(head) == 5:
+            rows.append((head + text, None))
+        else:
+            rows.append((head, None))
+        if chance.random() < 0.2:
+            rows.append((None, None))
+    first, stop = chance.randrange(3), len(rows) - chance.randrange(3)
+    values = pa.array([one for one, _ in rows], pa.binary())[first:stop]
+    texts = pa.array([one for _, one in rows], pa.binary())[first:stop]
+    found, expected = DECODER.decode(values), PLAIN.decode(texts)
+    found.array.validate(full=True)
+    assert found.array.equals(expected.array)
+    assert [one for one in found.bad if one in expected.bad] == list(expected.bad)
+    headless = values.is_valid().to_numpy(False) & texts.is_null().to_numpy(False)
+    bad = {one.row for one in expected.bad} | set(headless.nonzero()[0].tolist())
+    assert [one.row for one in found.bad] == sorted(bad)
+
+
+def test_the_reasons_name_what_is_missing() -> None:
+    decoded = DECODER.decode(pa.array([*HEADS, None], pa.binary()))
+    reasons = {one.row: one.reason for one in decoded.bad}
+    assert "id 0" in reasons[2]
+    assert "no zero byte" in reasons[3]
+    assert "shorter" in reasons[4]
+    assert 6 not in reasons
+
+
+def test_other_types_are_refused_and_nothing_is_nothing() -> None:
+    with pytest.raises(TypeError, match="binary"):
+        DECODER.decode(pa.array(["x"]))
+    assert DECODER.decode(pa.array([], pa.binary())).array.type == DECODER.type

@@ -1,0 +1,114 @@
+"""Spark's DDL is read and written."""
+
+from __future__ import annotations
+
+import re
+from random import Random
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from segment_format.values.json.ddl import parse_ddl, print_ddl
+from segment_format.values.json.decoder import JsonDecoder
+from tests.segment_format.values.json.generated import any_type
+
+
+def elements(kind: pa.DataType) -> pa.DataType:
+    return pa.list_(pa.field("element", kind))
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("a bigint, b struct<c: string>, d decimal(10,2), e array<int>, f map<string,double>",
+         pa.struct([("a", pa.int64()), ("b", pa.struct([("c", pa.string())])),
+                    ("d", pa.decimal128(10, 2)), ("e", elements(pa.int32())),
+                    ("f", pa.map_(pa.string(), pa.float64()))])),
+        ("A BIGINT NOT NULL COMMENT 'it''s'", None),
+        ("A BIGINT NOT NULL COMMENT 'it\\'s', b Float comment \"x\"",
+         pa.struct([pa.field("A", pa.int64(), nullable=False), ("b", pa.float32())])),
+        ("bigint", pa.int64()),
+        ("date date", pa.struct([("date", pa.date32())])),
+        ("decimal decimal", pa.struct([("decimal", pa.decimal128(10, 0))])),
+        ("decimal(5)", pa.decimal128(5, 0)),
+        ("`a b` int,`c``d`: string", pa.struct([("a b", pa.int32()), ("c`d", pa.string())])),
+        ("array<array<timestamp_ntz>>", elements(elements(pa.timestamp("us")))),
+        ("struct<>", pa.struct([])),
+        ("t timestamp, u timestamp_ltz, v long, w integer, x real, y numeric(3,1)",
+         pa.struct([("t", pa.timestamp("us", "UTC")), ("u", pa.timestamp("us", "UTC")),
+                    ("v", pa.int64()), ("w", pa.int32()), ("x", pa.float32()),
+                    ("y", pa.decimal128(3, 1))])),
+        (" a\n\tbinary ,b boolean not null ", pa.struct(
+            [("a", pa.binary()), pa.field("b", pa.bool_(), nullable=False)])),
+    ],
+)  # fmt: skip
+def test_what_a_ddl_stands_for(text: str, kind: pa.DataType | None) -> None:
+    if kind is None:
+        with pytest.raises(ValueError, match="character"):
+            parse_ddl(text)
+        return
+    assert parse_ddl(text) == kind
+    JsonDecoder(kind)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "the name of a column should stand at character 0, not the end"),
+        ("a", "a type (boolean, int, bigint"),
+        ("a smallint", "should stand at character 2, not 'smallint'"),
+        ("a tinyint", "not 'tinyint'"),
+        ("a varchar(10)", "not 'varchar'"),
+        ("a interval", "not 'interval'"),
+        ("a int,", "the name of a column should stand at character 6, not the end"),
+        ("a int b int", "the end, or a comma and another column, should stand at character 6"),
+        ("a array<int", "'>' should stand at character 11, not the end"),
+        ("a map<int,int>", "'string', the only type of a map's keys, should stand at character 6"),
+        ("a decimal(39,0)", "decimal(39,0) at character 9: the precision must lie in [1, 38]"),
+        ("a decimal(5,6)", "decimal(5,6)"),
+        ("a decimal(-1)", "nothing can be made of '-1)' at character 10"),
+        ("a int, a int", "column 'a' comes twice, at character 7"),
+        ("a int not", "'null' should stand at character 9"),
+        ("a int comment x", "a comment in quotes should stand at character 14"),
+        ("`a int", "nothing can be made of '`a int' at character 0"),
+        ("array<" * 200 + "int" + ">" * 200, "more than 100 deep"),
+    ],
+)
+def test_what_is_no_ddl(text: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        parse_ddl(text)
+
+
+@settings(max_examples=150, deadline=None)
+@given(random=st.integers(0, 2**60).map(Random))
+def test_what_is_printed_is_read_again(random: Random) -> None:
+    kind = any_type(random)
+    text = print_ddl(kind)
+    found = parse_ddl(text)
+    assert print_ddl(found) == text
+    if "[" not in text:
+        assert _nullable(found) == _nullable(kind)
+
+
+def _nullable(kind: pa.DataType) -> pa.DataType:
+    """The type with items that may be null: DDL cannot say otherwise."""
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_nullable(field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return elements(_nullable(kind.value_type))
+    if pa.types.is_map(kind):
+        return pa.map_(pa.string(), _nullable(kind.item_type))
+    return kind
+
+
+def test_types_without_a_ddl() -> None:
+    for kind in (pa.int8(), pa.map_(pa.int32(), pa.int32()), pa.struct([("a", pa.time32("s"))])):
+        with pytest.raises(ValueError, match="has no DDL"):
+            print_ddl(kind)
+
+
+def test_how_it_is_printed() -> None:
+    text = "a bigint not null, `b c` struct<d: string, e: decimal(4,2)>, f map<string,array<int>>"
+    assert print_ddl(parse_ddl(text)) == text

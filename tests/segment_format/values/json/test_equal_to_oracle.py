@@ -1,0 +1,185 @@
+"""The kernels give what Python's own parser gives, errors included."""
+
+from __future__ import annotations
+
+import os
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from segment_format.values.json.decoder import JsonDecoder
+from tests.segment_format.values.json import oracle
+from tests.segment_format.values.json.generated import any_struct, any_type, any_values
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SAMPLE = (
+    b'{"id": 12, "name":"a\\u00e4\\n\xc3\xa4","tags":["x",null,"\\ud83d\\ude00"],'
+    b'"sub":{"d":-1.5e3},'
+    b'"m":{"k":1,"k":2,"l":0.5},"on":true,"big":12345678.90,"x":[{"y":[1,2]}, {}],"t":'
+    b'"2024-02-29T01:02:03.5Z", "bin":"aGk=","other":{"a":[1,"]"]}}'
+)
+SAMPLE_TYPE = pa.struct(
+    [
+        ("id", pa.int64()),
+        ("name", pa.string()),
+        ("tags", pa.list_(pa.string())),
+        ("sub", pa.struct([("d", pa.float64()), ("f", pa.float32())])),
+        ("m", pa.map_(pa.string(), pa.float64())),
+        ("on", pa.bool_()),
+        ("big", pa.decimal128(12, 2)),
+        ("x", pa.list_(pa.struct([("y", pa.list_(pa.int32()))]))),
+        ("t", pa.timestamp("us", "UTC")),
+        ("bin", pa.binary()),
+    ]
+)
+
+
+def check(kind: pa.DataType, values: Sequence[bytes | None]) -> int:
+    """Compares with the oracle; how many are bad."""
+    found = JsonDecoder(kind).decode(pa.array(values, pa.binary()))
+    assert found.array.type == kind
+    found.array.validate(full=True)
+    bad = {one.row: one for one in found.bad}
+    assert [one.row for one in found.bad] == sorted(bad)
+    for row, (text, value) in enumerate(zip(values, oracle.plain(found.array), strict=True)):
+        expected, is_bad = oracle.decoded(text, kind)
+        assert (row in bad) == is_bad, (text, bad.get(row))
+        assert oracle.same(value, expected), (text, value, expected)
+    return len(bad)
+
+
+def check_random(random: Random) -> None:
+    kind = any_struct(random) if random.random() < 0.7 else any_type(random)
+    count = random.choice((1, 5, 30))
+    check(kind, any_values(random, kind, count, random.choice((0, 0.1, 0.5))))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(random=st.integers(0, 2**60).map(Random))
+def test_any_values_of_any_type(random: Random) -> None:
+    check_random(random)
+
+
+@pytest.mark.fuzz
+def test_many_values_of_many_types() -> None:
+    seed = int.from_bytes(os.urandom(6))
+    print("seed", seed)  # noqa: T201 - to run it again
+    for number in range(1500):
+        check_random(Random(seed + number))
+
+
+def test_every_truncation() -> None:
+    assert check(SAMPLE_TYPE, [SAMPLE[:size] for size in range(len(SAMPLE) + 1)]) == len(SAMPLE)
+
+
+@pytest.mark.parametrize("byte", [0x00, 0x20, 0x22, 0x30, 0x5C, 0x7D, 0x80, 0xE4])
+def test_every_byte_another(byte: int) -> None:
+    check(SAMPLE_TYPE, [_with(SAMPLE, at, byte) for at in range(len(SAMPLE))])
+
+
+def test_every_bit_flipped() -> None:
+    flips = [(at, 1 << bit) for at in range(len(SAMPLE)) for bit in range(8)]
+    bad = check(SAMPLE_TYPE, [_with(SAMPLE, at, SAMPLE[at] ^ bit) for at, bit in flips])
+    assert 0 < bad < len(flips)
+
+
+def _with(text: bytes, at: int, byte: int) -> bytes:
+    return text[:at] + bytes([byte]) + text[at + 1 :]
+
+
+def test_the_oracle_takes_the_sample() -> None:
+    value, bad = oracle.decoded(SAMPLE, SAMPLE_TYPE)
+    assert not bad
+    assert value["m"] == [("k", 2.0), ("l", 0.5)]
+    assert value["x"] == [{"y": [1, 2]}, {"y": None}]
+
+
+def _wanted(kind: pa.DataType, random: Random) -> tuple[list[str], pa.DataType]:
+    """Some columns of a struct, and the type of them."""
+    names: list[str] = []
+    fields: list[pa.Field] = []
+    for field in kind:
+        pick = random.randrange(3)
+        if pick == 0:
+            names.append(field.name)
+            fields.append(field)
+        elif pick == 1 and pa.types.is_struct(field.type) and not _is_prefix(field.name, kind):
+            below, inner = _wanted(field.type, random)
+            if below:
+                names += [f"{field.name}.{name}" for name in below]
+                fields.append(field.with_type(inner))
+    return names, pa.struct(fields)
+
+
+def _is_prefix(name: str, kind: pa.DataType) -> bool:
+    return any(other.name.startswith(f"{name}.") for other in kind)
+
+
+def _cut(value: Any, kind: pa.DataType) -> Any:  # noqa: ANN401
+    if value is None or not pa.types.is_struct(kind):
+        return value
+    return {field.name: _cut(value[field.name], field.type) for field in kind}
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(random=st.integers(0, 2**60).map(Random))
+def test_a_subset_is_all_and_then_selected(random: Random) -> None:
+    kind = any_struct(random)
+    columns, smaller = _wanted(kind, random)
+    values = pa.array(any_values(random, kind, 20, 0.1), pa.binary())
+    everything = JsonDecoder(kind).decode(values)
+    some = JsonDecoder(kind, random.sample(columns, len(columns))).decode(values)
+    assert some.array.type == smaller
+    some.array.validate(full=True)
+    bad = {one.row for one in everything.bad}
+    assert {one.row for one in some.bad} <= bad
+    for row, (one, other) in enumerate(
+        zip(oracle.plain(some.array), oracle.plain(everything.array), strict=True)
+    ):
+        assert row in bad or oracle.same(one, _cut(other, smaller))
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@given(random=st.integers(0, 2**60).map(Random))
+def test_what_is_skipped_is_checked(random: Random) -> None:
+    """With no field wanted, a row is bad where it is no JSON, or no object."""
+    kind = any_struct(random)
+    values = any_values(random, kind, 30, 0.5)
+    check(pa.struct([]), values)
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@given(random=st.integers(0, 2**60).map(Random))
+def test_a_bad_row_costs_one_row(random: Random) -> None:
+    kind = any_struct(random)
+    good = [one for one in any_values(random, kind, 60, 0) if not oracle.decoded(one, kind)[1]]
+    alone = oracle.plain(JsonDecoder(kind).decode(pa.array(good, pa.binary())).array)
+    mixed: list[bytes | None] = []
+    places: list[int] = []
+    for one in good:
+        while random.random() < 0.3:
+            mixed.append(
+                random.choice((b"", b"{", b'{"a":[1,2,{"b":', b"nul", b"{}x", b'{"a":1,}'))
+            )
+        places.append(len(mixed))
+        mixed.append(one)
+    found = JsonDecoder(kind).decode(pa.array(mixed, pa.binary()))
+    values = oracle.plain(found.array)
+    assert {one.row for one in found.bad} == set(range(len(mixed))) - set(places)
+    assert all(oracle.same(values[at], one) for at, one in zip(places, alone, strict=True))
+
+
+@pytest.mark.parametrize("start", [0, 1, 7, 9])
+def test_a_slice_is_what_it_shows(start: int) -> None:
+    values = [b'{"id":%d}' % number if number % 3 else None for number in range(40)]
+    array = pa.array(values, pa.binary()).slice(start, 20)
+    found = JsonDecoder(pa.struct([("id", pa.int64())])).decode(array)
+    expected = [None if one is None else one for one in range(start, start + 20)]
+    assert found.array.to_pylist() == [{"id": one} if one % 3 else None for one in expected]
+    assert not found.bad

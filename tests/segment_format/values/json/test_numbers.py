@@ -1,0 +1,255 @@
+"""Numbers come out as the nearest double, or exactly, or not at all."""
+
+from __future__ import annotations
+
+import math
+import struct
+from fractions import Fraction
+from random import Random
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from segment_format.values.json import contract as c
+from segment_format.values.json.decoder import JsonDecoder
+from segment_format.values.json.powers import LEAST, MOST, powers
+from tests.segment_format.values.json import oracle
+
+DOUBLES = JsonDecoder(pa.float64())
+SINGLES = JsonDecoder(pa.float32())
+
+
+def bits(value: float) -> bytes:
+    return struct.pack("<d", value)
+
+
+def check_doubles(texts: list[str]) -> None:
+    found = DOUBLES.decode(pa.array([text.encode() for text in texts], pa.binary()))
+    bad = {one.row for one in found.bad}
+    for row, (text, value) in enumerate(zip(texts, found.array.to_pylist(), strict=True)):
+        expected = float(text)
+        assert (row in bad) == math.isinf(expected), text
+        assert row in bad or bits(value) == bits(expected), text
+
+
+def any_double(random: Random) -> float:
+    value = math.inf
+    while not math.isfinite(value):
+        (value,) = struct.unpack("<d", random.randbytes(8))
+    return float(value)
+
+
+def halfway(value: float) -> str:
+    """All digits of the middle between a double and the next one."""
+    middle = (Fraction(value) + Fraction(math.nextafter(value, math.inf))) / 2
+    power = middle.denominator.bit_length() - 1
+    digits = str(abs(middle.numerator) * 5**power)
+    return f"{'-' if middle < 0 else ''}{digits}e-{power}"
+
+
+def test_doubles_as_python_writes_them() -> None:
+    random = Random(1)
+    check_doubles([repr(any_double(random)) for _ in range(5000)])
+
+
+def test_doubles_of_many_digits() -> None:
+    random = Random(2)
+    texts = []
+    for size in range(17, 41):
+        for _ in range(100):
+            digits = "".join(random.choice("0123456789") for _ in range(size))
+            place = random.randint(1, size - 1)
+            texts.append(f"{int(digits[:place])}.{digits[place:]}e{random.randint(-340, 320)}")
+    check_doubles(texts)
+
+
+def test_halfway_between_doubles_and_next_to_it() -> None:
+    random = Random(3)
+    values = [random.uniform(-1e6, 1e6) for _ in range(60)]
+    values += [any_double(random) for _ in range(60)]
+    values += [5e-324 * random.randint(0, 1 << 40) for _ in range(60)]
+    values += [0.0, 5e-324, 2.2250738585072009e-308, 2.2250738585072014e-308, 1.0, 2.0**53]
+    texts = []
+    for value in values:
+        middle = halfway(value)
+        digits, power = middle.split("e")
+        texts.append(middle)
+        texts.append(f"{digits}{'0' * 30}1e{int(power) - 31}")
+        last = max(int(digits[-1]) - 1, 0)
+        texts.append(f"{digits[:-1]}{last}{'9' * 9}e{int(power) - 9}")
+    check_doubles(texts)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "0", "-0", "-0.0", "0e999999999", "-0e-999999999", "1e-999999999", "1e309", "-1e309",
+        "1e99999999999999999999", "1e-99999999999999999999", "1.7976931348623157e308",
+        "1.7976931348623158e308", "1.7976931348623159e308", "179769313486231580793e289",
+        "4.9e-324", "2.4703282292062327e-324", "2.4703282292062328e-324", "2.5e-324",
+        "2.2250738585072011e-308", "2.2250738585072014e-308", "9007199254740993",
+        "9007199254740992.5", "9007199254740993.00000000000000000000001", "1" + "0" * 400,
+        "0." + "0" * 400 + "1", "1" + "0" * 400 + "e-400", "0." + "0" * 400 + "1e401",
+        "18446744073709551615", "18446744073709551616", "9999999999999999999", "0.1e1", "1E+2",
+    ],
+)  # fmt: skip
+def test_edges_of_doubles(text: str) -> None:
+    check_doubles([text])
+
+
+def test_numbers_left_open_are_decided() -> None:
+    """The middle of two doubles, and just beside it behind the 19th digit."""
+    middle = "9007199254740993"
+    texts = [f"{middle}.{'0' * 50}", f"{middle}.{'0' * 50}1", f"{middle[:-1]}2.{'9' * 50}"]
+    check_doubles(texts)
+    values = [b'{"a":%s,"a":1}' % texts[1].encode(), b'{"a":%s,"b":[1,}' % texts[1].encode()]
+    values += [b'{"a":1,"a":%s}' % texts[1].encode(), b'{"a":%s,"a":null}' % texts[0].encode()]
+    found = JsonDecoder(pa.struct([("a", pa.float64())])).decode(pa.array(values, pa.binary()))
+    assert found.array.to_pylist() == [{"a": 1.0}, None, {"a": float(texts[1])}, {"a": None}]
+    assert [one.row for one in found.bad] == [1]
+
+
+def test_more_open_numbers_than_there_was_room_for() -> None:
+    texts = [f"9007199254740993.{'0' * 40}{number}" for number in range(1000)]
+    value = f"[{','.join(texts)}]".encode()
+    found = JsonDecoder(pa.list_(pa.float64())).decode(pa.array([value, value], pa.binary()))
+    assert found.array.to_pylist() == [[float(text) for text in texts]] * 2
+
+
+def test_open_numbers_beyond_all_doubles_cost_their_row() -> None:
+    border = str(2**1024 - 2**970)  # half way to what would be the next double
+    texts = [f"{border}.0", str(int(border) - 1), f"{border}e0", f"{border}.{'0' * 400}1"]
+    check_doubles(texts)
+    values = [b'{"a":[%s],"b":"x"}' % text.encode() for text in texts]
+    kind = pa.struct([("a", pa.list_(pa.float64())), ("b", pa.string())])
+    found = JsonDecoder(kind).decode(pa.array(values, pa.binary()))
+    found.array.validate(full=True)
+    assert [(one.row, one.path) for one in found.bad] == [(0, "a"), (2, "a"), (3, "a")]
+    assert found.array.is_valid().to_pylist() == [False, True, False, False]
+
+
+def single_texts() -> list[str]:
+    random = Random(4)
+    texts = []
+    for _ in range(300):
+        pattern = random.getrandbits(31)
+        (value,) = struct.unpack("<f", struct.pack("<I", pattern))
+        if not math.isfinite(value):
+            continue
+        following = float(np.nextafter(np.float32(value), np.float32(np.inf)))
+        following = min(following, 2.0**128)
+        middle = (Fraction(value) + Fraction(following)) / 2
+        power = middle.denominator.bit_length() - 1
+        digits = str(middle.numerator * 5**power)
+        texts += [f"{digits}e-{power}", f"{digits}{'0' * 40}1e-{power + 41}", repr(value)]
+        texts.append(f"{int(digits) * 10**40 - 1}e-{power + 40}")
+    texts += [
+        "3.4028235e38",
+        "3.4028236e38",
+        "1e39",
+        "-0",
+        "1e-50",
+        "16777217",
+        "16777217.00000001",
+    ]
+    return texts
+
+
+def test_singles_are_rounded_once() -> None:
+    texts = single_texts()
+    found = SINGLES.decode(pa.array([text.encode() for text in texts], pa.binary()))
+    bad = {one.row for one in found.bad}
+    for row, (text, value) in enumerate(zip(texts, found.array.to_pylist(), strict=True)):
+        expected, is_bad = oracle.decoded(text.encode(), pa.float32())
+        assert (row in bad) == is_bad, text
+        assert oracle.same(value, expected), text
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1.0", 1), ("1e2", 100), ("-1E+2", -100), ("100e-2", 1), ("0.1e1", 1), ("0e-999", 0),
+        ("-0", 0), ("9223372036854775807", 2**63 - 1), ("-9223372036854775808", -(2**63)),
+        ("9223372036854775807.000", 2**63 - 1), ("922337203685477580700e-2", 2**63 - 1),
+        ("1" + "0" * 400 + "e-400", 1), ("0." + "0" * 400 + "1e401", 1),
+        ("9223372036854775808", None), ("-9223372036854775809", None), ("1.5", None),
+        ("1e-1", None), ("1e19", None), ("1e999999999999", None), ("1e-999999999999", None),
+        ("18446744073709551616", None), ("18446744073709551617", None),
+        ("1.00000000000000000001", None),
+    ],
+)  # fmt: skip
+def test_what_is_a_long(text: str, value: int | None) -> None:
+    found = JsonDecoder(pa.int64()).decode(pa.array([text.encode()], pa.binary()))
+    assert found.array.to_pylist() == [value]
+    assert len(found.bad) == (value is None)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("2147483647", 2**31 - 1), ("-2147483648", -(2**31)), ("2147483648", None),
+        ("-2147483649", None), ("4294967297", None), ("1e1", 10),
+    ],
+)  # fmt: skip
+def test_what_is_an_int(text: str, value: int | None) -> None:
+    found = JsonDecoder(pa.int32()).decode(pa.array([text.encode()], pa.binary()))
+    assert found.array.to_pylist() == [value]
+
+
+@pytest.mark.parametrize(
+    ("precision", "scale", "text", "good"),
+    [
+        (38, 0, "9" * 38, True), (38, 0, "-" + "9" * 38, True), (38, 0, "1" + "0" * 38, False),
+        (38, 38, "0." + "9" * 38, True), (38, 38, "1", False), (10, 2, "99999999.99", True),
+        (10, 2, "100000000", False), (10, 2, "1.234", False), (10, 2, "1.230000000000", True),
+        (10, 2, "1e7", True), (10, 2, "1e8", False), (10, 2, "0.00", True), (1, 0, "9", True),
+        (1, 0, "10", False), (18, 9, "0.000000001", True),
+        (38, 10, "-1234567890123456789012345678.5", True),
+        (20, 1, "1844674407370955161.6", True), (38, 0, "1e37", True), (38, 0, "-1e38", False),
+    ],
+)  # fmt: skip
+def test_decimals_are_exact(precision: int, scale: int, text: str, good: bool) -> None:
+    kind = pa.decimal128(precision, scale)
+    found = JsonDecoder(kind).decode(pa.array([text.encode()], pa.binary()))
+    expected, bad = oracle.decoded(text.encode(), kind)
+    assert bad is not good
+    assert oracle.plain(found.array) == [expected]
+    assert len(found.bad) == bad
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["01", "+1", ".5", "1.", "1.e2", "1e", "1e+", "-", "--1", "0x1", "1_0", "NaN", "Infinity",
+     "-Infinity", "1,", "1 2", "00", "-01", "1.2.3", "1e2.5", "\uff11", "nan", "1f"],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", [pa.float64(), pa.int64(), pa.decimal128(10, 2), pa.struct([])])
+def test_what_is_no_number(text: str, kind: pa.DataType) -> None:
+    value = text if kind != pa.struct([]) else f'{{"skipped":{text}}}'
+    found = JsonDecoder(kind).decode(pa.array([value.encode()], pa.binary()))
+    assert found.array.to_pylist() == [None]
+    assert len(found.bad) == 1
+
+
+def test_a_number_ends_with_its_row() -> None:
+    """Digits of the next row are none of this one's."""
+    values = [b"1", b"2", b"", b"3", b"-", b"4.", b"5", b"1e", b"3" * 40, b"7"]
+    found = DOUBLES.decode(pa.array(values, pa.binary()))
+    assert found.array.to_pylist() == [1, 2, None, 3, None, None, 5, None, float("3" * 40), 7]
+
+
+def test_powers_are_within_one_of_the_truth() -> None:
+    fives = powers()[43:].tolist()
+    for q in range(LEAST, MOST + 1):
+        high, low = fives[2 * (q - LEAST)], fives[2 * (q - LEAST) + 1]
+        value = high << 64 | low
+        exact = Fraction(5) ** q
+        shift = value.bit_length() - 128 + 127 - math.floor(math.log2(5) * q)
+        assert high >> 63 == 1
+        scaled = exact * Fraction(2) ** shift
+        assert min(abs(scaled - value), abs(scaled * 2 - value), abs(scaled / 2 - value)) <= 1
+
+
+def test_codes_are_no_addresses() -> None:
+    codes = [value for name, value in vars(c).items() if name.startswith(("BAD_", "WRONG_"))]
+    assert max(value for value in codes if value < 1 << 20) <= c.LAST_CODE

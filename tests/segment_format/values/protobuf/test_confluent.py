@@ -1,0 +1,110 @@
+"""Values with Confluent's header and message index."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from segment_format.values.protobuf import confluent
+from segment_format.values.protobuf.confluent import ConfluentProtobufDecoder
+from segment_format.values.protobuf.message_index import read_message_index
+from tests.segment_format.values.protobuf.oracle import rows_of
+from tests.segment_format.values.protobuf.sample import binary, decoder_of, sample_value
+
+NAMES = {(7, (1,)): "s.Order", (8, (0, 2)): "s.Order", (9, (1,)): "s.Item"}
+
+
+def name_of(schema_id: int, path: tuple[int, ...]) -> str:
+    if (schema_id, path) not in NAMES:
+        raise LookupError("not found")
+    return NAMES[schema_id, path]
+
+
+def readable(value: bytes) -> tuple[bytes, str]:
+    """The message of a value, or why there is none."""
+    if len(value) < 5:
+        return b"", "shorter than"
+    if value[0]:
+        return b"", "no zero byte"
+    schema_id = int.from_bytes(value[1:5], "big")
+    if not schema_id:
+        return b"", "schema id 0"
+    try:
+        path, start = read_message_index(value, 5)
+    except ValueError:
+        return b"", "no message index"
+    name = NAMES.get((schema_id, path))
+    if name is None:
+        return b"", f"schema {schema_id}: not found"
+    if name != "s.Order":
+        return b"", f"schema {schema_id}: message {name}, not s.Order"
+    return value[start:], ""
+
+
+HEADS = st.sampled_from(
+    (
+        *(b"\0\0\0\0\7\2\2", b"\0\0\0\0\7\x82\0\2", b"\0\0\0\0\x08\4\0\4", b"\0\0\0\0\t\2\2"),
+        *(b"\0\0\0\0\7\0", b"\0\0\0\0\0\2\2", b"\1\0\0\0\7\2\2", b"\0\0\0\0\7\2", b"", b"\0\0\0"),
+    )
+)
+VALUES = st.one_of(
+    st.none(),
+    st.builds(
+        lambda head, rest: head + rest, HEADS, st.sampled_from((b"", b"\x18\5", b"\xff", b"\0"))
+    ),
+    st.binary(max_size=8),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(VALUES, max_size=12), st.integers(0, 12), st.sampled_from((0, 1, 64)))
+def test_values_are_those_behind_their_heads(
+    values: list[bytes | None], skip: int, most: int
+) -> None:
+    decoder = decoder_of("proto3", "count", "id")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(confluent, "_MOST_HEADS", most)
+        framed = ConfluentProtobufDecoder(decoder, name_of)
+        for _ in range(2):
+            decoded = framed.decode(pa.array(values, pa.binary()).slice(skip))
+    decoded.array.validate(full=True)
+    rest = [None if value is None else readable(value) for value in values[skip:]]
+    plain = decoder.decode(binary(*(None if one is None or one[1] else one[0] for one in rest)))
+    assert rows_of(decoded.array) == rows_of(plain.array)
+    reasons = {each.row: each.reason for each in plain.bad}
+    reasons |= {row: one[1] for row, one in enumerate(rest) if one is not None and one[1]}
+    assert [each.row for each in decoded.bad] == sorted(reasons)
+    for each in decoded.bad:
+        assert each.reason.startswith(reasons[each.row])
+
+
+def test_without_names_the_index_is_that_of_the_readers_file() -> None:
+    decoder = decoder_of("proto3")
+    assert decoder.message_index == (1,)
+    framed = ConfluentProtobufDecoder(decoder)
+    assert framed.type == decoder.type
+    value = sample_value("proto3")
+    decoded = framed.decode(binary(b"\0\0\0\0\1\2\2" + value, b"\0\0\0\0\1\0" + value, None))
+    assert rows_of(decoded.array) == [*rows_of(decoder.decode(binary(value)).array), None, None]
+    assert [(each.row, each.reason) for each in decoded.bad] == [(1, "message index [0], not [1]")]
+
+
+def test_each_head_is_asked_for_once_and_one_that_failed_once_a_batch() -> None:
+    asked: list[tuple[int, tuple[int, ...]]] = []
+
+    def counting(schema_id: int, path: tuple[int, ...]) -> str:
+        asked.append((schema_id, path))
+        return name_of(schema_id, path)
+
+    framed = ConfluentProtobufDecoder(decoder_of("proto3", "count"), counting)
+    random = Random(1)
+    values = [b"\0\0\0\0\7\2\2\x18\5", b"\0\0\0\0\x08\4\0\4", b"\0\0\0\0\x63\0"] * 100
+    for _ in range(3):
+        random.shuffle(values)
+        assert len(framed.decode(binary(*values)).bad) == 100
+    good = [(7, (1,)), (8, (0, 2))]
+    assert sorted(asked) == [*good, *[(99, (0,))] * 3]

@@ -1,0 +1,229 @@
+"""Types of columns, bad rows and slices."""
+
+from __future__ import annotations
+
+import datetime
+from decimal import Decimal
+from random import Random
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from segment_format.values.protobuf.decoder import ProtobufDecoder
+from tests.segment_format.values.protobuf.oracle import (
+    Oracle,
+    Row,
+    message_class,
+    rows_of,
+)
+from tests.segment_format.values.protobuf.sample import (
+    binary,
+    decoder_of,
+    sample_file,
+    sample_value,
+)
+
+if TYPE_CHECKING:
+    from segment_format.values.decoded import ValueDecoder
+
+SYNTAXES = ("proto2", "proto3")
+
+
+@pytest.mark.parametrize("syntax", SYNTAXES)
+def test_columns_of_a_sample(syntax: str) -> None:
+    decoder: ValueDecoder = decoder_of(syntax)
+    decoded = decoder.decode(binary(sample_value(syntax), None, b""))
+    decoded.array.validate(full=True)
+    assert not decoded.bad
+    element = pa.field("element", pa.int32(), nullable=False)
+    item = pa.struct([("sku", pa.string()), ("prices", pa.list_(element))])
+    assert decoded.array.type == pa.struct(
+        [
+            ("id", pa.string()),
+            ("amount", pa.float64()),
+            ("count", pa.decimal128(20, 0)),
+            ("state", pa.string()),
+            ("items", pa.list_(pa.field("element", item, nullable=False))),
+            ("tags", pa.map_(pa.string(), pa.field("value", item, nullable=False))),
+            ("at", pa.timestamp("us", tz="UTC")),
+            ("took", pa.duration("us")),
+            ("note", pa.string()),
+            ("by_card", item),
+            ("by_cash", pa.int64()),
+            ("flags", pa.list_(pa.field("element", pa.bool_(), nullable=False))),
+            ("states", pa.list_(pa.field("element", pa.string(), nullable=False))),
+            ("raw", pa.binary()),
+            ("main", item),
+        ]
+    )
+    full, null, empty = decoded.array.to_pylist()
+    utc = datetime.UTC
+    full["tags"].sort()  # Google's library writes them in an order of its own
+    assert full == {
+        "id": "Zürich",
+        "amount": -2.5,
+        "count": Decimal(2**64 - 1),
+        "state": "PAID",
+        "items": [
+            {"sku": "a", "prices": [1, -1]},
+            {"sku": "", "prices": []},
+            {"sku": "é", "prices": [2**31 - 1, 7, 7]},
+        ],
+        "tags": [
+            ("", {"sku": "", "prices": []}),
+            ("a", {"sku": "aa", "prices": [1, -1]}),
+            ("é", {"sku": "éé", "prices": [2**31 - 1, 7, 7]}),
+        ],
+        "at": datetime.datetime(2023, 11, 14, 22, 13, 20, 123456, tzinfo=utc),
+        "took": datetime.timedelta(seconds=-1, microseconds=-500_000),
+        "note": "n",
+        "by_card": {"sku": "card", "prices": [5]},
+        "by_cash": None,
+        "flags": [True, False],
+        "states": ["GONE", "NEW"],
+        "raw": b"\xff\0",
+        "main": {"sku": "" if syntax == "proto3" else None, "prices": [3, 4]},
+    }
+    assert null is None
+    absent = {"id": "", "amount": 0.0, "count": Decimal(0), "state": "NEW", "raw": b""}
+    lists: dict[str, Row] = {"items": [], "tags": [], "flags": [], "states": []}
+    none = dict.fromkeys(("at", "took", "note", "by_card", "by_cash", "main"))
+    if syntax == "proto2":
+        absent = dict.fromkeys(absent)
+    assert empty == absent | lists | none
+
+
+@pytest.mark.parametrize("syntax", SYNTAXES)
+def test_each_truncation_and_flip_is_what_upb_says(syntax: str) -> None:
+    file, data = sample_file(syntax), sample_value(syntax)
+    values = [data[:size] for size in range(len(data))]
+    for at in range(len(data)):
+        values += [data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :] for bit in range(8)]
+    oracle = Oracle(file, "s.Order")
+    decoded = decoder_of(syntax).decode(binary(*values))
+    decoded.array.validate(full=True)
+    expected = [oracle.row(value) for value in values]
+    assert rows_of(decoded.array) == expected
+    assert [each.row for each in decoded.bad] == [
+        row for row, wanted in enumerate(expected) if wanted is None
+    ]
+    assert 100 < len(decoded.bad) < len(values)
+
+
+@pytest.mark.parametrize("syntax", SYNTAXES)
+def test_maps_are_those_of_upb(syntax: str) -> None:
+    """Of values without unknown fields in entries, upb reads maps as maps."""
+    entries = b"\x32\x00" + b"\x32\x03\x0a\x01k" + b"\x32\x05\x12\x03\x0a\x01v"
+    entries += b"\x32\x08\x0a\x01k\x12\x03\x0a\x01w" + b"\x32\x08\x12\x03\x0a\x01x\x0a\x01j"
+    entries += b"\x32\x0b\x12\x03\x0a\x01y\x12\x04\x10\x06\x10\x08"
+    decoded = decoder_of(syntax, "tags").decode(binary(entries, b"", entries + entries[:2]))
+    decoded.array.validate(full=True)
+    for value, row in zip(
+        (entries, b"", entries + entries[:2]), rows_of(decoded.array), strict=True
+    ):
+        tags = message_class(sample_file(syntax), "s.Order").FromString(value).tags
+        found = {key: (item["sku"] or "", item["prices"]) for key, item in row["tags"].items()}
+        assert found == {key: (item.sku, list(item.prices)) for key, item in tags.items()}
+
+
+@pytest.mark.parametrize("count", [1, 12, 13, 40, 1000])
+def test_a_map_keeps_the_last_of_each_key(count: int) -> None:
+    random = Random(count)
+    keys = [
+        random.choice((b"", b"a", b"key number", b"k%d" % random.randrange(count)))
+        for _ in range(count)
+    ]
+    value = b"".join(
+        b"\x32" + bytes([len(key) + 10]) + b"\x0a" + bytes([len(key)]) + key
+        + b"\x12\x06\x0a\x04" + b"%04d" % at
+        for at, key in enumerate(keys)
+    )  # fmt: skip
+    decoded = decoder_of("proto3", "tags.value.sku").decode(binary(b"", value, value))
+    decoded.array.validate(full=True)
+    expected = {key.decode(): {"sku": f"{at:04}"} for at, key in enumerate(keys)}
+    assert [row["tags"] for row in rows_of(decoded.array)] == [{}, expected, expected]
+
+
+def test_bad_rows_do_not_touch_others_and_are_named() -> None:
+    random = Random(5)
+    good = [sample_value("proto3"), b"", sample_value("proto3")[:40] + b"", b"\x0a\x01a"]
+    good = [value for value in good if Oracle(sample_file("proto3"), "s.Order").row(value)]
+    values = [random.choice(good) for _ in range(300)]
+    before = rows_of(decoder_of("proto3").decode(binary(*values)).array)
+    wrong = {
+        b"\x0a\x01\xff": ("id", "not valid UTF-8"),
+        b"\x0a\x05a": ("id", "a length that goes beyond the end, or is none"),
+        b"\x2a\x07\x0a\x02aa\x12\x01\x80": (
+            "items.prices",
+            "packed numbers that do not end with their length",
+        ),
+        b"\x32\x05\x12\x03\x0a\x01\xff": ("tags.value.sku", "not valid UTF-8"),
+        b"\x00": ("", "no valid tag: a field number of 0, an unknown wire type, or too long"),
+        b"\x1a\x00\x18\x80": ("count", "a number that does not end in time"),
+        b"\x3a\x0b\x08" + b"\xff" * 8 + b"\x7f\x10": ("at", "a number that does not end in time"),
+        b"\x3a\x0a\x08" + b"\xff" * 8 + b"\x7f": (
+            "at",
+            "a time beyond what 64 bits of microseconds hold",
+        ),
+        b"\x0c": ("", "a group without its begin or end"),
+    }
+    rows = sorted(random.sample(range(300), 40))
+    chosen = {row: random.choice(list(wrong)) for row in rows}
+    for row, value in chosen.items():
+        values[row] = sample_value("proto3") + value if value != b"\x0a\x05a" else value
+    decoded = decoder_of("proto3").decode(binary(*values))
+    decoded.array.validate(full=True)
+    after = rows_of(decoded.array)
+    assert [each.row for each in decoded.bad] == rows
+    for each in decoded.bad:
+        path, reason = wrong[chosen[each.row]]
+        assert each.reason == reason
+        assert path in (each.path, f"{each.path}.seconds", each.path.rpartition(".")[0])
+    for row in range(300):
+        assert after[row] == (None if row in chosen else before[row])
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "expected"),
+    [
+        ("Timestamp", b"\x08\x01\x10\xe8\x07", 1_000_001),
+        ("Duration", b"\x08\x02", 2_000_000),
+        ("Int64Value", b"\x08\x05", 5),
+        ("StringValue", b"\x0a\x01a", "a"),
+        ("BoolValue", b"", False),
+    ],
+)
+def test_a_well_known_type_may_be_the_value(name: str, data: bytes, expected: Row) -> None:
+    decoder = ProtobufDecoder(b"", f"google.protobuf.{name}")
+    decoded = decoder.decode(binary(data, None, b"\x0f", data))
+    decoded.array.validate(full=True)
+    assert rows_of(decoded.array) == [expected, None, None, expected]
+    assert [each.row for each in decoded.bad] == [2]
+
+
+def test_values_may_be_a_slice_and_none_and_of_no_other_type() -> None:
+    value = sample_value("proto3")
+    decoder = decoder_of("proto3")
+    values = binary(*([b"\xff", None] * 9), value, None, value, b"\xff")
+    decoded = decoder.decode(values.slice(17, 4))
+    assert rows_of(decoded.array) == rows_of(decoder.decode(binary(None, value, None, value)).array)
+    for empty in (binary(), values.slice(3, 0), pa.nulls(0, pa.binary())):
+        assert decoder.decode(empty).array == pa.array([], decoder.type)
+    assert decoder.decode(pa.nulls(3, pa.binary())).array.null_count == 3
+    with pytest.raises(TypeError, match=r"pa\.binary"):
+        decoder.decode(pa.array([b""], pa.large_binary()))
+
+
+def test_messages_begin_where_the_caller_says() -> None:
+    decoder = decoder_of("proto3", "count")
+    values = binary(b"xx\x18\x05", b"xx", None, b"xx", b"x\x18\x06")
+    starts = np.array([2, 2, 9, 3, -1], np.int32)
+    decoded = decoder.decode_from(values, starts, {4: "for a reason"})
+    count = [None if row is None else int(row["count"]) for row in decoded.array.to_pylist()]
+    assert count == [5, 0, None, None, None]
+    assert [(each.row, each.reason) for each in decoded.bad] == [
+        (3, "no message begins there"),
+        (4, "for a reason"),
+    ]

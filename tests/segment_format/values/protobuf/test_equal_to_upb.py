@@ -1,0 +1,85 @@
+"""Equality with Google's library over random message types and values."""
+
+from __future__ import annotations
+
+from random import Random
+from unittest.mock import patch
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from segment_format.values.protobuf import decoder as decoder_module
+from segment_format.values.protobuf import memory
+from segment_format.values.protobuf.contract import REASONS, TOO_LARGE
+from segment_format.values.protobuf.decoder import ProtobufDecoder
+from tests.segment_format.values.protobuf.generated import Writer, random_file
+from tests.segment_format.values.protobuf.oracle import Oracle, Row, descriptor_set, rows_of
+
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+def check(decoder: ProtobufDecoder, oracle: Oracle, values: list[bytes | None]) -> list[Row]:
+    decoded = decoder.decode(pa.array(values, pa.binary()))
+    decoded.array.validate(full=True)
+    assert decoded.array.type == decoder.type
+    rows = rows_of(decoded.array)
+    too_large = {each.row for each in decoded.bad if each.reason == REASONS[TOO_LARGE]}
+    expected = [
+        None if value is None or row in too_large else oracle.row(value)
+        for row, value in enumerate(values)
+    ]
+    for row, (found, wanted) in enumerate(zip(rows, expected, strict=True)):
+        assert found == wanted, (row, values[row], decoded.bad)
+    bad = [
+        row
+        for row, (value, wanted) in enumerate(zip(values, expected, strict=True))
+        if value is not None and wanted is None
+    ]
+    assert [each.row for each in decoded.bad] == bad
+    return rows
+
+
+def spoiled(random: Random, value: bytes) -> bytes:
+    """A value cut off, or with a byte changed."""
+    if not value or random.random() < 0.5:
+        return value[: random.randrange(len(value) + 1)]
+    at = random.randrange(len(value))
+    return value[:at] + bytes([value[at] ^ 1 << random.randrange(8)]) + value[at + 1 :]
+
+
+def run(seed: int) -> None:
+    random = Random(seed)
+    file = random_file(random)
+    oracle = Oracle(file, "t.Top")
+    decoder = ProtobufDecoder(descriptor_set(file), "t.Top")
+    writer = Writer(file, random, faults=0.05)
+    values: list[bytes | None] = [writer.value() for _ in range(random.randrange(20))]
+    values += [spoiled(random, value) for value in values[:8] if value is not None]
+    values.append(None)
+    random.shuffle(values)
+    with (
+        patch.object(decoder_module, "_LEAST_ROOM", random.choice((0, 1, 64))),
+        patch.object(memory, "_MOST_BYTES", random.choice((200, 1 << 20, 1 << 20))),
+        patch.object(memory, "_BYTES_PER_BYTE", random.choice((0, 1, 8))),
+    ):
+        check(decoder, oracle, values)
+        check(decoder, oracle, values * 9)  # by the room that the first have taken
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(SEEDS)
+def test_columns_are_what_upb_reads(seed: int) -> None:
+    run(seed)
+
+
+@pytest.mark.fuzz
+def test_columns_are_what_upb_reads_for_long() -> None:
+    first = Random().randrange(2**32)
+    print(f"first seed {first}")  # noqa: T201 - to run it again
+    for seed in range(first, first + 2000):
+        try:
+            run(seed)
+        except BaseException as error:
+            raise AssertionError(f"seed {seed}") from error

@@ -1,0 +1,93 @@
+"""The kernel reads nothing beyond the values, and writes nothing beyond the columns' memory.
+
+The values end where a page without access begins: a load past it ends the process, which is one of
+its own therefore. Memory has marks behind it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from random import Random
+from unittest.mock import patch
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from segment_format.values.protobuf import decoder as decoder_module
+from segment_format.values.protobuf import memory
+from segment_format.values.protobuf.confluent import ConfluentProtobufDecoder
+from segment_format.values.protobuf.decoder import ProtobufDecoder
+from tests.segment_format.kernels.test_memory_safety import MARK, GuardedPages
+from tests.segment_format.values.protobuf.generated import Writer, random_file
+from tests.segment_format.values.protobuf.oracle import descriptor_set
+from tests.segment_format.values.protobuf.sample import sample_file, sample_value
+
+HEAD = b"\0\0\0\0\7\2\2"
+
+
+def run() -> int:
+    """Decodes every truncation and change of a sample, one by one, framed and not."""
+    decoders = {
+        syntax: ProtobufDecoder(descriptor_set(sample_file(syntax)), "s.Order")
+        for syntax in ("proto2", "proto3")
+    }
+    decoded = 0
+    for syntax, decoder in decoders.items():
+        whole = sample_value(syntax)
+        pages = GuardedPages(len(whole))
+        values = [whole[:size] for size in range(len(whole) + 1)]
+        values += [
+            whole[:at] + bytes([whole[at] ^ bits]) + whole[at + 1 :]
+            for at in range(len(whole))
+            for bits in (1, 0x08, 0x80, 0xFF)
+        ]
+        for value in values:
+            view = pages.ending_with(value)
+            data = pa.foreign_buffer(view.ctypes.data, len(value), view)
+            ends = pa.py_buffer(np.array([0, len(value)], np.int32))
+            array = pa.Array.from_buffers(pa.binary(), 1, [None, ends, data])
+            decoder.decode(array).array.validate(full=True)
+            framed = pages.ending_with(HEAD[: len(value)] + value[len(HEAD) :])
+            data = pa.foreign_buffer(framed.ctypes.data, len(value), framed)
+            array = pa.Array.from_buffers(pa.binary(), 1, [None, ends, data])
+            ConfluentProtobufDecoder(decoder).decode(array).array.validate(full=True)
+            decoded += 1
+    return decoded
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pages are guarded by mprotect")
+def test_nothing_beyond_the_values_is_read() -> None:
+    code = f"from {__name__} import run; print(run())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=250
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 1000
+
+
+def test_nothing_beyond_the_memory_is_written() -> None:
+    taken: list[tuple[dict[int, pa.Buffer], int, int]] = []
+    resized = memory._resized
+
+    def marked(buffers: dict[int, pa.Buffer], key: int, size: int, *, zero: bool = False) -> int:
+        if key in buffers:
+            np.frombuffer(buffers[key], np.uint8)[-64:] = 0
+        address = resized(buffers, key, size + 64, zero=zero)
+        np.frombuffer(buffers[key], np.uint8)[size:] = MARK
+        taken.append((buffers, key, size))
+        return address
+
+    with patch.object(memory, "_resized", marked), patch.object(decoder_module, "_LEAST_ROOM", 1):
+        for seed in range(60):
+            file = random_file(Random(seed))
+            decoder = ProtobufDecoder(descriptor_set(file), "t.Top")
+            writer = Writer(file, Random(seed))
+            values = pa.array([writer.value() for _ in range(80)], pa.binary())
+            taken.clear()
+            decoder.decode(values)
+            sizes = {(id(buffers), key): (buffers[key], size) for buffers, key, size in taken}
+            for buffer, size in sizes.values():
+                if buffer.size == size + 64:  # no larger one that was shrunk
+                    assert (np.frombuffer(buffer, np.uint8)[size:] == MARK).all()

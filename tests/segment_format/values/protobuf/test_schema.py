@@ -1,0 +1,137 @@
+"""Descriptors are read as Google's library reads them."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from google.protobuf import descriptor_pb2, descriptor_pool, struct_pb2
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from segment_format.values.protobuf.decoder import ProtobufDecoder
+from segment_format.values.protobuf.schema import read_schema
+from tests.segment_format.values.protobuf.generated import random_file
+from tests.segment_format.values.protobuf.oracle import WELL_KNOWN, Proto, descriptor_set
+
+
+def all_messages(descriptor: Proto) -> list[Proto]:
+    return [descriptor, *(one for each in descriptor.nested_types for one in all_messages(each))]
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.integers(0, 2**32 - 1))
+def test_fields_are_those_of_googles_library(seed: int) -> None:
+    file = random_file(Random(seed))
+    pool = descriptor_pool.DescriptorPool()
+    for known in WELL_KNOWN:
+        pool.AddSerializedFile(known.serialized_pb)
+    pool.AddSerializedFile(file.SerializeToString())
+    theirs = pool.FindFileByName("t.proto")
+    schema = read_schema(descriptor_set(file))
+    messages = [m for top in theirs.message_types_by_name.values() for m in all_messages(top)]
+    assert set(schema.messages) == {message.full_name for message in messages}
+    for message in messages:
+        ours = schema.messages[message.full_name]
+        assert ours.is_map_entry == message.GetOptions().map_entry
+        assert schema.message_at("t.proto", ours.path) is ours
+        for field, expected in zip(ours.fields, message.fields, strict=True):
+            assert (field.name, field.number, field.type) == (
+                *(expected.name, expected.number),
+                expected.type,
+            )
+            assert field.repeated == expected.is_repeated
+            assert field.has_presence == expected.has_presence
+            assert (field.default is not None) == expected.has_default_value
+            oneof = expected.containing_oneof
+            is_real = oneof is not None and not oneof.name.startswith("_")
+            assert field.oneof == (oneof.index if is_real else -1)
+            for kind in (expected.message_type, expected.enum_type):
+                if kind is not None:
+                    assert field.type_name == kind.full_name
+    assert schema.enums["t.E"].values == {0: "ZERO", 1: "ONE", -5: "MINUS", 2**31 - 1: "BIG"}
+    assert schema.enums["t.E"].is_closed == (file.syntax == "proto2")
+
+
+def test_paths_are_those_of_nested_messages() -> None:
+    file = descriptor_pb2.FileDescriptorProto(name="n.proto", syntax="proto3")
+    file.message_type.add(name="A")
+    outer = file.message_type.add(name="B")
+    outer.nested_type.add(name="C")
+    outer.nested_type.add(name="D").nested_type.add(name="E")
+    schema = read_schema(descriptor_set(file))
+    paths = {name: message.path for name, message in schema.messages.items()}
+    assert paths == {"A": (0,), "B": (1,), "B.C": (1, 0), "B.D": (1, 1), "B.D.E": (1, 1, 0)}
+    assert schema.message_at("n.proto", (1, 2)) is None
+
+
+def test_each_truncation_and_change_is_read_or_refused() -> None:
+    file = descriptor_pb2.FileDescriptorProto()
+    struct_pb2.DESCRIPTOR.CopyToProto(file)
+    data = descriptor_set(file)
+    for at in range(len(data)):
+        for changed in (data[:at], data[:at] + bytes([data[at] ^ 0x84]) + data[at + 1 :]):
+            try:
+                read_schema(changed)
+            except ValueError as error:
+                assert "not a usable Protobuf FileDescriptorSet" in str(error)  # noqa: PT017
+
+
+def test_editions_are_refused_by_name() -> None:
+    file = descriptor_pb2.FileDescriptorProto(
+        name="e.proto", syntax="editions", edition=descriptor_pb2.EDITION_2023
+    )
+    with pytest.raises(ValueError, match=r"e\.proto has syntax 'editions'"):
+        read_schema(descriptor_set(file))
+
+
+def test_a_message_nested_in_itself_without_end_is_refused() -> None:
+    def field(number: int, data: bytes) -> bytes:
+        size = bytearray()
+        rest = len(data)
+        while rest > 0x7F:
+            size.append(rest & 0x7F | 0x80)
+            rest >>= 7
+        return bytes([number << 3 | 2, *size, rest]) + data
+
+    message = b""
+    for _ in range(5000):
+        message = field(1, b"m") + field(3, message)
+    with pytest.raises(ValueError, match="100 deep"):
+        read_schema(field(1, field(4, message)))
+
+
+def test_what_is_no_message_type_is_refused() -> None:
+    file = descriptor_pb2.FileDescriptorProto(name="m.proto", syntax="proto3")
+    message = file.message_type.add(name="M")
+    message.options.map_entry = True
+    message.field.add(name="key", number=1, type=9, label=1)
+    with pytest.raises(ValueError, match="message M is no entry of a map"):
+        read_schema(descriptor_set(file))
+    value = message.field.add(name="value", number=2, type=9, label=1)
+    assert read_schema(descriptor_set(file)).messages["M"].is_map_entry
+    message.field[0].type = 1
+    with pytest.raises(ValueError, match="message M is no entry of a map"):
+        read_schema(descriptor_set(file))
+    message.options.map_entry = False
+    value.number = 1
+    with pytest.raises(ValueError, match="message M has a field twice"):
+        read_schema(descriptor_set(file))
+    value.number, value.name = 2, "key"
+    with pytest.raises(ValueError, match="message M has a field twice"):
+        read_schema(descriptor_set(file))
+    del message.field[1]
+    file.message_type.add(name="M")
+    with pytest.raises(ValueError, match="message M is there twice"):
+        read_schema(descriptor_set(file))
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"), [(5, "1099511627776"), (3, "x"), (4, str(2**70)), (8, "yes"), (12, "ÿ€")]
+)
+def test_a_default_that_is_none_of_its_type_is_refused(kind: int, text: str) -> None:
+    file = descriptor_pb2.FileDescriptorProto(name="m.proto", syntax="proto2")
+    message = file.message_type.add(name="M")
+    message.field.add(name="x", number=1, type=kind, label=1, default_value=text)
+    with pytest.raises(ValueError, match="field x has the default"):
+        ProtobufDecoder(descriptor_set(file), "M")
