@@ -166,7 +166,7 @@ class Scan:
         return self._like(self._options, where=conjunction(self._where, condition))
 
     def limit(self, rows: int) -> Self:
-        """The first rows, in the order of topic, partition and offset.
+        """The first rows by topic, partition and offset; so many of any where order is given up.
 
         Raises:
             ValueError: A negative number.
