@@ -28,12 +28,14 @@ _NOWHERE = np.uint64(0)
 
 
 @inlined
-def _zigzag(raw: Value) -> Value:
+def zigzag(raw: Value) -> Value:
+    """The signed number that is written so."""
     return np.int64(raw >> _ONE) ^ -np.int64(raw & _ONE)
 
 
 @helper
-def _long_varint(address: Address, stop: Address, max_bytes: Value) -> Value:
+def long_varint(address: Address, stop: Address, max_bytes: Value) -> Value:
+    """The 64 bits of a number of so many bytes at most, and the address behind it; 0 for no end."""
     raw = np.uint64(0)
     shift = np.uint64(0)
     at = address
@@ -54,14 +56,14 @@ def read_varint(address: Address, stop: Address) -> Value:
     if address < stop:
         first = load_u8(address)
         if first < _CONTINUED:
-            return _zigzag(first), address + _ONE
+            return zigzag(first), address + _ONE
         if address + _ONE < stop:
             second = load_u8(address + _ONE)
             if second < _CONTINUED:
                 raw = (first & _LOW) | second << np.uint64(7)
-                return _zigzag(raw), address + np.uint64(2)
-    raw, following = _long_varint(address, stop, np.uint64(5))
-    return _zigzag(raw & _MASK_32), following
+                return zigzag(raw), address + np.uint64(2)
+    raw, following = long_varint(address, stop, np.uint64(5))
+    return zigzag(raw & _MASK_32), following
 
 
 @inlined
@@ -70,6 +72,6 @@ def read_varlong(address: Address, stop: Address) -> Value:
     if address < stop:
         first = load_u8(address)
         if first < _CONTINUED:
-            return _zigzag(first), address + _ONE
-    raw, following = _long_varint(address, stop, np.uint64(10))
-    return _zigzag(raw), following
+            return zigzag(first), address + _ONE
+    raw, following = long_varint(address, stop, np.uint64(10))
+    return zigzag(raw), following

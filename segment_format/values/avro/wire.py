@@ -12,6 +12,7 @@ import numpy as np
 from segment_format.kernels.compiled import helper, inlined
 from segment_format.kernels.memory import copy_long, load_u8, load_word, store_i64
 from segment_format.kernels.utf8 import utf8_size
+from segment_format.kernels.varint import zigzag
 
 if TYPE_CHECKING:
     from segment_format.kernels.compiled import Address, Value
@@ -34,11 +35,6 @@ _HIGH_BITS = np.uint64(0x8080808080808080)
 _LAST_BYTE = np.uint64(56)
 
 
-@inlined
-def _zigzag(raw: Value) -> Value:
-    return np.int64(raw >> _ONE) ^ -np.int64(raw & _ONE)
-
-
 @helper
 def _long_number(at: Address, stop: Address) -> Value:
     raw = _ZERO
@@ -50,7 +46,7 @@ def _long_number(at: Address, stop: Address) -> Value:
             return np.int64(0), TOO_LONG
         raw |= (byte & _LOW) << shift
         if byte < _MORE:
-            return _zigzag(raw), at
+            return zigzag(raw), at
         shift += _SEVEN
     return np.int64(0), TRUNCATED
 
@@ -61,10 +57,10 @@ def read_long(at: Address, stop: Address) -> Value:
     if stop - at >= np.uint64(2) and at < stop:
         first = load_u8(at)
         if first < _MORE:
-            return _zigzag(first), at + _ONE
+            return zigzag(first), at + _ONE
         second = load_u8(at + _ONE)
         if second < _MORE:
-            return _zigzag((first & _LOW) | second << _SEVEN), at + np.uint64(2)
+            return zigzag((first & _LOW) | second << _SEVEN), at + np.uint64(2)
     return _long_number(at, stop)
 
 

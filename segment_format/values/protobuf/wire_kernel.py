@@ -18,6 +18,7 @@ from segment_format.kernels.memory import (
     load_word,
     store_i64,
 )
+from segment_format.kernels.varint import long_varint
 from segment_format.values.protobuf import contract as c
 from segment_format.values.protobuf.wire import (
     BYTES,
@@ -36,7 +37,6 @@ ONE = np.uint64(1)
 FOUR = np.uint64(4)
 EIGHT = np.uint64(8)
 _CONTINUED = np.uint64(0x80)
-_LOW = np.uint64(0x7F)
 _SEVEN = np.uint64(7)
 _MAX_U32 = np.uint64(0xFFFFFFFF)
 _MAX_SIZE = np.uint64(0x7FFFFFFF)
@@ -56,21 +56,6 @@ def put(base: Address, index: Value, value: Value) -> None:
     store_i64(base + (np.uint64(index) << np.uint64(3)), np.int64(value))
 
 
-@helper
-def _long_varint(at: Address, stop: Address, most: Value) -> Value:
-    raw = np.uint64(0)
-    shift = np.uint64(0)
-    limit = at + most if stop - at > most else stop
-    while at < limit:
-        byte = load_u8(at)
-        at += ONE
-        raw |= (byte & _LOW) << shift
-        if byte < _CONTINUED:
-            return raw, at
-        shift += _SEVEN
-    return raw, NOWHERE
-
-
 @inlined
 def read_u64(at: Address, stop: Address) -> Value:
     """A number of up to 64 bits; further bits are dropped."""
@@ -78,7 +63,7 @@ def read_u64(at: Address, stop: Address) -> Value:
         first = load_u8(at)
         if first < _CONTINUED:
             return first, at + ONE
-    return _long_varint(at, stop, np.uint64(10))
+    return long_varint(at, stop, np.uint64(10))
 
 
 @inlined
@@ -88,7 +73,7 @@ def read_u32(at: Address, stop: Address) -> Value:
         first = load_u8(at)
         if first < _CONTINUED:
             return first, at + ONE
-    raw, following = _long_varint(at, stop, np.uint64(5))
+    raw, following = long_varint(at, stop, np.uint64(5))
     if raw > _MAX_U32:
         return raw, NOWHERE
     return raw, following
