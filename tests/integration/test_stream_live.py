@@ -90,6 +90,8 @@ class Life:
                     break
             self.happened[f"{case}: {query.kill(driver, self._random)}"] += 1
         self._work.finish()
+        for place in PLACES:
+            self._cluster.admin.wait_stable(*place)
 
     def ends(self, level: str) -> dict[tuple[str, int], int]:
         """Where each partition ends for readers of an isolation level."""
