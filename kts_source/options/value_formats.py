@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from kts_source.columns import ERROR_COLUMNS
+from kts_source.columns import ERROR_COLUMNS, RAW_COLUMNS
 from kts_source.errors import InvalidOptionError
 from kts_source.options.option import Option
 from kts_source.options.parsing import parse_choice, parse_names, parse_text
@@ -90,6 +90,11 @@ class ColumnFormat:
         return ERROR_COLUMNS[self.column] if self.mode == PERMISSIVE else None
 
     @property
+    def raw_column(self) -> str:
+        """The column that has the bytes."""
+        return RAW_COLUMNS[self.column]
+
+    @property
     def reader_schema(self) -> Schema:
         """The schema of Avro, parsed.
 
@@ -155,12 +160,13 @@ _TYPES: Final[dict[str, Callable[[ColumnFormat], pa.DataType]]] = {
 
 
 def column_types(formats: Iterable[ColumnFormat]) -> dict[str, pa.DataType]:
-    """The types of the columns that are decoded, and of those that say why not."""
+    """The types of the columns that are decoded, of their bytes, and of what says why not."""
     import pyarrow as pa
 
     types: dict[str, pa.DataType] = {}
     for one in formats:
         types[one.column] = one.type
+        types[one.raw_column] = pa.binary()
         if one.error_column is not None:
             types[one.error_column] = pa.string()
     return types
@@ -169,6 +175,12 @@ def column_types(formats: Iterable[ColumnFormat]) -> dict[str, pa.DataType]:
 def error_columns(formats: Iterable[ColumnFormat]) -> tuple[str, ...]:
     """Names of the columns that say why others are null."""
     return tuple(one.error_column for one in formats if one.error_column is not None)
+
+
+def further_columns(formats: Iterable[ColumnFormat]) -> tuple[str, ...]:
+    """Names of the columns that are there beside those of the table."""
+    found = tuple(formats)
+    return (*error_columns(found), *(one.raw_column for one in found))
 
 
 def check_where(where: Predicate | None, formats: Iterable[ColumnFormat]) -> None:
@@ -240,7 +252,7 @@ def _options(column: str) -> Iterator[Option]:
         f"{column}.schema",
         parse_text,
         f"What `{column}` is read as, or a file of it that the driver reads. With JSON, a DDL as"
-        " Spark writes it: `country string, amount bigint`. With Avro, the schema in JSON; with"
+        " Spark writes it (`country string, amount bigint`) or a JSON Schema. With Avro, the schema in JSON; with"
         " `avro`, it is the writer's, too. With Protobuf, a file of a descriptor set, which"
         " `protoc --include_imports --descriptor_set_out` writes.",
     )
@@ -337,8 +349,9 @@ def _column_format(
 
 def _schema_text(name: str, text: str, form: str) -> str:
     """A schema: the text itself, or that of the file it names."""
+    is_json = form in (JSON, JSON_CONFLUENT)
     kind = "an Avro schema in JSON"
-    if form in (JSON, JSON_CONFLUENT):
+    if is_json and not text.startswith("{"):
         from segment_format.values.json.ddl import parse_ddl
 
         try:
@@ -348,11 +361,23 @@ def _schema_text(name: str, text: str, form: str) -> str:
         else:
             return text
     elif re.match(r'[{\["]', text):
-        return text
+        return _ddl_of(name, text) if is_json else text
     try:
-        return _content(name, text, f"neither {kind} nor a file of one").decode()
+        found = _content(name, text, f"neither {kind} nor a file of one").decode()
     except UnicodeDecodeError:
         raise InvalidOptionError(f"option {name!r}: {text} is not UTF-8") from None
+    return _ddl_of(name, found) if is_json and found.lstrip().startswith("{") else found
+
+
+def _ddl_of(name: str, text: str) -> str:
+    """The DDL that says what a JSON Schema does."""
+    from segment_format.values.json.ddl import print_ddl
+    from segment_format.values.json.json_schema import json_schema_type
+
+    try:
+        return print_ddl(json_schema_type(text))
+    except ValueError as error:
+        raise InvalidOptionError(f"option {name!r}: {error}") from None
 
 
 def _content(name: str, path: str, otherwise: str) -> bytes:

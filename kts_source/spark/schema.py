@@ -10,7 +10,7 @@ from pyspark.sql.types import StructField, StructType
 
 from kts_source.columns import ALL_COLUMNS
 from kts_source.errors import InvalidOptionError
-from kts_source.options.value_formats import column_types, error_columns
+from kts_source.options.value_formats import column_types, further_columns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,7 +78,7 @@ def columns_of(
 
         schema = from_arrow_schema(schema, prefer_timestamp_ntz=True)
     types_of = _types_with(formats)
-    every = (*ALL_COLUMNS, *error_columns(formats))
+    every = (*ALL_COLUMNS, *further_columns(formats))
     by_lower = {name.lower(): name for name in every}
     columns = []
     for field in schema.fields:
