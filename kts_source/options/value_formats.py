@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import unquote, urlsplit, urlunsplit
 
@@ -17,6 +16,7 @@ from kts_source.columns import ERROR_COLUMNS, RAW_COLUMNS
 from kts_source.errors import InvalidOptionError
 from kts_source.options.option import Option
 from kts_source.options.parsing import parse_choice, parse_names, parse_text
+from kts_source.options.schema_text import ddl_text, file_content, schema_text
 from kts_source.predicate.model import columns_of
 from kts_source.secret import Secret
 
@@ -36,6 +36,7 @@ JSON: Final = "json"
 PROTOBUF: Final = "protobuf"
 JSON_CONFLUENT: Final = "json-confluent"
 PROTOBUF_CONFLUENT: Final = "protobuf-confluent"
+_JSON: Final = (JSON, JSON_CONFLUENT)
 _ALLOWED: Final = {
     RAW: (),
     UTF8: ("mode",),
@@ -55,8 +56,6 @@ PERMISSIVE: Final = "permissive"
 DROP_MALFORMED: Final = "dropmalformed"
 _MODES: Final = (FAILFAST, PERMISSIVE, DROP_MALFORMED)
 
-_MAX_SCHEMA_BYTES: Final = 16 << 20
-
 
 @dataclass(frozen=True, slots=True)
 class ColumnFormat:
@@ -66,7 +65,8 @@ class ColumnFormat:
         column: `key` or `value`.
         format: One of those that are not `RAW`.
         mode: What becomes of a row whose column cannot be decoded.
-        schema: The reader's schema as text; empty for `UTF8` and Protobuf.
+        schema: The reader's schema as text; empty for `UTF8` and Protobuf, and for JSON as long as
+            nothing is known of it.
         descriptors: Those of Protobuf, a `FileDescriptorSet`.
         message: Full name of its message.
         fields: Paths of the fields that are wanted; `None` = all.
@@ -93,6 +93,11 @@ class ColumnFormat:
     def raw_column(self) -> str:
         """The column that has the bytes."""
         return RAW_COLUMNS[self.column]
+
+    @property
+    def needs_type(self) -> bool:
+        """Whether a sample has to tell what it is, see `planning.infer_types`."""
+        return self.format in _JSON and not self.schema
 
     @property
     def reader_schema(self) -> Schema:
@@ -124,6 +129,11 @@ def _text_type(_: ColumnFormat) -> pa.DataType:
 def _json_type(form: ColumnFormat) -> pa.DataType:
     from segment_format.values.json.ddl import parse_ddl
     from segment_format.values.json.program import compiled
+
+    if form.needs_type:
+        raise ValueError(
+            f"'{form.column}.format' = {form.format} needs '{form.column}.schema' here"
+        )
     from segment_format.values.json.projection import projected
 
     kind = parse_ddl(form.schema)
@@ -252,8 +262,9 @@ def _options(column: str) -> Iterator[Option]:
         f"{column}.schema",
         parse_text,
         f"What `{column}` is read as, or a file of it that the driver reads. With JSON, a DDL as"
-        " Spark writes it (`country string, amount bigint`) or a JSON Schema. With Avro, the schema in JSON; with"
-        " `avro`, it is the writer's, too. With Protobuf, a file of a descriptor set, which"
+        " Spark writes it (`country string, amount bigint`) or a JSON Schema; without one, a sample"
+        " tells it. With Avro, the schema in JSON; with `avro`, it is the writer's, too. With"
+        " Protobuf, a file of a descriptor set, which"
         " `protoc --include_imports --descriptor_set_out` writes.",
     )
     yield Option(
@@ -316,7 +327,7 @@ def _column_format(
             )
     if form == RAW:
         return None
-    for name in _NEEDED:
+    for name in _NEEDED if form not in _JSON else ():
         if name in allowed and values[f"{column}.{name}"] is None:
             raise InvalidOptionError(
                 f"option '{column}.format' = {form} needs option '{column}.{name}'"
@@ -325,14 +336,19 @@ def _column_format(
     if form == UTF8:
         return ColumnFormat(column, form, mode)
     name = f"{column}.schema"
+    read_text = ddl_text if form in _JSON else schema_text
     registry: _Registry = values[f"{column}.schema-registry.url"] or _Registry("", None)
     is_text = form not in (PROTOBUF, PROTOBUF_CONFLUENT)
+    if form in _JSON and values[name] is None:
+        return ColumnFormat(column, form, mode, fields=values[f"{column}.columns"])
     found = ColumnFormat(
         column,
         form,
         mode,
-        schema=_schema_text(name, values[name], form) if is_text else "",
-        descriptors=b"" if is_text else _content(name, values[name], "no file that can be read"),
+        schema=read_text(name, values[name]) if is_text else "",
+        descriptors=b""
+        if is_text
+        else file_content(name, values[name], "no file that can be read"),
         message=values[f"{column}.message"] or "",
         fields=values[f"{column}.columns"],
         registry=registry.place or None,
@@ -345,50 +361,3 @@ def _column_format(
         named = " or ".join(f"'{column}.{one}'" for one in wrong)
         raise InvalidOptionError(f"option {named}: {error}") from None
     return found
-
-
-def _schema_text(name: str, text: str, form: str) -> str:
-    """A schema: the text itself, or that of the file it names."""
-    is_json = form in (JSON, JSON_CONFLUENT)
-    kind = "an Avro schema in JSON"
-    if is_json and not text.startswith("{"):
-        from segment_format.values.json.ddl import parse_ddl
-
-        try:
-            parse_ddl(text)
-        except ValueError as error:
-            kind = f"a DDL ({error})"
-        else:
-            return text
-    elif re.match(r'[{\["]', text):
-        return _ddl_of(name, text) if is_json else text
-    try:
-        found = _content(name, text, f"neither {kind} nor a file of one").decode()
-    except UnicodeDecodeError:
-        raise InvalidOptionError(f"option {name!r}: {text} is not UTF-8") from None
-    return _ddl_of(name, found) if is_json and found.lstrip().startswith("{") else found
-
-
-def _ddl_of(name: str, text: str) -> str:
-    """The DDL that says what a JSON Schema does."""
-    from segment_format.values.json.ddl import print_ddl
-    from segment_format.values.json.json_schema import json_schema_type
-
-    try:
-        return print_ddl(json_schema_type(text))
-    except ValueError as error:
-        raise InvalidOptionError(f"option {name!r}: {error}") from None
-
-
-def _content(name: str, path: str, otherwise: str) -> bytes:
-    """Of a file; if there is none, the text is what `otherwise` says."""
-    try:
-        with Path(path).open("rb") as file:
-            data = file.read(_MAX_SCHEMA_BYTES + 1)
-    except (OSError, ValueError) as error:
-        raise InvalidOptionError(
-            f"option {name!r} is {otherwise}: {path[:200]!r} ({type(error).__name__})"
-        ) from None
-    if len(data) > _MAX_SCHEMA_BYTES:
-        raise InvalidOptionError(f"option {name!r}: {path} has more than 16 MiB")
-    return data

@@ -19,8 +19,8 @@ only limits values (minimum, pattern, the texts of an enum, …) is not looked a
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, Final, NoReturn
-from urllib.parse import unquote
 
 import pyarrow as pa
 
@@ -228,7 +228,7 @@ class _Reader:
             self._refuse(f"{reference} contains itself, which no column can")
         target: Any = self._document
         for step in reference[2:].split("/") if reference != "#" else ():
-            name = unquote(step).replace("~1", "/").replace("~0", "~")
+            name = _unquoted(step).replace("~1", "/").replace("~0", "~")
             if isinstance(target, dict) and name in target:
                 target = target[name]
             elif isinstance(target, list) and name.isdecimal() and int(name) < len(target):
@@ -244,6 +244,12 @@ class _Reader:
     def _refuse(self, reason: str) -> NoReturn:
         where = f"field {'.'.join(self._path)!r}" if self._path else "the value"
         raise ValueError(f"{where} of the JSON Schema: {reason}")
+
+
+def _unquoted(text: str) -> str:
+    """The text that a part of a URL stands for."""
+    data = re.sub(rb"%([0-9A-Fa-f]{2})", lambda one: bytes.fromhex(one[1].decode()), text.encode())
+    return data.decode(errors="replace")
 
 
 def _name_of(value: Any) -> str:  # noqa: ANN401
