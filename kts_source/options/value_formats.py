@@ -142,9 +142,11 @@ def _json_type(form: ColumnFormat) -> pa.DataType:
 
 def _avro_type(form: ColumnFormat) -> pa.DataType:
     from segment_format.values.avro.columns import columns_of as avro_columns
+    from segment_format.values.avro.defaults import check_defaults
     from segment_format.values.avro.projection import projected
 
     schema = form.reader_schema
+    check_defaults(schema)  # where no writer is known yet that needs them
     return avro_columns(schema if form.fields is None else projected(schema, form.fields)).type
 
 
