@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from kts_source.columns import ERROR_COLUMNS, PARTITION, TOPIC
+from kts_source.columns import ERROR_COLUMNS, PARTITION, RAW_COLUMNS, TOPIC
 from kts_source.errors import InvalidValueError, Place, TieredKafkaError
 from kts_source.options.value_formats import DROP_MALFORMED, FAILFAST, PERMISSIVE
 from kts_source.read.value_decoders import value_decoder
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _PLACE: Final = (TOPIC, PARTITION, "offset")
+_SOURCES: Final = {raw: column for column, raw in RAW_COLUMNS.items()}
 
 SetAside: TypeAlias = "Callable[[pa.RecordBatch, Mapping[int, str]], object]"
 """Takes rows as they are stored, and why some of them cannot be decoded, by their number."""
@@ -55,7 +56,7 @@ class TypedRows:
             or one.column in columns
             or (one.error_column is not None and one.error_column in columns)
         ]
-        plain = [name for name in columns if name not in ERROR_COLUMNS.values()]
+        plain = [_SOURCES.get(one, one) for one in columns if one not in ERROR_COLUMNS.values()]
         decoded = [one.column for one in self._formats]
         # What an error has to name.
         place = _PLACE if self._formats else ()
@@ -91,6 +92,7 @@ class TypedRows:
     def _rows(self, batch: pa.RecordBatch) -> tuple[int, pa.RecordBatch, InvalidValueError | None]:
         """How many rows were decoded, what became of them, and why there are no more."""
         found = {name: batch.column(name) for name in batch.schema.names}
+        found |= {raw: found[column] for raw, column in _SOURCES.items() if column in found}
         kept = None
         reasons: dict[int, str] = {}
         for form in self._formats:

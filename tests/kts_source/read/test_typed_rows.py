@@ -124,6 +124,35 @@ def test_permissive_gives_null_and_the_reason(spoiled: dict[str, str]) -> None:
     assert alone.column_names == ["valueError", "offset"]
 
 
+@pytest.mark.parametrize("mode", ["PERMISSIVE", "DROPMALFORMED"])
+def test_the_bytes_on_request(mode: str, spoiled: dict[str, str]) -> None:
+    asked = as_avro(columns="offset,VALUERAW,value", **{"value.mode": mode})
+    table = kts_source.scan(spoiled | asked).to_table()
+    assert table.column_names == ["offset", "valueRaw", "value"]
+    assert table.schema.field("valueRaw").type == pa.binary()
+    raw = [None if n == 4 else BAD.get(n, avro(n)) for n in range(30)]
+    if mode == "DROPMALFORMED":
+        raw = [one for n, one in enumerate(raw) if n not in BAD]
+    assert table["valueRaw"].to_pylist() == [*raw, avro(100)]
+    assert some(table["value"].drop_null().to_pylist())[-1] == row(100)
+
+
+def test_the_bytes_beside_what_must_be_decoded(good: dict[str, str]) -> None:
+    table = kts_source.scan(good | as_avro(columns="value,valueRaw")).to_table()
+    assert table["valueRaw"].to_pylist()[3:5] == [avro(3), None]
+    assert some(table["value"].to_pylist())[3:5] == [row(3), None]
+
+
+def test_the_bytes_alone_are_not_decoded(spoiled: dict[str, str]) -> None:
+    options = spoiled | as_avro(**{"key.format": "utf8"})
+    table = kts_source.scan(options).select(["valueRaw", "keyRaw"]).to_table()
+    assert table["valueRaw"][3].as_py() == BAD[3]
+    assert table["keyRaw"][3].as_py() == b"k3"
+    assert "valueRaw" not in kts_source.scan(options).columns
+    with pytest.raises(InvalidOptionError, match="'valueRaw', which is not a column"):
+        parse_options(spoiled | {"columns": "valueRaw"})
+
+
 def test_dropmalformed_leaves_out_and_counts(
     spoiled: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
