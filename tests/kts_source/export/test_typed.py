@@ -245,10 +245,15 @@ def test_a_row_whose_key_and_value_are_malformed_is_one_dead_letter(tmp_path: Pa
 def test_permissive_rows_stay_with_their_reason(spoiled: dict[str, str], tmp_path: Path) -> None:
     lake = Lake(tmp_path, "iceberg")
     letters = tmp_path / "letters"
-    options = spoiled | {"value.mode": "PERMISSIVE"}
+    columns = "partition,offset,value,valueError,valueRaw"
+    options = spoiled | {"value.mode": "PERMISSIVE", "columns": columns}
     assert lake.export(options, dead_letters=str(letters)).rejected == 0
     expected = kts_source.scan(options).to_table()
-    assert rows_of(lake.read(), "value", "valueError") == rows_of(expected, "value", "valueError")
+    names = ("value", "valueError", "valueRaw")
+    assert rows_of(lake.read(), *names) == rows_of(expected, *names)
+    assert [raw for _, offset, raw in rows_of(lake.read(), "valueRaw") if offset in BAD] == [
+        *BAD.values()
+    ]
     assert not letters.exists()
 
 
