@@ -153,9 +153,10 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         self._is_shown = is_shown
 
     def redirect_request(self, *args: Any) -> urllib.request.Request | None:  # noqa: ANN401  # as it is called
-        """See the base class; the last argument is where to."""
+        """See the base class; the second argument is the answer, the last one is where to."""
         to = urlsplit(args[-1])
         if self._is_shown or to.scheme not in ("http", "https"):
+            args[1].close()
             raise RegistryError(
                 f"the registry redirects to {to.scheme}://{to.hostname}: credentials are not sent"
                 " on; give the URL that it is to be asked at"
