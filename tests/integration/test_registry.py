@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.integration
 
-OF_VALUES = SerializationContext("orders", MessageField.VALUE)
-"""The topic of `typed_tier`."""
 LINE = {"type": "record", "name": "shop.Line", "fields": [{"name": "n", "type": "int"}]}
 OLD = {
     "type": "record",
@@ -63,6 +61,16 @@ def url() -> Iterator[str]:
         yield found
 
 
+@pytest.fixture
+def client(url: str) -> Iterator[SchemaRegistryClient]:
+    with SchemaRegistryClient({"url": url}) as found:
+        yield found
+
+
+def values_of(topic: str) -> SerializationContext:
+    return SerializationContext(topic, MessageField.VALUE)
+
+
 def read(tier: Path, url: str, form: str, values: list[bytes | None], **more: str) -> Any:  # noqa: ANN401
     options = write(tier, [values]) | {
         "value.format": f"{form}-confluent",
@@ -72,8 +80,9 @@ def read(tier: Path, url: str, form: str, values: list[bytes | None], **more: st
     return kts_source.scan(options).to_table()
 
 
-def test_avro_of_two_versions_with_a_reference(url: str, tmp_path: Path) -> None:
-    client = SchemaRegistryClient({"url": url})
+def test_avro_of_two_versions_with_a_reference(
+    client: SchemaRegistryClient, url: str, tmp_path: Path
+) -> None:
     client.register_schema("line", Schema(json.dumps(LINE), "AVRO"))
     reference = SchemaReference("shop.Line", "line", 1)
     values: list[bytes | None] = []
@@ -81,7 +90,7 @@ def test_avro_of_two_versions_with_a_reference(url: str, tmp_path: Path) -> None
         text = Schema(json.dumps(schema), "AVRO", [reference])
         serialize = AvroSerializer(client, text)
         row = {"country": f"C{number}", "line": {"n": number}, "amount": 100}
-        values.append(serialize(row, OF_VALUES))
+        values.append(serialize(row, values_of("orders")))
     values.append(None)
     found = read(tmp_path, url, "avro", values)["value"].to_pylist()
     assert found == [
@@ -97,11 +106,9 @@ def test_avro_of_two_versions_with_a_reference(url: str, tmp_path: Path) -> None
         read(tmp_path / "no", url, "avro", values, value__subject="no such")
 
 
-def test_json(url: str, tmp_path: Path) -> None:
-    client = SchemaRegistryClient({"url": url})
-    context = SerializationContext("json-orders", MessageField.VALUE)
+def test_json(client: SchemaRegistryClient, url: str, tmp_path: Path) -> None:
     serialize = JSONSerializer(json.dumps(JSON_SCHEMA), client)
-    values = [serialize({"country": "CH", "amount": 7}, context), None]
+    values = [serialize({"country": "CH", "amount": 7}, values_of("json-orders")), None]
     rows = read(tmp_path, url, "json", values, value__schema="country string, amount bigint")
     assert rows["value"].to_pylist() == [{"country": "CH", "amount": 7}, None]
 
@@ -131,8 +138,9 @@ def order_class() -> Any:  # noqa: ANN401  # a generated class
 ROW = {"country": "CH", "line": {"n": 3}, "at": None}
 
 
-def test_protobuf_whose_files_come_serialized(url: str, tmp_path: Path) -> None:
-    client = SchemaRegistryClient({"url": url})
+def test_protobuf_whose_files_come_serialized(
+    client: SchemaRegistryClient, url: str, tmp_path: Path
+) -> None:
     order = order_class()
     serialize = ProtobufSerializer(order, client, {"use.deprecated.format": False})
     value = serialize(order(country="CH", line={"n": 3}), values_of("pb"))
@@ -150,9 +158,10 @@ def test_protobuf_whose_files_come_serialized(url: str, tmp_path: Path) -> None:
     assert "shop.Other.Order, not shop.Line" in rows["valueError"][0].as_py()
 
 
-def test_protobuf_whose_files_come_as_text(url: str, tmp_path: Path) -> None:
+def test_protobuf_whose_files_come_as_text(
+    client: SchemaRegistryClient, url: str, tmp_path: Path
+) -> None:
     pytest.importorskip("grpc_tools")
-    client = SchemaRegistryClient({"url": url})
     client.register_schema("line-text", Schema(LINE_PROTO, "PROTOBUF"))
     reference = SchemaReference("shop/line.proto", "line-text", 1)
     schema_id = client.register_schema("text-value", Schema(PROTO, "PROTOBUF", [reference]))
@@ -164,7 +173,3 @@ def test_protobuf_whose_files_come_as_text(url: str, tmp_path: Path) -> None:
         value__message="shop.Other.Order",
     )
     assert rows["value"].to_pylist() == [ROW]
-
-
-def values_of(topic: str) -> SerializationContext:
-    return SerializationContext(topic, MessageField.VALUE)
