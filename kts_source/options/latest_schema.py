@@ -84,7 +84,13 @@ def _avro(found: RegisteredSchema) -> ReaderSchema:
 
 
 def _json(found: RegisteredSchema) -> ReaderSchema:
-    raise ValueError("a JSON Schema of a registry is not read yet")
+    from segment_format.values.json.ddl import print_ddl
+    from segment_format.values.json.json_schema import json_schema_type
+
+    *references, (_, text) = found.parts
+    if references:
+        raise ValueError("it refers to other schemas")
+    return ReaderSchema(schema=print_ddl(json_schema_type(text.decode())))
 
 
 def _protobuf(found: RegisteredSchema) -> ReaderSchema:

@@ -109,7 +109,7 @@ def test_avro_of_two_versions_with_a_reference(
 def test_json(client: SchemaRegistryClient, url: str, tmp_path: Path) -> None:
     serialize = JSONSerializer(json.dumps(JSON_SCHEMA), client)
     values = [serialize({"country": "CH", "amount": 7}, values_of("json-orders")), None]
-    rows = read(tmp_path, url, "json", values, value__schema="country string, amount bigint")
+    rows = read(tmp_path, url, "json", values, value__subject="json-orders-value")
     assert rows["value"].to_pylist() == [{"country": "CH", "amount": 7}, None]
 
 

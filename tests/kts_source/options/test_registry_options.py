@@ -113,6 +113,19 @@ def test_subjects_that_cannot_be_read_are_named(server: Registry) -> None:
         parsed(**confluent(server))
 
 
+def test_a_json_schema_of_the_registry_gives_the_columns(server: Registry) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    server.documents[LATEST] = {"schema": json.dumps(schema), "schemaType": "JSON", "id": 2}
+    options = confluent(server) | {"value.format": "json-confluent"}
+    (form,) = parsed(**options).formats
+    assert form.type == pa.struct([("a", pa.int64())])
+    assert form.registry is None  # nobody is asked for writers
+    reference = {"name": "other", "subject": "line", "version": 3}
+    server.documents[LATEST] |= {"references": [reference]}
+    with pytest.raises(InvalidOptionError, match="it refers to other schemas"):
+        parsed(**options)
+
+
 def test_messages_of_protobuf_are_those_of_the_writers_file(
     server: Registry, tmp_path: Path
 ) -> None:
