@@ -16,7 +16,7 @@ ROOMS = (
     ("tier",),
     ("read",),
     ("planning",),
-    ("export", "streaming", "engines"),
+    ("auditing", "export", "streaming", "engines"),
     ("metrics",),
     ("spark",),
     ("cli",),
