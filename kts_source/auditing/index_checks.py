@@ -10,7 +10,8 @@ from kts_source.read.segment_source import SegmentSpan
 from segment_format.errors import SegmentFormatError
 from segment_format.index.offset_index import OffsetIndex
 from segment_format.index.time_index import TimeIndex
-from segment_format.record.batch_header import HEADER_SIZE, RecordBatchHeader
+from segment_format.record.batch_header import HEADER_SIZE, MAGIC_2, RecordBatchHeader
+from segment_format.record.framing import read_prefix
 
 if TYPE_CHECKING:
     from kts_source.auditing.batches import BatchFacts
@@ -94,14 +95,16 @@ class SegmentIndexes(SideFileReader):
         span = SegmentSpan(*place, segment.objects, at, stop)
         data = b"".join(bytes(window) for _, window in self._source.windows([span]))
         try:
-            header = RecordBatchHeader.from_bytes(data)
+            entry = read_prefix(data)
+            # What is compressed in formats 0 and 1 is named by its last message.
+            base, most = entry.offset, segment.end_offset
+            if entry.magic == MAGIC_2:
+                base, most = RecordBatchHeader.from_bytes(data).base_offset, offset
         except SegmentFormatError as error:
-            if data[16:17] in (b"\x00", b"\x01"):  # of formats 0 and 1
-                return
             self._disagrees(f"entry for offset {offset} at byte {at}: {error.message}")
             return
-        if header.base_offset > offset or header.size_in_bytes > max_batch_bytes:
-            text = f"a batch from offset {header.base_offset} on"
+        if not segment.start_offset <= base <= most or entry.size > max_batch_bytes:
+            text = f"a batch of {entry.size} bytes from offset {base} on"
             self._disagrees(f"entry for offset {offset} at byte {at}: {text}")
 
     def see(self, batch: BatchFacts) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from kts_source.auditing.described import Described, described
 from kts_source.auditing.file_facts import NO_FACTS, FileFacts, KnownFiles, file_facts
 from kts_source.auditing.index_checks import SegmentIndexes
-from kts_source.auditing.kinds import BYTES, INDEXES, LISTING
+from kts_source.auditing.kinds import BYTES, INDEXES, LISTING, Severity
 from kts_source.auditing.listed import (
     duplicates,
     half_segments,
@@ -76,7 +76,7 @@ class PartitionAudit:
         if self.level == LISTING:
             findings += duplicates(place, part)
             findings += self._half_segments(place, part, None)
-            return _statement(place, part), findings
+            return _statement(place, part, findings), findings
         segments = self._described(place, [*part.entries])
         damaged = self._described(
             place, [one.described for one in part.orphans if one.described is not None]
@@ -109,7 +109,7 @@ class PartitionAudit:
         if self.level == INDEXES:
             findings += self._indexes(place, readable, facts, source)
         if self.level != BYTES:
-            return _statement(place, part, state), findings
+            return _statement(place, part, findings, state), findings
         ahead = ReadSettings.of(self.options).read_ahead
         reader = PartitionReader(
             place, source, ahead, max_batch_bytes=self.options.max_batch_bytes, on_read=self.on_read
@@ -121,7 +121,8 @@ class PartitionAudit:
             if one.segment is not None and id(one.segment) not in serving
         ]
         proof = reader.prove(state.log, others, facts)
-        return _statement(place, part, state, proof), [*findings, *proof.findings]
+        findings += proof.findings
+        return _statement(place, part, findings, state, proof), findings
 
     def _half_segments(
         self,
@@ -192,18 +193,18 @@ def _locked(
 def _statement(
     place: Place,
     part: ListedPartition,
+    findings: Sequence[Finding],
     state: Served | None = None,
     proof: Proof | None = None,
 ) -> PartitionStatement:
     of = place.topic, place.topic_id, place.partition
     listed = len(part.entries), sum(place.sizes.values())
+    errors = any(one.severity is Severity.ERROR for one in findings)
     if state is None:
-        return PartitionStatement(*of, None, None, None, *listed, is_complete=None)
+        return PartitionStatement(*of, None, None, None, *listed, not errors)
     log = state.log
-    whole = not log.missing and state.are_files_sound
     bounds = log.log_start, log.stop, state.stable
-    if proof is None:
-        return PartitionStatement(*of, *bounds, *listed, is_complete=whole)
-    whole = whole and proof.is_sound
-    counted = (proof.records, proof.batches, proof.digest) if whole else ()
-    return PartitionStatement(*of, *bounds, *listed, whole, *counted)
+    if proof is None or not proof.is_sound or log.missing:
+        return PartitionStatement(*of, *bounds, *listed, not errors)
+    counted = (proof.records, proof.batches)
+    return PartitionStatement(*of, *bounds, *listed, not errors, *counted, proof.digest)

@@ -17,14 +17,14 @@ _HELP = {
     "kts_audit_timestamp_seconds": "When the audit began.",
     "kts_audit_findings": "Findings of a kind in a partition.",
     "kts_audit_finding_bytes": "Stored bytes of the objects of these findings.",
-    "kts_audit_complete": "1 if every served offset was proven at the level of the audit.",
+    "kts_audit_whole": "1 if nothing is missing and nothing is an error.",
     "kts_audit_start_offset": "First served offset.",
     "kts_audit_stop_offset": "One past the last served offset.",
     "kts_audit_stored_bytes": "Listed objects of the partition.",
     "kts_audit_records": "Records of the served offsets.",
 }
 _GAUGES = {
-    "kts_audit_complete": "is_complete",
+    "kts_audit_whole": "is_whole",
     "kts_audit_start_offset": "start",
     "kts_audit_stop_offset": "stop",
     "kts_audit_stored_bytes": "stored_bytes",

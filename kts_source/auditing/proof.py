@@ -126,6 +126,8 @@ class PartitionReader:
         if facts[key].is_closed:
             return False
         indexes = SegmentIndexes(self._place, segment, self._source)
+        self._findings += indexes.findings
+        own = len(indexes.findings)
         check = _LogCheck(segment)
         if transactions is not None:
             transactions.begin_segment()
@@ -149,10 +151,10 @@ class PartitionReader:
             check.found.setdefault(failed[0], (check.next_offset, segment.stop_offset, failed[1]))
         for name, (start, stop, text) in check.found.items():
             self._findings.append(self._place.finding(name, start, stop, [key], text))
-        if failed is None:  # what was not read would be missed in them
-            self._findings += indexes.findings
+        if not check.found:  # side files disagree with a log that is not theirs
             if span is not None and transactions is not None:
-                self._compare(span, facts[key], transactions, indexes)
+                _compare(span, facts[key], transactions, indexes)
+            self._findings += indexes.findings[own:]
         if self._on_read is not None:
             self._on_read(segment.objects.size_in_bytes)
         return not check.found
@@ -170,32 +172,27 @@ class PartitionReader:
         if not batch.is_control:
             self._records += records_from(batch, span.start)
 
-    def _compare(
-        self,
-        span: SegmentRange,
-        facts: FileFacts,
-        transactions: Transactions,
-        indexes: SegmentIndexes,
-    ) -> None:
-        """Compares side files with what the batches of a whole segment told."""
-        segment = span.segment
-        if span.stop != segment.stop_offset:
-            return  # of a branch that died in it
-        named = (
-            ("aborted-not-indexed", transactions.missing_in),
-            ("transactions-disagree", transactions.invented_by),
-        )
-        own = [txn for txn in facts.aborted or () if txn.last_offset >= span.start]
-        if facts.aborted is not None:
-            for name, compare in named:
-                if text := compare(own):
-                    indexes.find(name, IndexType.TRANSACTION, text)
-                    self._findings.append(indexes.findings[-1])
-        if facts.open_after is not None:
-            data = indexes.read(IndexType.PRODUCER_SNAPSHOT, "snapshot-invalid")
-            if data and (text := transactions.against(parse_producer_snapshot(data))):
-                indexes.find("snapshot-disagrees", IndexType.PRODUCER_SNAPSHOT, text)
-                self._findings.append(indexes.findings[-1])
+
+def _compare(
+    span: SegmentRange, facts: FileFacts, transactions: Transactions, indexes: SegmentIndexes
+) -> None:
+    """Compares side files with what the batches of a whole segment told."""
+    segment = span.segment
+    if span.stop != segment.stop_offset:
+        return  # of a branch that died in it
+    named = (
+        ("aborted-not-indexed", transactions.missing_in),
+        ("transactions-disagree", transactions.invented_by),
+    )
+    own = [txn for txn in facts.aborted or () if txn.last_offset >= span.start]
+    if facts.aborted is not None:
+        for name, compare in named:
+            if text := compare(own):
+                indexes.find(name, IndexType.TRANSACTION, text)
+    if facts.open_after is not None:
+        data = indexes.read(IndexType.PRODUCER_SNAPSHOT, "snapshot-invalid")
+        if data and (text := transactions.against(parse_producer_snapshot(data))):
+            indexes.find("snapshot-disagrees", IndexType.PRODUCER_SNAPSHOT, text)
 
 
 class _LogCheck:

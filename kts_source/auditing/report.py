@@ -67,10 +67,10 @@ class PartitionStatement:
             not tell.
         segments: Whole segments, served or not.
         stored_bytes: All listed objects of the partition.
-        is_complete: Whether every offset of [start, stop) is served and was proven at this level;
-            `None` at level `listing`.
+        is_whole: Whether every offset of [start, stop) is served and nothing in the partition is an
+            error, as far as the level goes.
         records: Records of the served offsets, markers left out; this and what follows only at
-            level `bytes`, and only where it is complete.
+            level `bytes`, and only where each of these offsets was read and is sound.
         batches: Batches that hold served offsets, those of markers included.
         digest: SHA-256 in hex over these batches in order, for each the base offset (int64) and the
             stored CRC (uint32), big-endian. It depends on neither chunks, encryption and
@@ -85,7 +85,7 @@ class PartitionStatement:
     last_stable_offset: int | None
     segments: int
     stored_bytes: int
-    is_complete: bool | None
+    is_whole: bool
     records: int | None = None
     batches: int | None = None
     digest: str | None = None

@@ -38,12 +38,10 @@ class Served:
     Attributes:
         log: The surviving log.
         stable: Where `read_committed` ends; `None` where side files do not tell.
-        are_files_sound: Whether the side files of all that is served are.
     """
 
     log: PartitionLog
     stable: int | None
-    are_files_sound: bool
     findings: tuple[Finding, ...]
 
 
@@ -89,7 +87,7 @@ def served(
         ]
     elif not log.ranges:
         stable = log.log_start
-    return Served(log, stable, sound, tuple(findings))
+    return Served(log, stable, tuple(findings))
 
 
 def _holes(

@@ -122,7 +122,7 @@ def _print(report: AuditReport) -> None:
             ),
             part.segments,
             "" if part.records is None else part.records,
-            {True: "whole", False: "not proven", None: ""}[part.is_complete],
+            "whole" if part.is_whole else "NOT WHOLE",
         )
         for part in report.partitions
     ]
