@@ -121,8 +121,8 @@ def half_segments(
             end = base + 1 if end is None else end
             hole = next((one for one in holes if one.start < end and base < one.stop), None)
             missed = hole is not None
-            if hole is not None:
-                stop = hole.stop if entry is None else min(end, hole.stop)
+            if hole is not None and entry is not None:
+                stop = min(end, hole.stop)
         else:
             missed = entry is not None and (first is None or base > first)
         if missed or (lost_all and entry is None):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kts_source.auditing.described import Described, described
@@ -105,6 +105,7 @@ class PartitionAudit:
         )
         stops = {one.entry.described_by: one.stop for one in damaged}
         findings += self._half_segments(place, part, (state.log.holes, stops))
+        findings = [_with_end(one, part, state.log.holes) for one in findings]
         findings += state.findings
         if self.level == INDEXES:
             findings += self._indexes(place, readable, facts, source)
@@ -166,6 +167,22 @@ class PartitionAudit:
             indexes.look_up_last(self.options.max_batch_bytes)
             found += indexes.findings
         return found
+
+
+def _with_end(one: Finding, part: ListedPartition, holes: Sequence[Hole]) -> Finding:
+    """A finding about a segment whose end nothing tells, up to where the next one begins or the
+    hole ends that it leaves.
+    """
+    start = one.start
+    if start is None or one.stop is not None:
+        return one
+    hole = next((hole for hole in holes if hole.start <= start < hole.stop), None)
+    if hole is None:
+        return one
+    named = [entry.base_offset for entry in part.entries]
+    named += [orphan.base_offset for orphan in part.orphans if orphan.base_offset is not None]
+    following = min((base for base in named if base > start), default=hole.stop)
+    return replace(one, stop=min(following, hole.stop))
 
 
 def _locked(

@@ -217,8 +217,11 @@ class _LogCheck:
             self._find("crc", batch, f"at byte {batch.position}")
         if base < segment.start_offset or (last > segment.end_offset and segment.end_is_exact):
             text = f"the segment holds [{segment.start_offset}, {segment.stop_offset})"
-            self._find("out-of-bounds", batch, f"offsets [{base}, {last}]; {text}")
-        elif self._has_batch and base < self.next_offset:
+            whole = segment.start_offset, segment.stop_offset
+            text = f"a batch of offsets [{base}, {last}]; {text}"
+            self.found.setdefault("out-of-bounds", (*whole, text))
+            return  # what follows is not behind it
+        if self._has_batch and base < self.next_offset:
             text = f"a batch of offset {base} where {self.next_offset} is the least"
             self._find("offset-order", batch, text)
         else:

@@ -144,8 +144,8 @@ class AuditReport:
         }
 
     def to_json(self) -> str:
-        """The report as JSON."""
-        return json.dumps(self.to_dict(), ensure_ascii=False, indent=1)
+        """The report as JSON, in ASCII: terminals obey some of what names in a store may hold."""
+        return json.dumps(self.to_dict(), indent=1)
 
 
 def _finding(one: Finding) -> dict[str, Any]:

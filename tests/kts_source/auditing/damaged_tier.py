@@ -11,7 +11,6 @@ from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
 from segment_format.testing.batches import DEFAULT_TIMESTAMP_MS
 
 if TYPE_CHECKING:
-    import uuid
     from collections.abc import Callable
     from pathlib import Path
 
@@ -20,15 +19,15 @@ if TYPE_CHECKING:
 
 NOW_MS = 1 << 41
 """Long after every file of a test was written."""
-TOPIC = "t"
+TOPIC, TOPIC_ID = "t", "AAAAAAAAAAAAAAAAAAAAIQ"
 BASES = (0, 40, 82, 123, 163)
 """Where the segments begin."""
 ABORT_MARKER, STOP = 81, 203
 
 
-def healthy_segments() -> list[SegmentFiles]:
+def healthy_segments(rolls: tuple[int, ...] = (0, 1, 2, 3, 4)) -> list[SegmentFiles]:
     """Five segments: a transaction from the first is aborted in the second, the third begins an
-    epoch, and every index has entries.
+    epoch, and every index has entries. The same batches in others where not all `rolls` are made.
     """
     builder = LogBuilder(index_interval_bytes=300)
     clock = DEFAULT_TIMESTAMP_MS
@@ -50,7 +49,8 @@ def healthy_segments() -> list[SegmentFiles]:
             builder.append(records)
         if number == 2:
             builder.commit(8, timestamp=clock)
-        builder.roll()
+        if number in rolls:
+            builder.roll()
     return list(builder.build().segments)
 
 
@@ -64,6 +64,10 @@ class DamagedTier:
         """An object of one of the segments."""
         (found,) = self.root.rglob(f"{BASES[number]:020d}-*.{suffix}")
         return found
+
+    def key(self, number: int, suffix: str) -> str:
+        """The same below the root."""
+        return self.path(number, suffix).relative_to(self.root).as_posix()
 
     def flip(self, number: int, suffix: str, at: int, mask: int = 1) -> None:
         """Changes bits of a byte; a negative position counts from the end."""
@@ -114,11 +118,11 @@ def write_tier(
     compression: bool = False,
     encryption: EncryptionKey | None = None,
     chunk_size: int = 512,
-    topic_id: uuid.UUID | None = None,
     event_timestamp_ms: int | None = None,
+    topic_id: str = TOPIC_ID,
+    seed: int = 5,
 ) -> DamagedTier:
-    """Writes segments in the plugin's layout, with the same ids each time."""
-    seed = random.Random(5)
+    """Writes segments in the plugin's layout, with ids that follow from the seed."""
     writer = AivenTierWriter(
         str(root),
         topic=TOPIC,
@@ -126,7 +130,7 @@ def write_tier(
         chunk_size=chunk_size,
         compression=compression,
         encryption=encryption,
-        random_bytes=seed.randbytes,
+        random_bytes=random.Random(seed).randbytes,
     )
     for one in segments:
         writer.write_segment(one, event_timestamp_ms=event_timestamp_ms)
