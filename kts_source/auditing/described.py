@@ -110,8 +110,12 @@ def _by_manifest(
     if indexes is not None and indexes.size != wanted and indexes.size:
         text = f"{indexes.key} has {indexes.size} bytes; the manifest's side files make {wanted}"
         findings.append(place.of_segment("indexes-size", segment, [indexes.key], text))
-    fits = (log is None or log.size == size) and (indexes is None or indexes.size >= wanted)
-    return Described(entry, segment_of(entry, manifest) if fits else segment, fits, tuple(findings))
+    has_log = log is None or log.size == size
+    has_indexes = indexes is None or indexes.size >= wanted
+    if has_indexes:  # they tell the lineage, whatever became of the log
+        own = entry.objects if has_log else tuple(p for p in entry.objects if p[0] != LOG_SUFFIX)
+        segment = segment_of(replace(entry, objects=own), manifest)
+    return Described(entry, segment, has_log and has_indexes, tuple(findings))
 
 
 def _foreign(entry: SegmentEntry, manifest: SegmentManifest) -> str:

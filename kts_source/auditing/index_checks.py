@@ -37,6 +37,7 @@ class SegmentIndexes(SideFileReader):
         self._next_offset = 0
         self._next_time = 0
         self._last_offset = -1
+        self._has_time = False
 
     def _offset_index(self) -> OffsetIndex | None:
         kind, segment = IndexType.OFFSET, self.segment
@@ -112,6 +113,7 @@ class SegmentIndexes(SideFileReader):
         self._see_offset(batch)
         self._see_time(batch)
         self._last_offset = batch.last_offset
+        self._has_time |= batch.max_timestamp >= 0
 
     def _see_offset(self, batch: BatchFacts) -> None:
         index, number = self.offsets, self._next_offset
@@ -149,7 +151,9 @@ class SegmentIndexes(SideFileReader):
             self._next_time += 1
 
     def finish(self) -> None:
-        """Tells of entries that no batch has met."""
+        """Tells of entries that no batch has met, and of a time index that lacks all."""
+        if self.times is not None and not len(self.times) and self._has_time:
+            self.find("time-index-disagrees", IndexType.TIMESTAMP, "it has no entry")
         if self.offsets is not None and self._next_offset < len(self.offsets):
             at = int(self.offsets.positions[self._next_offset])
             self._disagrees(f"no batch begins at byte {at}")

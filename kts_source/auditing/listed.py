@@ -114,24 +114,31 @@ def half_segments(
         if base is None:
             found.append(place.finding("stray-object", None, None, orphan.keys, orphan.reason))
             continue
-        stop = None
-        if known is not None:
-            holes, stops = known
-            end = None if entry is None else stops.get(entry.described_by)
-            end = base + 1 if end is None else end
-            hole = next((one for one in holes if one.start < end and base < one.stop), None)
-            missed = hole is not None
-            if hole is not None and entry is not None:
-                stop = min(end, hole.stop)
+        missed: list[tuple[int, int | None]]
+        if known is None:
+            missed = [(base, None)] if entry is not None and (first is None or base > first) else []
         else:
-            missed = entry is not None and (first is None or base > first)
-        if missed or (lost_all and entry is None):
-            name = "object-missing"
-        elif entry is not None:
+            missed = _missed(
+                base, None if entry is None else known[1][entry.described_by], known[0]
+            )
+        if lost_all and entry is None:
+            missed = [(base, None)]
+        if entry is not None:
             name = "half-delete"
         elif orphan.written_ms is not None and now_ms - orphan.written_ms < grace_ms:
             name = "copy-under-way"
         else:
             name = "half-copy"
-        found.append(place.finding(name, base, stop, orphan.keys, orphan.reason))
+        if missed:
+            name = "object-missing"
+        for start, stop in missed or [(base, None)]:
+            found.append(place.finding(name, start, stop, orphan.keys, orphan.reason))
     return found
+
+
+def _missed(base: int, stop: int | None, holes: Sequence[Hole]) -> list[tuple[int, int | None]]:
+    """What of a segment lies in holes; up to the end where that is known."""
+    if stop is None:
+        return [(base, None)] if any(one.start <= base < one.stop for one in holes) else []
+    parts = ((max(one.start, base), min(one.stop, stop)) for one in holes)
+    return [(low, high) for low, high in parts if low < high]

@@ -20,6 +20,7 @@ from kts_source.auditing.listed import (
 from kts_source.auditing.proof import PartitionReader
 from kts_source.auditing.report import PartitionStatement
 from kts_source.auditing.served import served
+from kts_source.layout.remote_segment import IndexType
 from kts_source.read.read_settings import ReadSettings
 from kts_source.read.segment_source import SegmentSource
 
@@ -90,12 +91,15 @@ class PartitionAudit:
         source = SegmentSource(self.tier, key_ring)
         readable = [one for one in segments if one.is_readable and one.segment is not None]
         broken = [one for one in segments if not one.is_readable or one.segment is None]
-        explained = [(one.entry.base_offset, one.stop) for one in (*broken, *damaged)]
+        explained: list[tuple[int, int | None]] = [
+            (one.entry.base_offset, one.stop) for one in (*broken, *damaged)
+        ]
         explained += [
             (one.base_offset, None)
             for one in part.orphans
             if one.base_offset is not None and one.described is None
         ]
+        facts |= self._lineage_of(place, [*broken, *damaged], key_ring)
         state = served(
             place,
             readable,
@@ -105,8 +109,8 @@ class PartitionAudit:
         )
         stops = {one.entry.described_by: one.stop for one in damaged}
         findings += self._half_segments(place, part, (state.log.holes, stops))
-        findings = [_with_end(one, part, state.log.holes) for one in findings]
-        findings += state.findings
+        findings = [_with_end(one, explained, state.log.holes) for one in findings]
+        findings = _once([*findings, *state.findings])
         if self.level == INDEXES:
             findings += self._indexes(place, readable, facts, source)
         if self.level != BYTES:
@@ -152,6 +156,22 @@ class PartitionAudit:
         keys = [one.segment.objects.log.key for one in readable if one.segment is not None]
         return dict(zip(keys, self.pool.map(of, readable), strict=True))
 
+    def _lineage_of(
+        self, place: Place, damaged: Sequence[Described], key_ring: KeyRing
+    ) -> dict[str, FileFacts]:
+        """The side files of damaged segments that have a checkpoint: the newest tells the lineage,
+        even without its log. What else is wrong with them does not matter.
+        """
+        found = {}
+        for one in damaged:
+            segment = one.segment
+            if segment is None or is_archived(one.entry):
+                continue
+            if IndexType.LEADER_EPOCH in segment.objects.indexes:
+                facts = file_facts(place, segment, self.tier, key_ring)
+                found[segment.objects.log.key] = facts
+        return found
+
     def _indexes(
         self,
         place: Place,
@@ -169,9 +189,17 @@ class PartitionAudit:
         return found
 
 
-def _with_end(one: Finding, part: ListedPartition, holes: Sequence[Hole]) -> Finding:
-    """A finding about a segment whose end nothing tells, up to where the next one begins or the
-    hole ends that it leaves.
+def _once(findings: Sequence[Finding]) -> list[Finding]:
+    """Without empty objects of which something else tells more."""
+    told = {key for one in findings if one.name != "empty-object" for key in one.objects}
+    return [one for one in findings if one.name != "empty-object" or not told & {*one.objects}]
+
+
+def _with_end(
+    one: Finding, explained: Sequence[tuple[int, int | None]], holes: Sequence[Hole]
+) -> Finding:
+    """A finding about a segment whose end nothing tells, up to where the next one begins that
+    serves nothing, or the hole ends that it leaves.
     """
     start = one.start
     if start is None or one.stop is not None:
@@ -179,9 +207,7 @@ def _with_end(one: Finding, part: ListedPartition, holes: Sequence[Hole]) -> Fin
     hole = next((hole for hole in holes if hole.start <= start < hole.stop), None)
     if hole is None:
         return one
-    named = [entry.base_offset for entry in part.entries]
-    named += [orphan.base_offset for orphan in part.orphans if orphan.base_offset is not None]
-    following = min((base for base in named if base > start), default=hole.stop)
+    following = min((base for base, _ in explained if base > start), default=hole.stop)
     return replace(one, stop=min(following, hole.stop))
 
 

@@ -184,10 +184,9 @@ def _compare(
         ("aborted-not-indexed", transactions.missing_in),
         ("transactions-disagree", transactions.invented_by),
     )
-    own = [txn for txn in facts.aborted or () if txn.last_offset >= span.start]
     if facts.aborted is not None:
         for name, compare in named:
-            if text := compare(own):
+            if text := compare(facts.aborted):
                 indexes.find(name, IndexType.TRANSACTION, text)
     if facts.open_after is not None:
         data = indexes.read(IndexType.PRODUCER_SNAPSHOT, "snapshot-invalid")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from kts_source.auditing.file_facts import NO_FACTS
 from kts_source.planning.isolation import decide
 from kts_source.planning.lineage import (
     BELOW_LOG_START,
@@ -65,11 +66,12 @@ def served(
     """
     facts = files.facts
     segments = [one.segment for one in readable if one.segment is not None]
-    with_lineage = [s for s in segments if facts[s.objects.log.key].epochs]
+    told = (*segments, *damaged)
+    with_lineage = [s for s in told if facts.get(s.objects.log.key, NO_FACTS).epochs]
     lineage = with_lineage and facts[newest_segment(with_lineage).objects.log.key].epochs
     # A segment whose own checkpoint is bad still tells the epochs of its offsets.
-    told = {id(segment) for segment in with_lineage}
-    untold = [segment for segment in segments if id(segment) not in told]
+    known = {id(segment) for segment in with_lineage}
+    untold = [segment for segment in segments if id(segment) not in known]
     log = partition_log(segments, with_epochs(lineage or (), untold), damaged)
     findings = [
         *_holes(place, log, explained),

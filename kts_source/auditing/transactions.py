@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kts_source.planning.lineage import MAX_OFFSET
 from segment_format.record.control_record import ControlRecordType
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ class Transactions:
 
     def __init__(self) -> None:
         self._open: dict[int, int] = {}
+        self._seen_from = MAX_OFFSET
         self._markers: dict[int, int] = {}
         self._aborted: list[tuple[int, int | None, int]] = []
         self._aborted_at: dict[int, int] = {}
@@ -33,10 +35,12 @@ class Transactions:
     def begin_segment(self) -> None:
         """Forgets what only the segment before needed."""
         self._markers, self._aborted, self._aborted_at, self._last_data = {}, [], {}, {}
+        self._seen_from = MAX_OFFSET
 
     def see(self, batch: BatchFacts) -> None:
         """Takes the next batch into account."""
         producer = batch.producer_id
+        self._seen_from = min(self._seen_from, batch.base_offset)
         if not batch.is_control:
             if producer >= 0:
                 self._last_data[producer] = batch.last_offset
@@ -66,7 +70,8 @@ class Transactions:
     def invented_by(self, index: Iterable[AbortedTxn]) -> str:
         """What a transaction index has without an abort marker in its segment, in words."""
         for txn in index:
-            if self._aborted_at.get(txn.last_offset) != txn.producer_id:
+            is_seen = txn.last_offset >= self._seen_from
+            if is_seen and self._aborted_at.get(txn.last_offset) != txn.producer_id:
                 return (
                     f"there is no abort marker of producer {txn.producer_id} at offset"
                     f" {txn.last_offset}"
