@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from kts_source.auditing.place import Place, keys_of
-from kts_source.errors import ObjectChangedError, ObjectNotFoundError, StoreError
+from kts_source.auditing.place import Place, is_archived, keys_of
+from kts_source.errors import ObjectChangedError, ObjectNotFoundError, TruncatedObjectError
 from kts_source.layout.aiven import INDEXES_SUFFIX, LOG_SUFFIX, AivenLayout, segment_of
 from segment_format.errors import SegmentFormatError
 from segment_format.kafka_uuid import uuid_to_text
@@ -71,6 +71,8 @@ def described(
 
     def one(entry: SegmentEntry) -> Described:
         name, error = "manifest-invalid", None
+        if any(info.key == entry.described_by and is_archived(info) for _, info in entry.objects):
+            return Described(entry, None, False, ())
         try:
             if isinstance(layout, AivenLayout):
                 return _by_manifest(place, entry, layout.manifest(store, entry), now_ms)
@@ -80,9 +82,7 @@ def described(
             error = str(failure)
         except (ObjectNotFoundError, ObjectChangedError) as failure:
             name, error = "object-gone", failure.message
-        except StoreError as failure:
-            if failure.retriable:
-                raise
+        except TruncatedObjectError as failure:
             error = failure.message
         keys = [entry.described_by]
         finding = place.finding(name, entry.base_offset, None, keys, error)

@@ -8,7 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from kts_source.cache.side_file_pack import SideFilePack
-from kts_source.errors import CorruptSegmentError, ObjectChangedError, ObjectNotFoundError
+from kts_source.errors import (
+    CorruptSegmentError,
+    ObjectChangedError,
+    ObjectNotFoundError,
+    TruncatedObjectError,
+)
 from kts_source.layout.remote_segment import IndexType, epochs_between
 from kts_source.planning.side_files import SideFiles
 from kts_source.read.segment_source import SegmentSource
@@ -46,7 +51,7 @@ class FileFacts:
 
     @property
     def is_closed(self) -> bool:
-        """Whether nothing of the segment can be read: its key is missing, or it is archived."""
+        """Whether its side files cannot be read: the key is missing, or they are archived."""
         return self is NO_FACTS or bool(self.locked_by)
 
     @property
@@ -97,7 +102,7 @@ class SideFileReader:
         except (ObjectNotFoundError, ObjectChangedError) as error:
             self.find("object-gone", kind, error.message)
             return None
-        except CorruptSegmentError as error:
+        except (CorruptSegmentError, TruncatedObjectError) as error:
             self.find(name, kind, error.message)
             return None
         if data is None and kind is not IndexType.TRANSACTION:

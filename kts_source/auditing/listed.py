@@ -81,11 +81,6 @@ def duplicates(place: Place, part: ListedPartition) -> list[Finding]:
     ]
 
 
-def is_archived(entry: SegmentEntry) -> bool:
-    """Whether an object of a segment must be restored before it can be read."""
-    return any(info.storage_class in ARCHIVE_CLASSES for _, info in entry.objects)
-
-
 def half_segments(
     place: Place,
     part: ListedPartition,

@@ -13,10 +13,10 @@ from kts_source.auditing.kinds import BYTES, INDEXES, LISTING, Severity
 from kts_source.auditing.listed import (
     duplicates,
     half_segments,
-    is_archived,
     of_every_object,
     place_of,
 )
+from kts_source.auditing.place import is_archived
 from kts_source.auditing.proof import PartitionReader
 from kts_source.auditing.report import PartitionStatement
 from kts_source.auditing.served import served
@@ -148,7 +148,7 @@ class PartitionAudit:
         """The side files of the readable segments, by key of the log object."""
 
         def of(one: Described) -> FileFacts:
-            if one.segment is None or is_archived(one.entry):
+            if one.segment is None or _are_archived(one.segment):
                 return NO_FACTS
             return file_facts(place, one.segment, self.tier, key_ring)
 
@@ -165,7 +165,7 @@ class PartitionAudit:
         found = {}
         for one in damaged:
             segment = one.segment
-            if segment is None or is_archived(one.entry):
+            if segment is None or _are_archived(segment):
                 continue
             if IndexType.LEADER_EPOCH in segment.objects.indexes:
                 facts = file_facts(place, segment, self.tier, key_ring)
@@ -184,9 +184,15 @@ class PartitionAudit:
             if one.segment is None or facts[one.segment.objects.log.key].is_closed:
                 continue
             indexes = SegmentIndexes(place, one.segment, source)
-            indexes.look_up_last(self.options.max_batch_bytes)
+            if not is_archived(one.segment.objects.log):
+                indexes.look_up_last(self.options.max_batch_bytes)
             found += indexes.findings
         return found
+
+
+def _are_archived(segment: RemoteSegment) -> bool:
+    """Whether side files of a segment must be restored before they can be read."""
+    return any(is_archived(stored.source) for stored in segment.objects.indexes.values())
 
 
 def _once(findings: Sequence[Finding]) -> list[Finding]:

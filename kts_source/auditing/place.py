@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kts_source.auditing.report import Finding
+from kts_source.planning.estimate import ARCHIVE_CLASSES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from kts_source.layout.layout import SegmentEntry
-    from kts_source.layout.remote_segment import RemoteSegment
+    from kts_source.layout.remote_segment import ObjectRef, RemoteSegment
+    from kts_source.store.object_store import ObjectInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,3 +52,8 @@ class Place:
 def keys_of(entry: SegmentEntry) -> tuple[str, ...]:
     """The objects of a segment."""
     return tuple(info.key for _, info in entry.objects)
+
+
+def is_archived(one: ObjectInfo | ObjectRef) -> bool:
+    """Whether an object must be restored before it can be read."""
+    return one.storage_class in ARCHIVE_CLASSES

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from kts_source.auditing.batches import records_from, segment_batches
 from kts_source.auditing.index_checks import SegmentIndexes
+from kts_source.auditing.place import is_archived
 from kts_source.auditing.transactions import Transactions
 from kts_source.errors import (
     CorruptSegmentError,
@@ -123,7 +124,7 @@ class PartitionReader:
     ) -> bool:
         """Whether all of a segment's log is sound."""
         key = segment.objects.log.key
-        if facts[key].is_closed:
+        if facts[key].is_closed or is_archived(segment.objects.log):
             return False
         indexes = SegmentIndexes(self._place, segment, self._source)
         self._findings += indexes.findings

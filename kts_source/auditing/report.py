@@ -171,10 +171,10 @@ def _camel(name: str) -> str:
 
 
 def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Findings worst first, then by place."""
+    """Findings worst first, then by place; the same of several side files of an object is one."""
 
     def place(one: Finding) -> tuple[object, ...]:
         at = -1 if one.start is None else one.start
         return _ORDER.index(one.severity), one.topic, one.partition, at, one.name, one.objects
 
-    return tuple(sorted(findings, key=place))
+    return tuple(sorted(set(findings), key=place))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-
 from kts_source.cli.app import main
 from tests.kts_source.auditing.damaged_tier import TOPIC, healthy_segments, write_tier
 
