@@ -12,9 +12,6 @@ import pytest
 
 import kts_source
 from kts_source.errors import InvalidOptionError, InvalidValueError
-from kts_source.export.executor import LocalExecutor
-from kts_source.export.run import export
-from kts_source.export.settings import ExportSettings
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
 from kts_source.read.run_task import read_metrics
@@ -326,13 +323,6 @@ def test_conditions_on_decoded_bytes_are_refused(good: dict[str, str], condition
     with pytest.raises(InvalidOptionError, match="not there yet"):
         kts_source.scan(good | as_avro()).where(condition)
     assert kts_source.scan(good | as_avro(where="offset < 2")).count() == 3
-
-
-def test_exports_are_refused(good: dict[str, str], tmp_path: Path) -> None:
-    settings = ExportSettings(target=str(tmp_path / "table"), table_format="parquet")
-    with pytest.raises(InvalidOptionError, match="not there yet"):
-        export(good | as_avro(), settings, LocalExecutor(1))
-    assert not (tmp_path / "table").exists()
 
 
 def test_engines_see_the_fields(good: dict[str, str]) -> None:
