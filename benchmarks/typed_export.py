@@ -40,6 +40,7 @@ def run(schema: str, values: Sequence[bytes], *, repeats: int) -> list[Row]:
     Args:
         schema: Of the values, Avro.
         values: They are repeated.
+        repeats: How often each part is timed.
     """
     with tempfile.TemporaryDirectory(prefix="kts-typed-") as folder:
         rows = _write_tier(Path(folder), values)
