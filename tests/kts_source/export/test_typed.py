@@ -299,6 +299,12 @@ def refused() -> Iterator[tuple[dict[str, str], dict[str, Any], str]]:
     yield {"value.format": "json", "value.schema": "`a.b` bigint"}, {}, "has the name"
 
 
+def test_json_without_a_schema_is_refused(tmp_path: Path) -> None:
+    source = write(tmp_path / "tier", [[b'{"a": 1}']]) | {"value.format": "json"}
+    with pytest.raises(InvalidOptionError, match=r"needs option 'value\.schema': `kts schema`"):
+        Lake(tmp_path, "parquet").export(source)
+
+
 @pytest.mark.parametrize(("options", "arguments", "reason"), list(refused()))
 def test_what_cannot_be_is_refused_by_name(
     options: dict[str, str],
