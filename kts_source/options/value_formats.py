@@ -7,25 +7,27 @@ with them; schemas of writers are looked up where values are read.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from urllib.parse import unquote, urlsplit, urlunsplit
+from typing import TYPE_CHECKING, Any, Final
 
-from kts_source.columns import ERROR_COLUMNS
+from kts_source.columns import ERROR_COLUMNS, RAW_COLUMNS
 from kts_source.errors import InvalidOptionError
+from kts_source.options.latest_schema import ReaderSchema, latest_of, subject_of
 from kts_source.options.option import Option
 from kts_source.options.parsing import parse_choice, parse_names, parse_text
+from kts_source.options.registry_options import FURTHER, URL, registry_options, registry_place
+from kts_source.options.schema_text import ddl_text, file_content, schema_text
 from kts_source.predicate.model import columns_of
-from kts_source.secret import Secret
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     import pyarrow as pa
 
+    from kts_source.cache.caches import CacheSettings
+    from kts_source.options.selection import Selection
     from kts_source.predicate.model import Predicate
+    from kts_source.registry.place import RegistryPlace
     from segment_format.values.avro.schema import Schema
 
 RAW: Final = "raw"
@@ -36,26 +38,26 @@ JSON: Final = "json"
 PROTOBUF: Final = "protobuf"
 JSON_CONFLUENT: Final = "json-confluent"
 PROTOBUF_CONFLUENT: Final = "protobuf-confluent"
+_JSON: Final = (JSON, JSON_CONFLUENT)
 _ALLOWED: Final = {
     RAW: (),
     UTF8: ("mode",),
     JSON: ("mode", "schema", "columns"),
-    JSON_CONFLUENT: ("mode", "schema", "columns"),
+    JSON_CONFLUENT: ("mode", "schema", "columns", "subject", URL, *FURTHER),
     AVRO: ("mode", "schema", "columns"),
-    AVRO_CONFLUENT: ("mode", "schema", "columns", "schema-registry.url"),
+    AVRO_CONFLUENT: ("mode", "schema", "columns", "subject", URL, *FURTHER),
     PROTOBUF: ("mode", "schema", "message", "columns"),
-    PROTOBUF_CONFLUENT: ("mode", "schema", "message", "columns"),
+    PROTOBUF_CONFLUENT: ("mode", "schema", "message", "columns", "subject", URL, *FURTHER),
 }
 """Format -> the column's options that mean something with it."""
-_NEEDED: Final = ("schema", "message", "schema-registry.url")
-"""Of those, the ones that have no default."""
+_KINDS: Final = {AVRO_CONFLUENT: "AVRO", JSON_CONFLUENT: "JSON", PROTOBUF_CONFLUENT: "PROTOBUF"}
+"""What registries call the schemas of a format."""
+_EVERY: Final = frozenset(name for names in _ALLOWED.values() for name in names)
 
 FAILFAST: Final = "failfast"
 PERMISSIVE: Final = "permissive"
 DROP_MALFORMED: Final = "dropmalformed"
 _MODES: Final = (FAILFAST, PERMISSIVE, DROP_MALFORMED)
-
-_MAX_SCHEMA_BYTES: Final = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +68,13 @@ class ColumnFormat:
         column: `key` or `value`.
         format: One of those that are not `RAW`.
         mode: What becomes of a row whose column cannot be decoded.
-        schema: The reader's schema as text; empty for `UTF8` and Protobuf.
+        schema: The reader's schema as text; empty for `UTF8` and Protobuf, and for JSON as long as
+            nothing is known of it.
         descriptors: Those of Protobuf, a `FileDescriptorSet`.
         message: Full name of its message.
         fields: Paths of the fields that are wanted; `None` = all.
-        registry: Where schemas of writers are: a URL or a folder; `None` but for `AVRO_CONFLUENT`.
-        auth: User and password of the registry.
+        references: Schemas of Avro that `schema` names, dependencies first.
+        registry: Where schemas of writers are; `None` where none is asked.
     """
 
     column: str
@@ -81,13 +84,23 @@ class ColumnFormat:
     descriptors: bytes = field(default=b"", repr=False)
     message: str = ""
     fields: tuple[str, ...] | None = None
-    registry: str | None = None
-    auth: Secret[tuple[str, str]] | None = field(default=None, hash=False)
+    references: tuple[str, ...] = field(default=(), repr=False)
+    registry: RegistryPlace | None = None
 
     @property
     def error_column(self) -> str | None:
         """The column that says why this one is null; `None` where there is none."""
         return ERROR_COLUMNS[self.column] if self.mode == PERMISSIVE else None
+
+    @property
+    def raw_column(self) -> str:
+        """The column that has the bytes."""
+        return RAW_COLUMNS[self.column]
+
+    @property
+    def needs_type(self) -> bool:
+        """Whether a sample has to tell what it is, see `planning.infer_types`."""
+        return self.format in _JSON and not self.schema
 
     @property
     def reader_schema(self) -> Schema:
@@ -98,7 +111,7 @@ class ColumnFormat:
         """
         from segment_format.values.avro.parse import parse_avro
 
-        return parse_avro(self.schema)
+        return parse_avro(self.schema, self.references)
 
     @property
     def type(self) -> pa.DataType:
@@ -119,6 +132,11 @@ def _text_type(_: ColumnFormat) -> pa.DataType:
 def _json_type(form: ColumnFormat) -> pa.DataType:
     from segment_format.values.json.ddl import parse_ddl
     from segment_format.values.json.program import compiled
+
+    if form.needs_type:
+        raise ValueError(
+            f"'{form.column}.format' = {form.format} needs '{form.column}.schema' here"
+        )
     from segment_format.values.json.projection import projected
 
     kind = parse_ddl(form.schema)
@@ -127,9 +145,11 @@ def _json_type(form: ColumnFormat) -> pa.DataType:
 
 def _avro_type(form: ColumnFormat) -> pa.DataType:
     from segment_format.values.avro.columns import columns_of as avro_columns
+    from segment_format.values.avro.defaults import check_defaults
     from segment_format.values.avro.projection import projected
 
     schema = form.reader_schema
+    check_defaults(schema)  # where no writer is known yet that needs them
     return avro_columns(schema if form.fields is None else projected(schema, form.fields)).type
 
 
@@ -155,12 +175,13 @@ _TYPES: Final[dict[str, Callable[[ColumnFormat], pa.DataType]]] = {
 
 
 def column_types(formats: Iterable[ColumnFormat]) -> dict[str, pa.DataType]:
-    """The types of the columns that are decoded, and of those that say why not."""
+    """The types of the columns that are decoded, of their bytes, and of what says why not."""
     import pyarrow as pa
 
     types: dict[str, pa.DataType] = {}
     for one in formats:
         types[one.column] = one.type
+        types[one.raw_column] = pa.binary()
         if one.error_column is not None:
             types[one.error_column] = pa.string()
     return types
@@ -169,6 +190,12 @@ def column_types(formats: Iterable[ColumnFormat]) -> dict[str, pa.DataType]:
 def error_columns(formats: Iterable[ColumnFormat]) -> tuple[str, ...]:
     """Names of the columns that say why others are null."""
     return tuple(one.error_column for one in formats if one.error_column is not None)
+
+
+def further_columns(formats: Iterable[ColumnFormat]) -> tuple[str, ...]:
+    """Names of the columns that are there beside those of the table."""
+    found = tuple(formats)
+    return (*error_columns(found), *(one.raw_column for one in found))
 
 
 def check_where(where: Predicate | None, formats: Iterable[ColumnFormat]) -> None:
@@ -195,38 +222,6 @@ def _parse_mode(name: str, text: str) -> str:
     return parse_choice(name, text, choices=_MODES)
 
 
-class _Registry(NamedTuple):
-    """A URL without user and password, or a folder; and user and password."""
-
-    place: str
-    auth: Secret[tuple[str, str]] | None
-
-
-def _parse_registry(name: str, text: str) -> _Registry:
-    place = parse_text(name, text)
-    if not place.lower().startswith(("http://", "https://")):
-        if "://" in place:  # not shown: it may hold a password
-            raise InvalidOptionError(
-                f"option {name!r} is neither http://…, https://…, nor a folder's path"
-            )
-        return _Registry(place, None)
-    try:
-        parts = urlsplit(place)
-    except ValueError:
-        raise InvalidOptionError(f"option {name!r} is not a URL") from None
-    info, at, host = parts.netloc.rpartition("@")
-    try:
-        _ = parts.port
-    except ValueError:
-        host = ""
-    # An @ behind the host is of a password that holds a slash: it would be shown as a path.
-    if not host or parts.query or parts.fragment or "@" in parts.path or re.search(r"\s", place):
-        raise InvalidOptionError(f"option {name!r} is no URL of a registry: https://host/path")
-    user, _, password = info.partition(":")
-    auth = Secret((unquote(user), unquote(password))) if at else None
-    return _Registry(urlunsplit(parts._replace(netloc=host)), auth)
-
-
 def _options(column: str) -> Iterator[Option]:
     yield Option(
         f"{column}.format",
@@ -240,8 +235,9 @@ def _options(column: str) -> Iterator[Option]:
         f"{column}.schema",
         parse_text,
         f"What `{column}` is read as, or a file of it that the driver reads. With JSON, a DDL as"
-        " Spark writes it: `country string, amount bigint`. With Avro, the schema in JSON; with"
-        " `avro`, it is the writer's, too. With Protobuf, a file of a descriptor set, which"
+        " Spark writes it (`country string, amount bigint`) or a JSON Schema; without one, a sample"
+        " tells it. With Avro, the schema in JSON; with `avro`, it is the writer's, too. With"
+        " Protobuf, a file of a descriptor set, which"
         " `protoc --include_imports --descriptor_set_out` writes.",
     )
     yield Option(
@@ -249,12 +245,13 @@ def _options(column: str) -> Iterator[Option]:
         parse_text,
         "With Protobuf: the full name of the message, such as `shop.Order`.",
     )
+    yield from registry_options(column)
     yield Option(
-        f"{column}.schema-registry.url",
-        _parse_registry,
-        "With `avro-confluent`: where writers' schemas are, by id: `http(s)://…` as Confluent's API"
-        " has it, or a folder of `<id>.avsc` that every worker sees. User and password in the URL"
-        " are kept secret.",
+        f"{column}.subject",
+        parse_text,
+        f"With a registry and no `{column}.schema`: the subject whose latest version is read, as it"
+        " is when the query is planned. Default: the one topic that is read, and"
+        f" `-{column}` behind it.",
     )
     yield Option(
         f"{column}.columns",
@@ -275,95 +272,96 @@ def _options(column: str) -> Iterator[Option]:
 VALUE_OPTIONS: Final = (*_options("value"), *_options("key"))
 
 
-def column_formats(values: Mapping[str, Any], given: Iterable[str]) -> tuple[ColumnFormat, ...]:
+def column_formats(
+    values: Mapping[str, Any], given: Iterable[str], selection: Selection, cache: CacheSettings
+) -> tuple[ColumnFormat, ...]:
     """The columns that are decoded.
 
     Args:
         values: Parsed options by name.
         given: Names of the options that the user gave, in lower case.
+        selection: Which topics are read.
+        cache: What is kept on this machine's disk.
 
     Raises:
         InvalidOptionError: Options that contradict each other, or no schema where one is needed.
+        RegistryError: A registry that has to say the schema does not answer.
     """
     return tuple(
         found
         for column in ("key", "value")
-        if (found := _column_format(column, values, frozenset(given))) is not None
+        if (found := _column_format(column, values, frozenset(given), selection, cache)) is not None
     )
 
 
 def _column_format(
-    column: str, values: Mapping[str, Any], given: frozenset[str]
+    column: str,
+    values: Mapping[str, Any],
+    given: frozenset[str],
+    selection: Selection,
+    cache: CacheSettings,
 ) -> ColumnFormat | None:
     form = values[f"{column}.format"]
     allowed = _ALLOWED[form]
-    for name in (*_NEEDED, "columns", "mode"):
+    for name in sorted(_EVERY):
         if f"{column}.{name}" in given and name not in allowed:
             raise InvalidOptionError(
                 f"option '{column}.{name}' means nothing with '{column}.format' = {form}"
             )
     if form == RAW:
         return None
-    for name in _NEEDED:
-        if name in allowed and values[f"{column}.{name}"] is None:
+    registry = registry_place(column, values, cache)
+    name = f"{column}.schema"
+    asked = values[name] is None and registry is not None and registry.is_url
+    if values[f"{column}.subject"] is not None and not asked:
+        raise InvalidOptionError(
+            f"option '{column}.subject' needs a registry's URL in '{column}.{URL}', and no"
+            f" '{column}.schema'"
+        )
+    for one in _needed(form, asked):
+        if values[f"{column}.{one}"] is None:
             raise InvalidOptionError(
-                f"option '{column}.format' = {form} needs option '{column}.{name}'"
+                f"option '{column}.format' = {form} needs option '{column}.{one}'"
             )
     mode = values[f"{column}.mode"]
     if form == UTF8:
         return ColumnFormat(column, form, mode)
-    name = f"{column}.schema"
-    registry: _Registry = values[f"{column}.schema-registry.url"] or _Registry("", None)
-    is_text = form not in (PROTOBUF, PROTOBUF_CONFLUENT)
+    fields = values[f"{column}.columns"]
+    if asked:
+        assert registry is not None
+        subject = subject_of(column, values[f"{column}.subject"], selection)
+        schema = latest_of(column, _KINDS[form], registry, subject)
+    elif form in _JSON and values[name] is None:
+        return ColumnFormat(column, form, mode, fields=fields)
+    elif form in (PROTOBUF, PROTOBUF_CONFLUENT):
+        content = file_content(name, values[name], "no file that can be read")
+        schema = ReaderSchema(descriptors=content)
+    else:
+        read_text = ddl_text if form in _JSON else schema_text
+        schema = ReaderSchema(schema=read_text(name, values[name]))
     found = ColumnFormat(
         column,
         form,
         mode,
-        schema=_schema_text(name, values[name], form) if is_text else "",
-        descriptors=b"" if is_text else _content(name, values[name], "no file that can be read"),
-        message=values[f"{column}.message"] or "",
-        fields=values[f"{column}.columns"],
-        registry=registry.place or None,
-        auth=registry.auth,
+        schema=schema.schema,
+        references=schema.references,
+        descriptors=schema.descriptors,
+        message=values[f"{column}.message"] or schema.message,
+        fields=fields,
+        registry=None if form == JSON_CONFLUENT else registry,  # nobody is asked for its writers
     )
     try:
         _ = found.type
     except ValueError as error:
         wrong = [one for one in ("schema", "message", "columns") if values[f"{column}.{one}"]]
-        named = " or ".join(f"'{column}.{one}'" for one in wrong)
+        named = " or ".join(f"'{column}.{one}'" for one in wrong or ["subject"])
         raise InvalidOptionError(f"option {named}: {error}") from None
     return found
 
 
-def _schema_text(name: str, text: str, form: str) -> str:
-    """A schema: the text itself, or that of the file it names."""
-    kind = "an Avro schema in JSON"
-    if form in (JSON, JSON_CONFLUENT):
-        from segment_format.values.json.ddl import parse_ddl
-
-        try:
-            parse_ddl(text)
-        except ValueError as error:
-            kind = f"a DDL ({error})"
-        else:
-            return text
-    elif re.match(r'[{\["]', text):
-        return text
-    try:
-        return _content(name, text, f"neither {kind} nor a file of one").decode()
-    except UnicodeDecodeError:
-        raise InvalidOptionError(f"option {name!r}: {text} is not UTF-8") from None
-
-
-def _content(name: str, path: str, otherwise: str) -> bytes:
-    """Of a file; if there is none, the text is what `otherwise` says."""
-    try:
-        with Path(path).open("rb") as file:
-            data = file.read(_MAX_SCHEMA_BYTES + 1)
-    except (OSError, ValueError) as error:
-        raise InvalidOptionError(
-            f"option {name!r} is {otherwise}: {path[:200]!r} ({type(error).__name__})"
-        ) from None
-    if len(data) > _MAX_SCHEMA_BYTES:
-        raise InvalidOptionError(f"option {name!r}: {path} has more than 16 MiB")
-    return data
+def _needed(form: str, asked: bool) -> tuple[str, ...]:
+    """What has to be given, whether or not the registry is asked for the schema."""
+    schema = () if asked or form in _JSON else ("schema",)
+    message = () if asked or form not in (PROTOBUF, PROTOBUF_CONFLUENT) else ("message",)
+    url = (URL,) if form == AVRO_CONFLUENT else ()
+    return () if form == UTF8 else (*schema, *message, *url)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from kts_source.read.segment_source import SegmentSource
     from kts_source.read.task import ScanTask
     from kts_source.read.task_metrics import TaskMeter
+    from kts_source.read.typed_rows import SetAside
 
 
 def read_task(
@@ -26,6 +27,7 @@ def read_task(
     settings: ReadSettings,
     *,
     meter: TaskMeter | None = None,
+    set_aside: SetAside | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a task, in the order of its parts; offsets ascend within a part.
 
@@ -36,6 +38,7 @@ def read_task(
         reader: What reads its slices.
         settings: How.
         meter: Where to count.
+        set_aside: See `TypedRows`.
 
     Raises:
         InvalidOptionError: The task reads from brokers, and the settings name none.
@@ -45,7 +48,7 @@ def read_task(
         # Not at import time: most scans take bytes as they are.
         from kts_source.read.typed_rows import TypedRows
 
-        typed = TypedRows(settings.columns, settings.formats)
+        typed = TypedRows(settings.columns, settings.formats, set_aside)
         of_bytes = replace(settings, columns=typed.read_columns, formats=())
         with closing(_read(task, reader, of_bytes, meter)) as batches:
             yield from typed.decoded(batches, meter)

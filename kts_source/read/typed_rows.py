@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
-from kts_source.columns import ERROR_COLUMNS, PARTITION, TOPIC
+from kts_source.columns import ERROR_COLUMNS, PARTITION, RAW_COLUMNS, TOPIC
 from kts_source.errors import InvalidValueError, Place, TieredKafkaError
-from kts_source.options.value_formats import DROP_MALFORMED, FAILFAST
+from kts_source.options.value_formats import DROP_MALFORMED, FAILFAST, PERMISSIVE
 from kts_source.read.value_decoders import value_decoder
 from kts_source.texts import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from kts_source.options.value_formats import ColumnFormat
     from kts_source.read.task_metrics import TaskMeter
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _PLACE: Final = (TOPIC, PARTITION, "offset")
+_SOURCES: Final = {raw: column for column, raw in RAW_COLUMNS.items()}
+
+SetAside: TypeAlias = "Callable[[pa.RecordBatch, Mapping[int, str]], object]"
+"""Takes rows as they are stored, and why some of them cannot be decoded, by their number."""
 
 
 class TypedRows:
@@ -33,10 +37,17 @@ class TypedRows:
     Args:
         columns: Those wanted, in order.
         formats: How keys and values are decoded.
+        set_aside: Given malformed rows, which are then left out; not those of mode PERMISSIVE.
     """
 
-    def __init__(self, columns: Sequence[str], formats: Iterable[ColumnFormat]) -> None:
+    def __init__(
+        self,
+        columns: Sequence[str],
+        formats: Iterable[ColumnFormat],
+        set_aside: SetAside | None = None,
+    ) -> None:
         self._columns = list(columns)
+        self._set_aside = set_aside
         # Which rows there are must not depend on which columns are asked for.
         self._formats = [
             one
@@ -45,7 +56,7 @@ class TypedRows:
             or one.column in columns
             or (one.error_column is not None and one.error_column in columns)
         ]
-        plain = [name for name in columns if name not in ERROR_COLUMNS.values()]
+        plain = [_SOURCES.get(one, one) for one in columns if one not in ERROR_COLUMNS.values()]
         decoded = [one.column for one in self._formats]
         # What an error has to name.
         place = _PLACE if self._formats else ()
@@ -81,23 +92,31 @@ class TypedRows:
     def _rows(self, batch: pa.RecordBatch) -> tuple[int, pa.RecordBatch, InvalidValueError | None]:
         """How many rows were decoded, what became of them, and why there are no more."""
         found = {name: batch.column(name) for name in batch.schema.names}
+        found |= {raw: found[column] for raw, column in _SOURCES.items() if column in found}
         kept = None
+        reasons: dict[int, str] = {}
         for form in self._formats:
             try:
                 values = value_decoder(form).decode(batch.column(form.column))
             except TieredKafkaError as error:  # of the registry
                 raise error.located(**_place(batch, 0)) from None
-            if values.bad and form.mode == FAILFAST:
+            if values.bad and form.mode == FAILFAST and self._set_aside is None:
                 # Those before it are fine, however many a batch holds: a limit may want no more.
                 bad = values.bad[0]
                 read, rows, earlier = self._rows(batch.slice(0, bad.row))
                 return read, rows, earlier or _error(batch, form, bad)
-            if values.bad and form.mode == DROP_MALFORMED:
+            if values.bad and form.mode != PERMISSIVE:
+                if self._set_aside is not None:
+                    reasons = {
+                        bad.row: f"{form.column}: {_text(bad)}" for bad in values.bad
+                    } | reasons
                 kept = np.ones(batch.num_rows, np.bool_) if kept is None else kept
                 kept[[bad.row for bad in values.bad]] = False
             found[form.column] = values.array
             if form.error_column is not None:
                 found[form.error_column] = _reasons(batch.num_rows, values.bad)
+        if self._set_aside is not None and reasons:
+            self._set_aside(batch, dict(sorted(reasons.items())))
         rows = pa.RecordBatch.from_arrays(
             [found[name] for name in self._columns], names=self._columns
         )

@@ -80,8 +80,12 @@ def test_schemas_that_are_too_large_are_refused(tmp_path: Path) -> None:
         ({"value__format": "avro", "value__schema": RECORD.replace('"a"', r'"\ud800"')}, "surrog"),
         ({"value__format": "avro", "value__schema": RECORD, "value__columns": "b"},
          "'value.schema' or 'value.columns'.*'b'"),
+        ({"value__format": "avro",
+          "value__schema": RECORD.replace('"int"', '"int", "default": "0"')},
+         "'value.schema': field 'a': a default that is no int: '0'"),
         ({"value__format": "avro", "value__schema": RECORD, "value__mode": "IGNORE"}, "must be"),
-        ({"value__format": "json"}, "needs option 'value.schema'"),
+        ({"value__format": "json", "value__schema": '{"type": "object"}'},
+         "'value.schema': the value of the JSON Schema: an object without properties"),
         ({"value__format": "json", "value__schema": "a byte"}, "a DDL .*a type.*nor a file"),
         ({"value__format": "json", "value__schema": "a int", "value__columns": "b"},
          "'value.schema' or 'value.columns'.*'b'"),
@@ -118,8 +122,10 @@ def test_a_password_in_the_url_is_kept_secret(
 ) -> None:
     options = confluent(url)
     (found,) = options.formats
-    assert found.registry == place
-    assert (found.auth and found.auth.reveal()) == auth
+    assert found.registry is not None
+    assert found.registry.place == place
+    shown = found.registry.shown()
+    assert ((shown.user, shown.password) if found.registry.access else None) == auth
     assert "hid" not in repr(options)
     assert options.formats == confluent(url).formats
     assert hash(found) == hash(confluent(url).formats[0])
