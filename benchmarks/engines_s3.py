@@ -68,6 +68,7 @@ def s3_rows(bench: Bench, *, tier: Tier, what: str) -> list[Row]:
         contestants["bare"] = partial(_fetched, store, ranges, in_pieces=False)
         contestants["pieces"] = partial(_fetched, store, ranges, in_pieces=True)
         contestants["decode"] = partial(_decoded, tier)
+        contestants["plan"] = partial(_planned, direct)
         found: dict[str, list[tuple[float, float]]] = {name: [] for name in contestants}
         for number in range(bench.repeats + 1):
             for name, run in contestants.items():
@@ -88,9 +89,9 @@ def s3_rows(bench: Bench, *, tier: Tier, what: str) -> list[Row]:
         near[0] / far[0] for near, far in zip(found["near"], found["far"], strict=True)
     )
     parts = statistics.median(
-        (pieces[1] + decode[1]) / whole[1]
-        for pieces, decode, whole in zip(
-            found["pieces"], found["decode"], found["obstore"], strict=True
+        (pieces[1] + decode[1] + plan[1]) / whole[1]
+        for pieces, decode, plan, whole in zip(
+            *(found[part] for part in ("pieces", "decode", "plan", "obstore")), strict=True
         )
     )
     name = f"S3 on loopback, {what}, processor time of the client, decoding included"
@@ -103,8 +104,9 @@ def s3_rows(bench: Bench, *, tier: Tier, what: str) -> list[Row]:
         ),
         Row(f"{name}, of its parts alone", parts, "×").noted(
             f"obstore fetching ranges of 8 MiB {costs['pieces']:.2f} s/GB, decoding from memory"
-            f" {costs['decode']:.2f}. Its answers come in pieces that are counted, so that none"
-            f" takes more memory than was asked for; whole they take {costs['bare']:.2f} s/GB,"
+            f" {costs['decode']:.2f}, the plan {costs['plan']:.2f}. Answers come in pieces that are"
+            " counted, so that none takes more memory than was asked for; whole they take"
+            f" {costs['bare']:.2f} s/GB,"
             " since obstore clears the memory of pieces before it fills it"
         ),
         Row(
@@ -188,6 +190,13 @@ def _fetched(
 
     began, own = time.perf_counter(), time.process_time()
     assert asyncio.run(every()) == sum(stop - start for _, start, stop in ranges)
+    return time.perf_counter() - began, time.process_time() - own
+
+
+def _planned(options: Mapping[str, str]) -> tuple[float, float]:
+    """The same of a plan."""
+    began, own = time.perf_counter(), time.process_time()
+    assert kts_source.scan(options).tasks
     return time.perf_counter() - began, time.process_time() - own
 
 
