@@ -316,6 +316,12 @@ DAMAGES = {
         3,
         segments=lambda: changed(3, index=index_of((19, 400)) + healthy_segments()[3].index[-8:]),
     ),
+    "an offset index with an offset of the batch before": Damage(
+        "bytes",
+        "offset-index-disagrees",
+        3,
+        segments=lambda: changed(3, index=index_of((9, 431)) + healthy_segments()[3].index[-8:]),
+    ),
     "a time index with one bad entry": Damage(
         "bytes",
         "time-index-disagrees",
