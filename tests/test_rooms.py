@@ -8,10 +8,11 @@ from tests.test_rings import ALL_IMPORTS
 ROOMS = (
     ("errors", "secret", "columns", "quiet", "texts", "callbacks"),
     ("extras",),
-    ("store", "predicate", "keyring", "registry"),
+    ("store", "predicate", "keyring"),
     ("broker",),
     ("layout",),
     ("cache",),
+    ("registry",),
     ("options",),
     ("tier",),
     ("read",),

@@ -200,4 +200,6 @@ def schema(options: Mapping[str, str], *, as_json: bool, of: str) -> None:
     if as_json:
         print_json(ddls)
         return
+    if not ddls[of].isprintable():
+        raise InvalidOptionError("a field's name has a control character: --json shows it escaped")
     click.echo(ddls[of])
