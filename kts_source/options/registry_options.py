@@ -45,7 +45,7 @@ def registry_options(column: str) -> Iterator[Option]:
         _parse_place,
         "With the `-confluent` formats: where schemas are, by id: `http(s)://…` as Confluent's API"
         " has it, or a folder of `<id>.avsc` (`.desc` with Protobuf) that every worker sees. User"
-        " and password in the URL are kept secret.",
+        " and password in the URL are kept secret. With `avro-glue`: a folder of `<uuid>.avsc`.",
     )
     yield Option(
         f"{column}.{_USER_INFO}", _parse_secret, "The registry's `user:password`, kept secret."
