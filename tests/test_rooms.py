@@ -17,7 +17,7 @@ ROOMS = (
     ("tier",),
     ("read",),
     ("planning",),
-    ("export", "streaming", "engines"),
+    ("auditing", "export", "streaming", "engines"),
     ("metrics",),
     ("spark",),
     ("cli",),

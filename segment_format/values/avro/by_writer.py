@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from segment_format.values.avro.program import Program
     from segment_format.values.avro.schema import Schema
 
-K = TypeVar("K", int, str)
+K = TypeVar("K", bound="int | str")
 
 MOST_PROGRAMS: Final = 1000
 """Writers that are remembered; of more, those not used for longest are asked for again."""
