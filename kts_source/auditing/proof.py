@@ -85,6 +85,7 @@ class PartitionReader:
         self._digest = hashlib.sha256()
         self._records = 0
         self._batches = 0
+        self._next_offset = 0
         self._findings: list[Finding] = []
 
     def prove(
@@ -164,8 +165,10 @@ class PartitionReader:
         inside = batch.last_offset >= span.start and batch.base_offset < span.stop
         if batch.base_offset < span.stop and (inside or not self._batches):
             transactions.see(batch)
-        if not inside:
+        # A log start inside a batch, of a later copy: both segments hold the batch.
+        if not inside or batch.base_offset < self._next_offset:
             return
+        self._next_offset = batch.last_offset + 1
         self._digest.update(_CHAINED.pack(batch.base_offset, batch.crc))
         self._batches += 1
         if not batch.is_control:
