@@ -17,7 +17,6 @@ from kts_source.columns import ERROR_COLUMNS
 from kts_source.errors import InvalidOptionError
 from kts_source.options.option import Option
 from kts_source.options.parsing import parse_choice, parse_names, parse_text
-from kts_source.predicate.model import columns_of
 from kts_source.secret import Secret
 
 if TYPE_CHECKING:
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from kts_source.predicate.model import Predicate
     from segment_format.values.avro.schema import Schema
 
 RAW: Final = "raw"
@@ -169,22 +167,6 @@ def column_types(formats: Iterable[ColumnFormat]) -> dict[str, pa.DataType]:
 def error_columns(formats: Iterable[ColumnFormat]) -> tuple[str, ...]:
     """Names of the columns that say why others are null."""
     return tuple(one.error_column for one in formats if one.error_column is not None)
-
-
-def check_where(where: Predicate | None, formats: Iterable[ColumnFormat]) -> None:
-    """Refuses a condition on a column that is decoded to something else than its text.
-
-    Raises:
-        InvalidOptionError: It names one.
-    """
-    named = frozenset() if where is None else columns_of(where)
-    for one in formats:
-        if one.format != UTF8 and one.column in named:
-            raise InvalidOptionError(
-                f"a condition names {one.column!r}, whose bytes option '{one.column}.format'"
-                f" ({one.format}) decodes; conditions on its fields are not there yet: apply them"
-                " to the rows"
-            )
 
 
 def _parse_format(name: str, text: str) -> str:

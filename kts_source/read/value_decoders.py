@@ -4,6 +4,7 @@ tasks.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -55,9 +56,15 @@ def value_decoder(form: ColumnFormat) -> ValueDecoder:
         return AvroDecoder(form.reader_schema, columns=form.fields)
     from segment_format.values.avro.confluent import ConfluentAvroDecoder
 
-    assert form.registry is not None
-    writers = ById(_Writers(form.registry, form.auth))
+    # The fields that a condition looks at and those of the table are of the same writers.
+    writers = _writers(replace(form, fields=None))
     return ConfluentAvroDecoder(form.reader_schema, writers.get, columns=form.fields)
+
+
+@lru_cache(32)
+def _writers(form: ColumnFormat) -> ById[Schema]:
+    assert form.registry is not None
+    return ById(_Writers(form.registry, form.auth))
 
 
 class _Writers:

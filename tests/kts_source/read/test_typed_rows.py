@@ -290,15 +290,6 @@ def test_a_plan_says_nothing_of_formats(good: dict[str, str], tmp_path: Path) ->
     assert kts_source.scan(raw).to_table().equals(kts_source.scan(good).to_table())
 
 
-@pytest.mark.parametrize("condition", ["value IS NULL", "offset > 3 AND value = 'x'"])
-def test_conditions_on_decoded_bytes_are_refused(good: dict[str, str], condition: str) -> None:
-    with pytest.raises(InvalidOptionError, match="not there yet"):
-        kts_source.scan(good | as_avro(where=condition))
-    with pytest.raises(InvalidOptionError, match="not there yet"):
-        kts_source.scan(good | as_avro()).where(condition)
-    assert kts_source.scan(good | as_avro(where="offset < 2")).count() == 3
-
-
 def test_exports_are_refused(good: dict[str, str], tmp_path: Path) -> None:
     settings = ExportSettings(target=str(tmp_path / "table"), table_format="parquet")
     with pytest.raises(InvalidOptionError, match="not there yet"):
