@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import random
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,21 +26,93 @@ from tests.kts_source.read.where_values import KINDS, SAMPLES, Writer, record
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-MODES: Final = ("permissive", "dropmalformed")
 NUMERIC: Final = ("i", "l", "f", "d", "p", "q")
 OPS: Final = ("=", "<>", "<", "<=", ">", ">=", "<=>", "IS DISTINCT FROM")
 Path = tuple[str, ...]
 """Names of a field; the last one says its kind by its first letters, see `KINDS`."""
 
-_fields = st.dictionaries(
-    st.sampled_from(sorted(KINDS)),
-    st.none(),
-    min_size=1,
-    max_size=6,
-).map(lambda names: {name: KINDS[name] for name in names})
-SCHEMAS: Final = st.builds(
-    lambda top, inner, deepest: top | {"u": inner | {"w": deepest}}, _fields, _fields, _fields
-)
+ROWS: Final = 40
+CONDITIONS: Final = 12
+
+
+class Generated:
+    """Schemas, values and conditions that a seed makes; far more of each than draws would give."""
+
+    def __init__(self, seed: int) -> None:
+        self._chance = random.Random(seed)
+        self.schema = self._fields() | {"u": self._fields() | {"w": self._fields()}}
+        self._paths = paths_of(self.schema)
+
+    def _fields(self) -> dict[str, Any]:
+        names = self._chance.sample(sorted(KINDS), self._chance.randint(1, 6))
+        return {name: KINDS[name] for name in names}
+
+    def _of(self, *choices: str) -> str:
+        return self._chance.choice(choices)
+
+    def value(self, schema: dict[str, Any] | None = None) -> dict[str, Any] | None:
+        """A record, each of whose fields is null at times."""
+        if self._chance.random() < 0.15:
+            return None
+        return {
+            name: self.value(kind)
+            if is_record(kind)
+            else self._chance.choice([*SAMPLES[name], None])
+            for name, kind in (self.schema if schema is None else schema).items()
+        }
+
+    def bad_rows(self) -> set[int]:
+        """Rows whose value cannot be decoded."""
+        return {self._chance.randrange(ROWS) for _ in range(self._chance.choice([0, 1, 8]))}
+
+    def mode(self) -> str:
+        """What becomes of them."""
+        return self._of("permissive", "dropmalformed")
+
+    def condition(self, depth: int = 0) -> str:
+        """As text."""
+        kind = self._chance.randint(0, 9)
+        if depth < 3 and kind < 3:
+            terms = [self.condition(depth + 1) for _ in range(self._chance.randint(2, 3))]
+            return f"({self._of(' AND ', ' OR ').join(terms)})"
+        if depth < 3 and kind == 3:
+            return f"NOT ({self.condition(depth + 1)})"
+        if kind == 4:
+            return self._of("offset < 25", "offset > 9", "offset IN (1, 3)", "key = 'k3'")
+        return self._leaf()
+
+    def _leaf(self) -> str:
+        path = self._chance.choice(self._paths)
+        field, kind = ".".join(("value", *path)), path[-1]
+        alike = NUMERIC if kind in NUMERIC else ("s", "b") if kind in ("s", "b") else (kind,)
+        others = [one for one in self._paths if one[-1] in alike]
+        op, negated = self._of(*OPS), self._of("", "NOT ")
+
+        def value() -> str:
+            of = self._of(*alike)
+            return literal(of, self._chance.choice(SAMPLES[of]))
+
+        choice = self._chance.randint(0, 7)
+        if choice == 0:
+            return f"{field} IS {negated}NULL"
+        if choice == 1:
+            return f"{field} {op} {'.'.join(('value', *self._chance.choice(others)))}"
+        if choice == 2:
+            listed = [value() for _ in range(self._chance.randint(1, 3))]
+            return f"{field} {negated}IN ({', '.join([*listed, self._of('NULL', listed[0])])})"
+        if choice == 3:
+            return f"{field} {negated}BETWEEN {value()} AND {value()}"
+        if choice == 4 and kind == "s":
+            return f"{field} LIKE '{self._of('a%', '%b', '_', '%', 'a_', '%a%')}'"
+        if choice == 5 and kind == "t":
+            return self._of(field, f"{field} IS TRUE", f"{field} IS NOT FALSE")
+        if choice == 6:
+            return f"{value()} {op} {field}" if op in OPS[:7] else f"{field} {op} NULL"
+        return f"{field} {op} {value()}"
+
+
+def is_record(kind: Any) -> bool:  # noqa: ANN401 - a type of Avro
+    return isinstance(kind, dict) and "type" not in kind
 
 
 def paths_of(schema: dict[str, Any], above: Path = ()) -> list[Path]:
@@ -47,20 +120,8 @@ def paths_of(schema: dict[str, Any], above: Path = ()) -> list[Path]:
     found: list[Path] = []
     for name, kind in schema.items():
         path = (*above, name)
-        nested = isinstance(kind, dict) and "type" not in kind
-        found += paths_of(kind, path) if nested else [path]
+        found += paths_of(kind, path) if is_record(kind) else [path]
     return found
-
-
-def values_of(schema: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """Values of a record, each field null at times."""
-    fields = {
-        name: st.none() | values_of(kind)
-        if isinstance(kind, dict) and "type" not in kind
-        else st.none() | st.sampled_from(SAMPLES[name])
-        for name, kind in schema.items()
-    }
-    return st.fixed_dictionaries(fields)
 
 
 def literal(kind: str, value: Any) -> str:  # noqa: ANN401 - of any kind
@@ -80,53 +141,6 @@ def literal(kind: str, value: Any) -> str:  # noqa: ANN401 - of any kind
     if isinstance(value, float):
         return f"{value!r}D" if abs(value) < 1e15 else "1e300"  # NaN, too
     return str(value)
-
-
-@st.composite
-def conditions(draw: st.DrawFn, paths: Sequence[Path], depth: int = 0) -> str:
-    kind = draw(st.integers(0, 9))
-    if depth < 3 and kind < 3:
-        word = draw(st.sampled_from([" AND ", " OR "]))
-        terms = [draw(conditions(paths, depth + 1)) for _ in range(draw(st.integers(2, 3)))]
-        return f"({word.join(terms)})"
-    if depth < 3 and kind == 3:
-        return f"NOT ({draw(conditions(paths, depth + 1))})"
-    if kind == 4:
-        return draw(st.sampled_from(["offset < 5", "offset > 2", "offset IN (1, 3)", "key = 'k3'"]))
-    return draw(leaves(paths))
-
-
-@st.composite
-def leaves(draw: st.DrawFn, paths: Sequence[Path]) -> str:
-    path = draw(st.sampled_from(paths))
-    field, kind = ".".join(("value", *path)), path[-1]
-    alike = NUMERIC if kind in NUMERIC else ("s", "b") if kind in ("s", "b") else (kind,)
-    others = [one for one in paths if one[-1] in alike]
-    op = draw(st.sampled_from(OPS))
-
-    def value() -> str:
-        of = draw(st.sampled_from(alike))
-        return literal(of, draw(st.sampled_from(SAMPLES[of])))
-
-    choice = draw(st.integers(0, 7))
-    if choice == 0:
-        return f"{field} IS {draw(st.sampled_from(['', 'NOT ']))}NULL"
-    if choice == 1:
-        return f"{field} {op} {'.'.join(('value', *draw(st.sampled_from(others))))}"
-    if choice == 2:
-        listed = [value() for _ in range(draw(st.integers(1, 3)))]
-        listed += ["NULL"] if draw(st.booleans()) else []
-        return f"{field} {draw(st.sampled_from(['', 'NOT ']))}IN ({', '.join(listed)})"
-    if choice == 3:
-        return f"{field} BETWEEN {value()} AND {value()}"
-    if choice == 4 and kind == "s":
-        pattern = draw(st.sampled_from(["a%", "%b", "_", "%", "a_", "%a%"]))
-        return f"{field} LIKE '{pattern}'"
-    if choice == 5 and kind == "t":
-        return draw(st.sampled_from([field, f"{field} IS TRUE", f"{field} IS NOT FALSE"]))
-    if choice == 6:
-        return f"{value()} {op} {field}" if op in OPS[:7] else f"{field} {op} NULL"
-    return f"{field} {op} {value()}"
 
 
 def form_of(schema: dict[str, Any], mode: str) -> ColumnFormat:
@@ -176,35 +190,37 @@ def kept(batch: pa.RecordBatch, form: ColumnFormat, where: Predicate) -> pa.Tabl
     return found
 
 
-@settings(max_examples=80, deadline=None)
-@given(st.data())
-def test_generated_conditions(data: st.DataObject) -> None:
-    schema = data.draw(SCHEMAS)
-    values = data.draw(st.lists(st.none() | values_of(schema), min_size=1, max_size=8))
-    writer = Writer(record("R", schema))
-    written = [None if one is None else writer(one) for one in values]
-    spoiled = data.draw(st.sets(st.integers(0, len(values) - 1), max_size=2))
-    form = form_of(schema, data.draw(st.sampled_from(MODES)))
-    for number in spoiled:
-        # No branch of any union: the first field of all cannot be read, and so nothing can.
-        written[number] = b"\x7f"
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_generated_conditions(seed: int) -> None:
+    made = Generated(seed)
+    writer = Writer(record("R", made.schema))
+    values = [made.value() for _ in range(ROWS)]
+    # No branch of any union: the first field of all cannot be read, and so nothing can.
+    spoiled = made.bad_rows()
+    written = [
+        b"\x7f" if number in spoiled else None if one is None else writer(one)
+        for number, one in enumerate(values)
+    ]
+    form = form_of(made.schema, made.mode())
     whole = value_decoder(form).decode(pa.array(written, pa.binary())).array.to_pylist()
     batch = batch_of(written)
-    text = data.draw(conditions(paths_of(schema)))
-    where = parsed(text, form)
-    expected = []
-    for number, value in enumerate(whole):
-        row: Row = {"value": value, "key": b"k%d" % number, "offset": number}
-        dropped = number in spoiled and form.mode == "dropmalformed"
-        if truth(where, row) and not dropped:
-            expected.append(number)
-    found = kept(batch, form, where)
-    assert found["offset"].to_pylist() == expected, text
-    # NaN is not itself in Python.
-    assert repr(found["value"].to_pylist()) == repr([whole[number] for number in expected])
-    if form.error_column is not None:
-        bad = [one is not None for one in found[form.error_column].to_pylist()]
-        assert bad == [number in spoiled for number in expected]
+    for _ in range(CONDITIONS):
+        text = made.condition()
+        where = parsed(text, form)
+        expected = []
+        for number, value in enumerate(whole):
+            row: Row = {"value": value, "key": b"k%d" % number, "offset": number}
+            dropped = number in spoiled and form.mode == "dropmalformed"
+            if truth(where, row) and not dropped:
+                expected.append(number)
+        found = kept(batch, form, where)
+        assert found["offset"].to_pylist() == expected, text
+        # NaN is not itself in Python.
+        assert repr(found["value"].to_pylist()) == repr([whole[number] for number in expected])
+        if form.error_column is not None:
+            bad = [one is not None for one in found[form.error_column].to_pylist()]
+            assert bad == [number in spoiled for number in expected]
 
 
 def test_decimals_and_doubles_are_compared_exactly() -> None:
