@@ -1,4 +1,5 @@
-"""Values to Arrow on one core: Avro by the compiled kernel, against fastavro and pyarrow.
+"""Values to Arrow on one core: Avro by the compiled kernel, against fastavro and pyarrow; and to
+Parquet.
 
 Every ratio is taken between figures of one run.
 """
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import fastavro
 import pyarrow as pa
 
+from benchmarks import typed_export
 from benchmarks.report import Row, at_least, best_seconds
 from segment_format.values.avro.decoder import AvroDecoder
 from segment_format.values.avro.parse import parse_avro
@@ -63,7 +65,7 @@ _NESTED: Final[dict[str, Any]] = {
 
 
 def run(*, quick: bool) -> list[Row]:
-    """Avro, flat and nested."""
+    """Avro, flat and nested; and exported."""
     count, repeats = (_BATCH, 3) if quick else (4 * _BATCH, 9)
     chance = random.Random(1)
     flat = [_order(chance, number) for number in range(count)]
@@ -73,7 +75,15 @@ def run(*, quick: bool) -> list[Row]:
         *_compared("Avro, two of ten fields", _FLAT, flat, repeats, columns=_TWO, least=8),
         *_compared("Avro, a record, an array of records, a map", _NESTED, nested, repeats,
                    least=3.5, times=40),
+        *_exported(flat, 1 if quick else 8, repeats),
     ]  # fmt: skip
+
+
+def _exported(orders: Sequence[dict[str, Any]], times: int, repeats: int) -> list[Row]:
+    """Typed backfill of the orders, so many times."""
+    parsed = fastavro.parse_schema(_FLAT)
+    values = [_written(parsed, order) for order in orders]
+    return typed_export.run(json.dumps(_FLAT), values * times, repeats=repeats)
 
 
 def _order(chance: random.Random, number: int) -> dict[str, Any]:

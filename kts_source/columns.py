@@ -27,3 +27,5 @@ PLACE_COLUMNS: Final = (TOPIC, PARTITION, SEGMENT_ID)
 """Known from the plan, the same for all rows of a slice."""
 ERROR_COLUMNS: Final = {"key": "keyError", "value": "valueError"}
 """Why a key or a value is null that could not be decoded; there with mode PERMISSIVE alone."""
+RAW_COLUMNS: Final = {"key": "keyRaw", "value": "valueRaw"}
+"""The bytes of a key or a value that is decoded; there where it is named."""

@@ -215,6 +215,10 @@ class FingerprintError(ExportError):
     """The table was begun with other rules (isolation, columns, transform, partitioning)."""
 
 
+class SchemaChangedError(ExportError):
+    """Typed columns that are not those of the table they would go into."""
+
+
 class TransformError(ExportError):
     """A transform that failed, or returned what cannot be written."""
 

@@ -192,6 +192,27 @@ def _json_record(row: Mapping[str, Any]) -> dict[str, Any]:
 
 @click.command()
 @json_flag
+@click.option(
+    "--of",
+    type=click.Choice(["value", "key"]),
+    default="value",
+    help="Whose schema is printed; --json has both.",
+)
+@scan_options("path", "topic")
+def schema(options: Mapping[str, str], *, as_json: bool, of: str) -> None:
+    """What values are decoded to, as a DDL: of JSON without a schema, what a sample shows."""
+    from segment_format.values.json.ddl import print_ddl
+
+    found = scan({**options, "columns": "key,value"}).schema
+    ddls = {field.name: print_ddl(field.type) for field in found}
+    if as_json:
+        print_json(ddls)
+        return
+    click.echo(ddls[of])
+
+
+@click.command()
+@json_flag
 @scan_options("path", "topic", every_topic=True)
 def verify(options: Mapping[str, str], *, as_json: bool) -> None:
     """Reads every byte of the selected topics and checks every checksum."""

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("given", nargs=-1, required=True, metavar="[PATH [TOPIC]] TARGET")
 @click.option("--table-format", help="parquet, delta or iceberg.")
-@click.option("--partition-by", multiple=True, help="A column, or date(timestamp). Repeatable.")
-@click.option("--sort-within-files", multiple=True, help="A column. Repeatable.")
+@click.option("--partition-by", multiple=True, help="Column, field or date(column). Repeatable.")
+@click.option("--sort-within-files", multiple=True, help="Column or field. Repeatable.")
 @click.option("--target-file-bytes", type=int, help="Close a file once it has as many bytes.")
 @click.option("--row-group-rows", type=int, help="Rows of a row group, at most.")
 @click.option("--compression", help="Codec of the Parquet pages.")
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 @click.option("--tombstones", help="With --compact: keep, remove or remove-old.")
 @click.option("--delete-retention-ms", type=int, help="What remove-old takes for old.")
 @click.option("--export-id", help="Tells exports into the same table apart.")
+@click.option("--schema-evolution", help="add: the table gets the fields that values have gained.")
 @click.option("--no-resume", is_flag=True, help="Refuse a target that holds some of the offsets.")
 @click.option("--follow", is_flag=True, help="Go on with what is new until SIGTERM or Ctrl-C.")
 @click.option("--interval", help="With --follow: between two rounds; 60s, 15m, 1h.")
@@ -43,7 +44,11 @@ if TYPE_CHECKING:
     help="What --clean takes for dead, a week by default; younger files may belong to a run.",
 )
 @click.option("--dry-run", is_flag=True, help="--clean only lists.")
-@click.option("--dead-letters", metavar="FOLDER", help="Whose leftovers --clean removes too.")
+@click.option(
+    "--dead-letters",
+    metavar="FOLDER",
+    help="Takes rows that cannot be decoded; --clean looks there.",
+)
 @click.option("--png", metavar="FILE", help="The report as a picture; needs matplotlib.")
 @json_flag
 @scan_options(by_option_only=("catalog",))

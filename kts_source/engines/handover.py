@@ -18,6 +18,11 @@ WAITING_BYTES: Final = 64 << 20
 order run side by side only as far as their batches may wait for the first one's end.
 """
 
+_SIGNAL_SECONDS: Final = 0.5
+"""How long the consumer waits at a stretch. A signal that arrives just before a wait begins does
+not end it: without this, such a Ctrl-C would be noticed only when a store has answered.
+"""
+
 
 def in_threads(
     reads: Sequence[Callable[[], Iterator[pa.RecordBatch]]], threads: int, *, ordered: bool
@@ -122,7 +127,7 @@ class _Handover:
         while used_up < len(self._reads):
             with self._changed:
                 while (found := self._ready(used_up)) is None:
-                    self._changed.wait()
+                    self._changed.wait(_SIGNAL_SECONDS)
                 number, waiting = found
                 if waiting.batches:
                     batch = waiting.batches.popleft()

@@ -13,6 +13,7 @@ from kts_source.errors import InvalidOptionError
 from kts_source.extras import require
 from kts_source.options import check_for_batch, parse_any_options
 from kts_source.options.scan_options import checked_columns
+from kts_source.planning.infer_types import with_types
 from kts_source.planning.narrowing import conjunction, narrowed
 from kts_source.planning.planner import plan_scan
 from kts_source.predicate.implied_ranges import TRUE
@@ -35,21 +36,20 @@ _TASK_BYTES: Final = 32 << 20
 def scan(source: Mapping[str, str]) -> Scan:
     """The rows of topics, for any engine that takes Arrow.
 
-    Nothing is asked of the store before the plan or a row is wanted. Then the scan is planned once,
-    and so are all that are derived from it: whatever is read of them, it is the same offsets.
+    Nothing is asked of the store before the plan or a row is wanted, but a sample of JSON without
+    schema. A scan is planned once, and so are all derived from it: they have the same offsets.
 
     Args:
         source: Options as for `spark.read.format("tiered-kafka")`.
 
     Raises:
-        InvalidOptionError: An option that is unknown, malformed or contradicts another.
+        InvalidOptionError: Options that are unknown, malformed or contradictory; see `with_types`.
     """
-    options = parse_any_options(source)
-    check_for_batch(options)
+    check_for_batch(options := parse_any_options(source))
     if "targetPartitionBytes" not in options.given:
         options = replace(options, target_partition_bytes=_TASK_BYTES)
-    # The key files are this process's: tasks may be read in others.
-    return Scan(replace(options, key_ring=options.key_ring.loaded()))
+    # The key files are this process's.
+    return Scan(replace(with_types(options), key_ring=options.key_ring.loaded()))
 
 
 class Scan:

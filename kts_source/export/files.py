@@ -125,7 +125,7 @@ class TaskReport:
 
     def to_text(self) -> str:
         """One line of JSON, which is how it travels through Spark."""
-        return json.dumps(dataclasses.asdict(self), ensure_ascii=False, default=_schema_text)
+        return json.dumps(dataclasses.asdict(self), ensure_ascii=False, default=schema_text)
 
     @classmethod
     def from_text(cls, text: str) -> TaskReport:
@@ -135,7 +135,7 @@ class TaskReport:
         letters, schema = value.pop("dead_letters"), value.pop("schema")
         return cls(
             files=files,
-            schema=schema and pa.ipc.read_schema(pa.py_buffer(base64.b64decode(schema))),
+            schema=schema and schema_from_text(schema),
             dead_letters=None if letters is None else DeadLetterFile(**letters),
             spills=tuple(SpillFile(**spill) for spill in value.pop("spills")),
             newest_ms=tuple(tuple(entry) for entry in value.pop("newest_ms")),
@@ -144,5 +144,11 @@ class TaskReport:
         )
 
 
-def _schema_text(schema: pa.Schema) -> str:
+def schema_text(schema: pa.Schema) -> str:
+    """A schema as ASCII."""
     return base64.b64encode(schema.serialize()).decode()
+
+
+def schema_from_text(text: str) -> pa.Schema:
+    """What `schema_text` gave."""
+    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))

@@ -15,10 +15,12 @@ from kts_source.export.transform_digest import (
     qualified_name,
     source_of,
 )
+from kts_source.options.value_formats import DROP_MALFORMED, PERMISSIVE
 
 if TYPE_CHECKING:
     from kts_source.export.settings import ExportSettings, Transform
     from kts_source.options import ScanOptions
+    from kts_source.options.value_formats import ColumnFormat
 
 Fingerprint: TypeAlias = Mapping[str, str]
 """Rule to its text, or to a digest of it."""
@@ -34,12 +36,36 @@ def fingerprint(options: ScanOptions, settings: ExportSettings) -> Fingerprint:
         compact = f"{how.tombstones},{how.delete_retention_ms},{options.selection!r}"
     return {
         "isolationLevel": options.isolation_level,
-        "columns": ",".join(options.columns),
+        "columns": ",".join(_column_rules(options, settings)),
         "transform": describe_transform(settings.transform),
         "partitionBy": partition_rule(settings.partition_by),
         "where": "" if options.where is None else repr(options.where),
         "compact": compact,
     }
+
+
+def _column_rules(options: ScanOptions, settings: ExportSettings) -> Iterator[str]:
+    """Columns and how they are decoded.
+
+    Types are not among them where the table's columns tell them: those may grow. What a transform
+    makes of a type, nobody can tell.
+    """
+    formats = {form.column: form for form in options.formats}
+    for name in options.columns:
+        form = formats.pop(name, None)
+        yield name if form is None else _decoding(form, settings)
+    for form in formats.values():
+        if form.mode == DROP_MALFORMED:  # rows are left out even where the column is not written
+            yield f"{form.column}:{form.format}:{DROP_MALFORMED}"
+
+
+def _decoding(form: ColumnFormat, settings: ExportSettings) -> str:
+    """Where malformed values end a run or are left out, the table has none: so who met one may go
+    on without such rows.
+    """
+    mode = f":{PERMISSIVE}" if form.mode == PERMISSIVE else ""
+    kind = "" if settings.transform is None else f":{number(str(form.type))}"
+    return f"{form.column}:{form.format}{mode}{kind}"
 
 
 def describe_transform(transform: Transform | None) -> str:

@@ -19,9 +19,10 @@ from kts_source.errors import InvalidOptionError, TieredKafkaError
 from kts_source.export.compaction.merge import can_merge
 from kts_source.export.outages import is_outage
 from kts_source.export.report import empty_report, together
+from kts_source.export.row_schema import check_typed
 from kts_source.export.run import export
 from kts_source.options import parse_options
-from kts_source.options.usage import check_for_export, check_for_stream
+from kts_source.options.usage import check_for_stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -171,7 +172,7 @@ def _outcome(report: BackfillReport | None, error: BaseException | None, stop: _
 def _check(source: Mapping[str, str], settings: ExportSettings) -> None:
     options = parse_options(source)
     check_for_stream(options)
-    check_for_export(options)
+    check_typed(options, settings)
     if settings.compaction is not None and not can_merge(options, settings):
         raise InvalidOptionError(
             "compact=True with follow=True merges round by round: columns must have topic,"

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 from kts_source.secret import Secret
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from kts_source.export.files import TaskReport
     from kts_source.export.settings import ExportSettings
     from kts_source.export.tables.export_table import WritePlace
@@ -25,19 +27,26 @@ class ExportJob:
         options: What to read, key ring loaded.
         place: Where to write.
         settings: How to write, without the catalog's credentials, which no task needs.
+        columns: Of the rows, where they are decoded: those of the table may have more fields.
     """
 
     options: ScanOptions
     place: WritePlace
     run_id: str
     settings: ExportSettings
+    columns: pa.Schema | None = None
 
     @classmethod
     def of(
-        cls, options: ScanOptions, settings: ExportSettings, place: WritePlace, run_id: str
+        cls,
+        options: ScanOptions,
+        settings: ExportSettings,
+        place: WritePlace,
+        run_id: str,
+        columns: pa.Schema | None = None,
     ) -> ExportJob:
         """The job of a run."""
-        return cls(options, place, run_id, replace(settings, catalog=Secret({})))
+        return cls(options, place, run_id, replace(settings, catalog=Secret({})), columns)
 
 
 class RunnableTask(Protocol):

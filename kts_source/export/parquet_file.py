@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+from collections import Counter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,10 +13,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from kts_source.export.fields import column_at, leaves
 from kts_source.export.files import ColumnStatistics
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
+
+    from kts_source.export.fields import Leaf
 
 ROW_GROUP_BYTES: Final = 48 << 20
 """A row group is written once its rows fill as much memory, however few they are."""
@@ -29,6 +33,8 @@ _PACKED: Final = ("offset", "timestamp")
 _EPOCH: Final = datetime.datetime(1970, 1, 1)  # as text it gets its zone
 _PER_MILLISECOND: Final = {"s": 1, "ms": 1, "us": 1000, "ns": 1_000_000}
 """Units as files hold them: Parquet has no seconds."""
+_LONGEST_BOUND: Final = 128
+"""Letters of a text that tables are told as a bound."""
 _WRITE_BATCH_ROWS: Final = 4096
 """Rows that Arrow's writer encodes at a time: those of a batch that comes in."""
 
@@ -71,11 +77,11 @@ class ParquetFile:
         packed = [
             field.name for field in schema if field.name in _PACKED and _has_bounds(field.type)
         ]
-        # Columns known to repeat, and texts that a transform made.
+        # Columns known to repeat, and texts that a transform or a decoder made.
         repeating = [
-            field.name
-            for field in schema
-            if field.name in _REPEATING or pa.types.is_string(field.type)
+            leaf.path
+            for leaf in leaves(schema)
+            if pa.types.is_string(leaf.type) or (leaf.path in _REPEATING and not leaf.is_inner)
         ]
         self._writer = pq.ParquetWriter(
             sink,
@@ -84,7 +90,7 @@ class ParquetFile:
             use_dictionary=[name for name in repeating if name not in packed],
             column_encoding=dict.fromkeys(packed, "DELTA_BINARY_PACKED") or None,
             write_statistics=[
-                field.name for field in schema if field.name in bounded or _has_bounds(field.type)
+                leaf.path for leaf in leaves(schema) if leaf.path in bounded or _is_bounded(leaf)
             ],
             metadata_collector=self._collected,
             store_schema=False,
@@ -133,7 +139,8 @@ class ParquetFile:
 
     def _write_sorted(self, table: pa.Table) -> None:
         """One row group after another: a sorted copy of all rows would need their memory again."""
-        order = pc.sort_indices(table, sort_keys=[(name, "ascending") for name in self._sort_by])
+        keys = {str(n): column_at(table, name) for n, name in enumerate(self._sort_by)}
+        order = pc.sort_indices(pa.table(keys), sort_keys=[(name, "ascending") for name in keys])
         groups = -(-table.nbytes // ROW_GROUP_BYTES)
         rows = min(self._row_group_rows, -(-table.num_rows // max(1, groups)))
         for start in range(0, table.num_rows, rows):
@@ -180,33 +187,59 @@ def _has_bounds(kind: pa.DataType) -> bool:
 
 
 def statistics_of(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str, ColumnStatistics]:
-    """Bounds of whole-number, date and timestamp columns over all row groups."""
+    """Bounds of whole-number, date and timestamp columns over all row groups, and of such fields of
+    structs and texts in them, by their paths.
+    """
     found: dict[str, ColumnStatistics] = {}
-    leaf = {metadata.schema.column(index).path: index for index in range(metadata.num_columns)}
-    for field in schema:
-        if not _has_bounds(field.type):
+    known = list(leaves(schema))
+    twice = Counter(leaf.path for leaf in known)  # a column named a.b beside a field b of a
+    for index, leaf in enumerate(known):
+        if not _is_bounded(leaf) or twice[leaf.path] > 1:
             continue
         lows, highs, nulls = [], [], 0
         for group in range(metadata.num_row_groups):
-            bounds = metadata.row_group(group).column(leaf[field.name]).statistics
+            bounds = metadata.row_group(group).column(index).statistics
             if bounds is None:
                 break
             nulls += bounds.null_count
             if bounds.has_min_max:
-                # A timestamp as such would bring in pandas, and has years from 1 to 9999 only.
-                is_raw = pa.types.is_timestamp(field.type)
+                # Times as such would bring in pandas, and have years from 1 to 9999 only.
+                is_raw = pa.types.is_temporal(leaf.type)
                 lows.append(bounds.min_raw if is_raw else bounds.min)
                 highs.append(bounds.max_raw if is_raw else bounds.max)
+            elif bounds.null_count < metadata.row_group(group).num_rows:
+                break  # of some rows nothing is known: texts may be too long
         else:
-            found[field.name] = ColumnStatistics(
-                _plain(min(lows), field.type, up=False) if lows else None,
-                _plain(max(highs), field.type, up=True) if highs else None,
+            found[leaf.path] = ColumnStatistics(
+                _plain(min(lows), leaf.type, up=False) if lows else None,
+                _plain(max(highs), leaf.type, up=True) if highs else None,
                 nulls,
             )
     return found
 
 
-def _plain(value: Any, kind: pa.DataType, *, up: bool) -> int | str | None:  # noqa: ANN401  # int or date
+def _is_bounded(leaf: Leaf) -> bool:
+    """Whether a column's bounds are kept.
+
+    Not of floating point: Parquet's leave NaN out, which Spark finds above all numbers. Texts and
+    decimals are fields of decoded values.
+    """
+    if leaf.repeats:
+        return False
+    is_more = pa.types.is_string(leaf.type) or pa.types.is_decimal(leaf.type)
+    return _has_bounds(leaf.type) or (leaf.is_inner and is_more)
+
+
+def _plain(value: Any, kind: pa.DataType, *, up: bool) -> int | str | None:  # noqa: ANN401  # int or text
+    if pa.types.is_decimal(kind):
+        return None  # JSON has no exact one
+    if pa.types.is_string(kind):
+        return value if len(value) <= _LONGEST_BOUND else None
+    if pa.types.is_date32(kind):
+        try:
+            return (_EPOCH + datetime.timedelta(days=value)).date().isoformat()
+        except OverflowError:
+            return None
     if pa.types.is_timestamp(kind):
         divisor = _PER_MILLISECOND[kind.unit]
         milliseconds = -(-value // divisor) if up else value // divisor
@@ -216,6 +249,4 @@ def _plain(value: Any, kind: pa.DataType, *, up: bool) -> int | str | None:  # n
             return None
         text = time.isoformat(timespec="milliseconds")
         return text if kind.tz is None else f"{text}Z"
-    if isinstance(value, datetime.date):
-        return value.isoformat()
     return int(value)

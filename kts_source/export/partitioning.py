@@ -1,7 +1,8 @@
 """How rows are spread over folders or table partitions: `topic`, `date(timestamp)`.
 
 A plain name is a column's value; `date(column)` is the UTC day of a timestamp column, as a column
-`<column>_date`.
+`<column>_date`. A field of a decoded key or value, `value.user.id`, becomes a column
+`value_user_id`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kts_source.errors import InvalidOptionError
+from kts_source.export.fields import column_at, type_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -50,7 +52,13 @@ class PartitionField:
     @property
     def name(self) -> str:
         """Name of the partition column."""
-        return f"{self.source}_date" if self.is_date else self.source
+        name = self.source.replace(".", "_") if self.is_inner else self.source
+        return f"{name}_date" if self.is_date else name
+
+    @property
+    def is_inner(self) -> bool:
+        """Whether it is computed from a field of the column `key` or `value`."""
+        return self.source.startswith(("key.", "value."))
 
     def __str__(self) -> str:
         return f"date({self.source})" if self.is_date else self.source
@@ -62,16 +70,21 @@ class PartitionField:
             InvalidOptionError: The column is missing or of a type that cannot be partitioned by, or
                 the rows have a column of the partition's name already.
         """
-        if self.is_date and self.name in batch.schema.names:
+        if (self.is_date or self.is_inner) and self.name in batch.schema.names:
             raise InvalidOptionError(
                 f"partition_by {self} makes a column {self.name!r}, and the rows written have one"
             )
-        if self.source not in batch.schema.names:
+        if type_at(batch.schema, self.source) is None:
             raise InvalidOptionError(
                 f"partition_by names {self.source!r}, which is no column of the rows written"
                 f" ({', '.join(batch.schema.names)})"
             )
-        column = batch.column(self.source)
+        if self.is_inner and self.source in batch.schema.names:
+            raise InvalidOptionError(
+                f"partition_by {self} names a field, and the rows written have a column of that"
+                " name: give it another one in the transform"
+            )
+        column = column_at(batch, self.source)
         kind = column.type
         if self.is_date:
             if not pa.types.is_timestamp(kind):

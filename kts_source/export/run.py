@@ -27,13 +27,20 @@ from kts_source.export.compaction.merge import (
     check_lost,
     check_rebuild,
 )
+from kts_source.export.evolution import united
 from kts_source.export.export_plan import plan_export, plan_rebuild
 from kts_source.export.fingerprint import fingerprint
 from kts_source.export.job import ExportJob
 from kts_source.export.progress import NO_PROGRESS
 from kts_source.export.ranges import PartitionKey, joined
 from kts_source.export.report import BackfillReport, lost_offsets, written_ranges
-from kts_source.export.row_schema import check_columns, schema_without_rows
+from kts_source.export.row_schema import (
+    check_columns,
+    check_typed,
+    schema_without_rows,
+    typed_columns,
+)
+from kts_source.export.settings import ADD_FIELDS
 from kts_source.export.tables.export_table import Commit
 from kts_source.export.tables.open_table import open_table
 from kts_source.export.tables.open_target import open_target
@@ -46,8 +53,8 @@ from kts_source.export.transforms.dead_letters import (
     unnamed_dead_letters,
 )
 from kts_source.options import parse_options
-from kts_source.options.usage import check_for_export
 from kts_source.planning.estimate import estimate
+from kts_source.read.row_schema import read_schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -96,7 +103,7 @@ def export(
         TieredKafkaError: The source cannot be read.
     """
     options = parse_options(source)
-    check_for_export(options)
+    check_typed(options, settings)
     options = replace(options, key_ring=options.key_ring.loaded())
     with _opened(table, settings) as opened:
         try:
@@ -191,6 +198,7 @@ class _Run:
         started = time.monotonic()
         state = self.table.load(self.rules)
         publish_dead_letters(self.settings, state.letters)
+        columns = self._typed_columns(state)
         plan = self._plan(state)
         self.seconds["planning"] = time.monotonic() - started
         self.progress.begin(len(plan.scan.tasks), plan.scan.nominal_bytes)
@@ -198,7 +206,7 @@ class _Run:
             if plan.waves:
                 settings = self.settings
                 place = self.table.place(self.run_id)
-                job = ExportJob.of(self.options, settings, place, self.run_id)
+                job = ExportJob.of(self.options, settings, place, self.run_id, columns)
                 if settings.compaction is not None:
                     self._compact(plan, job, settings.compaction, state)
                 else:
@@ -215,6 +223,23 @@ class _Run:
                 " offsets are not recorded, and the next run reads them again"
             )
         return self._report(plan)
+
+    def _typed_columns(self, state: TableState) -> pa.Schema | None:
+        """The columns of the rows, as the table has them or will; `None` where none is decoded, or
+        a transform makes others of them.
+
+        Raises:
+            SchemaChangedError: The table has other ones.
+        """
+        typed = typed_columns(self.options)
+        if not typed or self.settings.transform is not None:
+            return None
+        columns = read_schema(self.options.columns, self.options.formats)
+        there = state.schema()
+        if there is None:
+            return columns
+        evolves = self.settings.schema_evolution == ADD_FIELDS
+        return united(there, columns, typed, self.settings.target, evolves=evolves)
 
     def _plan(self, state: TableState) -> ExportPlan:
         options, settings, committed = self.options, self.settings, state.committed
@@ -308,6 +333,7 @@ class _Run:
             base,
             newest_ms,
             list_dead_letters(self.settings, (report.dead_letters for report in reports)),
+            () if job.columns is None else typed_columns(self.options),
         )
         try:
             committed = self.table.commit(commit)
@@ -333,7 +359,7 @@ class _Run:
             if not all(schema.equals(schemas[0], check_metadata=True) for schema in schemas):
                 raise TransformError("the transform gave different columns in different tasks")
             return schemas[0]
-        schema = schema_without_rows(self.options, self.settings)
+        schema = job.columns or schema_without_rows(self.options, self.settings)
         if schema is not None:  # a table must not begin with what no row will fit
             check_columns(schema, self.settings, job.place.values_in)
         return schema

@@ -35,6 +35,10 @@ REMOVE: Final = "remove"
 REMOVE_OLD: Final = "remove-old"
 TOMBSTONES: Final = (KEEP, REMOVE, REMOVE_OLD)
 
+NO_EVOLUTION: Final = "none"
+ADD_FIELDS: Final = "add"
+SCHEMA_EVOLUTIONS: Final = (NO_EVOLUTION, ADD_FIELDS)
+
 _LEAST_INTERVAL_SECONDS: Final = 1
 
 
@@ -88,6 +92,7 @@ class ExportArguments(TypedDict, total=False):
     follow: bool
     interval: str
     round_bytes: int
+    schema_evolution: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +103,8 @@ class ExportSettings:
         target: A folder, `s3://bucket/prefix`, or an Iceberg table's name.
         compaction: How to keep the latest record of every key only; `None` keeps all records.
         following: How to go on round by round; `None` = one run, and it ends.
+        schema_evolution: Whether a table gets the fields that typed columns have gained: `none` or
+            `add`.
         storage: Credentials and settings of the target.
         catalog: PyIceberg's properties of the catalog.
     """
@@ -116,6 +123,7 @@ class ExportSettings:
     dead_letters: str | None = None
     compaction: Compaction | None = None
     following: Following | None = None
+    schema_evolution: str = NO_EVOLUTION
     storage: Secret[Mapping[str, str]] = field(default_factory=lambda: Secret({}))
     catalog: Secret[Mapping[str, str]] = field(default_factory=lambda: Secret({}))
 
@@ -170,6 +178,7 @@ def export_settings(
         ("table_format", settings.table_format, TABLE_FORMATS),
         ("compression", settings.compression, COMPRESSIONS),
         ("tombstones", compaction.tombstones, TOMBSTONES),
+        ("schema_evolution", settings.schema_evolution, SCHEMA_EVOLUTIONS),
     ):
         if value not in allowed:
             raise InvalidOptionError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")

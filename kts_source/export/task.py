@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kts_source.export.job import ExportJob
     from kts_source.read.task import ScanTask
     from kts_source.read.task_metrics import TaskMetrics
+    from kts_source.read.typed_rows import SetAside
 
 _NEEDED: Final = (TOPIC, PARTITION, OFFSET)
 _BATCHES: Final = BatchLimits(16384, 8 << 20)
@@ -51,7 +52,10 @@ class ExportTask:
                 that does not take the files.
         """
         with TaskWriter(self.number, self.topic_ids, job) as writer:
-            read = read_rows(self.number, self.scan, job, writer.write, _NEEDED, _BATCHES)
+            set_aside = None if job.settings.dead_letters is None else writer.set_aside
+            read = read_rows(
+                self.number, self.scan, job, writer.write, _NEEDED, _BATCHES, set_aside
+            )
             return writer.completed(read)
 
 
@@ -62,8 +66,10 @@ def read_rows(
     take: Callable[[pa.RecordBatch], None],
     needed: Iterable[str],
     batches: BatchLimits = FOR_SPARK,
+    set_aside: SetAside | None = None,
 ) -> TaskReport:
-    """Reads the slices of a task; `take` gets every batch, with the columns that it needs.
+    """Reads the slices of a task; `take` gets every batch, with the columns that it needs,
+    and `set_aside` the rows that cannot be decoded.
 
     Returns:
         A report of the reading alone, without its time.
@@ -75,7 +81,7 @@ def read_rows(
     options = replace(job.options, columns=columns)
     place = TaskPlace(job.settings.export_id, partition=number)
     ended: list[TaskMetrics] = []
-    rows = run_task(scan, options, place, batches=batches, on_end=ended.append)
+    rows = run_task(scan, options, place, batches=batches, on_end=ended.append, set_aside=set_aside)
     with closing(rows):
         for batch in rows:
             take(batch)

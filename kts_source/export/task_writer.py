@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from kts_source.columns import PARTITION, TOPIC
 from kts_source.errors import ExportError, TieredKafkaError, TransformError
+from kts_source.export.evolution import conformed
 from kts_source.export.files import WrittenFile
 from kts_source.export.job import OFFSET, TOPIC_ID
 from kts_source.export.parquet_file import ParquetFile
@@ -19,7 +20,7 @@ from kts_source.export.partitioning import folder, partition_values, split, valu
 from kts_source.export.row_schema import check_columns
 from kts_source.export.tables.open_target import open_target
 from kts_source.export.transforms.dead_letters import DeadLetters
-from kts_source.export.transforms.row_transform import RowTransform
+from kts_source.export.transforms.row_transform import Rejected, RowTransform
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -123,6 +124,10 @@ class TaskWriter:
                 self._add(owner, values, part, start, stop)
         self._seconds += time.monotonic() - started
 
+    def set_aside(self, batch: pa.RecordBatch, reasons: Mapping[int, str]) -> None:
+        """Writes rows that cannot be decoded to the dead letters, as they are stored."""
+        self._letters.add(batch, [Rejected(row, reason) for row, reason in reasons.items()])
+
     def completed(self, report: TaskReport) -> TaskReport:
         """Completes all files, and adds what was written to a report."""
         started = time.monotonic()
@@ -157,7 +162,8 @@ class TaskWriter:
         transform = self._settings.transform
         selected = batch.select(self._columns)
         if transform is None:
-            return selected
+            columns = self._job.columns
+            return selected if columns is None else conformed(selected, columns)
         try:
             if isinstance(transform, RowTransform):
                 result = transform.apply(selected)

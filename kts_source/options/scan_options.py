@@ -28,6 +28,7 @@ from kts_source.options.value_formats import (
     ColumnFormat,
     column_formats,
     error_columns,
+    further_columns,
 )
 from kts_source.predicate.model import And
 from kts_source.store.presigned_path import hide_query
@@ -355,7 +356,7 @@ def checked_columns(
     Raises:
         InvalidOptionError: A name that is not a column, or twice, or no name at all.
     """
-    every = (*ALL_COLUMNS, *error_columns(formats))
+    every = (*ALL_COLUMNS, *further_columns(formats))
     by_lower = {column.lower(): column for column in every}
     columns = []
     for name in names:

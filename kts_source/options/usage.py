@@ -51,16 +51,3 @@ def check_for_stream(options: ScanOptions) -> None:
         raise InvalidOptionError("option 'planFile' is not valid in a stream: it plans each batch")
     if options.tail_paths:
         raise InvalidOptionError("option 'tailPath' is not valid in a stream: disks do not grow")
-
-
-def check_for_export(options: ScanOptions) -> None:
-    """Refuses what no export can write yet.
-
-    Raises:
-        InvalidOptionError: Keys or values are to be decoded.
-    """
-    if options.formats:
-        raise InvalidOptionError(
-            "an export of decoded keys and values is not there yet: leave options key.format and"
-            " value.format out, and use a transform"
-        )

@@ -31,6 +31,8 @@ def only_fields(form: ColumnFormat, paths: Iterable[tuple[str, ...]]) -> ColumnF
 
 
 def _field(form: ColumnFormat, path: tuple[str, ...]) -> tuple[tuple[str, ...], pa.DataType]:
+    if form.needs_type:
+        raise ValueError(f"needs option '{form.column}.schema': no sample is read for a condition")
     try:
         whole = replace(form, fields=None).type
     except ValueError:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from kts_source.columns import ERROR_COLUMNS
+from kts_source.columns import ERROR_COLUMNS, RAW_COLUMNS
 from kts_source.errors import InvalidOptionError
 from kts_source.options.option import Option
 from kts_source.options.parsing import parse_choice, parse_names, parse_text
+from kts_source.options.schema_text import ddl_text, file_content, schema_text
 from kts_source.secret import Secret
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ JSON: Final = "json"
 PROTOBUF: Final = "protobuf"
 JSON_CONFLUENT: Final = "json-confluent"
 PROTOBUF_CONFLUENT: Final = "protobuf-confluent"
+_JSON: Final = (JSON, JSON_CONFLUENT)
 _ALLOWED: Final = {
     RAW: (),
     UTF8: ("mode",),
@@ -53,8 +54,6 @@ PERMISSIVE: Final = "permissive"
 DROP_MALFORMED: Final = "dropmalformed"
 _MODES: Final = (FAILFAST, PERMISSIVE, DROP_MALFORMED)
 
-_MAX_SCHEMA_BYTES: Final = 16 << 20
-
 
 @dataclass(frozen=True, slots=True)
 class ColumnFormat:
@@ -64,7 +63,8 @@ class ColumnFormat:
         column: `key` or `value`.
         format: One of those that are not `RAW`.
         mode: What becomes of a row whose column cannot be decoded.
-        schema: The reader's schema as text; empty for `UTF8` and Protobuf.
+        schema: The reader's schema as text; empty for `UTF8` and Protobuf, and for JSON as long as
+            nothing is known of it.
         descriptors: Those of Protobuf, a `FileDescriptorSet`.
         message: Full name of its message.
         fields: Paths of the fields that are wanted; `None` = all.
@@ -86,6 +86,16 @@ class ColumnFormat:
     def error_column(self) -> str | None:
         """The column that says why this one is null; `None` where there is none."""
         return ERROR_COLUMNS[self.column] if self.mode == PERMISSIVE else None
+
+    @property
+    def raw_column(self) -> str:
+        """The column that has the bytes."""
+        return RAW_COLUMNS[self.column]
+
+    @property
+    def needs_type(self) -> bool:
+        """Whether a sample has to tell what it is, see `planning.infer_types`."""
+        return self.format in _JSON and not self.schema
 
     @property
     def reader_schema(self) -> Schema:
@@ -117,6 +127,11 @@ def _text_type(_: ColumnFormat) -> pa.DataType:
 def _json_type(form: ColumnFormat) -> pa.DataType:
     from segment_format.values.json.ddl import parse_ddl
     from segment_format.values.json.program import compiled
+
+    if form.needs_type:
+        raise ValueError(
+            f"'{form.column}.format' = {form.format} needs '{form.column}.schema' here"
+        )
     from segment_format.values.json.projection import projected
 
     kind = parse_ddl(form.schema)
@@ -125,9 +140,11 @@ def _json_type(form: ColumnFormat) -> pa.DataType:
 
 def _avro_type(form: ColumnFormat) -> pa.DataType:
     from segment_format.values.avro.columns import columns_of as avro_columns
+    from segment_format.values.avro.defaults import check_defaults
     from segment_format.values.avro.projection import projected
 
     schema = form.reader_schema
+    check_defaults(schema)  # where no writer is known yet that needs them
     return avro_columns(schema if form.fields is None else projected(schema, form.fields)).type
 
 
@@ -153,12 +170,13 @@ _TYPES: Final[dict[str, Callable[[ColumnFormat], pa.DataType]]] = {
 
 
 def column_types(formats: Iterable[ColumnFormat]) -> dict[str, pa.DataType]:
-    """The types of the columns that are decoded, and of those that say why not."""
+    """The types of the columns that are decoded, of their bytes, and of what says why not."""
     import pyarrow as pa
 
     types: dict[str, pa.DataType] = {}
     for one in formats:
         types[one.column] = one.type
+        types[one.raw_column] = pa.binary()
         if one.error_column is not None:
             types[one.error_column] = pa.string()
     return types
@@ -167,6 +185,12 @@ def column_types(formats: Iterable[ColumnFormat]) -> dict[str, pa.DataType]:
 def error_columns(formats: Iterable[ColumnFormat]) -> tuple[str, ...]:
     """Names of the columns that say why others are null."""
     return tuple(one.error_column for one in formats if one.error_column is not None)
+
+
+def further_columns(formats: Iterable[ColumnFormat]) -> tuple[str, ...]:
+    """Names of the columns that are there beside those of the table."""
+    found = tuple(formats)
+    return (*error_columns(found), *(one.raw_column for one in found))
 
 
 def _parse_format(name: str, text: str) -> str:
@@ -222,8 +246,9 @@ def _options(column: str) -> Iterator[Option]:
         f"{column}.schema",
         parse_text,
         f"What `{column}` is read as, or a file of it that the driver reads. With JSON, a DDL as"
-        " Spark writes it: `country string, amount bigint`. With Avro, the schema in JSON; with"
-        " `avro`, it is the writer's, too. With Protobuf, a file of a descriptor set, which"
+        " Spark writes it (`country string, amount bigint`) or a JSON Schema; without one, a sample"
+        " tells it. With Avro, the schema in JSON; with `avro`, it is the writer's, too. With"
+        " Protobuf, a file of a descriptor set, which"
         " `protoc --include_imports --descriptor_set_out` writes.",
     )
     yield Option(
@@ -286,7 +311,7 @@ def _column_format(
             )
     if form == RAW:
         return None
-    for name in _NEEDED:
+    for name in _NEEDED if form not in _JSON else ():
         if name in allowed and values[f"{column}.{name}"] is None:
             raise InvalidOptionError(
                 f"option '{column}.format' = {form} needs option '{column}.{name}'"
@@ -295,14 +320,19 @@ def _column_format(
     if form == UTF8:
         return ColumnFormat(column, form, mode)
     name = f"{column}.schema"
+    read_text = ddl_text if form in _JSON else schema_text
     registry: _Registry = values[f"{column}.schema-registry.url"] or _Registry("", None)
     is_text = form not in (PROTOBUF, PROTOBUF_CONFLUENT)
+    if form in _JSON and values[name] is None:
+        return ColumnFormat(column, form, mode, fields=values[f"{column}.columns"])
     found = ColumnFormat(
         column,
         form,
         mode,
-        schema=_schema_text(name, values[name], form) if is_text else "",
-        descriptors=b"" if is_text else _content(name, values[name], "no file that can be read"),
+        schema=read_text(name, values[name]) if is_text else "",
+        descriptors=b""
+        if is_text
+        else file_content(name, values[name], "no file that can be read"),
         message=values[f"{column}.message"] or "",
         fields=values[f"{column}.columns"],
         registry=registry.place or None,
@@ -315,37 +345,3 @@ def _column_format(
         named = " or ".join(f"'{column}.{one}'" for one in wrong)
         raise InvalidOptionError(f"option {named}: {error}") from None
     return found
-
-
-def _schema_text(name: str, text: str, form: str) -> str:
-    """A schema: the text itself, or that of the file it names."""
-    kind = "an Avro schema in JSON"
-    if form in (JSON, JSON_CONFLUENT):
-        from segment_format.values.json.ddl import parse_ddl
-
-        try:
-            parse_ddl(text)
-        except ValueError as error:
-            kind = f"a DDL ({error})"
-        else:
-            return text
-    elif re.match(r'[{\["]', text):
-        return text
-    try:
-        return _content(name, text, f"neither {kind} nor a file of one").decode()
-    except UnicodeDecodeError:
-        raise InvalidOptionError(f"option {name!r}: {text} is not UTF-8") from None
-
-
-def _content(name: str, path: str, otherwise: str) -> bytes:
-    """Of a file; if there is none, the text is what `otherwise` says."""
-    try:
-        with Path(path).open("rb") as file:
-            data = file.read(_MAX_SCHEMA_BYTES + 1)
-    except (OSError, ValueError) as error:
-        raise InvalidOptionError(
-            f"option {name!r} is {otherwise}: {path[:200]!r} ({type(error).__name__})"
-        ) from None
-    if len(data) > _MAX_SCHEMA_BYTES:
-        raise InvalidOptionError(f"option {name!r}: {path} has more than 16 MiB")
-    return data

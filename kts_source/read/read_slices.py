@@ -142,6 +142,7 @@ def _read(
                     if at is not None:
                         at.part, at.next_offset = span.part, 0
                 yield from decoding.feed(span, window)
+                del window  # the next read may have this memory, warm
                 if decoding.done and span.part is slices[-1]:
                     break
         except VanishedSpanError as error:

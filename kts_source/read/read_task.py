@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kts_source.read.segment_source import SegmentSource
     from kts_source.read.task import ScanTask
     from kts_source.read.task_metrics import TaskMeter
+    from kts_source.read.typed_rows import SetAside
 
 
 def read_task(
@@ -28,6 +29,7 @@ def read_task(
     settings: ReadSettings,
     *,
     meter: TaskMeter | None = None,
+    set_aside: SetAside | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a task, in the order of its parts; offsets ascend within a part.
 
@@ -38,6 +40,7 @@ def read_task(
         reader: What reads its slices.
         settings: How.
         meter: Where to count.
+        set_aside: See `TypedRows`.
 
     Raises:
         InvalidOptionError: The task reads from brokers, and the settings name none.
@@ -48,7 +51,7 @@ def read_task(
         from kts_source.read.typed_rows import TypedRows
 
         where, of_fields = split_by_fields(settings.where)
-        typed = TypedRows(settings.columns, settings.formats, of_fields)
+        typed = TypedRows(settings.columns, settings.formats, of_fields, set_aside)
         # Where few rows of a batch are kept, those of a small one are not worth a call.
         limits = settings.batches if of_fields is None else FOR_ENGINES
         of_bytes = replace(

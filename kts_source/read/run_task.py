@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from kts_source.options import ScanOptions
     from kts_source.read.task import ScanTask
+    from kts_source.read.typed_rows import SetAside
     from kts_source.tier import Tier
 
 log = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ def run_task(
     whole: bool = False,
     on_end: Callable[[TaskMetrics], object] = lambda _metrics: None,
     opened: Tier | None = None,
+    set_aside: SetAside | None = None,
 ) -> Generator[pa.RecordBatch]:
     """The rows of a task. Close the iterator to stop what is under way.
 
@@ -54,6 +56,7 @@ def run_task(
             alone.
         on_end: Called with the sum when the task has ended, however it did.
         opened: The tier, where a thread reads task after task of it; it stays open.
+        set_aside: Given rows whose key or value cannot be decoded; see `TypedRows`.
 
     Raises:
         TieredKafkaError: See `read_task`.
@@ -68,7 +71,7 @@ def run_task(
             # LIMIT asks the first task alone; later ones are wanted whole and need not wait.
             ahead = replace(settings.read_ahead, slow_start=False)
             settings = replace(settings, read_ahead=ahead)
-        for batch in read_task(task, reader, settings, meter=meter):
+        for batch in read_task(task, reader, settings, meter=meter, set_aside=set_aside):
             meter.rows += batch.num_rows
             yield batch
         outcome = DONE

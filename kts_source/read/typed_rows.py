@@ -5,21 +5,21 @@ from __future__ import annotations
 import logging
 import time
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
-from kts_source.columns import ERROR_COLUMNS, PARTITION, TOPIC
+from kts_source.columns import ERROR_COLUMNS, PARTITION, RAW_COLUMNS, TOPIC
 from kts_source.errors import InvalidValueError, Place, TieredKafkaError
-from kts_source.options.value_formats import DROP_MALFORMED, FAILFAST
+from kts_source.options.value_formats import DROP_MALFORMED, FAILFAST, PERMISSIVE
 from kts_source.read.typed_filter import TypedFilter
 from kts_source.read.value_decoders import value_decoder
 from kts_source.texts import one_line
 from segment_format.values.decoded import BadValue, DecodedValues
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from kts_source.options.value_formats import ColumnFormat
     from kts_source.predicate.model import Predicate
@@ -32,6 +32,10 @@ log = logging.getLogger(__name__)
 
 _PLACE: Final = (TOPIC, PARTITION, "offset")
 _NONE: Final[Mapping[str, Bad]] = MappingProxyType({})
+_SOURCES: Final = {raw: column for column, raw in RAW_COLUMNS.items()}
+
+SetAside: TypeAlias = "Callable[[pa.RecordBatch, Mapping[int, str]], object]"
+"""Takes rows as they are stored, and why some of them cannot be decoded, by their number."""
 
 
 class TypedRows:
@@ -41,6 +45,7 @@ class TypedRows:
         columns: Those wanted, in order.
         formats: How keys and values are decoded.
         where: A condition on their fields; rows for which it is not true are left out.
+        set_aside: Given malformed rows, which are then left out; not those of mode PERMISSIVE.
     """
 
     def __init__(
@@ -48,9 +53,13 @@ class TypedRows:
         columns: Sequence[str],
         formats: Sequence[ColumnFormat],
         where: Predicate | None = None,
+        set_aside: SetAside | None = None,
     ) -> None:
         self._columns = list(columns)
-        self._filter = None if where is None else TypedFilter(where, formats)
+        self._set_aside = set_aside
+        self._filter = (
+            None if where is None else TypedFilter(where, formats, fails=set_aside is None)
+        )
         # Which rows there are must not depend on which columns are asked for.
         self._formats = [
             one
@@ -59,7 +68,7 @@ class TypedRows:
             or one.column in columns
             or (one.error_column is not None and one.error_column in columns)
         ]
-        plain = [name for name in columns if name not in ERROR_COLUMNS.values()]
+        plain = [_SOURCES.get(one, one) for one in columns if one not in ERROR_COLUMNS.values()]
         decoded = [one.column for one in self._formats]
         # What an error has to name.
         place = _PLACE if self._formats or self._filter is not None else ()
@@ -101,6 +110,11 @@ class TypedRows:
             kept = self._filter.kept(batch)
         except TieredKafkaError as error:  # of the registry
             raise error.located(**_place(batch, 0)) from None
+        if self._set_aside is not None and kept.dropped:
+            reasons: dict[int, str] = {}
+            for column, bad in kept.dropped.items():
+                reasons = _named(column, bad) | reasons
+            self._set_aside(batch, dict(sorted(reasons.items())))
         malformed, rows, failure = 0, kept.batch, None
         if rows.num_rows:
             malformed, rows, failure = self._rows(kept.batch, kept.bad)
@@ -116,18 +130,22 @@ class TypedRows:
             known: Column -> values known to be bad.
         """
         found = {name: batch.column(name) for name in batch.schema.names}
+        found |= {raw: found[column] for raw, column in _SOURCES.items() if column in found}
         kept = None
+        reasons: dict[int, str] = {}
         for form in self._formats:
             try:
                 values = value_decoder(form).decode(batch.column(form.column))
             except TieredKafkaError as error:  # of the registry
                 raise error.located(**_place(batch, 0)) from None
-            if values.bad and form.mode == FAILFAST:
+            if values.bad and form.mode == FAILFAST and self._set_aside is None:
                 # Those before it are fine, however many a batch holds: a limit may want no more.
                 bad = values.bad[0]
                 malformed, rows, earlier = self._rows(batch.slice(0, bad.row), known)
                 return malformed, rows, earlier or _error(batch, form, bad)
-            if values.bad and form.mode == DROP_MALFORMED:
+            if values.bad and form.mode != PERMISSIVE:
+                if self._set_aside is not None:
+                    reasons = _named(form.column, values.bad) | reasons
                 kept = np.ones(batch.num_rows, np.bool_) if kept is None else kept
                 kept[[bad.row for bad in values.bad]] = False
             if earlier_bad := known.get(form.column):
@@ -135,6 +153,8 @@ class TypedRows:
             found[form.column] = values.array
             if form.error_column is not None:
                 found[form.error_column] = _reasons(batch.num_rows, values.bad)
+        if self._set_aside is not None and reasons:
+            self._set_aside(batch, dict(sorted(reasons.items())))
         rows = pa.RecordBatch.from_arrays(
             [found[name] for name in self._columns], names=self._columns
         )
@@ -151,6 +171,11 @@ def _with_bad(values: DecodedValues, known: Bad) -> DecodedValues:
     rows = pa.array(np.arange(len(null)), mask=null)
     bad = tuple(by_row[row] for row in sorted(by_row))
     return DecodedValues(values.array.take(rows), bad)
+
+
+def _named(column: str, values: Bad) -> dict[int, str]:
+    """By row: which column cannot be decoded, and why."""
+    return {bad.row: f"{column}: {_text(bad)}" for bad in values}
 
 
 def _reasons(rows: int, bad: Sequence[BadValue]) -> pa.Array:

@@ -43,11 +43,12 @@ def backfill(
         target: A folder, `s3://bucket/prefix`, or an Iceberg table's name (`namespace.table`).
         progress: Whether to show how it goes, on stderr; not with `follow`.
         table_format: `parquet` (default), `delta` or `iceberg`.
-        partition_by: Columns, or `date(column)`; for example `["topic", "date(timestamp)"]`.
+        partition_by: Columns, fields of decoded ones, or `date(column)`; for example `["topic",
+            "value.country", "date(timestamp)"]`.
         transform: A picklable function from record batch to record batch (or `None`), applied in
             the tasks to at most a few thousand rows at a time. It must be deterministic. Ready ones
             are in `kts_source.export.transforms.row_transform` and `.wire_format`.
-        sort_within_files: Columns every file is sorted by.
+        sort_within_files: Columns, or fields of decoded ones, every file is sorted by.
         target_file_bytes: A file is closed once it has as many bytes; default 256 MiB.
         row_group_rows: Rows of a row group, at most; default 1,048,576.
         compression: `zstd` (default), `snappy`, `lz4`, `gzip` or `none`.
@@ -57,8 +58,9 @@ def backfill(
             64 GiB.
         target_options: `s3.*` options of the target; default: those of the source.
         catalog: Properties for PyIceberg's `load_catalog`; only for Iceberg.
-        dead_letters: Folder for Parquet files with the rows that a ready transform rejects, and
-            why; without it such a row is an error.
+        dead_letters: Folder for Parquet files with the rows that a ready transform rejects, or
+            whose typed key or value cannot be decoded, as they are stored, and why; without it such
+            a row is an error.
         compact: Keep the latest record of every (topic, partition, key) only, as Kafka's cleaner
             does; a column `topicId` is added. Later runs read what is new and merge it with the
             table's own files, all of which they rewrite and replace in the step that moves the
@@ -75,6 +77,9 @@ def backfill(
             `15m`, `1h`; at least a second.
         round_bytes: With `follow`, in place of `commit_bytes`: a round ends with the segment that
             reaches so many original bytes, and the next begins at once; default 8 GiB.
+        schema_evolution: With typed columns (options `key.format` and `value.format`): `none`
+            (default), fields that are new or gone end the run; `add`: new ones are added to the
+            table, nullable, and those that are gone are null in new rows.
 
     Raises:
         InvalidOptionError: Arguments or options that do not fit.

@@ -10,8 +10,9 @@ from pyspark.sql.types import StructType
 from kts_source.options import check_for_batch, check_for_stream, parse_any_options
 from kts_source.spark.batch_reader import TieredKafkaBatchReader
 from kts_source.spark.data_source_api import DataSource, Travels
-from kts_source.spark.schema import columns_of, spark_schema
+from kts_source.spark.schema import columns_of, spark_schema, typed_as
 from kts_source.spark.stream_reader import TieredKafkaStreamReader
+from kts_source.spark.worker_imports import explained_imports
 from kts_source.spark.worker_tuning import forget_finders_of_sparks_archives
 
 if TYPE_CHECKING:
@@ -59,7 +60,12 @@ class TieredKafkaDataSource(DataSource, metaclass=Travels):
         return "tiered-kafka"
 
     def schema(self) -> StructType:
-        """The columns that the options ask for."""
+        """The columns that the options ask for; of JSON without a schema, as a sample has them."""
+        if any(one.needs_type for one in self._scan_options.formats):
+            with explained_imports():
+                from kts_source.planning.infer_types import with_types
+
+            self._scan_options = with_types(self._scan_options)  # travels to `reader`
         return spark_schema(self._scan_options.columns, self._scan_options.formats)
 
     def reader(self, schema: StructType | pa.Schema) -> TieredKafkaBatchReader:
@@ -89,8 +95,10 @@ class TieredKafkaDataSource(DataSource, metaclass=Travels):
         return TieredKafkaStreamReader(self._options_for(schema))
 
     def _options_for(self, schema: StructType) -> ScanOptions:
-        columns = columns_of(schema, self._scan_options.formats)
-        options = replace(self._scan_options, columns=columns)
+        # As Spark, or the user, was told: a second sample could tell something else.
+        formats = typed_as(schema, self._scan_options.formats)
+        columns = columns_of(schema, formats)
+        options = replace(self._scan_options, columns=columns, formats=formats)
         # The key files are the driver's: read here, because the reader travels to the workers.
         return replace(options, key_ring=options.key_ring.loaded())
 

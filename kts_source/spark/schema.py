@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import types
@@ -10,7 +11,7 @@ from pyspark.sql.types import StructField, StructType
 
 from kts_source.columns import ALL_COLUMNS
 from kts_source.errors import InvalidOptionError
-from kts_source.options.value_formats import column_types, error_columns
+from kts_source.options.value_formats import column_types, further_columns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,6 +59,46 @@ def _types_with(formats: Sequence[ColumnFormat]) -> dict[str, types.DataType]:
     return _TYPES | decoded
 
 
+def typed_as(
+    schema: StructType | pa.Schema, formats: Sequence[ColumnFormat]
+) -> tuple[ColumnFormat, ...]:
+    """Formats with the types of a schema's columns, where they have none of their own: JSON without
+    `value.schema`.
+
+    Args:
+        schema: What the user gave, or Spark took from `spark_schema`.
+        formats: How keys and values are decoded.
+
+    Raises:
+        InvalidOptionError: The schema does not have a column whose type it has to say, or a type
+            that JSON is not read to.
+    """
+    if not any(one.needs_type for one in formats):
+        return tuple(formats)
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    if isinstance(schema, StructType):
+        schema = to_arrow_schema(schema)
+    return tuple(_typed_as(schema, one) if one.needs_type else one for one in formats)
+
+
+def _typed_as(schema: pa.Schema, form: ColumnFormat) -> ColumnFormat:
+    from segment_format.values.json.ddl import print_ddl
+
+    if form.column not in schema.names:
+        raise InvalidOptionError(
+            f"option '{form.column}.format' = {form.format} needs option '{form.column}.schema', as"
+            f" the schema has no column {form.column!r}"
+        )
+    try:
+        # It has the fields of `value.columns` alone.
+        known = replace(form, schema=print_ddl(schema.field(form.column).type), fields=None)
+        _ = known.type
+    except ValueError as error:
+        raise InvalidOptionError(f"column {form.column!r} of the schema: {error}") from None
+    return known
+
+
 def columns_of(
     schema: StructType | pa.Schema, formats: Sequence[ColumnFormat] = ()
 ) -> tuple[str, ...]:
@@ -78,7 +119,7 @@ def columns_of(
 
         schema = from_arrow_schema(schema, prefer_timestamp_ntz=True)
     types_of = _types_with(formats)
-    every = (*ALL_COLUMNS, *error_columns(formats))
+    every = (*ALL_COLUMNS, *further_columns(formats))
     by_lower = {name.lower(): name for name in every}
     columns = []
     for field in schema.fields:

@@ -156,6 +156,7 @@ class ColumnBuffers:
     ) -> None:
         self._slots = slots
         self._shape = _shape(columns, max_rows, max_bytes)
+        self._has_given = False
         shape, rooms = _last_rooms
         self._set_rooms(rooms if shape is self._shape else self._shape.first_rooms)
         self.begin()
@@ -238,9 +239,13 @@ class ColumnBuffers:
         expected = needed * max_rows // (self._slots[c.ROWS] + 1) * 9 // 8
         return max(needed, min(max(2 * room, expected), max_bytes))
 
-    def arrays(self) -> list[pa.Array]:
+    def arrays(self, *, last: bool = False) -> list[pa.Array]:
         """What the kernel has filled, by reference (but for the lineage columns, and where it is
         little). Call `begin` before it fills more.
+
+        Args:
+            last: Whether nothing more will come. Behind full batches, the few rows of the last one
+                do not tell what the next decoder needs.
         """
         global _last_rooms
         shape = self._shape
@@ -248,10 +253,12 @@ class ColumnBuffers:
         filled = self._filled()
         arrays = [column.build(filled, rows) for column in shape.columns]
         if self._rooms is not shape.first_rooms:
-            rooms = tuple(map(self._next_room, shape.growing, shape.first_rooms))
-            if rooms != self._rooms:
-                self._set_rooms(rooms)
+            if not (last and self._has_given):
+                rooms = tuple(map(self._next_room, shape.growing, shape.first_rooms))
+                if rooms != self._rooms:
+                    self._set_rooms(rooms)
             _last_rooms = shape, self._rooms
+        self._has_given = True
         return arrays
 
     def _next_room(self, growing: _Growing, first: int) -> int:

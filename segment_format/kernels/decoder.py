@@ -246,7 +246,7 @@ class RecordDecoder:
 
     def _finish(self) -> Iterator[pa.RecordBatch]:
         if self._slots[c.ROWS]:
-            yield self._batch()
+            yield self._batch(last=True)
         if self._tail and not self.done and not self._slots[c.STOPPING]:
             raise TruncatedBatchError(
                 f"the log ends inside an entry: {len(self._tail)} bytes of at least"
@@ -346,9 +346,9 @@ class RecordDecoder:
         slots[c.BYTES] += entry.size
         slots[c.POSITION] = entry.stop
 
-    def _batch(self) -> pa.RecordBatch:
+    def _batch(self, *, last: bool = False) -> pa.RecordBatch:
         rows = self._slots[c.ROWS]
-        arrays = self._buffers.arrays()
+        arrays = self._buffers.arrays(last=last)
         for place, constant in self._constants:
             arrays.insert(place, constant.rows(rows))
         # Without any column, a batch made of arrays would have no rows.

@@ -264,6 +264,10 @@ class Admin:
         """Waits until the leader's disk begins at an offset or later."""
         return self._wait_offsets(topic, partition, lambda found: found.earliest_local >= before)
 
+    def wait_stable(self, topic: str, partition: int = 0) -> Offsets:
+        """Waits until no transaction is open; markers are written after a commit has returned."""
+        return self._wait_offsets(topic, partition, lambda found: found.last_stable == found.latest)
+
     def local_bases(self, node: int, topic: str, partition: int = 0) -> list[int]:
         """Base offsets of the segments on a node's disk."""
         folder = self._folder / f"node-{node}" / "logs" / f"{topic}-{partition}"

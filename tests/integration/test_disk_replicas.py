@@ -106,6 +106,8 @@ def _write(cluster: Cluster) -> None:
     while sent < 1500:
         sent += work.step()
     work.finish()
+    for topic in TOPICS:
+        cluster.admin.wait_stable(topic)
 
 
 def _options(disks: Disks, level: str, *, alone: bool) -> dict[str, str]:

@@ -68,7 +68,7 @@ def test_segments_move_into_the_tier_in_mid_scan(cluster: Cluster) -> None:
     topic.settle()
     while cluster.admin.offsets(topic.name).latest < cluster.admin.local_bases(1, "moves")[-1] + 9:
         topic.work.step()
-    topic.work.finish()
+    topic.finish()
     begun = {}
     for level in ISOLATION_LEVELS:
         options = _options(cluster, topic.name, level)

@@ -79,6 +79,7 @@ def secured(
         while len(cluster.admin.local_bases(1, "orders")) < 4:
             work.step()
         work.finish()
+        cluster.admin.wait_stable("orders")
         active = cluster.admin.local_bases(1, "orders")[-1]
         cluster.admin.wait_tiered("orders", 0, active)
         cluster.admin.wait_local_deleted("orders", 0, active)

@@ -111,6 +111,7 @@ def _write(cluster: Cluster) -> None:
     while len(cluster.admin.local_bases(1, "orders")) < SEGMENTS:
         work.step()
     work.finish()
+    cluster.admin.wait_stable("orders")
 
 
 def _options(cluster: Cluster, level: str, tier: Path | None) -> dict[str, str]:

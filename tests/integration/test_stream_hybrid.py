@@ -115,7 +115,7 @@ def _next_rows(cluster: Cluster, topic: Topic, follower: Follower) -> tuple[int,
         read = follower.last["topics"][topic.name]["p"]["0"]
         while cluster.admin.offsets(topic.name).latest < read + 9:
             topic.work.step()
-        topic.work.finish()
+        topic.finish()
         assert follower.choose()
         follower.read_last()
         number = len(follower.offset_log) - 1

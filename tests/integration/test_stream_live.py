@@ -37,10 +37,12 @@ pytestmark = [
 ]
 
 SECONDS = int(os.environ.get("KTS_LIVE_SECONDS", "25"))
-PLACES = (("live-kept", 0), ("live-kept", 1), ("live-short", 0))
+SHORT = "live-short"
+PLACES = (("live-kept", 0), ("live-kept", 1), (SHORT, 0))
 LONG = SECONDS >= 600
 RETENTION_MS = 900_000
-"""Of the topic that is shortened: longer than a query is away, shorter than a soak."""
+"""Of the topic that is shortened: longer than a query is away, shorter than a soak. It counts from
+each query's first batch on, which must have the first rows, until they run to their end."""
 RECORDS_PER_SECOND = 150.0
 
 
@@ -74,9 +76,11 @@ class Life:
         """Writes and restarts for so long, while queries run and are killed."""
         begun = time.monotonic()
         restart = self._random.uniform(0.3, 0.6) * min(seconds, 60)
-        turns = itertools.cycle(self._queries)
-        while time.monotonic() - begun < seconds:
-            case, query = next(turns)
+        for turn, (case, query) in enumerate(itertools.cycle(self._queries)):
+            if time.monotonic() - begun >= seconds:
+                break
+            if turn == len(self._queries):
+                self._cluster.admin.alter_topic(SHORT, retention_ms=str(RETENTION_MS))
             driver = query.begin(goes_on=True)
             before, end = query.batches, None
             while end is None or time.monotonic() < end:
@@ -90,6 +94,9 @@ class Life:
                     break
             self.happened[f"{case}: {query.kill(driver, self._random)}"] += 1
         self._work.finish()
+        for place in PLACES:
+            self._cluster.admin.wait_stable(*place)
+        self._cluster.admin.alter_topic(SHORT, retention_ms="-1")
 
     def ends(self, level: str) -> dict[tuple[str, int], int]:
         """Where each partition ends for readers of an isolation level."""
@@ -127,11 +134,7 @@ def test_each_row_once_while_everything_moves(tmp_path: Path) -> None:
     with ExitStack() as stack:
         cluster = stack.enter_context(Cluster(tmp_path / "cluster"))
         cluster.admin.create_topic("live-kept", 2)
-        cluster.admin.create_topic(
-            "live-short",
-            retention_ms=str(RETENTION_MS),
-            message_timestamp_type="LogAppendTime",
-        )
+        cluster.admin.create_topic(SHORT, message_timestamp_type="LogAppendTime")
         options = hybrid_options(cluster.bootstrap, cluster.tier, subscribePattern="live-.*")
         options |= {"maxOffsetsPerTrigger": "20000"}
         queries = []
@@ -148,7 +151,7 @@ def test_each_row_once_while_everything_moves(tmp_path: Path) -> None:
             consumer.wait_for(life.ends(level))
         for _, query in queries:
             query.end()
-        start = cluster.admin.offsets("live-short").earliest
+        start = cluster.admin.offsets(SHORT).earliest
         tiered = {place: len(tiered_segments(cluster.tier, *place)) for place in PLACES}
     rows = 0
     for case, query in queries:

@@ -35,7 +35,12 @@ class Topic:
             self.work.step()
             before, last = last, self._active()
             closed += last != before
+        self.finish()
+
+    def finish(self) -> None:
+        """Ends what is open; a consumer is given all of it by then."""
         self.work.finish()
+        self._cluster.admin.wait_stable(self.name)
 
     def settle(self) -> int:
         """Waits until all closed segments are in the tier only; returns where it ends."""

@@ -70,6 +70,14 @@ def test_the_smallest_that_fits_is_taken_so_that_a_large_piece_finds_a_large_one
     assert (_address(large), _address(small)) == addresses
 
 
+def test_of_equal_ones_the_one_used_last_is_taken() -> None:
+    first, second = writable_bytes(4 << 20), writable_bytes(4 << 20)
+    address = _address(second)
+    del first, second
+    for _ in range(3):
+        assert _address(writable_bytes(4 << 20)) == address
+
+
 def test_a_small_piece_does_not_hold_on_to_a_large_one() -> None:
     large = writable_bytes(16 << 20)
     address = _address(large)

@@ -56,6 +56,11 @@ class Case(NamedTuple):
     isolation_level: IsolationLevel
     sink: str
 
+    @property
+    def has_slow_batches(self) -> bool:
+        """Whether a batch of few rows takes a second and more, as before Spark 4.2 and in Delta."""
+        return self.spark in ("4.0", "4.1") or self.sink == SPARKS_DELTA
+
     def __str__(self) -> str:
         return f"Spark {self.spark}, {self.isolation_level}, {self.sink}"
 

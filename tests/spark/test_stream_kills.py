@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.golden_data import assert_same_rows, expected_table, tier_options
-from tests.spark.stream_killing import HAS_PROC, NEWEST, OLDEST, Case, Query, cases
+from tests.spark.stream_killing import HAS_PROC, NEWEST, OLDEST, Case, Query, cases, interpreters
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tests.golden_data import IsolationLevel
 
 # Runs of a query that is killed three times; a soak asks for as many as there are kinds, or more.
 RUNS = int(os.environ.get("KTS_STREAM_RUNS", "1"))
@@ -47,6 +49,27 @@ def test_each_row_once(tmp_path: Path, case: Case) -> None:
     assert_same_rows(query.written(), expected_table("txn", case.isolation_level))
 
 
+@pytest.mark.parametrize(
+    ("isolation_level", "last_file"),
+    [("read_committed", "offsets"), ("read_uncommitted", "commits")],
+)
+def test_each_newer_spark_goes_on(
+    tmp_path: Path, isolation_level: IsolationLevel, last_file: str
+) -> None:
+    options = tier_options("txn", includeHeaders="true", maxSegmentsPerTrigger="3")
+    sparks = list(interpreters())
+    assert sparks[0] == OLDEST
+    assert sparks[-1] == NEWEST
+    for number, spark in enumerate(sparks):
+        query = Query(Case(spark, isolation_level, "parquet"), tmp_path, options)
+        assert query.batches >= number - 1
+        if spark != NEWEST:
+            query.killed_behind(f"checkpoint/{last_file}/{query.batches + 1}")
+    query.end()
+    assert query.batches == 6, "21 segments"
+    assert_same_rows(query.written(), expected_table("txn", isolation_level))
+
+
 @pytest.mark.parametrize("number", range(RUNS))
 def test_killed_anywhere(tmp_path: Path, number: int) -> None:
     seed = os.environ.get("KTS_STREAM_SEED", str(secrets.randbits(31)))
@@ -59,7 +82,8 @@ def test_killed_anywhere(tmp_path: Path, number: int) -> None:
     topic = source.choice(("txn", "codecs", "epochs", "timeline"))
     expected = expected_table(topic, case.isolation_level)
     # So many batches that the query is still at work when it is killed for the last time.
-    most = {"maxOffsetsPerTrigger": str(expected.num_rows // (20 * KILLS_OF_A_RUN))}
+    batches = KILLS_OF_A_RUN * (7 if case.has_slow_batches else 20)
+    most = {"maxOffsetsPerTrigger": str(expected.num_rows // batches)}
     query = Query(case, tmp_path, tier_options(topic, includeHeaders="true", **most))
     kills = [query.killed_somewhere(source) for _ in range(KILLS_OF_A_RUN)]
     query.end()

@@ -13,9 +13,10 @@ from tests.kts_source.read.test_protobuf_rows import VALUES, as_protobuf
 from tests.kts_source.read.typed_tier import write
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
-    from pyspark.sql import SparkSession
+    from pyspark.sql import Row, SparkSession
 
 pytestmark = pytest.mark.spark
 
@@ -54,3 +55,77 @@ def test_protobuf(spark: SparkSession, tmp_path: Path) -> None:
     assert first.took.total_seconds() == -1.5
     assert [row.gone for row in rows] == [False, True, False, True, False, True]
     assert [row.valueError is None for row in rows] == [True, True, True, False, True, False]
+
+
+def test_json_without_a_schema(spark: SparkSession, tmp_path: Path) -> None:
+    register(spark)
+    values: list[bytes | None] = [b'{"a": 1, "b": {"c": "x"}}', None, b'{"a": 2.5, "d": [true]}']
+    options = write(tmp_path, [values, [b'{"e": 1}']]) | {"value.format": "json"}
+    reader = spark.read.format("tiered-kafka").options(**options)
+    frame = reader.load()
+    assert dict(frame.dtypes)["value"] == (
+        "struct<a:double,b:struct<c:string>,d:array<boolean>,e:bigint>"
+    )
+    found = frame.where("partition = 0").orderBy("offset").select("value").collect()
+    assert found[0].value.asDict(recursive=True) == {"a": 1, "b": {"c": "x"}, "d": None, "e": None}
+    assert found[1].value is None
+    # What the user says counts, and so nothing has to be looked at.
+    schema = "offset bigint, value struct<b: struct<c: string>, f: int>, valueRaw binary"
+    given = reader.schema(schema).load().where("offset = 0").select("value.b.c", "valueRaw")
+    rows = {bytes(row.valueRaw): row.c for row in given.collect()}
+    assert rows == {values[0]: "x", b'{"e": 1}': None}
+    with pytest.raises(Exception, match=r"needs option .value.schema., as the schema has no"):
+        reader.schema("offset bigint").load().collect()
+
+
+def streamed(
+    spark: SparkSession, options: Mapping[str, str], folder: Path, *columns: str
+) -> list[Row]:
+    """Rows of a stream, in batches of few, by offset."""
+    limit = {"maxSegmentsPerTrigger": "1"}
+    frame = spark.readStream.format("tiered-kafka").options(**options, **limit).load()
+    query = (
+        frame.selectExpr("offset", *columns)
+        .writeStream.format("memory")
+        .queryName("typed_values")
+        .option("checkpointLocation", str(folder / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    return sorted(spark.table("typed_values").collect())
+
+
+@pytest.mark.slow
+def test_a_stream_of_json(spark: SparkSession, tmp_path: Path) -> None:
+    register(spark)
+    values: list[bytes | None] = [value(number) for number in range(25)]
+    values[7], values[11] = None, b'{"amount": 1.5}'
+    tier = write(tmp_path / "tier", [values])
+    options = tier | as_json(**{"value.mode": "DROPMALFORMED"})
+    rows = streamed(spark, options, tmp_path, "value.amount", "value.user.id")
+    assert [row.offset for row in rows] == [number for number in range(25) if number != 11]
+    assert all(row.amount == row.id == row.offset for row in rows if row.offset != 7)
+    assert rows[7].asDict() == {"offset": 7, "amount": None, "id": None}
+
+
+@pytest.mark.slow
+def test_a_stream_of_json_without_a_schema(spark: SparkSession, tmp_path: Path) -> None:
+    register(spark)
+    tier = write(tmp_path / "tier", [[value(number) for number in range(25)]])
+    options = tier | {"value.format": "json"}
+    rows = streamed(spark, options, tmp_path, "value.amount", "value.price", "value.country")
+    assert [row.amount for row in rows] == list(range(25))
+    assert rows[3].asDict() == {"offset": 3, "amount": 3, "price": 2.5, "country": "Dé"}
+
+
+@pytest.mark.slow
+def test_a_stream_of_protobuf(spark: SparkSession, tmp_path: Path) -> None:
+    register(spark)
+    options = write(tmp_path / "tier", [[*VALUES] * 4]) | as_protobuf(
+        tmp_path, **{"value.mode": "PERMISSIVE"}
+    )
+    rows = streamed(spark, options, tmp_path, "value.id", "value IS NULL as gone", "valueError")
+    assert [row.gone for row in rows] == [False, True, False, True, False, True] * 4
+    assert [row.valueError is None for row in rows] == [n % 6 not in (3, 5) for n in range(24)]
+    assert rows[6].id == "Zürich"

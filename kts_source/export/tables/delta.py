@@ -13,6 +13,7 @@ can come between.
 from __future__ import annotations
 
 import json
+import logging
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -20,6 +21,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from kts_source.errors import ExportError, InvalidOptionError
+from kts_source.export.evolution import lacks
+from kts_source.export.fields import type_at
 from kts_source.export.fingerprint import number
 from kts_source.export.partitioning import value_text
 from kts_source.export.ranges import OffsetRange, PartitionKey
@@ -37,13 +40,15 @@ from kts_source.store.local_store import local_root
 from kts_source.store.open_store import scheme_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from deltalake import CommitProperties, DeltaTable
     from deltalake.transaction import AddAction
 
     from kts_source.export.files import WrittenFile
     from kts_source.export.settings import ExportSettings
+
+log = logging.getLogger(__name__)
 
 RULES: Final = ("isolationLevel", "columns", "transform", "partitionBy", "where", "compact")
 
@@ -115,7 +120,13 @@ class DeltaExportTable(ExportTable):
                 uri=self._uri,
             )
         letters = transactions.version("letters")
-        return TableState(transactions, fingerprint, transactions.newest_ms, letters)
+        return TableState(
+            transactions,
+            fingerprint,
+            transactions.newest_ms,
+            letters,
+            lambda: arrow_schema(snapshot),
+        )
 
     def _check(self, snapshot: DeltaTable) -> None:
         there = snapshot.metadata().partition_columns
@@ -149,7 +160,8 @@ class DeltaExportTable(ExportTable):
         from deltalake.transaction import create_table_with_add_actions
 
         schema = None if commit.schema is None else self._table_schema(commit.schema)
-        actions = [self._add(file) for file in commit.files]
+        names = frozenset(() if commit.schema is None else commit.schema.names)
+        actions = [self._add(file, names) for file in commit.files]
         properties = self._properties(commit, moved)
         try:
             if snapshot is None:
@@ -164,7 +176,11 @@ class DeltaExportTable(ExportTable):
                     commit_properties=properties,
                 )
             else:
-                if schema is not None:
+                if commit.schema is not None and schema is not None:
+                    there = arrow_schema(snapshot)
+                    if lacks(there, commit.schema, commit.typed):
+                        self._add_fields(snapshot, commit)
+                        return False  # what stands there now is compared, whoever added them
                     check_schema(snapshot, schema, self._uri)
                 snapshot.create_write_transaction(
                     [*actions],
@@ -180,6 +196,23 @@ class DeltaExportTable(ExportTable):
                 return False
             raise self._failed("the Delta table did not take the commit", error) from None
         return True
+
+    def _add_fields(self, snapshot: DeltaTable, commit: Commit) -> None:
+        """Adds the fields that the table lacks, in a commit of their own.
+
+        It comes before the data: who dies between leaves columns without values, and the next run
+        finds them there. delta-rs writes no metadata with files that have more columns.
+
+        Raises:
+            deltalake.exceptions.CommitFailedError: Another writer came before.
+        """
+        from deltalake import CommitProperties, Schema
+
+        assert commit.schema is not None
+        rows = {field.name: field for field in Schema.from_arrow(commit.schema).fields}
+        fields = [rows[name] for name in commit.typed if name in rows]
+        log.info("the table gets the new fields of %s", ", ".join(commit.typed))
+        snapshot.alter.add_columns(fields, commit_properties=CommitProperties(max_commit_retries=0))
 
     def _properties(
         self, commit: Commit, moved: Mapping[PartitionKey, OffsetRange]
@@ -215,7 +248,7 @@ class DeltaExportTable(ExportTable):
             ],
         )
 
-    def _add(self, file: WrittenFile) -> AddAction:
+    def _add(self, file: WrittenFile, names: Collection[str]) -> AddAction:
         from deltalake.transaction import AddAction
 
         values = dict(zip(self._columns, file.values, strict=True))
@@ -225,9 +258,11 @@ class DeltaExportTable(ExportTable):
         ]
         statistics = {
             "numRecords": file.rows,
-            "minValues": {name: one.low for name, one in bounded},
-            "maxValues": {name: one.high for name, one in bounded},
-            "nullCount": {name: one.nulls for name, one in found if one.nulls is not None},
+            "minValues": _nested({name: one.low for name, one in bounded}, names),
+            "maxValues": _nested({name: one.high for name, one in bounded}, names),
+            "nullCount": _nested(
+                {name: one.nulls for name, one in found if one.nulls is not None}, names
+            ),
         }
         return AddAction(
             file.key, file.size, values, file.modified_ms, True, json.dumps(statistics)
@@ -235,13 +270,34 @@ class DeltaExportTable(ExportTable):
 
     def _table_schema(self, schema: pa.Schema) -> pa.Schema:
         check_signs(schema, self._uri)
-        dates = [pa.field(name, pa.date32()) for name in self._columns if name not in schema.names]
-        return pa.schema([*schema, *dates])
+        made = [
+            pa.field(field.name, pa.date32() if field.is_date else type_at(schema, field.source))
+            for field in self._settings.partition_by
+            if field.name not in schema.names
+        ]
+        return pa.schema([*schema, *made])
 
     def _storage_options(self) -> dict[str, str] | None:
         if scheme_of(self._settings.target) != "s3":
             return None
         return delta_storage_options(self._settings.storage.reveal())
+
+
+def _nested(found: Mapping[str, Any], columns: Collection[str]) -> dict[str, Any]:
+    """Figures of columns, and of fields by their paths, as Delta nests them."""
+    nested: dict[str, Any] = {}
+    for path, value in found.items():
+        *outer, last = [path] if path in columns else path.split(".")
+        place = nested
+        for name in outer:
+            place = place.setdefault(name, {})
+        place[last] = value
+    return nested
+
+
+def arrow_schema(table: DeltaTable) -> pa.Schema:
+    """The columns of a table."""
+    return pa.schema(table.schema().to_arrow())
 
 
 def _actions(table: DeltaTable) -> pa.Table:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -17,9 +17,11 @@ from kts_source.errors import (
     TieredKafkaError,
     UnsupportedTargetError,
 )
+from kts_source.export.evolution import united
 from kts_source.export.fingerprint import check_fingerprint
 from kts_source.export.outages import is_outage
 from kts_source.export.ranges import OffsetRange, PartitionKey, advanced
+from kts_source.export.settings import ADD_FIELDS
 from kts_source.export.tables.open_target import open_target
 from kts_source.export.transforms.dead_letters import publish_dead_letters
 from kts_source.secret import scrub
@@ -53,12 +55,14 @@ class TableState:
         newest_ms: Of a compacted table: the timestamp of a partition's newest record, in ms since
             the epoch; `None` where it is not known.
         letters: The list of dead letters that the last commit with such left; see `dead_letters`.
+        schema: Its columns, as Arrow has them; `None` where they are not known.
     """
 
     committed: CommittedRanges = field(default_factory=dict[PartitionKey, OffsetRange])
     fingerprint: Fingerprint = field(default_factory=dict[str, str])
     newest_ms: Callable[[PartitionKey], int | None] = lambda _key: None
     letters: int | None = None
+    schema: Callable[[], pa.Schema | None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +110,7 @@ class Commit:
         newest_ms: Of a compaction: timestamps of the newest records, in ms.
         letters: The list of dead letters whose offsets it accepts. The table publishes the list of
             an earlier commit before it forgets it.
+        typed: Names of columns that are decoded: of these the table may lack fields.
     """
 
     advances: tuple[RangeAdvance, ...]
@@ -116,6 +121,7 @@ class Commit:
     base: frozenset[str] | None = None
     newest_ms: Mapping[PartitionKey, int] = field(default_factory=dict[PartitionKey, int])
     letters: int | None = None
+    typed: tuple[str, ...] = ()
 
 
 class ExportTable(ABC):
@@ -189,7 +195,7 @@ class ExportTable(ABC):
             moved = advanced(state.committed, commit.advances)
             if commit.letters is not None:
                 publish_dead_letters(self._settings, state.letters)
-            if self._try_commit(snapshot, commit, moved):
+            if self._try_commit(snapshot, self._with_table_columns(commit, state), moved):
                 return True
         raise CommitConflictError(
             f"other writers came before {self._commit_attempts} times; nothing was committed",
@@ -264,6 +270,19 @@ class ExportTable(ABC):
         check_fingerprint(state.fingerprint, rules)
         self._check(snapshot)
         return state
+
+    def _with_table_columns(self, commit: Commit, state: TableState) -> Commit:
+        """The commit with typed columns that have all fields of the table's, too.
+
+        Raises:
+            SchemaChangedError: They are not the table's, and may not be.
+        """
+        there = state.schema() if commit.typed else None
+        if there is None or commit.schema is None:
+            return commit
+        evolves = self._settings.schema_evolution == ADD_FIELDS
+        schema = united(there, commit.schema, commit.typed, self._uri, evolves=evolves)
+        return replace(commit, schema=schema)
 
     def _check_base(
         self, base: frozenset[str], snapshot: Snapshot | None, state: TableState

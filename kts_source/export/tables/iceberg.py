@@ -15,7 +15,10 @@ import re
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
+import pyarrow as pa
+
 from kts_source.errors import ExportError, InvalidOptionError
+from kts_source.export.evolution import lacks
 from kts_source.export.ranges import OffsetRange, PartitionKey
 from kts_source.export.tables.export_table import (
     BaseFile,
@@ -25,12 +28,12 @@ from kts_source.export.tables.export_table import (
     check_signs,
 )
 from kts_source.export.tables.iceberg_checks import PinnedCatalog, check_table
+from kts_source.export.tables.iceberg_files import add_files
 from kts_source.quiet import errors_only
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import pyarrow as pa
     from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
 
@@ -125,7 +128,13 @@ class IcebergExportTable(ExportTable):
                 span = OffsetRange(int(match["start"]), int(match["stop"]))
                 ranges[PartitionKey(owner, int(last))] = span
         letters = snapshot.properties.get(f"{self._own}letters")
-        return TableState(ranges, rules, newest.get, None if letters is None else int(letters))
+        return TableState(
+            ranges,
+            rules,
+            newest.get,
+            None if letters is None else int(letters),
+            lambda: _arrow_schema(snapshot),
+        )
 
     def _check(self, snapshot: Table) -> None:
         check_table(snapshot, self._settings.partition_by, self._uri)
@@ -203,7 +212,7 @@ class IcebergExportTable(ExportTable):
         """Raises PyIceberg's CommitFailedException when another writer came before."""
         from pyiceberg.exceptions import CommitFailedException
         from pyiceberg.expressions import AlwaysTrue
-        from pyiceberg.types import TimestampType, TimestamptzType
+        from pyiceberg.types import DateType, TimestampType, TimestamptzType
 
         own = self._own
         properties = {f"{own}rules.{name}": text for name, text in commit.fingerprint.items()}
@@ -221,15 +230,17 @@ class IcebergExportTable(ExportTable):
         try:
             # PyIceberg warns of every column without bounds: keys and values have none on purpose.
             with errors_only("pyiceberg.io.pyarrow"), table.transaction() as transaction:
+                if commit.schema is not None and lacks(
+                    _arrow_schema(table), commit.schema, commit.typed
+                ):
+                    new = pa.schema([commit.schema.field(name) for name in commit.typed])
+                    with transaction.update_schema() as update:
+                        update.union_by_name(new)
                 transaction.set_properties(properties)
                 if commit.base is not None and table.current_snapshot() is not None:
                     transaction.delete(AlwaysTrue())
-                transaction.add_files(
-                    [f"{location}/{file.key}" for file in commit.files],
-                    snapshot_properties={"kts.run": commit.run_id},
-                    # Names of attempts are unique, and looking would read every manifest.
-                    check_duplicate_files=False,
-                )
+                paths = [f"{location}/{file.key}" for file in commit.files]
+                add_files(table, transaction, paths, {"kts.run": commit.run_id})
         except CommitFailedException:
             raise
         except ValueError as error:  # PyIceberg compares columns, types and nulls with the files'
@@ -242,11 +253,14 @@ class IcebergExportTable(ExportTable):
             # PyIceberg has no bounds outside the years 1 to 9999, so the files are added without,
             # in this process only. Days that rows are partitioned by need bounds, and are within.
             days = {field.source for field in self._settings.partition_by}
-            times = (TimestampType, TimestamptzType)
+            times = (DateType, TimestampType, TimestamptzType)
+            schema = table.schema()
+            names = {schema.find_column_name(number): schema.find_type(number)
+                     for number in schema.field_ids}  # fmt: skip
             unbounded = {
-                f"{_METRICS}{field.name}": "none"
-                for field in table.schema().fields
-                if isinstance(field.field_type, times) and field.name not in days
+                f"{_METRICS}{name}": "none"
+                for name, kind in names.items()
+                if isinstance(kind, times) and name not in days
             }
             if unbounded.items() <= table.metadata.properties.items():
                 raise self._failed("the Iceberg table did not take the commit", error) from None
@@ -254,3 +268,8 @@ class IcebergExportTable(ExportTable):
             self._commit_once(table, commit, moved)
         except Exception as error:  # noqa: BLE001  # every library error becomes one of ours
             raise self._failed("the Iceberg table did not take the commit", error) from None
+
+
+def _arrow_schema(table: Table) -> pa.Schema:
+    """The columns of a table."""
+    return table.schema().as_arrow()

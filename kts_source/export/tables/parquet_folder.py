@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from kts_source.errors import ExportError, UnsupportedTargetError
-from kts_source.export.files import WrittenFile
+from kts_source.export.files import WrittenFile, schema_from_text, schema_text
 from kts_source.export.partitioning import partition_rule
 from kts_source.export.ranges import OffsetRange, PartitionKey
 from kts_source.export.tables.export_table import (
@@ -36,6 +36,8 @@ from kts_source.export.tables.target_store import require_create
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    import pyarrow as pa
 
     from kts_source.export.settings import ExportSettings
     from kts_source.export.tables.target_store import TargetStore
@@ -105,7 +107,10 @@ class ParquetFolder(ExportTable):
     def _state(self, snapshot: _Log) -> TableState:
         export = self._export(snapshot)
         return TableState(
-            self._ranges(snapshot), export.get("fingerprint", {}), letters=export.get("letters")
+            self._ranges(snapshot),
+            export.get("fingerprint", {}),
+            letters=export.get("letters"),
+            schema=lambda: _schema(export),
         )
 
     def _check(self, snapshot: _Log) -> None:
@@ -209,6 +214,10 @@ class ParquetFolder(ExportTable):
                     "letters": self._export(log).get("letters")
                     if commit.letters is None
                     else commit.letters,
+                    # Of decoded columns; files of earlier commits may have fewer fields.
+                    "schema": self._export(log).get("schema")
+                    if commit.schema is None or not commit.typed
+                    else schema_text(commit.schema),
                     "ranges": [
                         {
                             "topicId": key.topic_id,
@@ -255,3 +264,9 @@ class ParquetFolder(ExportTable):
 
 def _key(number: int, kind: str) -> str:
     return f"{COMMITS}{number:010d}.{kind}"
+
+
+def _schema(export: Mapping[str, Any]) -> pa.Schema | None:
+    """The columns of an export's rows; `None` where none is decoded."""
+    text = export.get("schema")
+    return None if text is None else schema_from_text(text)

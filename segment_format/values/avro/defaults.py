@@ -16,6 +16,7 @@ from segment_format.values.avro.schema import AvroSchemaError
 if TYPE_CHECKING:
     from segment_format.values.avro.schema import Schema
 
+_MOST_BYTES: Final = 1 << 16
 _BITS: Final = {s.INT: 31, s.LONG: 63}
 _FORMATS: Final = {s.FLOAT: "<f", s.DOUBLE: "<d"}
 _WORDS: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -29,41 +30,97 @@ def default_bytes(schema: Schema, value: object) -> bytes:
         value: The default as JSON has it.
 
     Raises:
-        AvroSchemaError: It is none of the type.
+        AvroSchemaError: It is none of the type, or takes more than 64 KiB: every row would have
+            it, and lists of records that have lists as defaults grow with each level.
     """
+    return _Encoder().encoded(schema, value)
+
+
+def check_defaults(schema: Schema) -> None:
+    """Checks the defaults of all fields of a reader's schema, whether writers have them or not.
+
+    Raises:
+        AvroSchemaError: One is none of its type or too large; the field is named.
+    """
+    _check(schema, "", set())
+
+
+def _check(schema: Schema, path: str, seen: set[str]) -> None:
     if isinstance(schema, s.Union):
-        for index, branch in enumerate(schema.branches):
-            try:
-                return _long(index) + default_bytes(branch, value)
-            except AvroSchemaError:
-                continue
-    elif isinstance(schema, s.Array) and isinstance(value, list):
-        items = b"".join(default_bytes(schema.items, item) for item in value)
-        return (_long(len(value)) + items if value else b"") + b"\0"
-    elif isinstance(schema, s.Map) and isinstance(value, dict):
-        entries = b"".join(
-            _sized(key.encode()) + default_bytes(schema.values, item) for key, item in value.items()
-        )
-        return (_long(len(value)) + entries if value else b"") + b"\0"
-    elif isinstance(schema, s.Record) and isinstance(value, dict):
-        return b"".join(_field_bytes(schema, field, value) for field in schema.fields)
-    elif isinstance(schema, s.Enum) and isinstance(value, str) and value in schema.symbols:
-        return _long(schema.symbols.index(value))
-    elif isinstance(schema, s.Fixed) and isinstance(value, str):
-        data = _code_points(value)
-        if len(data) == schema.size:
-            return data
-    elif isinstance(schema, s.Primitive):
-        return _primitive(schema.kind, value)
-    raise AvroSchemaError(f"a default that is no {schema}: {value!r}")
+        for branch in schema.branches:
+            _check(branch, path, seen)
+    elif isinstance(schema, s.Array):
+        _check(schema.items, path, seen)
+    elif isinstance(schema, s.Map):
+        _check(schema.values, path, seen)
+    elif isinstance(schema, s.Record) and schema.name not in seen:
+        seen.add(schema.name)
+        for field in schema.fields:
+            inner = f"{path}.{field.name}" if path else field.name
+            if field.default is not None:
+                try:
+                    default_bytes(field.type, field.default.value)
+                except AvroSchemaError as error:
+                    raise AvroSchemaError(f"field {inner!r}: {error}") from None
+            _check(field.type, inner, seen)
 
 
-def _field_bytes(record: s.Record, field: s.Field, value: dict[str, object]) -> bytes:
-    if field.name in value:
-        return default_bytes(field.type, value[field.name])
-    if field.default is None:
-        raise AvroSchemaError(f"a default of {record} without field {field.name!r}")
-    return default_bytes(field.type, field.default.value)
+class _Encoder:
+    """Encodes one default, and gives up where it grows too large."""
+
+    def __init__(self) -> None:
+        self._left = _MOST_BYTES
+
+    def encoded(self, schema: Schema, value: object) -> bytes:
+        self._left -= 1  # also for what has no byte
+        data = self._encoded(schema, value)
+        if self._left < 0:
+            raise AvroSchemaError(f"a default of more than {_MOST_BYTES:,} bytes")
+        return data
+
+    def _encoded(self, schema: Schema, value: object) -> bytes:
+        if isinstance(schema, s.Union):
+            for index, branch in enumerate(schema.branches):
+                try:
+                    return _long(index) + self.encoded(branch, value)
+                except AvroSchemaError:
+                    if self._left < 0:
+                        raise
+        elif isinstance(schema, s.Array) and isinstance(value, list):
+            items = b"".join(self.encoded(schema.items, item) for item in value)
+            return (_long(len(value)) + items if value else b"") + b"\0"
+        elif isinstance(schema, s.Map) and isinstance(value, dict):
+            entries = b"".join(
+                self._spent(_sized(key.encode())) + self.encoded(schema.values, item)
+                for key, item in value.items()
+            )
+            return (_long(len(value)) + entries if value else b"") + b"\0"
+        elif isinstance(schema, s.Record) and isinstance(value, dict):
+            return b"".join(self._field(schema, field, value) for field in schema.fields)
+        elif isinstance(schema, s.Enum) and isinstance(value, str) and value in schema.symbols:
+            return _long(schema.symbols.index(value))
+        elif isinstance(schema, s.Fixed) and isinstance(value, str):
+            data = _code_points(value)
+            if len(data) == schema.size:
+                return self._spent(data)
+        elif isinstance(schema, s.Primitive):
+            return self._spent(_primitive(schema.kind, value))
+        raise _wrong(str(schema), value)
+
+    def _spent(self, data: bytes) -> bytes:
+        self._left -= len(data)
+        return data
+
+    def _field(self, record: s.Record, field: s.Field, value: dict[str, object]) -> bytes:
+        if field.name in value:
+            return self.encoded(field.type, value[field.name])
+        if field.default is None:
+            raise AvroSchemaError(f"a default of {record} without field {field.name!r}")
+        return self.encoded(field.type, field.default.value)
+
+
+def _wrong(kind: str, value: object) -> AvroSchemaError:
+    return AvroSchemaError(f"a default that is no {kind}: {repr(value)[:100]}")
 
 
 def _primitive(kind: str, value: object) -> bytes:
@@ -89,14 +146,14 @@ def _primitive(kind: str, value: object) -> bytes:
                 return struct.pack(_FORMATS[kind], number)
             except (OverflowError, struct.error):
                 pass
-    raise AvroSchemaError(f"a default that is no {kind}: {value!r}")
+    raise _wrong(kind, value)
 
 
 def _code_points(text: str) -> bytes:
     try:
         return text.encode("latin-1")
     except UnicodeEncodeError:
-        raise AvroSchemaError(f"a default of bytes with a code point above 255: {text!r}") from None
+        raise AvroSchemaError("a default of bytes with a code point above 255") from None
 
 
 def _sized(data: bytes) -> bytes:

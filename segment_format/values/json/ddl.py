@@ -49,7 +49,10 @@ _ALIASES: Final = {
     "dec": "decimal",
     "numeric": "decimal",
 }
-_WORDS: Final = {kind: word for word, kind in _TYPES.items()}
+_WORDS: Final = {kind: word for word, kind in _TYPES.items()} | {
+    pa.duration("us"): "interval day to second",
+    pa.null(): "void",
+}
 _NESTED: Final = ("array", "map", "struct")
 
 
@@ -225,9 +228,10 @@ def _tokens(text: str) -> list[_Token]:
 
 
 def print_ddl(kind: pa.DataType) -> str:
-    """The DDL of a type: of a struct its columns, of another type the type alone.
+    """The DDL of a type, as Spark has it: of a struct its columns, of another type the type alone.
 
-    `parse_ddl` gives the type again, but for the names of lists' and maps' items.
+    `parse_ddl` gives a type that JSON is read to again, but for the names of lists' and maps'
+    items, and whether those may be null.
 
     Raises:
         ValueError: The type, or one in it, has no DDL here.
@@ -239,7 +243,8 @@ def print_ddl(kind: pa.DataType) -> str:
 
 def _column(field: pa.Field, between: str) -> str:
     name = field.name
-    if not _PLAIN_NAME.fullmatch(name):
+    # A lone column `array` would be read as the begin of a type.
+    if not _PLAIN_NAME.fullmatch(name) or name.lower() in _NESTED:
         name = "`" + name.replace("`", "``") + "`"
     rest = "" if field.nullable else " not null"
     return f"{name}{between}{_type(field.type)}{rest}"
@@ -252,8 +257,8 @@ def _type(kind: pa.DataType) -> str:
         return f"decimal({kind.precision},{kind.scale})"
     if pa.types.is_list(kind):
         return f"array<{_type(kind.value_type)}>"
-    if pa.types.is_map(kind) and pa.types.is_string(kind.key_type):
-        return f"map<string,{_type(kind.item_type)}>"
+    if pa.types.is_map(kind):
+        return f"map<{_type(kind.key_type)},{_type(kind.item_type)}>"
     if pa.types.is_struct(kind):
         columns = ", ".join(_column(field, ": ") for field in kind)
         return f"struct<{columns}>"

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from segment_format.kernels.pool_memory import copied
+from segment_format.values.null_structs import with_nulls_below
 from segment_format.values.protobuf.columns import Column, Kind
 from segment_format.values.protobuf.map_keys import mark_replaced
 
@@ -36,7 +37,10 @@ class ArrayBuilder:
         self.bad: dict[int, tuple[str, str]] = {}
 
     def build(self, root: Column) -> pa.Array:
-        """The array of the values; null where one is missing or bad."""
+        """The array of the values; null where one is missing or bad, and below nulls."""
+        return with_nulls_below(self._values(root))
+
+    def _values(self, root: Column) -> pa.Array:
         array = self._array(root, "")
         if not self.bad:
             return array

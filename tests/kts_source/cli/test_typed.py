@@ -47,6 +47,49 @@ def test_fields_of_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "--format raw prints bytes" in capsys.readouterr().err
 
 
+def test_the_schema_of_json_is_found_and_taken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values: list[bytes | None] = [b'{"id": 1, "tags": ["a"]}', b'{"id": 2, "x y": {"z": 1.5}}']
+    options = write(tmp_path / "tier", [values])
+    place = [options["path"], options["subscribe"], "--value.format", "json"]
+    assert main(["schema", *place]) == 0
+    ddl = capsys.readouterr().out
+    assert ddl == "id bigint, tags array<string>, `x y` struct<z: double>\n"
+    file = tmp_path / "order.ddl"
+    file.write_text(ddl)
+    for given in ([], ["--value.schema", str(file)]):
+        assert main(["cat", *place, *given, "--columns", "value,valueRaw"]) == 0
+        _, last = map(json.loads, capsys.readouterr().out.splitlines())
+        assert last["value"] == {"id": 2, "tags": None, "x y": {"z": 1.5}}
+        assert json.loads(last["valueRaw"]) == {"id": 2, "x y": {"z": 1.5}}
+    assert main(["cat", *place, "--limit", "0"]) == 0
+    schema = {"properties": {"id": {"type": "integer"}}, "required": ["id"]}
+    assert main(["schema", *place, "--value.schema", json.dumps(schema)]) == 0
+    assert capsys.readouterr().out == "id bigint not null\n"
+
+
+def test_the_schema_of_other_formats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = write(tmp_path / "tier", [[avro(0)]])
+    arguments = ["schema", options["path"], options["subscribe"]]
+    assert main([*arguments, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"key": "binary", "value": "binary"}
+    arguments += ["--value.format", "avro", "--value.schema", json.dumps(SCHEMA)]
+    assert main([*arguments, "--value.columns", "price,tags", "--key.format", "utf8"]) == 0
+    assert capsys.readouterr().out == "tags map<string,array<binary>>, price decimal(6,2)\n"
+    assert main([*arguments, "--key.format", "utf8", "--of", "key"]) == 0
+    assert capsys.readouterr().out == "string\n"
+
+
+def test_a_topic_whose_schema_cannot_be_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = write(tmp_path / "tier", [[None]])
+    arguments = ["schema", options["path"], options["subscribe"], "--value.format", "json"]
+    assert main(arguments) == 2
+    assert "needs option 'value.schema': no type can be found" in capsys.readouterr().err
+
+
 def test_records_are_verified_not_values(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.s3
 
-LATE_SECONDS = 2.0
+LATE_SECONDS = 4.0
 
 
 class Late:
@@ -33,6 +33,7 @@ class Late:
     def __init__(self) -> None:
         self.in_time = 3
         self.waiting = threading.Event()
+        self.over = threading.Event()
 
     def choose(self, method: str, path: str) -> Callable[[Answer], None] | None:
         if method != "GET" or ".log" not in path:
@@ -42,7 +43,7 @@ class Late:
 
     def _late(self, _answer: Answer) -> None:
         self.waiting.set()
-        time.sleep(LATE_SECONDS)
+        self.over.wait(LATE_SECONDS)
 
 
 @pytest.fixture
@@ -62,6 +63,7 @@ def tier(s3_server: S3Server, late: Late, tmp_path: Path) -> Iterator[kts_source
         assert len(scan.tasks) > 9
         proxy.choose = late.choose
         yield scan
+        late.over.set()
 
 
 def test_closing_aborts_what_threads_wait_for(tier: kts_source.Scan, late: Late) -> None:

@@ -45,6 +45,7 @@ ARGUMENTS = {
     "follow": False,
     "interval": "60s",
     "round_bytes": 8 << 30,
+    "schema_evolution": "none",
 }
 
 

@@ -12,9 +12,6 @@ import pytest
 
 import kts_source
 from kts_source.errors import InvalidOptionError, InvalidValueError
-from kts_source.export.executor import LocalExecutor
-from kts_source.export.run import export
-from kts_source.export.settings import ExportSettings
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
 from kts_source.read.run_task import read_metrics
@@ -125,6 +122,35 @@ def test_permissive_gives_null_and_the_reason(spoiled: dict[str, str]) -> None:
     alone = scan.select(["valueError", "offset"]).to_table()
     assert alone["valueError"].to_pylist() == errors
     assert alone.column_names == ["valueError", "offset"]
+
+
+@pytest.mark.parametrize("mode", ["PERMISSIVE", "DROPMALFORMED"])
+def test_the_bytes_on_request(mode: str, spoiled: dict[str, str]) -> None:
+    asked = as_avro(columns="offset,VALUERAW,value", **{"value.mode": mode})
+    table = kts_source.scan(spoiled | asked).to_table()
+    assert table.column_names == ["offset", "valueRaw", "value"]
+    assert table.schema.field("valueRaw").type == pa.binary()
+    raw = [None if n == 4 else BAD.get(n, avro(n)) for n in range(30)]
+    if mode == "DROPMALFORMED":
+        raw = [one for n, one in enumerate(raw) if n not in BAD]
+    assert table["valueRaw"].to_pylist() == [*raw, avro(100)]
+    assert some(table["value"].drop_null().to_pylist())[-1] == row(100)
+
+
+def test_the_bytes_beside_what_must_be_decoded(good: dict[str, str]) -> None:
+    table = kts_source.scan(good | as_avro(columns="value,valueRaw")).to_table()
+    assert table["valueRaw"].to_pylist()[3:5] == [avro(3), None]
+    assert some(table["value"].to_pylist())[3:5] == [row(3), None]
+
+
+def test_the_bytes_alone_are_not_decoded(spoiled: dict[str, str]) -> None:
+    options = spoiled | as_avro(**{"key.format": "utf8"})
+    table = kts_source.scan(options).select(["valueRaw", "keyRaw"]).to_table()
+    assert table["valueRaw"][3].as_py() == BAD[3]
+    assert table["keyRaw"][3].as_py() == b"k3"
+    assert "valueRaw" not in kts_source.scan(options).columns
+    with pytest.raises(InvalidOptionError, match="'valueRaw', which is not a column"):
+        parse_options(spoiled | {"columns": "valueRaw"})
 
 
 def test_dropmalformed_leaves_out_and_counts(
@@ -288,13 +314,6 @@ def test_a_plan_says_nothing_of_formats(good: dict[str, str], tmp_path: Path) ->
     assert kts_source.scan(replayed).to_table().equals(kts_source.scan(options).to_table())
     raw = {**good, "planFile": str(file)}
     assert kts_source.scan(raw).to_table().equals(kts_source.scan(good).to_table())
-
-
-def test_exports_are_refused(good: dict[str, str], tmp_path: Path) -> None:
-    settings = ExportSettings(target=str(tmp_path / "table"), table_format="parquet")
-    with pytest.raises(InvalidOptionError, match="not there yet"):
-        export(good | as_avro(), settings, LocalExecutor(1))
-    assert not (tmp_path / "table").exists()
 
 
 def test_engines_see_the_fields(good: dict[str, str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import pickle
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,14 +14,19 @@ import kts_source
 from kts_source.errors import InvalidOptionError, InvalidValueError
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
+from kts_source.read.read_settings import ReadSettings
+from kts_source.read.read_task import read_task
 from kts_source.read.run_task import read_metrics
+from kts_source.read.segment_source import SegmentSource
 from kts_source.read.value_decoders import value_decoder
+from kts_source.tier import open_tier
 from tests.kts_source.read.test_json_rows import as_json
 from tests.kts_source.read.test_json_rows import value as json_value
 from tests.kts_source.read.typed_tier import SCHEMA, as_avro, avro, text, write
 from tests.schema_registry import PASSWORD, USER, Registry
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     import pyarrow as pa
@@ -190,6 +196,48 @@ def test_dropmalformed(
         kts_source.scan(options).to_table()
     assert "rows are left out: they cannot be decoded" in caplog.text
     assert sum(one.malformed for one in read_metrics(str(tmp_path / "metrics"), {})) == len(BAD)
+
+
+def test_dropmalformed_by_a_field_that_only_the_condition_names(tmp_path: Path) -> None:
+    values = [avro(1), avro(2).replace(b"n2", b"\xff2"), avro(3)]
+    options = write(tmp_path, [[*values]])
+    options |= as_avro(**{"value.mode": "DROPMALFORMED", "value.columns": "country"})
+    assert offsets(options, "value.note IS NULL") == [0, 2]
+    assert offsets(options, "value.country = 'CH'") == [0, 1]
+
+
+def test_malformed_rows_are_set_aside_whichever_decoding_meets_them(
+    spoiled: dict[str, str],
+) -> None:
+    options = parse_options(spoiled | as_avro(where="value.amount >= 24", columns="offset,value"))
+    (task, *_) = plan_scan(options).tasks
+    aside: dict[int, str] = {}
+
+    def set_aside(batch: pa.RecordBatch, reasons: Mapping[int, str]) -> None:
+        aside.update({batch["offset"][row].as_py(): text for row, text in reasons.items()})
+
+    with closing(open_tier(options)) as tier:
+        source = SegmentSource(tier, options.key_ring)
+        settings = ReadSettings.of(options)
+        batches = list(read_task(task, source, settings, set_aside=set_aside))
+    assert [one for batch in batches for one in batch["offset"].to_pylist()] == [24, 26, 28, 29, 0]
+    assert list(aside) == [3, 17, 25, 27]
+    assert aside[27].startswith("value: amount: ")
+
+
+def test_json_whose_type_a_sample_shows(tmp_path: Path) -> None:
+    options = write(tmp_path, [[json_value(number) for number in range(30)]])
+    options |= {"value.format": "json"}
+    # Types are known by then.
+    found = kts_source.scan(options).where("value.user.id = 7 AND offset < 9").to_table()
+    assert found["offset"].to_pylist() == [7]
+    with pytest.raises(InvalidOptionError, match=r"needs option 'value\.schema'"):
+        kts_source.scan(options | {"where": "value.user.id = 7"})
+    # A sample for the one column, a condition on the other.
+    options |= {"key.format": "utf8", "value.columns": "amount"}
+    both = {"key.format": "avro", "key.schema": '{"type": "fixed", "name": "F", "size": 2}'}
+    both |= {"key.mode": "DROPMALFORMED", "where": "key = 'k7'"}
+    assert kts_source.scan(options | both).to_table()["value"].to_pylist() == [{"amount": 7}]
 
 
 def test_fields_of_json(tmp_path: Path) -> None:

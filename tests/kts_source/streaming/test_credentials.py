@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 
     from tests.s3 import S3Server
 
-LIVES_SECONDS = 1.0
+EXPIRES_SECONDS = 60
+"""As the tokens say; soon enough for clients to ask for new ones."""
 PATH = "/credentials"
 EXPIRED = b"<Error><Code>ExpiredToken</Code><Message>The token has expired.</Message></Error>"
 
 
 class Gate(ThreadingHTTPServer):
-    """Gives tokens that soon end, as a container's role does, and lets only those in to a store
+    """Gives tokens that soon expire, as a container's role does, and lets only those in to a store
     whose token is alive.
 
     Attributes:
@@ -42,7 +43,7 @@ class Gate(ThreadingHTTPServer):
         self.store = urlsplit(endpoint).netloc
         self.given = self.refused = 0
         self.used: set[str] = set()
-        self.ends: dict[str, float] = {}
+        self.alive: set[str] = set()
         self.lock = threading.Lock()
 
     @property
@@ -55,13 +56,18 @@ class Gate(ThreadingHTTPServer):
         with self.lock:
             self.given += 1
             name = f"token-{self.given}"
-            self.ends[name] = time.monotonic() + LIVES_SECONDS
+            self.alive.add(name)
             return name
+
+    def end_all(self) -> None:
+        """From now on none lets in that was given before."""
+        with self.lock:
+            self.alive.clear()
 
     def lets_in(self, token: str) -> bool:
         """Whether a token is alive."""
         with self.lock:
-            if time.monotonic() > self.ends.get(token, 0):
+            if token not in self.alive:
                 self.refused += 1
                 return False
             self.used.add(token)
@@ -76,7 +82,7 @@ class Visitor(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.path == PATH:
-            ends = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 2))
+            ends = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + EXPIRES_SECONDS))
             answer = {
                 "AccessKeyId": "key",
                 "SecretAccessKey": "secret",
@@ -138,10 +144,11 @@ def test_tokens_that_end_while_a_stream_runs(gate: Gate, s3_server: S3Server) ->
     }
     stream = Checkpointed(options)
     while stream.batch():
-        time.sleep(LIVES_SECONDS)  # all tokens that it has end
+        gate.end_all()
     stream.close()
     rows = sum(table.num_rows for table in stream.batches.values())
     assert rows == expected_table("txn", "read_committed").num_rows
     assert len(stream.batches) > 4
     assert len(gate.used) > len(stream.batches)
+    assert gate.refused == 0
     assert "token" not in "".join(stream.offset_log)

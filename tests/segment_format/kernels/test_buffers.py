@@ -6,6 +6,7 @@ import pyarrow as pa
 import pytest
 
 from segment_format.arrow import RecordDecoder
+from segment_format.kernels.buffers import ColumnBuffers
 from segment_format.testing import SimpleRecord, write_batch
 from tests.segment_format.kernels.yardstick import ALL_COLUMNS, Row, actual, expected, rows_of
 
@@ -88,6 +89,25 @@ def test_batches_of_few_rows_keep_little_memory() -> None:
     gc.collect()
     assert pa.total_allocated_bytes() - before < 50 * (8 << 10)
     assert all(rows_of([batch]) == rows_of(held[:1]) for batch in held)
+
+
+def test_the_few_last_rows_of_a_slice_cost_the_next_one_no_copy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data = b"".join(
+        write_batch([SimpleRecord(b"v" * 100_000)] * 7, base_offset=7 * number)
+        for number in range(3)
+    )
+
+    def read() -> list[int]:
+        decoder = RecordDecoder(columns=("value",), max_rows=10)
+        return [batch.num_rows for batch in (*decoder.feed(data), *decoder.finish())]
+
+    assert read() == [10, 10, 1]
+    grown: list[object] = []
+    monkeypatch.setattr(ColumnBuffers, "grow", grown.append)
+    assert read() == [10, 10, 1]
+    assert grown == []
 
 
 def test_a_large_record_does_not_make_the_batches_behind_it_large() -> None:

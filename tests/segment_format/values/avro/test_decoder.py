@@ -21,6 +21,7 @@ from segment_format.values.avro.parse import parse_avro
 from segment_format.values.avro.schema import AvroSchemaError, Schema
 from tests.segment_format.values.avro.generated import Json, Schemas, Values
 from tests.segment_format.values.avro.reference import BadAvroError, read
+from tests.segment_format.values.nulls_below import check_nulls_below
 
 SEEDS = st.integers(0, 2**32)
 
@@ -69,6 +70,7 @@ def expected_of(
 def check(decoder: AvroDecoder, writer: Schema, reader: Schema, values: list[bytes | None]) -> None:
     found = decoder.decode(pa.array(values, pa.binary()))
     found.array.validate(full=True)
+    check_nulls_below(found.array)
     rows, bad = expected_of(writer, reader, values)
     assert [(one.row, one.path) for one in found.bad] == bad
     assert same(found.array, pa.array(rows, decoder.type))

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from segment_format.values.avro.decoder import AvroDecoder
+from segment_format.values.avro.defaults import check_defaults
 from segment_format.values.avro.parse import MOST_LEVELS, MOST_PARTS, parse_avro
 from segment_format.values.avro.schema import AvroSchemaError
 
@@ -173,6 +174,24 @@ def test_defaults_of_every_kind() -> None:
 def test_defaults_of_another_type_are_refused(kind: Json, default: Json) -> None:
     with pytest.raises(AvroSchemaError, match=r"'x'.*default"):
         read(record(), record(("x", kind, default)))
+    deep = {"type": "map", "values": ["null", record(("x", kind, default), name="Q")]}
+    schema = parse_avro(json.dumps(record(("a", "int", 1), ("b", deep))))
+    with pytest.raises(AvroSchemaError, match=r"field 'b\.x': a default"):
+        check_defaults(schema)
+
+
+def test_defaults_that_grow_with_each_level_are_refused() -> None:
+    # 50 items at each of five levels: 312 million records, of no byte.
+    kind: Json = record(("n", "null", None), name="R0")
+    for level in range(1, 6):
+        items = {"type": "array", "items": kind}
+        kind = record(("a", items, [{} for _ in range(50)]), name=f"R{level}")
+    with pytest.raises(AvroSchemaError, match=r"field 'a.*more than 65,536 bytes"):
+        check_defaults(parse_avro(json.dumps(kind)))
+    text = record(("t", "string", "x" * 65_600))
+    with pytest.raises(AvroSchemaError, match=r"field 't': a default of more than 65,536 bytes"):
+        check_defaults(parse_avro(json.dumps(text)))
+    check_defaults(parse_avro(json.dumps(record(("t", ["null", "string"], None)))))
 
 
 @pytest.mark.parametrize(

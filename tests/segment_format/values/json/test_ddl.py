@@ -104,9 +104,20 @@ def _nullable(kind: pa.DataType) -> pa.DataType:
 
 
 def test_types_without_a_ddl() -> None:
-    for kind in (pa.int8(), pa.map_(pa.int32(), pa.int32()), pa.struct([("a", pa.time32("s"))])):
+    for kind in (pa.int8(), pa.map_(pa.int32(), pa.int8()), pa.struct([("a", pa.time32("s"))])):
         with pytest.raises(ValueError, match="has no DDL"):
             print_ddl(kind)
+
+
+@pytest.mark.parametrize("name", ["array", "Map", "struct", "decimal", "int", "not", "comment"])
+def test_a_column_with_a_word_of_ours_as_its_name(name: str) -> None:
+    kind = pa.struct([(name, pa.int64())])
+    assert parse_ddl(print_ddl(kind)) == kind
+
+
+def test_types_of_other_formats_are_printed() -> None:
+    kind = pa.struct([("a", pa.map_(pa.int32(), pa.duration("us"))), ("b", pa.null())])
+    assert print_ddl(kind) == "a map<int,interval day to second>, b void"
 
 
 def test_how_it_is_printed() -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from segment_format.values.json.decoder import JsonDecoder
 from tests.segment_format.values.json import oracle
 from tests.segment_format.values.json.generated import any_struct, any_type, any_values
+from tests.segment_format.values.nulls_below import check_nulls_below
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,6 +46,7 @@ def check(kind: pa.DataType, values: Sequence[bytes | None]) -> int:
     found = JsonDecoder(kind).decode(pa.array(values, pa.binary()))
     assert found.array.type == kind
     found.array.validate(full=True)
+    check_nulls_below(found.array)
     bad = {one.row: one for one in found.bad}
     assert [one.row for one in found.bad] == sorted(bad)
     for row, (text, value) in enumerate(zip(values, oracle.plain(found.array), strict=True)):

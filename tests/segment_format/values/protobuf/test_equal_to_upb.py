@@ -14,6 +14,7 @@ from segment_format.values.protobuf import decoder as decoder_module
 from segment_format.values.protobuf import memory
 from segment_format.values.protobuf.contract import REASONS, TOO_LARGE
 from segment_format.values.protobuf.decoder import ProtobufDecoder
+from tests.segment_format.values.nulls_below import check_nulls_below
 from tests.segment_format.values.protobuf.generated import Writer, random_file
 from tests.segment_format.values.protobuf.oracle import Oracle, Row, descriptor_set, rows_of
 
@@ -23,6 +24,7 @@ SEEDS = st.integers(0, 2**32 - 1)
 def check(decoder: ProtobufDecoder, oracle: Oracle, values: list[bytes | None]) -> list[Row]:
     decoded = decoder.decode(pa.array(values, pa.binary()))
     decoded.array.validate(full=True)
+    check_nulls_below(decoded.array)
     assert decoded.array.type == decoder.type
     rows = rows_of(decoded.array)
     too_large = {each.row for each in decoded.bad if each.reason == REASONS[TOO_LARGE]}

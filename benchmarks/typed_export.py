@@ -1,0 +1,98 @@
+"""Typed backfill of an Avro topic to zstd Parquet, against its two parts alone: decoding the values
+that are in memory, and `write_table` of the rows.
+
+Beside them an export fetches, checks, and finds the records in their batches. Processor time of one
+task, which is that of one core.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import kts_source
+from benchmarks.export import measure_export
+from benchmarks.export_bounds import PARQUET_CODEC, in_a_process
+from benchmarks.report import Row, at_least, best_seconds
+from benchmarks.session import ZSTD_LEVEL
+from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
+from segment_format.values.avro.decoder import AvroDecoder
+from segment_format.values.avro.parse import parse_avro
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_SHARE: Final = 0.8
+_BATCH: Final = 16_384
+"""Rows of a batch in an export."""
+_IN_A_BATCH: Final = 200
+_TOPIC: Final = "typed"
+
+
+def run(schema: str, values: Sequence[bytes], *, repeats: int) -> list[Row]:
+    """Speed, and the share of the two parts.
+
+    Args:
+        schema: Of the values, Avro.
+        values: They are repeated.
+        repeats: How often each part is timed.
+    """
+    with tempfile.TemporaryDirectory(prefix="kts-typed-") as folder:
+        rows = _write_tier(Path(folder), values)
+        options = {
+            "path": folder,
+            "subscribe": _TOPIC,
+            "cache": "false",
+            "value.format": "avro",
+            "value.schema": schema,
+        }
+        decode, write = in_a_process(measure_parts, options, schema, repeats)
+        seconds, _ = in_a_process(measure_export, options, repeats)
+    alone = decode + write
+    what = "typed backfill, Avro, ten fields → zstd Parquet"
+    return [
+        Row(f"{what}, one core", rows / seconds / 1e6, "M records/s"),
+        at_least(f"{what}: share of decode + write_table", alone / seconds, "×", _SHARE).noted(
+            f"decode alone {rows / decode / 1e6:.1f}, write_table alone {rows / write / 1e6:.1f} M"
+            " records/s"
+        ),
+    ]
+
+
+def measure_parts(options: Mapping[str, str], schema: str, repeats: int) -> tuple[float, float]:
+    """Least processor seconds of decoding all values, and of `write_table` with the typed rows."""
+    stored = {name: text for name, text in options.items() if not name.startswith("value.")}
+    values = kts_source.scan(stored).to_table(threads=1)["value"].combine_chunks()
+    batches = [values.slice(start, _BATCH) for start in range(0, len(values), _BATCH)]
+    table = kts_source.scan(dict(options)).to_table(threads=1)
+    decoder = AvroDecoder(parse_avro(schema))
+    # Of the process, since writers may use threads.
+    decode, write = best_seconds(
+        lambda: [decoder.decode(batch) for batch in batches],
+        lambda: _write_table(table),
+        repeats=repeats,
+        clock=time.process_time,
+    )
+    return decode, write
+
+
+def _write_table(table: pa.Table) -> None:
+    with tempfile.NamedTemporaryFile() as file:
+        pq.write_table(table, file, compression=PARQUET_CODEC, compression_level=ZSTD_LEVEL)
+
+
+def _write_tier(folder: Path, values: Sequence[bytes]) -> int:
+    """One partition of these values; returns how many."""
+    log = LogBuilder()
+    for start in range(0, len(values), _IN_A_BATCH):
+        some = values[start : start + _IN_A_BATCH]
+        log.append([SimpleRecord(value, b"%d" % start) for value in some])
+    writer = AivenTierWriter(str(folder), topic=_TOPIC)
+    for segment in log.build().segments:
+        writer.write_segment(segment)
+    return len(values)

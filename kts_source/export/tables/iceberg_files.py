@@ -1,0 +1,124 @@
+"""Parquet files as an Iceberg table is told of them.
+
+As PyIceberg's `Transaction.add_files`, with bounds of fields of structs, too: without them no file
+is left out by a condition on one, and PyIceberg takes partition values from bounds.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from kts_source.errors import ExportError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.schema import Schema
+    from pyiceberg.table import Table, Transaction
+    from pyiceberg.types import NestedField, StructType
+
+_THREADS: Final = 16
+_METRICS: Final = "write.metadata.metrics."
+_ALONE: Final = "column"
+
+
+def add_files(
+    table: Table, transaction: Transaction, paths: Sequence[str], properties: Mapping[str, str]
+) -> None:
+    """Adds a snapshot with files of the table's columns, even with none.
+
+    Args:
+        table: As it was loaded.
+        transaction: Of the table; what it has changed of the columns counts.
+        paths: None of them is in the table.
+        properties: Of the snapshot.
+
+    Raises:
+        ValueError: A file does not fit the table.
+    """
+    from pyiceberg.table import TableProperties
+
+    if transaction.table_metadata.name_mapping() is None:
+        mapping = transaction.table_metadata.schema().name_mapping
+        transaction.set_properties(
+            {TableProperties.DEFAULT_NAME_MAPPING: mapping.model_dump_json()}
+        )
+    with ThreadPoolExecutor(_THREADS, "kts-iceberg") as pool:
+        found = list(pool.map(lambda path: _data_file(table, transaction, path), paths))
+    with transaction.update_snapshot(dict(properties)).fast_append() as append:
+        for file in found:
+            append.append_data_file(file)
+
+
+def _data_file(table: Table, transaction: Transaction, path: str) -> DataFile:
+    import pyarrow.parquet as pq
+    from pyiceberg.io import pyarrow as files
+    from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+
+    metadata = transaction.table_metadata
+    schema, spec = metadata.schema(), metadata.spec()
+    file = table.io.new_input(path)
+    with file.open() as stream:
+        parquet = pq.read_metadata(stream)
+    files._check_pyarrow_schema_compatible(  # noqa: SLF001  # add_files of PyIceberg asks it, too
+        schema, parquet.schema.to_arrow_schema(), format_version=metadata.format_version
+    )
+    statistics = files.data_file_statistics_from_parquet_metadata(
+        parquet_metadata=parquet,
+        stats_columns=_plan(schema, metadata.properties),
+        parquet_column_mapping=files.parquet_path_to_id_mapping(schema),
+    )
+    for field in spec.fields:
+        nulls = statistics.null_value_counts.get(field.source_id)
+        if field.source_id not in statistics.column_aggregates and nulls != parquet.num_rows:
+            raise ExportError(
+                f"a file has no bounds of {schema.find_column_name(field.source_id)}, and partition"
+                " values are taken from them",
+                uri=path,
+            )
+    return DataFile.from_args(
+        content=DataFileContent.DATA,
+        file_path=path,
+        file_format=FileFormat.PARQUET,
+        partition=statistics.partition(spec, schema),
+        file_size_in_bytes=len(file),
+        sort_order_id=None,
+        spec_id=metadata.default_spec_id,
+        equality_ids=None,
+        key_metadata=None,
+        **statistics.to_serialized_dict(),
+    )
+
+
+def _plan(schema: Schema, properties: Mapping[str, str]) -> dict[int, Any]:
+    """What is kept of each column: of fields of structs as much as of columns.
+
+    PyIceberg keeps only counts of whatever is in something. Of items of lists and maps that is
+    right: a row has many.
+    """
+    from pyiceberg.io import pyarrow as files
+    from pyiceberg.schema import Schema as OneColumn
+
+    plan: dict[int, Any] = files.compute_statistics_plan(schema, dict(properties))
+    for path, field in _fields(schema.as_struct(), ""):
+        # What PyIceberg says of a column of this type, by the properties of the field's path.
+        alone = OneColumn(field.model_copy(update={"name": _ALONE}))
+        own = {name: text for name, text in properties.items() if name == f"{_METRICS}default"}
+        if (mode := properties.get(f"{_METRICS}column.{path}")) is not None:
+            own[f"{_METRICS}column.{_ALONE}"] = mode
+        found = files.compute_statistics_plan(alone, own)[field.field_id]
+        plan[field.field_id] = replace(plan[field.field_id], mode=found.mode)
+    return plan
+
+
+def _fields(struct: StructType, outer: str) -> Iterator[tuple[str, NestedField]]:
+    """Fields of structs in a struct that hold one value, and their paths."""
+    for field in struct.fields:
+        kind = field.field_type
+        if kind.is_struct:
+            yield from _fields(cast("StructType", kind), f"{outer}{field.name}.")
+        elif outer and kind.is_primitive:
+            yield f"{outer}{field.name}", field

@@ -1,0 +1,271 @@
+"""JSON Schema as a type: what of a document says how values look.
+
+| JSON Schema | becomes |
+|---|---|
+| boolean, integer, number, string | bool, int64, double, string |
+| integer of format int32; number of format float | int32; float |
+| string of format date, date-time; of contentEncoding base64 | date, timestamp[us, UTC]; binary |
+| object with properties | struct; a property that is required and never null is not null |
+| object without, of additionalProperties | map |
+| array of items | list |
+| enum, const | the type of its values |
+| several types, oneOf, anyOf | the one that is not null; double where they are integer and number |
+| $ref within the document | what it refers to |
+
+Items and a map's values may be null: a DDL, as which a type travels, cannot say otherwise. What
+only limits values (minimum, pattern, the texts of an enum, …) is not looked at.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Final, NoReturn
+
+import pyarrow as pa
+
+_MOST_TYPES: Final = 1 << 13
+"""Types in all, each counted as often as it is referred to."""
+_MOST_LEVELS: Final = 64
+_NULL: Final = "null"
+_OBJECT: Final = "object"
+_ARRAY: Final = "array"
+_INTEGER: Final = "integer"
+_NUMBER: Final = "number"
+_STRING: Final = "string"
+_PLAIN: Final = {
+    "boolean": pa.bool_(),
+    _INTEGER: pa.int64(),
+    _NUMBER: pa.float64(),
+    _STRING: pa.string(),
+}
+_FORMATS: Final = {
+    (_INTEGER, "int32"): pa.int32(),
+    (_NUMBER, "float"): pa.float32(),
+    (_STRING, "date"): pa.date32(),
+    (_STRING, "date-time"): pa.timestamp("us", "UTC"),
+}
+_BRANCHES: Final = ("oneOf", "anyOf", "allOf")
+_SHAPES: Final = ("$ref", *_BRANCHES, "properties", "additionalProperties", "items")
+_REFUSED: Final = (
+    *("patternProperties", "prefixItems", "if", "then", "else", "dependentSchemas"),
+    *("dependencies", "$dynamicRef", "$recursiveRef"),
+)
+"""What may add fields to a value, or choose between shapes of it."""
+
+Found = tuple[pa.DataType | None, bool]
+"""A type, none for only nulls, and whether values may be null."""
+
+
+def json_schema_type(text: str) -> pa.DataType:
+    """The type of the values of a JSON Schema, of any draft from 4 on.
+
+    Args:
+        text: The document.
+
+    Raises:
+        ValueError: It is not one, or says what no column can be; the message names the place.
+    """
+    try:
+        document = json.loads(text)
+        json.dumps(document, ensure_ascii=False).encode()  # fails where there is half a character
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not a JSON Schema: {type(error).__name__}: {error}") from None
+    reader = _Reader(document)
+    kind, _ = reader.found(document)
+    if kind is None:
+        raise ValueError("the JSON Schema has only nulls")
+    return kind
+
+
+class _Reader:
+    """Reads a document.
+
+    Args:
+        document: The whole one, which references point into.
+    """
+
+    def __init__(self, document: Any) -> None:  # noqa: ANN401  # any JSON
+        self._document = document
+        self._types = 0
+        self._path: list[str] = []
+        self._open: list[str] = []  # references under way
+        self._levels = 0
+
+    def found(self, schema: Any) -> Found:  # noqa: ANN401
+        """What a schema stands for."""
+        self._types += 1
+        if self._types > _MOST_TYPES:
+            raise ValueError(f"the JSON Schema has more than {_MOST_TYPES:,} types")
+        if self._levels == _MOST_LEVELS:
+            raise ValueError(f"the JSON Schema has more than {_MOST_LEVELS} levels")
+        self._levels += 1
+        try:
+            return self._found(schema)
+        finally:
+            self._levels -= 1
+
+    def _found(self, schema: Any) -> Found:  # noqa: ANN401
+        if not isinstance(schema, dict):
+            self._refuse("a schema that says nothing of its type")
+        for word in _REFUSED:
+            if word in schema:
+                self._refuse(f"{word!r} makes it no one type")
+        shapes = [one for one in _SHAPES if one in schema]
+        if "$ref" in shapes or any(word in shapes for word in _BRANCHES):
+            if len(shapes) > 1:
+                self._refuse(f"{' and '.join(shapes)} make it no one type")
+            (word,) = shapes
+            return self._referred(schema) if word == "$ref" else self._branches(word, schema)
+        kinds, nullable = self._kinds(schema)
+        if not kinds:
+            return None, True
+        if kinds == {_INTEGER, _NUMBER}:
+            kinds = {_NUMBER}
+        if len(kinds) > 1:
+            self._refuse(f"values of several types: {', '.join(sorted(kinds))}")
+        (kind,) = kinds
+        if kind == _OBJECT:
+            return self._object(schema), nullable
+        if kind == _ARRAY:
+            return self._array(schema), nullable
+        if kind not in _PLAIN:
+            self._refuse(f"an unknown type: {_shown(kind)}")
+        if kind == _STRING and schema.get("contentEncoding") == "base64":
+            return pa.binary(), nullable
+        form = schema.get("format")
+        named = _FORMATS.get((kind, form)) if isinstance(form, str) else None
+        return _PLAIN[kind] if named is None else named, nullable
+
+    def _kinds(self, schema: dict[str, Any]) -> tuple[set[str], bool]:
+        """The types that values may have, null left out, and whether that is one of them."""
+        given = schema.get("type")
+        if isinstance(given, str):
+            names = {given}
+        elif isinstance(given, list) and given and all(isinstance(one, str) for one in given):
+            names = set(given)
+        elif given is not None:
+            self._refuse(f"no type: {_shown(given)}")
+        elif "enum" in schema or "const" in schema:
+            names = self._of_values(schema)
+        elif "properties" in schema or "additionalProperties" in schema:
+            names = {_OBJECT}
+        elif "items" in schema:
+            names = {_ARRAY}
+        else:
+            self._refuse("a schema that says nothing of its type")
+        nullable = _NULL in names
+        values = schema.get("enum")
+        if nullable and isinstance(values, list):
+            nullable = None in values
+        return names - {_NULL}, nullable
+
+    def _of_values(self, schema: dict[str, Any]) -> set[str]:
+        values = schema["enum"] if "enum" in schema else [schema["const"]]
+        if not isinstance(values, list) or not values:
+            self._refuse(f"an enum without values: {_shown(values)}")
+        names = {_name_of(value) for value in values}
+        if names & {_OBJECT, _ARRAY}:
+            self._refuse("an enum of objects or arrays; say what type they are")
+        return names
+
+    def _object(self, schema: dict[str, Any]) -> pa.DataType:
+        properties = schema.get("properties")
+        others = schema.get("additionalProperties")
+        if properties is None or properties == {}:
+            if not isinstance(others, dict):
+                self._refuse("an object without properties, and without a type of others")
+            return pa.map_(pa.string(), self._item(others))
+        if not isinstance(properties, dict):
+            self._refuse(f"properties that are no object: {_shown(properties)}")
+        if isinstance(others, dict) and others:
+            self._refuse("an object of properties, and of others with a type of their own")
+        required = schema.get("required") or []
+        if not isinstance(required, list):  # draft 3 has a boolean in the property
+            self._refuse(f"'required' that is no list: {_shown(required)}")
+        fields = []
+        for name, below in properties.items():
+            self._path.append(name)
+            kind, nullable = self.found(below)
+            if kind is None:
+                self._refuse("only nulls")
+            self._path.pop()
+            fields.append(pa.field(name, kind, nullable=nullable or name not in required))
+        return pa.struct(fields)
+
+    def _array(self, schema: dict[str, Any]) -> pa.DataType:
+        items = schema.get("items")
+        if not isinstance(items, dict):
+            self._refuse("an array whose items are of no one type")
+        return pa.list_(pa.field("element", self._item(items)))
+
+    def _item(self, schema: dict[str, Any]) -> pa.DataType:
+        kind, _ = self.found(schema)
+        if kind is None:
+            self._refuse("only nulls")
+        return kind
+
+    def _branches(self, word: str, schema: dict[str, Any]) -> Found:
+        branches = schema[word]
+        if not isinstance(branches, list) or not branches:
+            self._refuse(f"{word} without schemas: {_shown(branches)}")
+        if word == "allOf" and len(branches) > 1:
+            self._refuse("allOf of several schemas")
+        found = [self.found(branch) for branch in branches]
+        kinds = [kind for kind, _ in found if kind is not None]
+        nullable = any(null for _, null in found)
+        if any(kind != kinds[0] for kind in kinds):
+            if not all(kind in (pa.int64(), pa.float64()) for kind in kinds):
+                self._refuse(f"{word} of several types")
+            return pa.float64(), nullable
+        return kinds[0] if kinds else None, nullable
+
+    def _referred(self, schema: dict[str, Any]) -> Found:
+        reference = schema["$ref"]
+        if not isinstance(reference, str) or not (reference == "#" or reference[:2] == "#/"):
+            self._refuse(f"a reference out of the document: {_shown(reference)}")
+        if reference in self._open:
+            self._refuse(f"{reference} contains itself, which no column can")
+        target: Any = self._document
+        for step in reference[2:].split("/") if reference != "#" else ():
+            name = _unquoted(step).replace("~1", "/").replace("~0", "~")
+            if isinstance(target, dict) and name in target:
+                target = target[name]
+            elif isinstance(target, list) and name.isdecimal() and int(name) < len(target):
+                target = target[int(name)]
+            else:
+                self._refuse(f"{reference} points to nothing")
+        self._open.append(reference)
+        try:
+            return self.found(target)
+        finally:
+            self._open.pop()
+
+    def _refuse(self, reason: str) -> NoReturn:
+        where = f"field {'.'.join(self._path)!r}" if self._path else "the value"
+        raise ValueError(f"{where} of the JSON Schema: {reason}")
+
+
+def _unquoted(text: str) -> str:
+    """The text that a part of a URL stands for."""
+    data = re.sub(rb"%([0-9A-Fa-f]{2})", lambda one: bytes.fromhex(one[1].decode()), text.encode())
+    return data.decode(errors="replace")
+
+
+def _name_of(value: Any) -> str:  # noqa: ANN401
+    if value is None:
+        return _NULL
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int):
+        return _INTEGER
+    if isinstance(value, float):
+        return _NUMBER
+    if isinstance(value, str):
+        return _STRING
+    return _OBJECT if isinstance(value, dict) else _ARRAY
+
+
+def _shown(document: object) -> str:
+    text = json.dumps(document)
+    return text if len(text) <= 100 else f"{text[:100]}…"

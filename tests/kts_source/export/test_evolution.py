@@ -1,0 +1,300 @@
+"""Tables whose values gain fields, lose some, or contradict what is there."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+from deltalake import DeltaTable
+from pyiceberg.catalog import load_catalog
+
+import kts_source
+from kts_source.errors import SchemaChangedError
+from kts_source.export.evolution import conformed, lacks, united
+from tests.kts_source.export.exporting import FORMATS, Lake
+from tests.kts_source.read.typed_tier import OLD, SCHEMA, TOPIC, avro, row, write
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kts_source.export.tables.export_table import Commit, ExportTable
+
+NEW_FIELDS = [field["name"] for field in SCHEMA["fields"][4:]]
+
+
+@pytest.fixture
+def topic(tmp_path: Path) -> dict[str, str]:
+    """Ten values of an earlier writer, then ten of a later one."""
+    registry = tmp_path / "schemas"
+    registry.mkdir()
+    for number, schema in enumerate((OLD, SCHEMA), 1):
+        (registry / f"{number}.avsc").write_text(json.dumps(schema))
+    values: list[bytes | None] = [b"\0\0\0\0\1" + avro(n, old=True) for n in range(10)]
+    values += [b"\0\0\0\0\2" + avro(number) for number in range(10, 20)]
+    return write(tmp_path / "tier", [values]) | {
+        "value.format": "avro-confluent",
+        "value.schema-registry.url": str(registry),
+    }
+
+
+def of_schema(topic: dict[str, str], schema: dict[str, Any], stop: int = 20) -> dict[str, str]:
+    ends = {"endingOffsets": json.dumps({TOPIC: {"0": stop}})}
+    return topic | ends | {"value.schema": json.dumps(schema)}
+
+
+def values_of(lake: Lake) -> list[dict[str, Any]]:
+    table = lake.read()
+    found = zip(table["offset"].to_pylist(), table["value"].to_pylist(), strict=True)
+    return [value for _, value in sorted(found, key=lambda pair: pair[0])]
+
+
+def assert_whole(lake: Lake) -> None:
+    """Ten rows without the new fields, then ten with all."""
+    found = values_of(lake)
+    assert [{name: value[name] for name in row(0)} for value in found[10:]] == [
+        row(number) for number in range(10, 20)
+    ]
+    for number, value in enumerate(found[:10]):
+        assert (value["country"], value["amount"]) == (row(number)["country"], number)
+        assert [value[name] for name in NEW_FIELDS] == [None] * len(NEW_FIELDS)
+    assert len(found) == 20
+
+
+@pytest.mark.parametrize("table_format", ["delta", "iceberg"])
+def test_the_table_gets_new_fields(
+    table_format: str, topic: dict[str, str], tmp_path: Path
+) -> None:
+    lake = Lake(tmp_path, table_format)
+    lake.export(of_schema(topic, OLD, 10), partition_by=["value.country"])
+    before = values_of(lake)
+    with pytest.raises(SchemaChangedError, match=r"schema_evolution='add'") as raised:
+        lake.export(of_schema(topic, SCHEMA), partition_by=["value.country"])
+    assert "The table has struct<country: string, amount: int64" in str(raised.value)
+    assert "note: string, tags: map<string, list<" in str(raised.value)
+    assert values_of(lake) == before
+    add: Any = {"partition_by": ["value.country"], "schema_evolution": "add"}
+    assert lake.export(of_schema(topic, SCHEMA), **add).rows == 10
+    assert_whole(lake)
+    assert lake.export(of_schema(topic, SCHEMA), **add).rows == 0
+
+
+def test_a_folder_gets_new_fields(topic: dict[str, str], tmp_path: Path) -> None:
+    lake = Lake(tmp_path, "parquet")
+    lake.export(of_schema(topic, OLD, 10))
+    with pytest.raises(SchemaChangedError, match="fields are new or gone"):
+        lake.export(of_schema(topic, SCHEMA))
+    assert lake.export(of_schema(topic, SCHEMA), schema_evolution="add").rows == 10
+    # Readers take the columns of one file for those of all, unless they are told.
+    columns = kts_source.scan(of_schema(topic, SCHEMA)).schema
+    found = ds.dataset(lake.target, schema=columns).to_table().sort_by("offset")
+    assert found["value"].to_pylist()[9]["note"] is None
+    assert found["value"].to_pylist()[10]["note"] == "n10"
+    assert found.num_rows == 20
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_fields_that_are_gone_are_null(
+    table_format: str, topic: dict[str, str], tmp_path: Path
+) -> None:
+    lake = Lake(tmp_path, table_format)
+    lake.export(of_schema(topic, SCHEMA, 10))
+    later = of_schema(topic, OLD)
+    with pytest.raises(SchemaChangedError, match="fields are new or gone"):
+        lake.export(later)
+    assert lake.export(later, schema_evolution="add").rows == 10
+    found = values_of(lake)
+    assert [value["note"] for value in found[10:]] == [None] * 10
+    assert [value["amount"] for value in found] == list(range(20))
+
+
+def changed(name: str, kind: Any) -> dict[str, Any]:  # noqa: ANN401
+    fields = [{**one, "type": kind} if one["name"] == name else one for one in OLD["fields"]]
+    return {**OLD, "fields": fields}
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_what_contradicts_the_table_stops_with_both_schemas(
+    table_format: str, topic: dict[str, str], tmp_path: Path
+) -> None:
+    lake = Lake(tmp_path, table_format)
+    lake.export(of_schema(topic, OLD, 10))
+    for evolution in ("none", "add"):
+        with pytest.raises(SchemaChangedError) as raised:
+            lake.export(of_schema(topic, changed("amount", "double")), schema_evolution=evolution)
+        assert "value.amount is int64 there and double in the rows" in str(raised.value)
+        assert "The table has struct<country: string, amount: int64" in str(raised.value)
+        assert "the rows have struct<country: string, amount: double" in str(raised.value)
+    assert len(values_of(lake)) == 10
+
+
+def test_delta_has_a_commit_of_the_columns_before_the_data(
+    topic: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = Lake(tmp_path, "delta")
+    lake.export(of_schema(topic, OLD, 10))
+
+    def killed(*_: object, **__: object) -> None:
+        raise SystemExit
+
+    later = of_schema(topic, SCHEMA)
+    with monkeypatch.context() as patch:
+        patch.setattr(DeltaTable, "create_write_transaction", killed)
+        with pytest.raises(SystemExit):
+            lake.export(later, schema_evolution="add")
+    # The columns are there, no row is, and nothing says that more offsets are.
+    between = DeltaTable(lake.target)
+    assert between.version() == 1
+    assert [value["note"] for value in values_of(lake)] == [None] * 10
+    assert lake.export(later, schema_evolution="add").rows == 10
+    assert_whole(lake)
+    entries = [
+        [next(iter(json.loads(line))) for line in path.read_text().splitlines()]
+        for path in sorted((tmp_path / "table" / "_delta_log").glob("*.json"))
+    ]
+    assert [("metaData" in entry, "add" in entry) for entry in entries] == [
+        (True, True),
+        (True, False),
+        (False, True),
+    ]
+
+
+def test_delta_learns_of_times_without_a_zone(topic: dict[str, str], tmp_path: Path) -> None:
+    lake = Lake(tmp_path, "delta")
+    few = {**OLD, "fields": OLD["fields"][:2]}
+    lake.export(of_schema(topic, few, 10))
+    lake.export(of_schema(topic, SCHEMA), schema_evolution="add")
+    protocol = DeltaTable(lake.target).protocol()
+    assert "timestampNtz" in (protocol.writer_features or ())
+    assert "timestampNtz" in (protocol.reader_features or ())
+    assert [value["local"] is None for value in values_of(lake)] == [True] * 10 + [False] * 10
+
+
+def test_iceberg_gets_columns_and_files_in_one_commit(
+    topic: dict[str, str], tmp_path: Path
+) -> None:
+    lake = Lake(tmp_path, "iceberg")
+    lake.export(of_schema(topic, OLD, 10))
+    catalog = load_catalog("lake", **lake.catalog)
+    before = catalog.load_table(lake.target).metadata
+    lake.export(of_schema(topic, SCHEMA), schema_evolution="add")
+    after = catalog.load_table(lake.target).metadata
+    catalog.close()
+    assert len(after.metadata_log) == len(before.metadata_log) + 1
+    assert len(after.schemas) == len(before.schemas) + 1
+    assert len(after.snapshots) == len(before.snapshots) + 1
+
+
+@dataclass
+class AfterAnother:
+    """A table into which another export commits the same before the first commit."""
+
+    lake: Lake
+    options: dict[str, str]
+    table: ExportTable
+    is_first: bool = True
+
+    def commit(self, commit: Commit) -> bool:
+        if self.is_first:
+            self.is_first = False
+            self.lake.export(self.options, schema_evolution="add", export_id="other")
+        return self.table.commit(commit)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        return getattr(self.table, name)
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_another_export_that_adds_the_same_meanwhile(
+    table_format: str, topic: dict[str, str], tmp_path: Path
+) -> None:
+    lake = Lake(tmp_path, table_format)
+    lake.export(of_schema(topic, OLD, 10))
+    later = of_schema(topic, SCHEMA)
+    with closing(lake.table(schema_evolution="add")) as table:
+        racing: Any = AfterAnother(lake, later, table)
+        assert lake.export(later, table=racing, schema_evolution="add").rows == 10
+    assert len(values_of(lake)) == 10 + 20 + 10
+
+
+BASE = pa.struct(
+    [("a", pa.int64()), ("l", pa.list_(pa.struct([("x", pa.string())]))),
+     ("m", pa.map_(pa.string(), pa.struct([("y", pa.int32())])))]
+)  # fmt: skip
+MORE = pa.struct(
+    [("m", pa.map_(pa.string(), pa.struct([("y", pa.int32()), ("z", pa.bool_())]))),
+     ("l", pa.list_(pa.struct([("w", pa.float64()), ("x", pa.string())]))), ("a", pa.int64()),
+     pa.field("b", pa.struct([pa.field("c", pa.int32(), nullable=False)]), nullable=False)]
+)  # fmt: skip
+BOTH = pa.struct(
+    [("a", pa.int64()), ("l", pa.list_(pa.struct([("x", pa.string()), ("w", pa.float64())]))),
+     ("m", pa.map_(pa.string(), pa.struct([("y", pa.int32()), ("z", pa.bool_())]))),
+     ("b", pa.struct([pa.field("c", pa.int32(), nullable=False)]))]
+)  # fmt: skip
+
+
+def schema(kind: pa.DataType) -> pa.Schema:
+    return pa.schema([("value", kind), ("offset", pa.int64())])
+
+
+def test_fields_at_any_depth_are_united_in_the_order_of_the_table() -> None:
+    found = united(schema(BASE), schema(MORE), ["value"], "t", evolves=True)
+    assert found == schema(BOTH)
+    assert found.field("value").type.field("b").nullable
+    assert lacks(schema(BASE), found, ["value"])
+    assert not lacks(found, found, ["value"])
+    assert united(found, schema(BASE), ["value"], "t", evolves=True) == found
+    assert united(schema(BASE), schema(BASE), ["value"], "t", evolves=False) == schema(BASE)
+    # As libraries of tables have it.
+    wide = pa.struct(
+        [("a", pa.int64()), ("l", pa.large_list(pa.struct([("x", pa.large_string())]))),
+         ("m", pa.map_(pa.large_string(), pa.struct([("y", pa.int32())])))]
+    )  # fmt: skip
+    assert united(schema(wide), schema(BASE), ["value"], "t", evolves=False) == schema(BASE)
+
+
+def test_rows_get_the_columns_of_the_table() -> None:
+    values: list[Any] = [{"a": 1, "l": [{"x": "p"}, None], "m": [("k", {"y": 2})]}, None,
+              {"a": None, "l": None, "m": []}]  # fmt: skip
+    rows = pa.RecordBatch.from_arrays(
+        [pa.array([None, *values], BASE)[1:], pa.array([0, 1, 2])], schema=schema(BASE)
+    )
+    found = conformed(rows, schema(BOTH))
+    found.validate(full=True)
+    assert found["value"].to_pylist() == [
+        {"a": 1, "l": [{"x": "p", "w": None}, None], "m": [("k", {"y": 2, "z": None})], "b": None},
+        None,
+        {"a": None, "l": None, "m": [], "b": None},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "reason"),
+    [
+        (pa.int64(), pa.int32(), "value is int64 there and int32"),
+        (pa.string(), pa.struct([("a", pa.int64())]), "value is string there"),
+        (pa.struct([("a", pa.int64())]), pa.struct([("A", pa.int64())]), "differ in case only"),
+        (pa.decimal128(6, 2), pa.decimal128(6, 3), "decimal128"),
+        (pa.timestamp("us"), pa.timestamp("us", "UTC"), "timestamp"),
+        (pa.map_(pa.string(), pa.int32()), pa.map_(pa.string(), pa.int64()), "value.value is"),
+        (pa.list_(pa.int32()), pa.list_(pa.int64()), "value.element is int32"),
+        (
+            pa.struct([pa.field("a", pa.int64(), nullable=False)]),
+            pa.struct([("a", pa.int64())]),
+            "value.a must not be null there and may",
+        ),
+        (
+            pa.struct([pa.field("a", pa.int64(), nullable=False), ("b", pa.int64())]),
+            pa.struct([("b", pa.int64())]),
+            "value.a must not be null, and the rows lack it",
+        ),
+    ],
+)
+def test_contradictions(there: pa.DataType, here: pa.DataType, reason: str) -> None:
+    for evolves in (False, True):
+        with pytest.raises(SchemaChangedError, match=reason):
+            united(schema(there), schema(here), ["value"], "t", evolves=evolves)

@@ -1,0 +1,306 @@
+"""Exports of decoded keys and values: nested columns, partitions by fields, dead letters."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+from pyiceberg.catalog import load_catalog
+
+import kts_source
+from kts_source.errors import FingerprintError, InvalidOptionError, InvalidValueError
+from kts_source.export.transforms import JsonColumns
+from tests.kts_source.export.exporting import FORMATS, Lake
+from tests.kts_source.read.typed_tier import as_avro, avro, long, row, text, write
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+BAD = {3: b"\x05", 17: b"", 25: avro(25) + b"x"}
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> dict[str, str]:
+    values: list[bytes | None] = [avro(number) for number in range(30)]
+    values[4] = None
+    return write(tmp_path / "tier", [values, [avro(100)]]) | as_avro()
+
+
+@pytest.fixture
+def spoiled(tmp_path: Path) -> dict[str, str]:
+    values: list[bytes | None] = [BAD.get(number, avro(number)) for number in range(30)]
+    return write(tmp_path / "tier", [values]) | as_avro()
+
+
+def rows_of(table: pa.Table, *names: str) -> list[tuple[Any, ...]]:
+    """Some columns of every row behind its place, in the order of places."""
+    columns = [table[name].to_pylist() for name in ("partition", "offset", *names)]
+    return sorted(zip(*columns, strict=True), key=lambda found: found[:2])
+
+
+def some(value: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The fields that `row` has."""
+    return value and {name: value[name] for name in row(0)}
+
+
+@pytest.mark.parametrize(
+    "partition_by", [(), ("value.country",), ("date(value.at)", "topic", "value.country")]
+)
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_a_value_is_a_nested_column(
+    table_format: str, partition_by: tuple[str, ...], good: dict[str, str], tmp_path: Path
+) -> None:
+    lake = Lake(tmp_path, table_format)
+    report = lake.export(good, partition_by=partition_by)
+    assert report.rows == 31
+    expected = kts_source.scan(good).to_table()
+    found = lake.read()
+    names = ("key", "value", "timestamp")
+    assert rows_of(found, *names) == rows_of(expected, *names)
+    assert [some(value) for *_, value in rows_of(found, "value")] == [
+        *(None if number == 4 else row(number) for number in range(30)),
+        row(100),
+    ]
+    assert lake.export(good, partition_by=partition_by).rows == 0
+
+
+@pytest.mark.parametrize("table_format", ["parquet", "delta"])
+def test_a_field_becomes_a_partition_column(
+    table_format: str, good: dict[str, str], tmp_path: Path
+) -> None:
+    lake = Lake(tmp_path, table_format)
+    lake.export(good, partition_by=["value.country", "date(value.at)"])
+    found = lake.read()
+    for value, country, day in zip(
+        *(found[name].to_pylist() for name in ("value", "value_country", "value_at_date")),
+        strict=True,
+    ):
+        assert country == (value and value["country"])
+        if table_format == "delta":
+            assert day == (value and value["at"].date())
+    folders = {path.name for path in (tmp_path / "table").glob("value_country=*")}
+    hive = {f"value_country={name}" for name in ("CH", "DE", "__HIVE_DEFAULT_PARTITION__")}
+    assert folders == (hive if table_format == "parquet" else set())
+
+
+def test_iceberg_partitions_by_the_field_itself(good: dict[str, str], tmp_path: Path) -> None:
+    lake = Lake(tmp_path, "iceberg")
+    lake.export(good, partition_by=["value.country"])
+    catalog = load_catalog("lake", **lake.catalog)
+    try:
+        scan = catalog.load_table(lake.target).scan("value.country = 'DE'")
+        assert {task.file.partition[0] for task in scan.plan_files()} == {"DE"}
+        assert {value["country"] for value in scan.to_arrow()["value"].to_pylist()} == {"DE"}
+        assert len(scan.to_arrow()) == 10
+    finally:
+        catalog.close()
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_files_are_sorted_by_a_field(
+    table_format: str, good: dict[str, str], tmp_path: Path
+) -> None:
+    lake = Lake(tmp_path, table_format)
+    lake.export(good, sort_within_files=["value.country", "value.amount"])
+    assert rows_of(lake.read(), "value") == rows_of(kts_source.scan(good).to_table(), "value")
+    checked = 0
+    for path in tmp_path.rglob("*.parquet"):
+        values = [value for value in pq.read_table(path)["value"].to_pylist() if value is not None]
+        keys = [(value["country"], value["amount"]) for value in values]
+        assert keys == sorted(keys)
+        checked += len(keys)
+    assert checked == 30
+
+
+def test_fields_have_statistics_in_the_file_and_in_delta(
+    good: dict[str, str], tmp_path: Path
+) -> None:
+    lake = Lake(tmp_path, "delta")
+    lake.export(good)
+    (log,) = (tmp_path / "table" / "_delta_log").glob("*.json")
+    entries = [json.loads(line) for line in log.read_text().splitlines()]
+    adds = [json.loads(entry["add"]["stats"]) for entry in entries if "add" in entry]
+    (found,) = [stats for stats in adds if stats["numRecords"] == 30]
+    low, high, nulls = (found[name]["value"] for name in ("minValues", "maxValues", "nullCount"))
+    assert (low["country"], high["country"], nulls["country"]) == ("CH", "DE", 1)
+    assert (low["amount"], high["amount"], nulls["amount"]) == (0, 29, 1)
+    assert low["at"] == "2023-11-14T22:13:20.000Z"
+    assert (low["day"], high["day"], nulls["note"]) == ("1970-01-01", "1970-01-30", 16)
+    assert "tags" not in nulls
+    for path in (tmp_path / "table").rglob("*.parquet"):
+        group = pq.ParquetFile(path).metadata.row_group(0)
+        columns = {
+            group.column(n).path_in_schema: group.column(n) for n in range(group.num_columns)
+        }
+        assert columns["value.amount"].statistics.has_min_max
+        assert columns["value.price"].statistics.has_min_max
+        assert columns["value.tags.key_value.value.list.element"].statistics is None
+
+
+def test_delta_skips_files_by_a_field(good: dict[str, str], tmp_path: Path) -> None:
+    from deltalake import DeltaTable
+
+    lake = Lake(tmp_path, "delta")
+    lake.export(good, commit_bytes=1, partition_by=["value.country"])
+    dataset = DeltaTable(lake.target).to_pyarrow_dataset()
+    found = dataset.to_table(filter=ds.field("value", "amount") > 27)
+    assert sorted(value["amount"] for value in found["value"].to_pylist()) == [28, 29, 100]
+
+
+def test_keys_and_texts_are_columns_too(tmp_path: Path) -> None:
+    options = write(tmp_path / "tier", [[avro(number) for number in range(12)]])
+    options |= {"key.format": "utf8", "columns": "key,offset,partition"}
+    lake = Lake(tmp_path, "parquet")
+    lake.export(options, partition_by=["key"], sort_within_files=["offset"])
+    assert [key for *_, key in rows_of(lake.read(), "key")] == [f"k{n}" for n in range(12)]
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_far_times_of_fields(table_format: str, tmp_path: Path) -> None:
+    schema = {
+        "type": "record",
+        "name": "R",
+        "fields": [
+            {"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros"}},
+            {"name": "day", "type": {"type": "int", "logicalType": "date"}},
+        ],
+    }
+    far = [(0, 0), (2**63 - 1, 2**31 - 1), (-(2**63), -(2**31))]
+    options = write(tmp_path / "tier", [[long(at) + long(day) for at, day in far]])
+    options |= {"value.format": "avro", "value.schema": json.dumps(schema)}
+    lake = Lake(tmp_path, table_format)
+    lake.export(options)
+    found = lake.read()["value"].combine_chunks()
+    assert sorted(
+        zip(
+            found.field("at").cast(pa.int64()).to_pylist(),
+            found.field("day").cast(pa.int32()).to_pylist(),
+            strict=True,
+        )
+    ) == sorted(far)
+
+
+def test_malformed_values_end_the_run_or_are_left_out(
+    spoiled: dict[str, str], tmp_path: Path
+) -> None:
+    lake = Lake(tmp_path, "delta")
+    with pytest.raises(InvalidValueError) as raised:
+        lake.export(spoiled)
+    assert raised.value.offset == 3
+    dropping = spoiled | {"value.mode": "DROPMALFORMED"}
+    assert lake.export(dropping | {"endingOffsets": '{"orders":{"0":20}}'}).rows == 18
+    # Who began without such rows may go on as he likes, but not with nulls instead of them.
+    with pytest.raises(FingerprintError, match="permissive"):
+        lake.export(spoiled | {"value.mode": "PERMISSIVE"})
+    assert lake.export(spoiled, dead_letters=str(tmp_path / "letters")).rows == 9
+    assert [offset for _, offset in rows_of(lake.read())] == [
+        number for number in range(30) if number not in BAD
+    ]
+
+
+@pytest.mark.parametrize("mode", ["FAILFAST", "DROPMALFORMED"])
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_dead_letters_have_the_bytes_and_the_reason(
+    table_format: str, mode: str, spoiled: dict[str, str], tmp_path: Path
+) -> None:
+    lake = Lake(tmp_path, table_format)
+    report = lake.export(spoiled | {"value.mode": mode}, dead_letters=str(tmp_path / "letters"))
+    assert (report.rows, report.rejected) == (27, 3)
+    found = ds.dataset(tmp_path / "letters", format="parquet").to_table()
+    reasons = [
+        "value: country: a length below 0 or beyond the end of the value",
+        "value: country: the value ends too early",
+        "value: bytes behind the end of the value",
+    ]
+    assert rows_of(found, "topic", "key", "value", "reason") == [
+        (0, offset, "orders", b"k%d" % offset, value, reason)
+        for (offset, value), reason in zip(BAD.items(), reasons, strict=True)
+    ]
+    assert [some(value) for *_, value in rows_of(lake.read(), "value")] == [
+        row(number) for number in range(30) if number not in BAD
+    ]
+
+
+def test_a_row_whose_key_and_value_are_malformed_is_one_dead_letter(tmp_path: Path) -> None:
+    options = write(tmp_path / "tier", [[text("x") if n == 10 else avro(n) for n in range(12)]])
+    fixed = json.dumps({"type": "fixed", "name": "F", "size": 2})
+    options |= as_avro(**{"key.format": "avro", "key.schema": fixed})  # keys are k0 to k11
+    lake = Lake(tmp_path, "parquet")
+    report = lake.export(options, dead_letters=str(tmp_path / "letters"))
+    assert (report.rows, report.rejected) == (10, 2)
+    found = ds.dataset(tmp_path / "letters", format="parquet").to_table()
+    assert [offset for _, offset in rows_of(found)] == [10, 11]
+
+
+def test_permissive_rows_stay_with_their_reason(spoiled: dict[str, str], tmp_path: Path) -> None:
+    lake = Lake(tmp_path, "iceberg")
+    letters = tmp_path / "letters"
+    options = spoiled | {"value.mode": "PERMISSIVE"}
+    assert lake.export(options, dead_letters=str(letters)).rejected == 0
+    expected = kts_source.scan(options).to_table()
+    assert rows_of(lake.read(), "value", "valueError") == rows_of(expected, "value", "valueError")
+    assert not letters.exists()
+
+
+def flat(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """A transform of decoded rows."""
+    amounts = batch.column("value").field("amount")
+    return pa.RecordBatch.from_arrays([batch["offset"], amounts], names=["offset", "amount"])
+
+
+def test_a_transform_gets_the_decoded_rows(good: dict[str, str], tmp_path: Path) -> None:
+    lake = Lake(tmp_path, "parquet")
+    lake.export(good, transform=flat)
+    assert sorted(lake.read()["amount"].drop_null().to_pylist())[-2:] == [29, 100]
+    with pytest.raises(FingerprintError, match="columns"):
+        lake.export(good | {"value.columns": "amount"}, transform=flat)
+
+
+def test_a_table_of_bytes_does_not_go_on_with_columns(good: dict[str, str], tmp_path: Path) -> None:
+    raw = {name: value for name, value in good.items() if not name.startswith("value.")}
+    for number, table_format in enumerate(FORMATS):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        lake = Lake(folder, table_format)
+        lake.export(raw)
+        for evolution in ("none", "add"):
+            with pytest.raises(FingerprintError, match="value:avro"):
+                lake.export(good, schema_evolution=evolution)
+
+
+def refused() -> Iterator[tuple[dict[str, str], dict[str, Any], str]]:
+    empty = {"value.format": "json", "value.schema": "a bigint, s struct<>"}
+    yield {}, {"compact": True, "table_format": "delta"}, "compact=True"
+    yield {}, {"transform": JsonColumns(pa.schema([("a", pa.int64())]))}, "JsonColumns"
+    yield {}, {"transform": flat, "schema_evolution": "add"}, "no transform"
+    yield {"value.format": "raw"}, {"schema_evolution": "add"}, "typed columns"
+    yield {}, {"schema_evolution": "all"}, "schema_evolution must be one of"
+    yield {}, {"partition_by": ["value.nothing"]}, "no column"
+    yield {}, {"partition_by": ["value"]}, "cannot be a partition"
+    yield {}, {"partition_by": ["value.tags"]}, "cannot be a partition"
+    yield {}, {"sort_within_files": ["value"]}, "name a field"
+    yield {}, {"sort_within_files": ["value.nothing"]}, "do not have"
+    yield empty, {}, "without fields"
+    yield {"value.format": "json", "value.schema": "`a.b` bigint"}, {}, "has the name"
+
+
+@pytest.mark.parametrize(("options", "arguments", "reason"), list(refused()))
+def test_what_cannot_be_is_refused_by_name(
+    options: dict[str, str],
+    arguments: dict[str, Any],
+    reason: str,
+    good: dict[str, str],
+    tmp_path: Path,
+) -> None:
+    table_format = arguments.pop("table_format", "parquet")
+    lake = Lake(tmp_path, table_format)
+    source = {name: value for name, value in (good | options).items()
+              if options.get("value.format") != "raw" or not name.startswith("value.")}  # fmt: skip
+    with pytest.raises(InvalidOptionError, match=reason):
+        lake.export(source, **arguments)
+    assert lake.read().num_rows == 0 if table_format != "parquet" else True

@@ -1,0 +1,145 @@
+"""JSON Schema stands for a type, or is refused by the name of what no column can be."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from segment_format.values.json.ddl import parse_ddl, print_ddl
+from segment_format.values.json.decoder import JsonDecoder
+from segment_format.values.json.json_schema import json_schema_type
+
+ORDER: dict[str, Any] = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "title": "Order",
+    "type": "object",
+    "properties": {
+        "id": {"type": "string", "format": "uuid"},
+        "amount": {"type": "number"},
+        "count": {"type": "integer", "minimum": 1},
+        "small": {"type": "integer", "format": "int32"},
+        "ratio": {"type": "number", "format": "float"},
+        "paid": {"type": ["null", "boolean"]},
+        "day": {"type": "string", "format": "date"},
+        "at": {"type": "string", "format": "date-time"},
+        "blob": {"type": "string", "contentEncoding": "base64"},
+        "state": {"enum": ["open", "paid", None]},
+        "kind": {"const": 7},
+        "either": {"type": ["integer", "number"]},
+        "user": {"$ref": "#/$defs/user"},
+        "boss": {"oneOf": [{"type": "null"}, {"$ref": "#/$defs/user"}]},
+        "tags": {"type": "object", "additionalProperties": {"type": "string"}},
+        "items": {"type": "array", "items": {"properties": {"sku": {"type": "string"}}}},
+    },
+    "required": ["id", "paid", "state", "user", "boss", "unknown"],
+    "additionalProperties": False,
+    "$defs": {
+        "user": {
+            "type": "object",
+            "properties": {"name": {"anyOf": [{"type": "string", "maxLength": 9}]}},
+            "required": ["name"],
+        }
+    },
+}
+DDL = (
+    "id string not null, amount double, count bigint, small int, ratio float, paid boolean,"
+    " day date, at timestamp, blob binary, state string, kind bigint, either double,"
+    " user struct<name: string not null> not null, boss struct<name: string not null>,"
+    " tags map<string,string>, items array<struct<sku: string>>"
+)
+
+
+def test_what_a_schema_stands_for() -> None:
+    kind = json_schema_type(json.dumps(ORDER))
+    assert print_ddl(kind) == DDL
+    assert parse_ddl(DDL) == kind  # nothing is lost where it travels as a DDL
+
+
+@pytest.mark.parametrize(
+    ("schema", "kind"),
+    [
+        ({"type": "string"}, pa.string()),
+        ({"type": "array", "items": {"type": "integer"}}, parse_ddl("array<bigint>")),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, pa.float64()),
+        ({"type": "string", "enum": ["a"], "format": "email"}, pa.string()),
+        ({"allOf": [{"type": "boolean"}], "description": "x"}, pa.bool_()),
+        (
+            {"$ref": "#/definitions/a~1b%20c", "definitions": {"a/b c": {"type": "integer"}}},
+            pa.int64(),
+        ),
+        ({"properties": {"": {"type": "string"}, "a.b`c": {"const": None, "type": "string"}}},
+         pa.struct([("", pa.string()), ("a.b`c", pa.string())])),
+    ],
+)  # fmt: skip
+def test_other_schemas(schema: object, kind: pa.DataType) -> None:
+    found = json_schema_type(json.dumps(schema))
+    assert found == kind
+    assert parse_ddl(print_ddl(found)) == kind
+    JsonDecoder(found)
+
+
+REF: dict[str, Any] = {"$ref": "#/$defs/a"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({}, "the value of the JSON Schema: a schema that says nothing of its type"),
+        (True, "says nothing of its type"),
+        ({"properties": {"a": {"properties": {"b": {}}}}}, "field 'a.b' of the JSON Schema: a sch"),
+        ({"type": ["string", "integer"]}, "values of several types: integer, string"),
+        ({"type": "text"}, "an unknown type: \"text\""),
+        ({"type": 1}, "no type: 1"),
+        ({"type": "object"}, "an object without properties"),
+        ({"type": "object", "additionalProperties": True}, "an object without properties"),
+        ({"type": "object", "additionalProperties": {}}, "says nothing of its type"),
+        ({"properties": {"a": {"type": "string"}}, "additionalProperties": {"type": "string"}},
+         "an object of properties, and of others"),
+        ({"type": "array"}, "an array whose items are of no one type"),
+        ({"type": "array", "items": [{"type": "string"}]}, "items are of no one type"),
+        ({"type": "array", "prefixItems": []}, "'prefixItems' makes it no one type"),
+        ({"patternProperties": {}}, "'patternProperties'"),
+        ({"oneOf": [{"type": "string"}, {"type": "integer"}]}, "oneOf of several types"),
+        ({"oneOf": []}, "oneOf without schemas"),
+        ({"allOf": [{"type": "string"}, {"maxLength": 1}]}, "allOf of several schemas"),
+        ({"oneOf": [{"required": ["a"]}], "properties": {"a": {"type": "string"}}},
+         "oneOf and properties make it no one type"),
+        ({"$ref": "other.json"}, "a reference out of the document: \"other.json\""),
+        ({"$ref": "#anchor"}, "a reference out of the document"),
+        ({"$ref": "#/$defs/b"}, "#/$defs/b points to nothing"),
+        ({"$ref": "#"}, "# contains itself"),
+        (REF | {"$defs": {"a": {"properties": {"next": REF}}}},
+         "field 'next' of the JSON Schema: #/$defs/a contains itself, which no column can"),
+        ({"type": "null"}, "has only nulls"),
+        ({"properties": {"a": {"type": "null"}}}, "field 'a' of the JSON Schema: only nulls"),
+        ({"enum": []}, "an enum without values"),
+        ({"enum": [1, "a"]}, "values of several types"),
+        ({"enum": [{}]}, "an enum of objects or arrays"),
+        ({"properties": {"\ud800": {"type": "string"}}}, "not a JSON Schema: UnicodeEncodeError"),
+    ],
+)  # fmt: skip
+def test_what_no_column_can_be(schema: object, reason: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        json_schema_type(json.dumps(schema))
+
+
+def test_few_lines_that_stand_for_many_types_are_refused() -> None:
+    names = [f"t{number}" for number in range(30)]
+    definitions: dict[str, Any] = {"t30": {"type": "string"}}
+    for name, below in zip(names, [*names[1:], "t30"], strict=True):
+        reference = {"$ref": f"#/$defs/{below}"}
+        definitions[name] = {"properties": {"a": reference, "b": reference}}
+    document = {"$ref": "#/$defs/t0", "$defs": definitions}
+    with pytest.raises(ValueError, match=r"more than (8,192 types|64 levels)"):
+        json_schema_type(json.dumps(document))
+    deep: Any = {"type": "string"}
+    for _ in range(100):
+        deep = {"type": "array", "items": deep}
+    with pytest.raises(ValueError, match="more than 64 levels"):
+        json_schema_type(json.dumps(deep))
+    with pytest.raises(ValueError, match="not a JSON Schema"):
+        json_schema_type("[" * 100_000)
