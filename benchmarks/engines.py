@@ -6,6 +6,7 @@ import multiprocessing
 import pickle
 import statistics
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -14,13 +15,11 @@ import duckdb
 import polars as pl
 
 import kts_source
+from benchmarks.engines_parts import decode, read, read_and_decode
 from benchmarks.engines_s3 import s3_rows
 from benchmarks.engines_sail import against_kafka, against_spark
 from benchmarks.report import Row, at_least, at_most
 from benchmarks.tiers import Tier, TierShape, make_tier
-from kts_source.columns import DEFAULT_COLUMNS, PARTITION, TOPIC
-from kts_source.read.read_settings import FOR_ENGINES
-from segment_format.arrow import RecordDecoder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from benchmarks.bench import Bench
     from kts_source.read.task import ScanTask
 
-_WINDOW: Final = 8 << 20
 _SQL: Final = (
     'select "partition", count(*), sum("offset"), sum(octet_length(value)), max(timestamp)'
     " from {} group by all"
@@ -93,14 +91,25 @@ def _stream(tier: Tier, what: str, rounds: int) -> list[Row]:
             rows = sum(batch.num_rows for batch in reader)
         assert rows == tier.records
 
-    with _Processes(pickle.dumps(scan.task_reader), [tasks[::2], tasks[1::2]]) as processes:
+    reader = pickle.dumps(scan.task_reader)
+    decoding = partial(_decoding, logs[0], len(logs) // 2)
+    with (
+        _Processes([partial(_reading, reader, tasks[share::2]) for share in (0, 1)]) as processes,
+        _Processes([decoding, decoding]) as decoders,
+        ThreadPoolExecutor(2) as pool,
+    ):
         times = _in_turns(
             {
-                "read": lambda: _read(logs),
-                "decode": lambda: _decode(one, len(logs)),
+                "read": lambda: read(logs),
+                "decode": lambda: decode(one, len(logs)),
+                "loop": lambda: read_and_decode(logs),
                 "one": lambda: drained(1),
                 "two": lambda: drained(2),
                 "processes": processes.run,
+                "threads that decode": lambda: list(
+                    pool.map(decode, [one, one], [len(logs) // 2] * 2)
+                ),
+                "processes that decode": decoders.run,
             },
             rounds,
         )
@@ -116,46 +125,39 @@ def _stream(tier: Tier, what: str, rounds: int) -> list[Row]:
             f"reading the bytes {times.median('read'):.2f} s, decoding from memory"
             f" {times.median('decode'):.2f} s"
         ),
+        Row(
+            f"a loop that reads a window and decodes it, of the additive bound, {what}",
+            times.ratio(("read", "decode"), "loop"),
+            "×",
+        ).noted(
+            "no plan, no checks, no metrics; scan().to_reader() is"
+            f" {times.ratio(('loop',), 'one'):.3g} × of it"
+        ),
         at_least(
             f"two threads, of two processes, {what}", times.ratio(("processes",), "two"), "×", 0.9
         ).noted(f"{tier.records / times.median('two') / 1e6:.3g} M records/s"),
+        Row(
+            f"two threads that only decode, from memory, of two processes that do, {what}",
+            times.ratio(("processes that decode",), "threads that decode"),
+            "×",
+        ).noted("nothing is read and nothing handed over"),
     ]
 
 
-def _read(logs: Sequence[Path]) -> None:
-    memory = memoryview(bytearray(_WINDOW))
-    for path in logs:
-        with path.open("rb", buffering=0) as file:
-            while file.readinto(memory):
-                pass
-
-
-def _decode(log: bytes, repeats: int) -> None:
-    view = memoryview(log)
-    for _ in range(repeats):
-        decoder = RecordDecoder(
-            columns=DEFAULT_COLUMNS,
-            constants={TOPIC: "bench", PARTITION: 0},
-            max_rows=FOR_ENGINES.rows,
-            max_bytes=FOR_ENGINES.size,
-        )
-        for start in range(0, len(log), _WINDOW):
-            for _ in decoder.feed(view[start : start + _WINDOW]):
-                pass
-        for _ in decoder.finish():
-            pass
-
-
 class _Processes:
-    """Processes that read their tasks each time they are told to."""
+    """Processes that do their work each time they are told to.
 
-    def __init__(self, reader: bytes, shares: Sequence[Sequence[ScanTask]]) -> None:
+    Args:
+        works: For each, what gives its work once it has started.
+    """
+
+    def __init__(self, works: Sequence[Callable[[], Callable[[], object]]]) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipes: list[Connection] = []
         self._workers = []
-        for share in shares:
+        for work in works:
             mine, theirs = context.Pipe()
-            worker = context.Process(target=_worker, args=(theirs, reader, share), daemon=True)
+            worker = context.Process(target=_worker, args=(theirs, work), daemon=True)
             worker.start()
             self._pipes.append(mine)
             self._workers.append(worker)
@@ -170,17 +172,28 @@ class _Processes:
             worker.join(30)
 
     def run(self) -> None:
-        """All tasks once."""
+        """All of it once."""
         for pipe in self._pipes:
             pipe.send(True)
         for pipe in self._pipes:
             pipe.recv()
 
 
-def _worker(pipe: Connection, pickled: bytes, tasks: Sequence[ScanTask]) -> None:
-    reader = pickle.loads(pickled)
+def _worker(pipe: Connection, work: Callable[[], Callable[[], object]]) -> None:
+    action = work()
     while pipe.recv():
-        pipe.send(sum(batch.num_rows for task in tasks for batch in reader(task)))
+        action()
+        pipe.send(True)
+
+
+def _reading(pickled: bytes, tasks: Sequence[ScanTask]) -> Callable[[], object]:
+    reader = pickle.loads(pickled)
+    return lambda: sum(batch.num_rows for task in tasks for batch in reader(task))
+
+
+def _decoding(path: Path, repeats: int) -> Callable[[], object]:
+    log = path.read_bytes()
+    return lambda: decode(log, repeats)
 
 
 def _aggregates(tier: Tier, what: str, rounds: int) -> list[Row]:

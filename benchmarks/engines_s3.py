@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import statistics
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import obstore
+
 import kts_source
 from benchmarks.bench import SkippedError
-from benchmarks.fetch_s3 import gateway, paced, s3_options, server_program, upload
+from benchmarks.engines_parts import decode
+from benchmarks.fetch_s3 import BUCKET, gateway, paced, s3_options, server_program, upload
 from benchmarks.report import Row, at_most
-from kts_source.read.segment_source import FIRST_REQUEST_BYTES
+from kts_source.read.segment_source import ENOUGH_REQUEST_BYTES, FIRST_REQUEST_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
+
+    from obstore.store import S3Store
 
     from benchmarks.bench import Bench
     from benchmarks.tiers import Tier
 
 _FAR: Final = (0.06, 90e6)
+_AT_A_TIME: Final = 16
+"""Requests of 8 MiB that the defaults of `prefetchBytes` and `maxConcurrentRequests` allow."""
 _OF_GOALS: Final = "1 KB"
 """Per gigabyte, small records cost more for what is no store's doing."""
 # An argument that changes nothing, but that only s3fs knows.
@@ -52,10 +61,15 @@ def s3_rows(bench: Bench, *, tier: Tier, what: str) -> list[Row]:
             "near": s3_options(tier, stack.enter_context(paced(port, (0.0, 0.0)))),
             "far": far,
         }
-        found: dict[str, list[tuple[float, float]]] = {name: [] for name in options}
+        contestants: dict[str, Callable[[], tuple[float, float]]] = {
+            name: partial(_drained, given, tier.records) for name, given in options.items()
+        }
+        contestants["bare"] = partial(_fetched, _bare_store(direct), _ranges(tier))
+        contestants["decode"] = partial(_decoded, tier)
+        found: dict[str, list[tuple[float, float]]] = {name: [] for name in contestants}
         for number in range(bench.repeats + 1):
-            for name, given in options.items():
-                times = _drained(given, tier.records)
+            for name, run in contestants.items():
+                times = run()
                 if number:  # the first one warms up
                     found[name].append(times)
         soon = [_ten(far) for _ in range(bench.repeats + 1)][1:]
@@ -71,6 +85,12 @@ def s3_rows(bench: Bench, *, tier: Tier, what: str) -> list[Row]:
     share = statistics.median(
         near[0] / far[0] for near, far in zip(found["near"], found["far"], strict=True)
     )
+    parts = statistics.median(
+        (bare[1] + decode[1]) / whole[1]
+        for bare, decode, whole in zip(
+            found["bare"], found["decode"], found["obstore"], strict=True
+        )
+    )
     name = f"S3 on loopback, {what}, processor time of the client, decoding included"
     cost = costs["obstore"]
     goal = at_most(name, cost, "s/GB", 0.85) if what == _OF_GOALS else Row(name, cost, "s/GB")
@@ -78,6 +98,11 @@ def s3_rows(bench: Bench, *, tier: Tier, what: str) -> list[Row]:
         goal.noted(
             f"one thread, versitygw, {1 / speeds['obstore']:.2f} GB/s; by s3fs"
             f" {costs['s3fs']:.2f} s/GB, {1 / speeds['s3fs']:.2f} GB/s"
+        ),
+        Row(f"{name}, of its parts alone", parts, "×").noted(
+            f"obstore fetching ranges of 8 MiB whole {costs['bare']:.2f} s/GB, decoding them from"
+            f" memory {costs['decode']:.2f}; ranges of a scan come in pieces that are counted, so"
+            " that no answer takes more memory than was asked for"
         ),
         Row(
             f"scan().to_reader() from S3 with 60 ms and 90 MB/s by the same without, {what}",
@@ -111,3 +136,57 @@ def _ten(options: Mapping[str, str]) -> float:
     began = time.perf_counter()
     assert kts_source.scan(options).limit(10).to_table().num_rows == 10
     return time.perf_counter() - began
+
+
+def _bare_store(options: Mapping[str, str]) -> S3Store:
+    from obstore.store import S3Store
+
+    return S3Store(
+        BUCKET,
+        endpoint=options["s3.endpoint"],
+        access_key_id=options["s3.access-key-id"],
+        secret_access_key=options["s3.secret-access-key"],
+        region=options["s3.region"],
+        virtual_hosted_style_request=False,
+        client_options={"allow_http": True, "http1_only": True},
+        retry_config={"max_retries": 0},
+    )
+
+
+def _ranges(tier: Tier) -> list[tuple[str, int, int]]:
+    """The segments' bytes in requests as a scan makes them."""
+    return [
+        (path.relative_to(tier.path).as_posix(), start, min(start + ENOUGH_REQUEST_BYTES, size))
+        for path in sorted(tier.path.glob("*/*/*.log"))
+        for size in (path.stat().st_size,)
+        for start in range(0, size, ENOUGH_REQUEST_BYTES)
+    ]
+
+
+def _fetched(store: S3Store, ranges: Sequence[tuple[str, int, int]]) -> tuple[float, float]:
+    """Seconds and processor seconds of the requests alone, as many at a time as a scan makes."""
+
+    async def one(key: str, start: int, stop: int) -> int:
+        answer = await obstore.get_async(store, key, options={"range": (start, stop)})
+        return len(await answer.bytes_async())
+
+    async def every() -> int:
+        waiting = iter(ranges)
+
+        async def in_turn() -> int:
+            return sum([await one(*wanted) for wanted in waiting])
+
+        return sum(await asyncio.gather(*(in_turn() for _ in range(_AT_A_TIME))))
+
+    began, own = time.perf_counter(), time.process_time()
+    assert asyncio.run(every()) == sum(stop - start for _, start, stop in ranges)
+    return time.perf_counter() - began, time.process_time() - own
+
+
+def _decoded(tier: Tier) -> tuple[float, float]:
+    """The same of decoding as many bytes from memory."""
+    logs = sorted(tier.path.glob("*/*/*.log"))
+    log = logs[0].read_bytes()
+    began, own = time.perf_counter(), time.process_time()
+    decode(log, len(logs))
+    return time.perf_counter() - began, time.process_time() - own

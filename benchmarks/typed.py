@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import fastavro
 import pyarrow as pa
 
-from benchmarks import typed_export
+from benchmarks import typed_export, typed_texts
 from benchmarks.report import Row, at_least, best_seconds
 from segment_format.values.avro.decoder import AvroDecoder
 from segment_format.values.avro.parse import parse_avro
@@ -65,7 +65,7 @@ _NESTED: Final[dict[str, Any]] = {
 
 
 def run(*, quick: bool) -> list[Row]:
-    """Avro, flat and nested; and exported."""
+    """Avro, flat and nested, JSON and Protobuf; and exported."""
     count, repeats = (_BATCH, 3) if quick else (4 * _BATCH, 9)
     chance = random.Random(1)
     flat = [order_of(chance, number) for number in range(count)]
@@ -75,6 +75,7 @@ def run(*, quick: bool) -> list[Row]:
         *_compared("Avro, two of ten fields", FLAT, flat, repeats, columns=_TWO, least=8),
         *_compared("Avro, a record, an array of records, a map", _NESTED, nested, repeats,
                    least=3.5, times=40),
+        *typed_texts.run(flat, _TWO, repeats=repeats),
         *_exported(flat, 1 if quick else 8, repeats),
     ]  # fmt: skip
 

@@ -39,8 +39,8 @@ def run(schema: str, values: Sequence[bytes], *, repeats: int) -> list[Row]:
 
     Args:
         schema: Of the values, Avro.
-        values: They are repeated.
-        repeats: How often each part is timed.
+        values: What the topic holds, about 60 bytes each.
+        repeats: Of each part.
     """
     with tempfile.TemporaryDirectory(prefix="kts-typed-") as folder:
         rows = write_tier(Path(folder), values)

@@ -8,6 +8,8 @@ import importlib
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from kts_source.auditing.report import AuditReport
+    from kts_source.auditing.run import audit
     from kts_source.engines.scan import Scan, scan
     from kts_source.planning.describe import describe
     from kts_source.planning.explain import explain
@@ -17,8 +19,10 @@ if TYPE_CHECKING:
     from kts_source.spark.datasource import TieredKafkaDataSource, register
 
 __all__ = [
+    "AuditReport",
     "Scan",
     "TieredKafkaDataSource",
+    "audit",
     "backfill",
     "describe",
     "explain",
@@ -29,8 +33,10 @@ __all__ = [
 ]
 
 _HOMES: Final = {
+    "AuditReport": "kts_source.auditing.report",
     "Scan": "kts_source.engines.scan",
     "TieredKafkaDataSource": "kts_source.spark.datasource",
+    "audit": "kts_source.auditing.run",
     "backfill": "kts_source.spark.backfill",
     "describe": "kts_source.planning.describe",
     "explain": "kts_source.planning.explain",

@@ -15,13 +15,31 @@ if TYPE_CHECKING:
 USER, PASSWORD = "reader", "open-sesame"
 
 
+def basic(user: str, password: str) -> str:
+    """The header of Basic authentication."""
+    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+
+
 class Registry(ThreadingHTTPServer):
-    """Answers as Confluent's does: documents by path; 401 without the password."""
+    """Answers as Confluent's does: documents by path; 401 without the password.
+
+    Attributes:
+        documents: By path.
+        authorization: Header without which it answers 401; `None` = anybody is answered.
+        failing: Statuses with which it answers at first.
+        moved_to: Where it redirects to; `None` = nowhere.
+        asked: Paths that were asked for.
+        headers: Those of the last question, names in lower case.
+    """
 
     def __init__(self, documents: dict[str, dict[str, Any]]) -> None:
         super().__init__(("127.0.0.1", 0), RegistryHandler)
         self.documents = documents
+        self.authorization: str | None = basic(USER, PASSWORD)
+        self.failing: list[int] = []
+        self.moved_to: str | None = None
         self.asked: list[str] = []
+        self.headers: dict[str, str] = {}
 
     @contextmanager
     def serving(self) -> Iterator[None]:
@@ -44,12 +62,21 @@ class RegistryHandler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.server.asked.append(self.path)
-        wanted = "Basic " + base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+        self.server.headers = {name.lower(): text for name, text in self.headers.items()}
         document = self.server.documents.get(self.path)
-        status = 401 if self.headers["Authorization"] != wanted else 404 if not document else 200
+        wanted = self.server.authorization
+        status = 200 if document else 404
+        if wanted is not None and self.headers["Authorization"] != wanted:
+            status = 401
+        if self.server.failing:
+            status = self.server.failing.pop(0)
+        if self.server.moved_to is not None:
+            status = 302
         body = json.dumps(document or {"error_code": 40403, "message": "no"}).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
+        if self.server.moved_to is not None:
+            self.send_header("Location", self.server.moved_to + self.path)
         self.end_headers()
         self.wfile.write(body)
 

@@ -65,7 +65,11 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def running(
-    command: Sequence[str | Path], port: int, *, environment: Mapping[str, str] | None = None
+    command: Sequence[str | Path],
+    port: int,
+    *,
+    environment: Mapping[str, str] | None = None,
+    patience_seconds: float = _START_SECONDS,
 ) -> Iterator[None]:
     """Runs a server for the block, which begins when its port answers."""
     process = subprocess.Popen(
@@ -75,7 +79,7 @@ def running(
         stderr=subprocess.DEVNULL,
     )
     try:
-        deadline = time.monotonic() + _START_SECONDS
+        deadline = time.monotonic() + patience_seconds
         while not _answers(port):
             assert process.poll() is None, f"{command[0]} ended"
             assert time.monotonic() < deadline, f"{command[0]} does not answer"

@@ -22,17 +22,29 @@ if TYPE_CHECKING:
 _VERSIONS: Final = {TLS_1_2: ssl.TLSVersion.TLSv1_2, TLS_1_3: ssl.TLSVersion.TLSv1_3}
 
 
-@functools.lru_cache(maxsize=4)
 def ssl_context(security: Security) -> ssl.SSLContext:
-    """What wraps the sockets of a worker to brokers; made once, since reading the authorities of
-    the machine takes as long as a handshake.
+    """What wraps the sockets of a worker to brokers.
+
+    Raises:
+        InvalidOptionError: See `tls_context`.
+    """
+    assert security.tls is not None, security.protocol
+    return tls_context(security.tls, "kafka.ssl.")
+
+
+@functools.lru_cache(maxsize=8)
+def tls_context(tls: Tls, options: str) -> ssl.SSLContext:
+    """What wraps sockets; made once, since reading the authorities of the machine takes as long as
+    a handshake.
+
+    Args:
+        tls: Whom to believe, what to show.
+        options: How the names of the options begin that say so.
 
     Raises:
         InvalidOptionError: Certificates or a key that OpenSSL does not take, or that do not belong
             together.
     """
-    tls = security.tls
-    assert tls is not None, security.protocol
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # checks certificates, and names for now
     context.check_hostname = tls.check_host_name
     context.minimum_version = _VERSIONS[tls.oldest]
@@ -44,16 +56,16 @@ def ssl_context(security: Security) -> ssl.SSLContext:
             context.load_verify_locations(cadata=b"".join(tls.trusted))
         except ssl.SSLError:
             raise InvalidOptionError(
-                "OpenSSL does not take the certificates of options kafka.ssl.truststore.…"
+                f"OpenSSL does not take the certificates to trust of options {options}…"
             ) from None
     else:
         context.load_default_certs()
     if tls.chain:
-        _show(context, tls)
+        _show(context, tls, options)
     return context
 
 
-def _show(context: ssl.SSLContext, tls: Tls) -> None:
+def _show(context: ssl.SSLContext, tls: Tls, options: str) -> None:
     """Has the context show our certificate. `ssl` takes files only."""
     blocks = [_pem("PRIVATE KEY", tls.key), *(_pem("CERTIFICATE", one) for one in tls.chain)]
     try:
@@ -61,8 +73,8 @@ def _show(context: ssl.SSLContext, tls: Tls) -> None:
             context.load_cert_chain(path)
     except ssl.SSLError:
         raise InvalidOptionError(
-            "OpenSSL does not take the key and the certificates of options kafka.ssl.keystore.…:"
-            " the first certificate must be the key's"
+            f"OpenSSL does not take the key and the certificates of options {options}…: the first"
+            " certificate must be the key's"
         ) from None
 
 

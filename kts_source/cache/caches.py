@@ -48,6 +48,7 @@ class CacheSettings:
         folder: Where; `None` = the user's cache folder.
         patience_seconds: How long to wait for another task that fetches the same.
         plaintext: Whether chunks are kept decrypted and decompressed.
+        schemas: Limits of the cache of what registries said of ids; `None` = none is kept.
     """
 
     index: CacheLimits | None = None
@@ -55,6 +56,7 @@ class CacheSettings:
     folder: str | None = None
     patience_seconds: float = DEFAULT_RETRY_POLICY.read_timeout_seconds
     plaintext: bool = False
+    schemas: CacheLimits | None = None
 
 
 NO_CACHE: Final = CacheSettings()
@@ -182,20 +184,40 @@ def default_folders() -> Iterator[Path]:
     yield Path(tempfile.gettempdir()) / f"{_FOLDER_NAME}-{os.geteuid()}"
 
 
+def opened_cache(
+    settings: CacheSettings, name: str, limits: CacheLimits | None
+) -> DiskCache | None:
+    """One more cache beside those of a tier, in the first folder that can be used.
+
+    Args:
+        settings: Where.
+        name: Of its folder.
+        limits: How much is kept; `None` = nothing, and there is no cache.
+    """
+    (found,) = _all_opened(settings, [(name, limits)])
+    return found
+
+
 def _opened(settings: CacheSettings) -> tuple[DiskCache | None, DiskCache | None]:
     """The caches for side files and for chunks, in the first folder that can be used."""
-    if settings.index is not None or settings.chunks is not None:
+    index, chunks = _all_opened(settings, [("index", settings.index), ("chunks", settings.chunks)])
+    return index, chunks
+
+
+def _all_opened(
+    settings: CacheSettings, wanted: Sequence[tuple[str, CacheLimits | None]]
+) -> list[DiskCache | None]:
+    if any(limits is not None for _, limits in wanted):
         given = settings.folder
         for folder in [Path(given)] if given is not None else default_folders():
             inner = folder / _FORMAT
             try:
                 make_private_folder(folder)
                 make_private_folder(inner)
-                index, chunks = (
+                return [
                     None if limits is None else DiskCache(inner / name, limits)
-                    for name, limits in (("index", settings.index), ("chunks", settings.chunks))
-                )
-                return index, chunks
+                    for name, limits in wanted
+                ]
             except OSError as error:
                 log.warning("no cache in %s: %s", folder, error.strerror)
-    return None, None
+    return [None] * len(wanted)

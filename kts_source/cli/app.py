@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import click
 
-from kts_source.cli.commands import cat, plan, schema, segments, topics, verify
+from kts_source.cli.audit_command import audit_command, verify_command
+from kts_source.cli.commands import cat, plan, schema, segments, topics
 from kts_source.cli.demo import demo
 from kts_source.cli.export_command import export
 from kts_source.errors import DataLossError, InvalidOptionError, TieredKafkaError
@@ -26,7 +27,17 @@ def kts() -> None:
     """The group that holds the commands."""
 
 
-for command in (topics, segments, plan, cat, schema, verify, export, demo):
+for command in (
+    topics,
+    segments,
+    plan,
+    cat,
+    schema,
+    audit_command,
+    verify_command,
+    export,
+    demo,
+):
     kts.add_command(command)
 
 

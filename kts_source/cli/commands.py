@@ -5,14 +5,10 @@ from __future__ import annotations
 import base64
 import json
 import sys
-import time
 from contextlib import closing
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
-from rich.progress import DownloadColumn, Progress
 
 from kts_source.cli.json_values import json_values
 from kts_source.cli.scan_options import json_flag, scan_options
@@ -22,11 +18,7 @@ from kts_source.engines.scan import scan
 from kts_source.errors import InvalidOptionError
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
-from kts_source.read.read_settings import ReadSettings
-from kts_source.read.read_task import read_task
-from kts_source.read.segment_source import SegmentSource
 from kts_source.texts import format_bytes
-from kts_source.tier import open_tier
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -208,33 +200,6 @@ def schema(options: Mapping[str, str], *, as_json: bool, of: str) -> None:
     if as_json:
         print_json(ddls)
         return
+    if not ddls[of].isprintable():
+        raise InvalidOptionError("a field's name has a control character: --json shows it escaped")
     click.echo(ddls[of])
-
-
-@click.command()
-@json_flag
-@scan_options("path", "topic", every_topic=True)
-def verify(options: Mapping[str, str], *, as_json: bool) -> None:
-    """Reads every byte of the selected topics and checks every checksum."""
-    asked = {"isolationLevel": "read_uncommitted", **options}
-    parsed = parse_options({**asked, "columns": "offset", "checkCrcs": "true"})
-    made = plan_scan(parsed)
-    started = time.monotonic()
-    rows = 0
-    console = Console(stderr=True)
-    columns = (*Progress.get_default_columns(), DownloadColumn())
-    bar = Progress(*columns, console=console, disable=not console.is_terminal)
-    with closing(open_tier(parsed)) as tier, bar:
-        done = bar.add_task("segments", total=made.nominal_bytes)
-        # Of bytes: what is malformed as a value is sound as a record.
-        settings = replace(ReadSettings.of(parsed), formats=())
-        reader = SegmentSource(tier, parsed.key_ring)
-        for task in made.tasks:
-            rows += sum(batch.num_rows for batch in read_task(task, reader, settings))
-            bar.advance(done, task.nominal_bytes)
-    seconds = time.monotonic() - started
-    if as_json:
-        print_json({"records": rows, "bytes": made.nominal_bytes, "seconds": seconds})
-        return
-    size = format_bytes(made.nominal_bytes)
-    click.echo(f"{rows:,} records in {size} of segments are sound ({seconds:.1f} s)")

@@ -105,8 +105,7 @@ class Scan:
         whole = replace(self._planned.plan(), columns=self.columns)
         if self._where is None:
             return whole
-        both = conjunction(self._options.where, self._where)
-        return narrowed(whole, self._where, TRUE if both is None else both)
+        return narrowed(whole, self._where, conjunction(self._options.where, self._where) or TRUE)
 
     @property
     def tasks(self) -> tuple[ScanTask, ...]:
@@ -235,8 +234,9 @@ class Scan:
         """All rows as a pandas frame of Arrow-backed columns, which keep nulls and whole numbers.
 
         Raises:
-            ModuleNotFoundError: pandas is not installed.
+            InvalidOptionError: pandas is not installed.
         """
+        require("pandas", "pandas", "to_pandas()")
         import pandas as pd
 
         return self.to_table(threads=threads).to_pandas(types_mapper=pd.ArrowDtype)

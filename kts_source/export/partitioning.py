@@ -60,6 +60,15 @@ class PartitionField:
         """Whether it is computed from a field of the column `key` or `value`."""
         return self.source.startswith(("key.", "value."))
 
+    @property
+    def column(self) -> str:
+        """The column that tells the value in tables whose files hold it.
+
+        Fields become columns of their own there, too: where an Iceberg table is partitioned by the
+        first field of a struct, its Java readers find a struct of nulls instead of null.
+        """
+        return self.name if self.is_inner else self.source
+
     def __str__(self) -> str:
         return f"date({self.source})" if self.is_date else self.source
 
@@ -94,6 +103,18 @@ class PartitionField:
         if pa.types.is_string(kind) or pa.types.is_integer(kind) or pa.types.is_date(kind):
             return column
         raise InvalidOptionError(f"partition_by {self.source!r}: {kind} cannot be a partition")
+
+
+def with_made_columns(
+    schema: pa.Schema, fields: Sequence[PartitionField], kept: ValuesIn
+) -> pa.Schema:
+    """The columns of rows and those that a table has besides, made of them by partitioning."""
+    made = [
+        pa.field(field.name, pa.date32() if field.is_date else type_at(schema, field.source))
+        for field in fields
+        if field.name not in schema.names and (kept != "file" or field.is_inner)
+    ]
+    return pa.schema([*schema, *made])
 
 
 def parse_partition_by(texts: Sequence[str]) -> tuple[PartitionField, ...]:

@@ -34,8 +34,8 @@ def check_typed(options: ScanOptions, settings: ExportSettings) -> None:
     """Refuses what an export of decoded keys and values cannot do.
 
     Raises:
-        InvalidOptionError: It is compacted, goes through a transform that decodes, or has fields
-            that tables cannot hold.
+        InvalidOptionError: It is of JSON without a schema, is compacted, goes through a transform
+            that decodes, or has fields that tables cannot hold.
     """
     if not options.formats:
         if settings.schema_evolution != NO_EVOLUTION:
@@ -43,6 +43,13 @@ def check_typed(options: ScanOptions, settings: ExportSettings) -> None:
                 "schema_evolution needs typed columns: option value.format or key.format"
             )
         return
+    for one in options.formats:
+        if one.needs_type:
+            # A sample of each run would tell something else, and a table goes on with its fields.
+            raise InvalidOptionError(
+                f"an export needs option '{one.column}.schema': `kts schema` prints what a sample"
+                " shows"
+            )
     if settings.compaction is not None:
         raise InvalidOptionError(
             "compact=True merges keys and values as bytes: leave options key.format and"

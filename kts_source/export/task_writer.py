@@ -116,6 +116,10 @@ class TaskWriter:
             self._check_schema(rows)
             fields, values_in = self._settings.partition_by, self._job.place.values_in
             columns = [field.values(rows) for field in fields]
+            if values_in == "file":
+                for field, column in zip(fields, columns, strict=True):
+                    if field.is_inner:
+                        rows = rows.append_column(field.name, column)
             for row, part in split(rows, columns):
                 try:
                     values = partition_values(fields, columns, row, values_in)
@@ -249,7 +253,9 @@ class TaskWriter:
             compression=settings.compression,
             row_group_rows=settings.row_group_rows,
             sort_by=settings.sort_within_files,
-            bounded={field.source for field in settings.partition_by},
+            bounded={
+                name for field in settings.partition_by for name in (field.source, field.column)
+            },
             constants={TOPIC: owner.topic} if is_constant else {},
         )
         return _OpenFile(key, file, owner, start, start)

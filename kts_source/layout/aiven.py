@@ -122,10 +122,19 @@ class AivenLayout:
 
     def describe(self, store: ObjectStore, entry: SegmentEntry) -> RemoteSegment:
         """Reads the manifest and checks it against what is listed."""
+        return segment_of(entry, self.manifest(store, entry))
+
+    def manifest(self, store: ObjectStore, entry: SegmentEntry) -> SegmentManifest:
+        """What the manifest of a listed segment says, whatever else is listed.
+
+        Raises:
+            InvalidManifestError: It is not a manifest.
+            ObjectNotFoundError: It has gone since the listing.
+        """
         info = entry.object(MANIFEST_SUFFIX)
         assert info is not None
         data = read_whole(store, info, MAX_MANIFEST_BYTES, InvalidManifestError)
-        return _segment(entry, SegmentManifest.from_json(data))
+        return SegmentManifest.from_json(data)
 
 
 def _usual_segments(
@@ -164,7 +173,13 @@ def _usual_segments(
     return segments
 
 
-def _segment(entry: SegmentEntry, manifest: SegmentManifest) -> RemoteSegment:
+def segment_of(entry: SegmentEntry, manifest: SegmentManifest) -> RemoteSegment:
+    """The facts of a listed segment, once its manifest is known to fit what is listed.
+
+    Raises:
+        InvalidManifestError: It does not.
+        KeyPrefixError: It is of another topic, whose name the key prefix cuts.
+    """
     metadata = manifest.metadata
     if metadata is None:
         raise InvalidManifestError(

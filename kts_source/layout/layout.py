@@ -64,6 +64,7 @@ class Orphan:
         described: That segment, where what describes it is there: it was whole once, so what is
             missing is lost, or being deleted. `Layout.describe` must tell its facts all the same.
         written_ms: When the last of the objects was written; `None` where the store does not tell.
+        sizes: Bytes of each of the objects, where a listing told.
     """
 
     keys: tuple[str, ...]
@@ -71,6 +72,7 @@ class Orphan:
     base_offset: int | None = field(default=None, compare=False)
     described: SegmentEntry | None = field(default=None, compare=False)
     written_ms: int | None = field(default=None, compare=False)
+    sizes: tuple[int, ...] = field(default=(), compare=False)
 
     def __str__(self) -> str:
         return f"{', '.join(self.keys)} ({self.reason})"

@@ -54,7 +54,7 @@ def group_segments(
         if stem != last_stem:  # the objects of a segment are next to each other in most listings
             place, last_stem = _place(stem, len(prefix)), stem
         if place is None or suffix not in suffixes:
-            orphans.append(Orphan((info.key,), "not the name of a segment object"))
+            orphans.append(_stray(info))
         else:
             found[place][suffix] = info
     segments = []
@@ -103,7 +103,12 @@ def segment_or_orphan(
         place[3],
         entry,
         None if None in times else max(time for time in times if time is not None),
+        tuple(info.size for info in objects.values()),
     )
+
+
+def _stray(info: ObjectInfo) -> Orphan:
+    return Orphan((info.key,), "not the name of a segment object", sizes=(info.size,))
 
 
 def _place(stem: str, start: int) -> tuple[int, str] | None:

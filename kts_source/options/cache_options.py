@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 _NO_BOUND: Final = -1
+_SCHEMAS: Final = CacheLimits(64 << 20, None)
+"""What registries say of ids does not change; the least used go when there are so many."""
 
 
 def _or_no_bound(parse: Callable[[str, str], int]) -> Callable[[str, str], int]:
@@ -98,6 +100,7 @@ def cache_settings(values: Mapping[str, Any], *, patience_seconds: float) -> Cac
         folder=values["cacheDir"],
         patience_seconds=patience_seconds,
         plaintext=values["cachePlaintext"],
+        schemas=_SCHEMAS,
     )
 
 

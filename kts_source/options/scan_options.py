@@ -169,6 +169,7 @@ def parse_any_options(given: Mapping[str, str]) -> ScanOptions:
 
     Raises:
         InvalidOptionError: Unknown, malformed, missing or contradictory options.
+        RegistryError: A registry that has to say the schema does not answer.
     """
     texts = {name.lower(): text for name, text in given.items()}
     key_texts = _take(texts, KEY_OPTION_PATTERN)
@@ -185,9 +186,10 @@ def parse_any_options(given: Mapping[str, str]) -> ScanOptions:
     brokers, idle = broker_settings(kafka_texts)
     _check_broker_options(values, texts, brokers)
     selection = _one_selection(values)
-    formats = column_formats(values, texts)
-    where = _where(values, formats)
     fetch = fetch_options(values, storage_texts, fallback_texts)
+    cache = cache_settings(values, patience_seconds=fetch.retry_policy.read_timeout_seconds)
+    formats = column_formats(values, texts, selection, cache)
+    where = _where(values, formats)
     first, further = split_disks(tier_path(values, brokers=brokers is not None), values["layout"])
     path, storage = hide_query(first, storage_options_from(storage_texts))
     return ScanOptions(
@@ -221,7 +223,7 @@ def parse_any_options(given: Mapping[str, str]) -> ScanOptions:
         key_ring=KeyRing.from_options(key_texts),
         ignored=tuple(sorted({*ignored, *idle})),
         fetch=fetch,
-        cache=cache_settings(values, patience_seconds=fetch.retry_policy.read_timeout_seconds),
+        cache=cache,
         max_timestamp_ahead_ms=values["maxTimestampAheadMs"],
         where=where,
         time_zone=values["timeZone"],

@@ -7,23 +7,25 @@ with them; schemas of writers are looked up where values are read.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from urllib.parse import unquote, urlsplit, urlunsplit
+from typing import TYPE_CHECKING, Any, Final
 
 from kts_source.columns import ERROR_COLUMNS, RAW_COLUMNS
 from kts_source.errors import InvalidOptionError
+from kts_source.options.latest_schema import ReaderSchema, latest_of, subject_of
 from kts_source.options.option import Option
 from kts_source.options.parsing import parse_choice, parse_names, parse_text
+from kts_source.options.registry_options import FURTHER, URL, registry_options, registry_place
 from kts_source.options.schema_text import ddl_text, file_content, schema_text
-from kts_source.secret import Secret
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     import pyarrow as pa
 
+    from kts_source.cache.caches import CacheSettings
+    from kts_source.options.selection import Selection
+    from kts_source.registry.place import RegistryPlace
     from segment_format.values.avro.schema import Schema
 
 RAW: Final = "raw"
@@ -39,15 +41,16 @@ _ALLOWED: Final = {
     RAW: (),
     UTF8: ("mode",),
     JSON: ("mode", "schema", "columns"),
-    JSON_CONFLUENT: ("mode", "schema", "columns"),
+    JSON_CONFLUENT: ("mode", "schema", "columns", "subject", URL, *FURTHER),
     AVRO: ("mode", "schema", "columns"),
-    AVRO_CONFLUENT: ("mode", "schema", "columns", "schema-registry.url"),
+    AVRO_CONFLUENT: ("mode", "schema", "columns", "subject", URL, *FURTHER),
     PROTOBUF: ("mode", "schema", "message", "columns"),
-    PROTOBUF_CONFLUENT: ("mode", "schema", "message", "columns"),
+    PROTOBUF_CONFLUENT: ("mode", "schema", "message", "columns", "subject", URL, *FURTHER),
 }
 """Format -> the column's options that mean something with it."""
-_NEEDED: Final = ("schema", "message", "schema-registry.url")
-"""Of those, the ones that have no default."""
+_KINDS: Final = {AVRO_CONFLUENT: "AVRO", JSON_CONFLUENT: "JSON", PROTOBUF_CONFLUENT: "PROTOBUF"}
+"""What registries call the schemas of a format."""
+_EVERY: Final = frozenset(name for names in _ALLOWED.values() for name in names)
 
 FAILFAST: Final = "failfast"
 PERMISSIVE: Final = "permissive"
@@ -68,8 +71,8 @@ class ColumnFormat:
         descriptors: Those of Protobuf, a `FileDescriptorSet`.
         message: Full name of its message.
         fields: Paths of the fields that are wanted; `None` = all.
-        registry: Where schemas of writers are: a URL or a folder; `None` but for `AVRO_CONFLUENT`.
-        auth: User and password of the registry.
+        references: Schemas of Avro that `schema` names, dependencies first.
+        registry: Where schemas of writers are; `None` where none is asked.
     """
 
     column: str
@@ -79,8 +82,8 @@ class ColumnFormat:
     descriptors: bytes = field(default=b"", repr=False)
     message: str = ""
     fields: tuple[str, ...] | None = None
-    registry: str | None = None
-    auth: Secret[tuple[str, str]] | None = field(default=None, hash=False)
+    references: tuple[str, ...] = field(default=(), repr=False)
+    registry: RegistryPlace | None = None
 
     @property
     def error_column(self) -> str | None:
@@ -106,7 +109,7 @@ class ColumnFormat:
         """
         from segment_format.values.avro.parse import parse_avro
 
-        return parse_avro(self.schema)
+        return parse_avro(self.schema, self.references)
 
     @property
     def type(self) -> pa.DataType:
@@ -201,38 +204,6 @@ def _parse_mode(name: str, text: str) -> str:
     return parse_choice(name, text, choices=_MODES)
 
 
-class _Registry(NamedTuple):
-    """A URL without user and password, or a folder; and user and password."""
-
-    place: str
-    auth: Secret[tuple[str, str]] | None
-
-
-def _parse_registry(name: str, text: str) -> _Registry:
-    place = parse_text(name, text)
-    if not place.lower().startswith(("http://", "https://")):
-        if "://" in place:  # not shown: it may hold a password
-            raise InvalidOptionError(
-                f"option {name!r} is neither http://…, https://…, nor a folder's path"
-            )
-        return _Registry(place, None)
-    try:
-        parts = urlsplit(place)
-    except ValueError:
-        raise InvalidOptionError(f"option {name!r} is not a URL") from None
-    info, at, host = parts.netloc.rpartition("@")
-    try:
-        _ = parts.port
-    except ValueError:
-        host = ""
-    # An @ behind the host is of a password that holds a slash: it would be shown as a path.
-    if not host or parts.query or parts.fragment or "@" in parts.path or re.search(r"\s", place):
-        raise InvalidOptionError(f"option {name!r} is no URL of a registry: https://host/path")
-    user, _, password = info.partition(":")
-    auth = Secret((unquote(user), unquote(password))) if at else None
-    return _Registry(urlunsplit(parts._replace(netloc=host)), auth)
-
-
 def _options(column: str) -> Iterator[Option]:
     yield Option(
         f"{column}.format",
@@ -256,12 +227,13 @@ def _options(column: str) -> Iterator[Option]:
         parse_text,
         "With Protobuf: the full name of the message, such as `shop.Order`.",
     )
+    yield from registry_options(column)
     yield Option(
-        f"{column}.schema-registry.url",
-        _parse_registry,
-        "With `avro-confluent`: where writers' schemas are, by id: `http(s)://…` as Confluent's API"
-        " has it, or a folder of `<id>.avsc` that every worker sees. User and password in the URL"
-        " are kept secret.",
+        f"{column}.subject",
+        parse_text,
+        f"With a registry and no `{column}.schema`: the subject whose latest version is read, as it"
+        " is when the query is planned. Default: the one topic that is read, and"
+        f" `-{column}` behind it.",
     )
     yield Option(
         f"{column}.columns",
@@ -282,66 +254,96 @@ def _options(column: str) -> Iterator[Option]:
 VALUE_OPTIONS: Final = (*_options("value"), *_options("key"))
 
 
-def column_formats(values: Mapping[str, Any], given: Iterable[str]) -> tuple[ColumnFormat, ...]:
+def column_formats(
+    values: Mapping[str, Any], given: Iterable[str], selection: Selection, cache: CacheSettings
+) -> tuple[ColumnFormat, ...]:
     """The columns that are decoded.
 
     Args:
         values: Parsed options by name.
         given: Names of the options that the user gave, in lower case.
+        selection: Which topics are read.
+        cache: What is kept on this machine's disk.
 
     Raises:
         InvalidOptionError: Options that contradict each other, or no schema where one is needed.
+        RegistryError: A registry that has to say the schema does not answer.
     """
     return tuple(
         found
         for column in ("key", "value")
-        if (found := _column_format(column, values, frozenset(given))) is not None
+        if (found := _column_format(column, values, frozenset(given), selection, cache)) is not None
     )
 
 
 def _column_format(
-    column: str, values: Mapping[str, Any], given: frozenset[str]
+    column: str,
+    values: Mapping[str, Any],
+    given: frozenset[str],
+    selection: Selection,
+    cache: CacheSettings,
 ) -> ColumnFormat | None:
     form = values[f"{column}.format"]
     allowed = _ALLOWED[form]
-    for name in (*_NEEDED, "columns", "mode"):
+    for name in sorted(_EVERY):
         if f"{column}.{name}" in given and name not in allowed:
             raise InvalidOptionError(
                 f"option '{column}.{name}' means nothing with '{column}.format' = {form}"
             )
     if form == RAW:
         return None
-    for name in _NEEDED if form not in _JSON else ():
-        if name in allowed and values[f"{column}.{name}"] is None:
+    registry = registry_place(column, values, cache)
+    name = f"{column}.schema"
+    asked = values[name] is None and registry is not None and registry.is_url
+    if values[f"{column}.subject"] is not None and not asked:
+        raise InvalidOptionError(
+            f"option '{column}.subject' needs a registry's URL in '{column}.{URL}', and no"
+            f" '{column}.schema'"
+        )
+    for one in _needed(form, asked):
+        if values[f"{column}.{one}"] is None:
             raise InvalidOptionError(
-                f"option '{column}.format' = {form} needs option '{column}.{name}'"
+                f"option '{column}.format' = {form} needs option '{column}.{one}'"
             )
     mode = values[f"{column}.mode"]
     if form == UTF8:
         return ColumnFormat(column, form, mode)
-    name = f"{column}.schema"
-    read_text = ddl_text if form in _JSON else schema_text
-    registry: _Registry = values[f"{column}.schema-registry.url"] or _Registry("", None)
-    is_text = form not in (PROTOBUF, PROTOBUF_CONFLUENT)
-    if form in _JSON and values[name] is None:
-        return ColumnFormat(column, form, mode, fields=values[f"{column}.columns"])
+    fields = values[f"{column}.columns"]
+    if asked:
+        assert registry is not None
+        subject = subject_of(column, values[f"{column}.subject"], selection)
+        schema = latest_of(column, _KINDS[form], registry, subject)
+    elif form in _JSON and values[name] is None:
+        return ColumnFormat(column, form, mode, fields=fields)
+    elif form in (PROTOBUF, PROTOBUF_CONFLUENT):
+        content = file_content(name, values[name], "no file that can be read")
+        schema = ReaderSchema(descriptors=content)
+    else:
+        read_text = ddl_text if form in _JSON else schema_text
+        schema = ReaderSchema(schema=read_text(name, values[name]))
     found = ColumnFormat(
         column,
         form,
         mode,
-        schema=read_text(name, values[name]) if is_text else "",
-        descriptors=b""
-        if is_text
-        else file_content(name, values[name], "no file that can be read"),
-        message=values[f"{column}.message"] or "",
-        fields=values[f"{column}.columns"],
-        registry=registry.place or None,
-        auth=registry.auth,
+        schema=schema.schema,
+        references=schema.references,
+        descriptors=schema.descriptors,
+        message=values[f"{column}.message"] or schema.message,
+        fields=fields,
+        registry=None if form == JSON_CONFLUENT else registry,  # nobody is asked for its writers
     )
     try:
         _ = found.type
     except ValueError as error:
         wrong = [one for one in ("schema", "message", "columns") if values[f"{column}.{one}"]]
-        named = " or ".join(f"'{column}.{one}'" for one in wrong)
+        named = " or ".join(f"'{column}.{one}'" for one in wrong or ["subject"])
         raise InvalidOptionError(f"option {named}: {error}") from None
     return found
+
+
+def _needed(form: str, asked: bool) -> tuple[str, ...]:
+    """What has to be given, whether or not the registry is asked for the schema."""
+    schema = () if asked or form in _JSON else ("schema",)
+    message = () if asked or form not in (PROTOBUF, PROTOBUF_CONFLUENT) else ("message",)
+    url = (URL,) if form == AVRO_CONFLUENT else ()
+    return () if form == UTF8 else (*schema, *message, *url)

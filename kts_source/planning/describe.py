@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from kts_source.errors import CorruptSegmentError
+from kts_source.extras import require
 from kts_source.options import READ_COMMITTED, ScanOptions, parse_options
 from kts_source.options.requested_bounds import EarliestBound, LatestBound
 from kts_source.planning.planner import plan_scan
@@ -104,7 +105,12 @@ class TierDescription:
         return pa.Table.from_pylist(rows, _SCHEMA)
 
     def to_pandas(self) -> Any:  # noqa: ANN401 - pandas is optional
-        """The same as a pandas DataFrame; needs pandas."""
+        """The same as a pandas DataFrame.
+
+        Raises:
+            InvalidOptionError: pandas is not installed.
+        """
+        require("pandas", "pandas", "to_pandas()")
         return self.to_arrow().to_pandas()
 
 

@@ -46,6 +46,8 @@ class DiscoveredTopic:
             incarnation.
         parts: What there is of segments in them.
         older_ids: Those of `other_ids` that have segments, which are older unless the user chose.
+        others: What else was listed: partitions of other incarnations, and those of this one that
+            hold no segment.
     """
 
     topic: str
@@ -55,6 +57,7 @@ class DiscoveredTopic:
     empty_partitions: tuple[int, ...]
     parts: tuple[Orphan, ...]
     older_ids: frozenset[str]
+    others: tuple[ListedPartition, ...]
 
     @property
     def asked_partitions(self) -> tuple[int, ...]:
@@ -201,6 +204,12 @@ def discover_topic(
         tuple(empty),
         tuple(parts),
         frozenset(folder.topic_id for folder in compared - {chosen}),
+        tuple(
+            part
+            for part in listed
+            if part.partition in wanted
+            and not (part.folder == chosen and part.partition not in empty)
+        ),
     )
     if not held and isinstance(options.selection, Subscribe) and options.fail_on_data_loss:
         raise TopicNotFoundError(

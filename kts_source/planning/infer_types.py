@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 _MOST_PARTITIONS: Final = 8
 _RECORDS: Final = 500
 """Of each end of a partition."""
-_MOST_BYTES: Final = 8 << 20
+_MOST_BYTES: Final = 1 << 20
 """The same: after so many bytes of keys and values there are enough."""
 _MOST_PARTS: Final = 64
 """So few records may lie in many parts of a plan."""
@@ -85,7 +85,8 @@ def _with_type(form: ColumnFormat, samples: Sequence[pa.Array]) -> ColumnFormat:
             f"option '{form.column}.format' = {form.format} needs option '{form.column}.schema':"
             f" {error}"
         ) from None
-    log.info("'%s.schema', as %d records show it: %s", form.column, records, ddl)
+    shown = " ".join(ddl.split())  # names may have line feeds
+    log.info("'%s.schema', as %d records show it: %s", form.column, records, shown)
     return known
 
 

@@ -4,8 +4,7 @@ tasks.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 from kts_source.options.value_formats import (
@@ -18,11 +17,12 @@ from kts_source.options.value_formats import (
 )
 from kts_source.registry.by_id import ById
 from kts_source.registry.schema_registry import AVRO as AVRO_SCHEMA
+from kts_source.registry.schema_registry import PROTOBUF as PROTOBUF_SCHEMA
 from kts_source.registry.schema_registry import find_schema
 
 if TYPE_CHECKING:
     from kts_source.options.value_formats import ColumnFormat
-    from kts_source.secret import Secret
+    from kts_source.registry.place import RegistryPlace
     from segment_format.values.avro.schema import Schema
     from segment_format.values.decoded import ValueDecoder
 
@@ -49,48 +49,69 @@ def value_decoder(form: ColumnFormat) -> ValueDecoder:
         from segment_format.values.protobuf.decoder import ProtobufDecoder
 
         protobuf = ProtobufDecoder(form.descriptors, form.message, form.fields)
-        return protobuf if form.format == PROTOBUF else ConfluentProtobufDecoder(protobuf)
+        if form.format == PROTOBUF:
+            return protobuf
+        if form.registry is None:
+            return ConfluentProtobufDecoder(protobuf)
+        return ConfluentProtobufDecoder(protobuf, _messages_of(form.registry).name_of)
     if form.format == AVRO:
         from segment_format.values.avro.decoder import AvroDecoder
 
         return AvroDecoder(form.reader_schema, columns=form.fields)
     from segment_format.values.avro.confluent import ConfluentAvroDecoder
 
-    # The fields that a condition looks at and those of the table are of the same writers.
-    writers = _writers(replace(form, fields=None))
-    return ConfluentAvroDecoder(form.reader_schema, writers.get, columns=form.fields)
+    assert form.registry is not None
+    return ConfluentAvroDecoder(
+        form.reader_schema, _writers(form.registry).get, columns=form.fields
+    )
+
+
+# A condition's fields and those of the table are of the same writers.
+@lru_cache(32)
+def _writers(registry: RegistryPlace) -> ById[int, Schema]:
+    return ById(partial(_writer, registry))
 
 
 @lru_cache(32)
-def _writers(form: ColumnFormat) -> ById[Schema]:
-    assert form.registry is not None
-    return ById(_Writers(form.registry, form.auth))
+def _messages_of(registry: RegistryPlace) -> _Messages:
+    return _Messages(registry)
 
 
-class _Writers:
-    """Looks up writers' schemas.
+def _writer(registry: RegistryPlace, schema_id: int) -> Schema:
+    """The schema of an id.
 
-    Args:
-        registry: A URL or a folder.
-        auth: User and password of the registry.
+    Raises:
+        LookupError: There is none, or none of Avro.
+        AvroSchemaError: It is not valid.
+        RegistryError: The registry does not answer.
     """
+    from segment_format.values.avro.parse import parse_avro
 
-    def __init__(self, registry: str, auth: Secret[tuple[str, str]] | None) -> None:
-        self._registry = registry
-        self._auth = auth
+    found = find_schema(registry, schema_id)
+    if found.kind != AVRO_SCHEMA:
+        raise LookupError(f"a schema of {found.kind}, not of Avro")
+    *references, (_, text) = found.parts
+    return parse_avro(text, tuple(reference for _, reference in references))
 
-    def __call__(self, schema_id: int) -> Schema:
-        """The schema of an id.
 
-        Raises:
-            LookupError: There is none, or none of Avro.
-            AvroSchemaError: It is not valid.
-            RegistryError: The registry does not answer.
-        """
-        from segment_format.values.avro.parse import parse_avro
+class _Messages:
+    """Names of messages, by a schema's id and the message index in its file."""
 
-        found = find_schema(self._registry, schema_id, self._auth)
-        if found.kind != AVRO_SCHEMA:
-            raise LookupError(f"a schema of {found.kind}, not of Avro")
-        *references, (_, text) = found.parts
-        return parse_avro(text, tuple(reference for _, reference in references))
+    def __init__(self, registry: RegistryPlace) -> None:
+        self._files = ById(partial(_messages, registry))
+
+    def name_of(self, schema_id: int, path: tuple[int, ...]) -> str:
+        """See `ConfluentProtobufDecoder`."""
+        names = self._files.get(schema_id)
+        if path not in names:
+            raise LookupError(f"its file has no message {list(path)}")
+        return names[path]
+
+
+def _messages(registry: RegistryPlace, schema_id: int) -> dict[tuple[int, ...], str]:
+    from kts_source.registry.descriptors import messages_of
+
+    found = find_schema(registry, schema_id)
+    if found.kind != PROTOBUF_SCHEMA:
+        raise LookupError(f"a schema of {found.kind}, not of Protobuf")
+    return messages_of(found)

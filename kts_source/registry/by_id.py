@@ -6,16 +6,19 @@ values hold.
 
 from __future__ import annotations
 
+import threading
 import time
-from functools import lru_cache
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from kts_source.errors import TieredKafkaError
+from kts_source.registry.client import RegistryError
 from kts_source.texts import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+K = TypeVar("K", bound="int | str")
 T = TypeVar("T")
 
 MAX_SCHEMAS: Final = 1000
@@ -25,33 +28,48 @@ MAX_UNKNOWN: Final = 1000
 UNKNOWN_SECONDS: Final = 300.0
 
 
-class ById(Generic[T]):
-    """Makes something of the schema of an id, once.
+class ById(Generic[K, T]):
+    """Makes something of the schema of an id, once, whichever threads ask.
 
     Args:
         make: Makes it. What it raises says why there is none, but for a TieredKafkaError: then the
             id is not to blame.
-
-    Attributes:
-        get: What was made for an id. Raises LookupError where there is none, or too many others
-            have none, and the TieredKafkaError that `make` raised.
     """
 
-    def __init__(self, make: Callable[[int], T]) -> None:
+    def __init__(self, make: Callable[[K], T]) -> None:
         self._make = make
-        self._unknown: dict[int, str] = {}
+        self._made: OrderedDict[K, T] = OrderedDict()
+        self._unknown: dict[K, str] = {}
         self._since = 0.0
-        self.get = lru_cache(MAX_SCHEMAS)(self._made)
+        self._lock = threading.Lock()
 
-    def _made(self, schema_id: int) -> T:
+    def get(self, schema_id: K) -> T:
+        """What was made for an id.
+
+        Raises:
+            LookupError: There is no usable schema; it was asked for within `UNKNOWN_SECONDS`.
+            RegistryError: So many other ids had none that this one is not asked for: whether there
+                is one nobody knows, so it does not count as unknown.
+            TieredKafkaError: What `make` raised.
+        """
+        with self._lock:
+            if schema_id not in self._made:
+                self._made[schema_id] = self._asked(schema_id)
+                if len(self._made) > MAX_SCHEMAS:
+                    self._made.popitem(last=False)
+            self._made.move_to_end(schema_id)
+            return self._made[schema_id]
+
+    def _asked(self, schema_id: K) -> T:
         if time.monotonic() - self._since > UNKNOWN_SECONDS:
             self._unknown, self._since = {}, time.monotonic()
         if (reason := self._unknown.get(schema_id)) is not None:
             raise LookupError(reason)
         if len(self._unknown) >= MAX_UNKNOWN:
-            raise LookupError(
-                f"schema {schema_id} was not asked for: {MAX_UNKNOWN:,} other ids had no usable"
-                " schema"
+            raise RegistryError(
+                f"schema {schema_id} is not asked for: of {MAX_UNKNOWN:,} other ids within"
+                f" {UNKNOWN_SECONDS:.0f} s there was no usable schema; is this the registry of the"
+                " topic, and are its values in the format that is asked for?"
             )
         try:
             return self._make(schema_id)

@@ -1,32 +1,33 @@
-"""Schemas by their id: from a schema registry's URL, or from a folder.
+"""Schemas by their id or subject: from a schema registry's URL, or from a folder.
 
 A folder holds `<id>.avsc`, `<id>.json` (JSON Schema), or `<id>.desc` (a FileDescriptorSet of protoc
 with --include_imports, whose last file is the schema's). A registry is asked as Confluent's REST
 API has it: `/schemas/ids/<id>`, `/subjects/<subject>/versions/<version>` for what a schema refers
 to, and `?format=serialized` for Protobuf schemas, which then come as FileDescriptorProtos in
-base64.
+base64. Registries that do not know that give their text.
+
+Ids keep their meaning, so what a registry said of one is kept on disk (`kept_schemas`).
 """
 
 from __future__ import annotations
 
 import base64
-import http.client
-import json
+import binascii
 import re
-import urllib.error
-import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote
 
-from kts_source.errors import ExportError, InvalidOptionError
+from kts_source.errors import InvalidOptionError
 from kts_source.extras import require
+from kts_source.registry.client import RegistryError, ask
+from kts_source.registry.kept_schemas import keep_parts, kept_parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kts_source.secret import Secret
+    from kts_source.registry.place import RegistryPlace
 
 AVRO: Final = "AVRO"
 JSON: Final = "JSON"
@@ -35,16 +36,8 @@ PROTOBUF: Final = "PROTOBUF"
 EXTRA: Final = "registry"
 """The extra of this package that brings what decodes Avro and Protobuf."""
 
-_MAX_SCHEMA_BYTES: Final = 16 << 20
-_MAX_ERROR_BYTES: Final = 1 << 16
-_UNKNOWN: Final = (40401, 40402, 40403)
-"""What registries call a subject, a version and a schema that they do not have."""
 _MAX_REFERENCES: Final = 256
-_TIMEOUT_SECONDS: Final = 10.0
-
-
-class RegistryError(ExportError):
-    """A schema registry that does not answer; the rows are not to blame."""
+_SERIALIZED: Final = "?format=serialized"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,27 +60,50 @@ def check_registry(registry: str) -> None:
         raise InvalidOptionError("the registry's URL holds user and password: give auth=Secret(…)")
 
 
-def find_schema(
-    registry: str, schema_id: int, auth: Secret[tuple[str, str]] | None
-) -> RegisteredSchema:
-    """The schema of an id, from a registry's URL or a folder.
+def find_schema(registry: RegistryPlace, schema_id: int | str) -> RegisteredSchema:
+    """The schema of an id.
+
+    Args:
+        registry: Where.
+        schema_id: A number; of files in a folder, any name.
 
     Raises:
         LookupError: There is no such schema.
         RegistryError: The registry does not answer as it should, or there is no such folder.
-        InvalidOptionError: The library that a folder's file needs is not installed here.
+        InvalidOptionError: The library that a schema needs is not installed here.
     """
-    if registry.startswith(("http://", "https://")):
-        return _Client(registry.rstrip("/"), auth).schema(schema_id)
+    if registry.is_url:
+        kept = kept_parts(registry, schema_id)
+        if kept is not None:
+            return RegisteredSchema(*kept)
+        found = _schema(registry, schema_id, ask(registry, f"/schemas/ids/{schema_id}"))
+        keep_parts(registry, schema_id, found.kind, found.parts)
+        return found
     try:
-        return _read(Path(registry), schema_id)
+        return _read(Path(registry.place), schema_id)
     except OSError as error:  # the file's schema is not to blame, nor are the rows
         raise RegistryError(
             f"the folder of schemas cannot be read on this machine: {type(error).__name__}"
         ) from None
 
 
-def _read(folder: Path, schema_id: int) -> RegisteredSchema:
+def latest_schema(registry: RegistryPlace, subject: str) -> RegisteredSchema:
+    """The schema of a subject's latest version, as the registry, a URL, says it now.
+
+    Raises:
+        LookupError: There is no such subject.
+        RegistryError: The registry does not answer as it should.
+        InvalidOptionError: The library that a schema needs is not installed here.
+    """
+    path = f"/subjects/{quote(subject, safe='')}/versions/latest"
+    document = ask(registry, path)
+    schema_id = document.get("id")
+    if not isinstance(schema_id, int):
+        raise RegistryError(f"the registry's answer to {path} has no id")
+    return _schema(registry, schema_id, document)
+
+
+def _read(folder: Path, schema_id: int | str) -> RegisteredSchema:
     for suffix, kind in ((".avsc", AVRO), (".json", JSON)):
         path = folder / f"{schema_id}{suffix}"
         if path.is_file():
@@ -105,74 +121,66 @@ def _read(folder: Path, schema_id: int) -> RegisteredSchema:
     raise LookupError(f"the folder has no schema {schema_id}")
 
 
-@dataclass(frozen=True, slots=True)
-class _Client:
-    url: str
-    auth: Secret[tuple[str, str]] | None
+class _Part(NamedTuple):
+    """A schema as a registry gives it."""
 
-    def schema(self, schema_id: int) -> RegisteredSchema:
-        document = self._get(f"/schemas/ids/{schema_id}")
-        kind = document.get("schemaType", AVRO)
-        if kind == PROTOBUF:
-            document = self._get(f"/schemas/ids/{schema_id}?format=serialized")
-        if kind not in (AVRO, JSON, PROTOBUF):
-            raise RegistryError(f"schema {schema_id} is of type {kind!r}, which is not known")
-        parts: dict[str, bytes] = {}
-        for name, content in self._parts(f"schema {schema_id}", document, kind, set()):
-            parts.setdefault(name, content)
-        return RegisteredSchema(kind, tuple(parts.items()))
-
-    def _parts(
-        self, name: str, document: dict[str, Any], kind: str, seen: set[str]
-    ) -> Iterator[tuple[str, bytes]]:
-        """What a schema refers to, depth first, then the schema."""
-        try:
-            for reference in document.get("references") or ():
-                called = str(reference["name"])
-                if called in seen:
-                    continue
-                if len(seen) >= _MAX_REFERENCES:
-                    raise RegistryError(f"{name} refers to more than {_MAX_REFERENCES} schemas")
-                seen.add(called)
-                subject = quote(str(reference["subject"]), safe="")
-                path = f"/subjects/{subject}/versions/{int(reference['version'])}"
-                if kind == PROTOBUF:
-                    path += "?format=serialized"
-                yield from self._parts(called, self._get(path), kind, seen)
-            text = document["schema"]
-            yield name, base64.b64decode(text) if kind == PROTOBUF else text.encode()
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise RegistryError(
-                f"the registry's answer for {name} is not as it should be: {type(error).__name__}"
-            ) from None
-
-    def _get(self, path: str) -> dict[str, Any]:
-        request = urllib.request.Request(f"{self.url}{path}")
-        if self.auth is not None:
-            token = base64.b64encode(":".join(self.auth.reveal()).encode()).decode()
-            # Not for the place that an answer redirects to.
-            request.add_unredirected_header("Authorization", f"Basic {token}")
-        try:
-            with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as answer:
-                document = json.loads(answer.read(_MAX_SCHEMA_BYTES))
-        except urllib.error.HTTPError as error:
-            with error:
-                unknown = error.code == 404 and _says_unknown(error)
-            if unknown:
-                raise LookupError(f"the registry does not know {path}") from None
-            hint = ": is the URL that of a registry?" if error.code == 404 else ""
-            raise RegistryError(f"the registry answers {error.code} to {path}{hint}") from None
-        except (OSError, ValueError, http.client.HTTPException, RecursionError) as error:
-            raise RegistryError(f"the registry does not answer: {type(error).__name__}") from None
-        if not isinstance(document, dict):
-            raise RegistryError(f"the registry's answer to {path} is not an object")
-        return document
+    name: str
+    text: str
 
 
-def _says_unknown(answer: urllib.error.HTTPError) -> bool:
-    """Whether a 404 is a registry's word on a schema, not that of whoever serves a wrong URL."""
+def _schema(
+    registry: RegistryPlace, schema_id: int | str, document: dict[str, Any]
+) -> RegisteredSchema:
+    kind = document.get("schemaType", AVRO)
+    if kind not in (AVRO, JSON, PROTOBUF):
+        raise RegistryError(f"schema {schema_id} is of type {kind!r}, which is not known")
+    if kind == PROTOBUF:
+        document = ask(registry, f"/schemas/ids/{schema_id}{_SERIALIZED}")
+    found: dict[str, _Part] = {}
+    for part in _parts(registry, _Part(f"schema {schema_id}", ""), document, kind, set()):
+        found.setdefault(part.name, part)
+    if kind == PROTOBUF:
+        return RegisteredSchema(kind, _descriptors(list(found.values())))
+    return RegisteredSchema(kind, tuple((part.name, part.text.encode()) for part in found.values()))
+
+
+def _parts(
+    registry: RegistryPlace, part: _Part, document: dict[str, Any], kind: str, seen: set[str]
+) -> Iterator[_Part]:
+    """What a schema refers to, depth first, then the schema."""
     try:
-        document = json.loads(answer.read(_MAX_ERROR_BYTES))
-    except (OSError, ValueError, http.client.HTTPException, RecursionError):
-        return False
-    return isinstance(document, dict) and document.get("error_code") in _UNKNOWN
+        for reference in document.get("references") or ():
+            called = str(reference["name"])
+            if called in seen:
+                continue
+            if len(seen) >= _MAX_REFERENCES:
+                raise RegistryError(f"{part.name} refers to more than {_MAX_REFERENCES} schemas")
+            seen.add(called)
+            subject = quote(str(reference["subject"]), safe="")
+            path = f"/subjects/{subject}/versions/{int(reference['version'])}"
+            if kind == PROTOBUF:
+                path += _SERIALIZED
+            try:
+                answer = ask(registry, path)
+            except LookupError as error:
+                raise LookupError(f"{part.name} refers to {called}: {error}") from None
+            yield from _parts(registry, _Part(called, ""), answer, kind, seen)
+        text = document["schema"]
+        if not isinstance(text, str):
+            raise TypeError(type(text).__name__)
+        text.encode()
+        yield part._replace(text=text)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RegistryError(
+            f"the registry's answer for {part.name} is not as it should be: {type(error).__name__}"
+        ) from None
+
+
+def _descriptors(parts: list[_Part]) -> tuple[tuple[str, bytes], ...]:
+    """Files of Protobuf, which came serialized or as text."""
+    try:
+        return tuple((name, base64.b64decode(text, validate=True)) for name, text in parts)
+    except (binascii.Error, ValueError):
+        from kts_source.registry.proto_text import compiled
+
+        return compiled([(name, text) for name, text in parts])

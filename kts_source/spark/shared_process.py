@@ -11,10 +11,12 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import Counter
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from kts_source.errors import InvalidOptionError
 from kts_source.read.read_settings import BatchLimits
 
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ MOST_BATCHES: Final = 15
 TASK_BYTES: Final = 16 << 20
 """Original bytes of a task, unless `targetPartitionBytes` is given: all its rows may wait."""
 _LIMITS: Final = BatchLimits(1 << 17, 4 << 20)
+_MOST_COLUMN_BYTES: Final = (1 << 31) - 1
+"""Arrow counts the bytes of a batch's column in 32 bits: what is longer becomes two batches."""
 _SLEEP_SECONDS: Final = 0.001
 
 
@@ -54,15 +58,27 @@ def few_batches(task: ScanTask, options: ScanOptions) -> Iterator[pa.RecordBatch
 
 
 def joined_at_last(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows; what comes behind the first ones is one batch."""
+    """The same rows; what comes behind the first ones is one batch.
+
+    Raises:
+        InvalidOptionError: That is more than one batch can hold. A second one might fill the
+            channel, and then nobody could ever go on.
+    """
     import pyarrow as pa
 
-    rest = []
+    rest: list[pa.RecordBatch] = []
+    sizes: Counter[int] = Counter()
     for number, batch in enumerate(batches, 1):
         if number < MOST_BATCHES:
             yield batch
-        else:
-            rest.append(batch)
+            continue
+        rest.append(batch)
+        sizes.update({place: column.nbytes for place, column in enumerate(batch.columns)})
+        if max(sizes.values(), default=0) > _MOST_COLUMN_BYTES:
+            raise InvalidOptionError(
+                "a task has too many rows for Sail, which takes all of them at once: make option"
+                f" targetPartitionBytes smaller; {TASK_BYTES} is the default"
+            )
     if rest:
         yield from pa.Table.from_batches(rest).combine_chunks().to_batches()
 

@@ -69,6 +69,10 @@ class AzureRangeSettings:
         """The same always: tokens are renewed by who gives them."""
         return self.keys
 
+    def renew(self) -> bool:
+        """Never: Azure's library keeps its tokens to itself, and renews them in time."""
+        return False
+
     def open(self, credentials: Secret[tuple[str, str] | None]) -> Any:  # noqa: ANN401
         """A store that tries each request once."""
         from obstore.store import AzureStore

@@ -22,6 +22,7 @@ class AzureStore(RangedStore):
     pinning = "conditional reads (If-Match), or the ETag looked up after every read"
     _place = "container"
     _library = "adlfs"
+    _extra = "azure"
 
     def _settings_of(self, filesystem: Any, arguments: Mapping[str, Any]) -> AzureRangeSettings:  # noqa: ANN401
         client = filesystem.service_client

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 from dataclasses import dataclass
-from datetime import UTC
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from kts_source.secret import Secret
@@ -33,6 +33,7 @@ _ARGUMENTS: Final = {
     *("project", "access", "token", "endpoint_url", "default_location", "consistency"),
     *("use_listings_cache", "listings_expiry_time", "max_paths", "cache_timeout", "block_size"),
 }
+_LONG_AGO: Final = datetime(2000, 1, 1)  # Google's library compares without a zone
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 
 
@@ -55,6 +56,19 @@ class GcsRangeSettings:
     def credentials(self) -> Secret[None]:
         """The same always: tokens are renewed by who gives them."""
         return Secret(None)
+
+    def renew(self) -> bool:
+        """Asks who gives the tokens for another one; a token that was given as it is has nobody."""
+        if self.login is None:
+            return False
+        credentials = self.login.credentials
+        expiry, credentials.expiry = credentials.expiry, _LONG_AGO
+        try:
+            self.login.maybe_refresh()
+        except Exception:  # noqa: BLE001  # the refusal is the better error
+            credentials.expiry = expiry
+            return False
+        return True
 
     def open(self, _credentials: Secret[None]) -> Any:  # noqa: ANN401
         """A store that tries each request once."""

@@ -18,6 +18,7 @@ class GcsStore(RangedStore):
     _version_names = ("generation", "etag", "md5Hash")
     _place = "bucket"
     _library = "gcsfs"
+    _extra = "gcs"
     _by_generation = True
     # A generation that was overwritten is missing, as are all objects at an endpoint without the
     # XML interface; a zonal bucket has none.

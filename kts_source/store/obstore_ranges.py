@@ -8,6 +8,7 @@ that a cloud's settings do not know. What obstore says about a failure is text, 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import re
@@ -52,6 +53,7 @@ _START_BEHIND_END: Final = ("Wanted range starting at", '"bytes 0--1/0"')
 _FOR_THE_OTHER: Final = ("Received redirect", "ETag Header missing", "Last-Modified Header missing")
 _WRONG_REGION: Final = frozenset({"AuthorizationHeaderMalformed", "IllegalLocationConstraint"})
 _NO_TOKEN: Final = "NoToken"
+_REFUSED: Final = 401
 _DEBUG: Final = "\n\nDebug source"
 _CAUSE: Final = re.compile(r'"([^"\\]+)"|\b(IncompleteMessage|TimedOut|ConnectionReset)\b')
 
@@ -103,6 +105,7 @@ class RangeReader:
         self._tally = tally
         self._client = AsyncClient(_Loop, policy, tally)
         self._lock = threading.Lock()
+        self._renewing = threading.Lock()
         self._settings: RangeSettings | None = None
         self._opened: tuple[Secret[Any], Any] | None = None
         self._has_answered = False
@@ -171,12 +174,11 @@ class RangeReader:
         from obstore import exceptions, get_async
 
         _process.is_user = True
-        store = self._store()
         options: GetOptions = {"range": (start, stop)}
         if version is not None:
             options["version" if self._by_generation else "if_match"] = version
 
-        async def attempt(_loop: _Loop) -> bytes:
+        async def ranged(store: Any) -> bytes:  # noqa: ANN401
             answer = await get_async(store, key, options=options)
             found = answer.meta["version"] if self._by_generation else answer.meta["e_tag"]
             if found is None and version is not None:
@@ -196,14 +198,26 @@ class RangeReader:
                 parts.append(part)
             return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
 
+        def attempt(store: Any) -> bytes:  # noqa: ANN401
+            try:
+                return self._client.run(lambda _loop: ranged(store), hedge=True)
+            except (exceptions.BaseError, FileNotFoundError) as error:
+                raise read_error(type(error).__name__, str(error)) from None
+
+        store = self._store()
         try:
-            data = self._client.run(attempt, hedge=True)
-        except (exceptions.BaseError, FileNotFoundError) as error:
-            failure = read_error(type(error).__name__, str(error))
+            try:
+                data = attempt(store)
+            except RangeError as refusal:
+                if refusal.status != _REFUSED or not self._renewed(store):
+                    raise
+                self._tally.add(requests=1)
+                data = attempt(self._store())
+        except RangeError as failure:
             if self._may_be_better_otherwise(failure):
                 reason = f"obstore's request failed where that of {self._other} did not"
                 raise LeftToFsspecError(reason, was_asked=failure.code != _NO_TOKEN) from None
-            raise failure from None
+            raise
         self._has_answered = True
         return data
 
@@ -224,6 +238,20 @@ class RangeReader:
         is_encrypted = self._settings is not None and self._settings.endpoint[:6] == "https:"
         untrusted = is_encrypted and not self._has_answered
         return untrusted or any(one in failure.text for one in _FOR_THE_OTHER)
+
+    def _renewed(self, refused: Any) -> bool:  # noqa: ANN401  # obstore's
+        """Whether there are new credentials since a store was opened whose were refused. Of several
+        threads, one renews them.
+        """
+        settings = self._settings
+        with self._renewing:
+            if settings is None or self._opened is None or self._opened[1] is not refused:
+                return settings is not None
+            if not self._client.run(lambda _loop: asyncio.to_thread(settings.renew)):
+                return False
+            with self._lock:
+                self._opened = None
+            return True
 
     def _store(self) -> Any:  # noqa: ANN401  # obstore's
         """The store for the credentials of now."""

@@ -47,6 +47,12 @@ class RangeSettings(Protocol):
         """
         ...
 
+    def renew(self) -> bool:
+        """Takes new credentials in place of those that were refused, however long they should have
+        held. False where there are none to be had. May wait for who gives them.
+        """
+        ...
+
     def open(self, credentials: Secret[Any]) -> Any:  # noqa: ANN401  # obstore's stores have no base
         """A store that tries each request once."""
         ...

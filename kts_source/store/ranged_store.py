@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from kts_source.extras import require
 from kts_source.secret import Secret, scrub
 from kts_source.store.fsspec_store import FsspecStore
 from kts_source.store.obstore_ranges import RangeError, RangeReader
@@ -29,6 +30,8 @@ class RangedStore(FsspecStore):
     # What people call a root there, and the library behind fsspec.
     _place: ClassVar[str]
     _library: ClassVar[str]
+    # Of this package; it brings the library.
+    _extra: ClassVar[str]
     # See `RangeReader`.
     _by_generation: ClassVar[bool] = False
     _doubted: ClassVar[frozenset[int]] = frozenset()
@@ -39,6 +42,7 @@ class RangedStore(FsspecStore):
         storage: Secret[Mapping[str, str]],
         retry_policy: RetryPolicy = DEFAULT_RETRY_POLICY,
     ) -> None:
+        require(self._library, self._extra, f"{url.partition('://')[0]}://")
         super().__init__(url, storage, retry_policy)
         self._bucket = self._root.partition("/")[0]
         self._ranges = RangeReader(

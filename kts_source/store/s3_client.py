@@ -12,6 +12,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kts_source.store.botocore_log import hide_tokens
 from segment_format.tuning import is_on
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ def connect(arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401  # s3fs ships 
     """
     import s3fs
 
+    hide_tokens()
     filesystem = s3fs.S3FileSystem(**arguments, skip_instance_cache=True)
     filesystem.retries = 1
     if is_on():

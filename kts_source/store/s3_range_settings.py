@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from kts_source.secret import Secret
+from kts_source.store.botocore_log import hide_tokens
 from kts_source.store.obstore_settings import (
     LeftToFsspecError,
     client_options,
@@ -90,6 +91,10 @@ class S3RangeSettings:
         if not self.is_aws and given is not None and given[2] is not None:
             raise LeftToFsspecError("temporary credentials at an endpoint of one's own")
         return keys
+
+    def renew(self) -> bool:
+        """Never: S3 refuses what has expired by another status; the chain renews in time."""
+        return False
 
     def open(self, credentials: Secret[Keys | None]) -> Any:  # noqa: ANN401
         """A store that tries each request once."""
@@ -191,6 +196,7 @@ def _session(profile: str | None) -> Any:  # noqa: ANN401  # botocore ships no t
     import botocore.exceptions
     import botocore.session
 
+    hide_tokens()
     session = botocore.session.Session(profile=profile)
     try:
         scoped = session.get_scoped_config()

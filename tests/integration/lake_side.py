@@ -7,10 +7,11 @@ Its one argument is a JSON file:
     settings   more Spark settings
     tables     name to what Spark SQL calls the table
     conditions what Delta's log is asked to prune by
+    queries    name to SQL; may be left out
     out        folder
 
-It leaves `<name>.parquet` with the rows and the file of each (`_file`), `pruned.json` with the
-files that each condition leaves to be read of the Delta table, and `bounds.json` with what
+It leaves `<name>.parquet` with the rows, of tables with the file of each (`_file`), `pruned.json`
+with the files that each condition leaves to be read of the Delta table, and `bounds.json` with what
 Iceberg's manifests say of each file.
 """
 
@@ -40,6 +41,8 @@ def main(spec: dict[str, Any]) -> None:
     for name, table in spec["tables"].items():
         frame = spark.table(table).selectExpr("*", "input_file_name() as _file")
         frame.write.parquet(str(out / f"{name}.parquet"))
+    for name, query in spec.get("queries", {}).items():
+        spark.sql(query).write.parquet(str(out / f"{name}.parquet"))
     delta = spark.table(spec["tables"]["delta"])
     pruned = [delta.where(condition).inputFiles() for condition in spec["conditions"]]
     (out / "pruned.json").write_text(json.dumps(pruned))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import sys
 from typing import TYPE_CHECKING
@@ -41,6 +42,7 @@ def test_there_are_notebooks() -> None:
         "01_read_a_topic.ipynb",
         "02_backfill_to_delta.ipynb",
         "03_from_history_to_live.ipynb",
+        "04_typed_topic.ipynb",
     ]
 
 
@@ -100,3 +102,21 @@ def test_notebook_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         last = expected.group_by("partition").aggregate([("offset", "max")]).to_pylist()
         assert {str(row["partition"]) for row in last} == set(ends)
         assert all(ends[str(row["partition"])] > row["offset_max"] for row in last)
+    if name == "04_typed_topic.ipynb":
+        # The notebook rolls its own dice.
+        dice = random.Random(4)
+        large: dict[str, list[tuple[float, bool]]] = {}
+        for number in range(4000):
+            country = dice.choice(["CH", "CH", "DE", "FR"])
+            amount = round(dice.expovariate(1 / 60), 2)
+            coupon = dice.choice([None, "WELCOME"])
+            if amount > 100:
+                # The first half was written before there were coupons.
+                has_coupon = coupon is not None and number >= 2000
+                large.setdefault(country, []).append((amount, has_coupon))
+        for country, orders in large.items():
+            total = round(sum(amount for amount, _ in orders), 2)
+            coupons = sum(has_coupon for _, has_coupon in orders)
+            row = rf"\| +{country}\| +{len(orders)}\| *{total}\| +{coupons}\|"
+            assert re.search(row, text), row
+        assert " |-- user: struct (nullable = true)\n |    |-- id: long" in text

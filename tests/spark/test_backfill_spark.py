@@ -9,6 +9,7 @@ import pytest
 from kts_source import backfill
 from tests.golden_data import TOPICS, assert_same_rows, expected_table, tier_options
 from tests.kts_source.export.exporting import FORMATS, Lake, assert_holds
+from tests.kts_source.read.typed_tier import as_avro, avro, write
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -94,3 +95,17 @@ def test_a_failing_transform_commits_nothing(spark: SparkSession, tmp_path: Path
         run(spark, lake, tier_options("txn"), transform=fails)
     assert not list((tmp_path / "table").rglob("*.parquet"))
     assert not list((tmp_path / "table" / "_kts" / "commits").glob("*.json"))
+
+
+def test_decoded_values(spark: SparkSession, tmp_path: Path) -> None:
+    values: list[bytes | None] = [avro(number) for number in range(30)]
+    values[4] = None
+    source = write(tmp_path / "tier", [values]) | as_avro()
+    lake = Lake(tmp_path, "parquet")
+    report = run(spark, lake, source, partition_by=["value.country"])
+    assert report.rows == 30
+    frame = spark.read.parquet(lake.target)
+    assert dict(frame.dtypes)["value_country"] == "string"
+    found = frame.where("value.amount > 20 and value_country = 'DE'").select("offset", "value.note")
+    assert sorted(found.collect()) == [(21, None), (24, "n24"), (27, None)]
+    assert frame.where("value is null").select("offset").collect() == [(4,)]

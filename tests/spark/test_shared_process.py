@@ -6,9 +6,12 @@ import threading
 import time
 
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kts_source.errors import InvalidOptionError
+from kts_source.spark import shared_process
 from kts_source.spark.shared_process import MOST_BATCHES, _Turns, joined_at_last
 
 
@@ -25,6 +28,16 @@ def test_few_batches_have_the_same_rows(sizes: list[int]) -> None:
     assert [row for batch in found for row in batch.column("n").to_pylist()] == [
         row for batch in batches for row in batch.column("n").to_pylist()
     ]
+
+
+def test_rows_that_no_batch_can_hold_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two batches more than the channel has room for would stop the server for ever."""
+    monkeypatch.setattr(shared_process, "_MOST_COLUMN_BYTES", 100)
+    batch = pa.record_batch({"n": pa.array(range(5), pa.int64()), "s": pa.array(["x"] * 5)})
+    whole = [batch] * (MOST_BATCHES + 1)
+    assert sum(found.num_rows for found in joined_at_last(whole)) == 5 * len(whole)
+    with pytest.raises(InvalidOptionError, match="targetPartitionBytes"):
+        list(joined_at_last([*whole, batch]))
 
 
 def test_turns_are_taken_and_given_back() -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
+import re
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -143,6 +145,19 @@ def test_available_now_keeps_the_limits_and_ends(tmp_path: Path) -> None:
     query.start()
     query.limit = ReadAllAvailable()
     assert query.all() == 1, "once takes all, whatever the limits"
+
+
+def test_a_line_a_batch(caplog: pytest.LogCaptureFixture) -> None:
+    query = Query(tier_options("txn", maxOffsetsPerTrigger="3000"), older=True)
+    query.start()
+    with caplog.at_level(logging.INFO, "kts_source.spark.stream_reader"):
+        assert query.all() == 3
+    lines = [one.getMessage() for one in caplog.records if one.name.endswith("stream_reader")]
+    told = re.findall(r"^micro-batch of (\d+) offsets .*; behind: (.*)$", "\n".join(lines), re.M)
+    offsets = [int(count) for count, _ in told]
+    assert offsets[:2] == [3000, 3000]
+    behind = [json.loads(text)["offsets"] for _, text in told]
+    assert behind == [sum(offsets[1:]), offsets[2], 0]
 
 
 def test_the_reader_is_what_spark_looks_for() -> None:

@@ -22,9 +22,8 @@ import pyarrow as pa
 
 from kts_source.errors import ExportError, InvalidOptionError
 from kts_source.export.evolution import lacks
-from kts_source.export.fields import type_at
 from kts_source.export.fingerprint import number
-from kts_source.export.partitioning import value_text
+from kts_source.export.partitioning import value_text, with_made_columns
 from kts_source.export.ranges import OffsetRange, PartitionKey
 from kts_source.export.tables.delta_checks import check_demands, check_schema
 from kts_source.export.tables.export_table import (
@@ -270,12 +269,7 @@ class DeltaExportTable(ExportTable):
 
     def _table_schema(self, schema: pa.Schema) -> pa.Schema:
         check_signs(schema, self._uri)
-        made = [
-            pa.field(field.name, pa.date32() if field.is_date else type_at(schema, field.source))
-            for field in self._settings.partition_by
-            if field.name not in schema.names
-        ]
-        return pa.schema([*schema, *made])
+        return with_made_columns(schema, self._settings.partition_by, self._values_in)
 
     def _storage_options(self) -> dict[str, str] | None:
         if scheme_of(self._settings.target) != "s3":

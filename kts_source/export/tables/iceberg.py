@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from kts_source.errors import ExportError, InvalidOptionError
 from kts_source.export.evolution import lacks
+from kts_source.export.partitioning import with_made_columns
 from kts_source.export.ranges import OffsetRange, PartitionKey
 from kts_source.export.tables.export_table import (
     BaseFile,
@@ -167,15 +168,18 @@ class IcebergExportTable(ExportTable):
     ) -> bool:
         from pyiceberg.exceptions import CommitFailedException
 
+        columns = None
         if commit.schema is not None:
             check_signs(commit.schema, self._uri)
+            fields = self._settings.partition_by
+            columns = with_made_columns(commit.schema, fields, self._values_in)
             if snapshot is None:
-                self._create(commit.schema)
+                self._create(columns)
                 return False  # what stands there now is compared, whoever created it
         assert snapshot is not None
-        if commit.schema is not None:
+        if columns is not None:
             known = snapshot.schema().column_names
-            if missing := [name for name in commit.schema.names if name not in known]:
+            if missing := [name for name in columns.names if name not in known]:
                 raise ExportError(
                     f"the table lacks the columns {', '.join(missing)}", uri=self._uri
                 )
@@ -199,8 +203,9 @@ class IcebergExportTable(ExportTable):
                 transaction.update_spec() as spec,
             ):
                 for field in self._settings.partition_by:
-                    transform: Any = DayTransform() if field.is_date else IdentityTransform()
-                    spec.add_field(field.source, transform, field.name)
+                    is_day = field.is_date and not field.is_inner
+                    transform: Any = DayTransform() if is_day else IdentityTransform()
+                    spec.add_field(field.column, transform, field.name)
         except (TableAlreadyExistsError, CommitFailedException):
             pass  # another export was first; its table is as good
         except Exception as error:  # noqa: BLE001  # every library error becomes one of ours
@@ -252,7 +257,7 @@ class IcebergExportTable(ExportTable):
         except OverflowError as error:
             # PyIceberg has no bounds outside the years 1 to 9999, so the files are added without,
             # in this process only. Days that rows are partitioned by need bounds, and are within.
-            days = {field.source for field in self._settings.partition_by}
+            days = {field.column for field in self._settings.partition_by}
             times = (DateType, TimestampType, TimestamptzType)
             schema = table.schema()
             names = {schema.find_column_name(number): schema.find_type(number)

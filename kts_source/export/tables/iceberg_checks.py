@@ -44,16 +44,17 @@ def check_table(table: Table, partition_by: Sequence[PartitionField], uri: str) 
         for field in table.spec().fields
     )
     asked = sorted(
-        f"{'day' if field.is_date else 'identity'}({field.source})" for field in partition_by
+        f"{'day' if field.is_date and not field.is_inner else 'identity'}({field.column})"
+        for field in partition_by
     )
     if there != asked:
         raise partitioned_otherwise(", ".join(there), ", ".join(asked), uri)
     for field in partition_by:
         default = table.properties.get(f"{_METRICS}default", "")
-        mode = table.properties.get(f"{_METRICS}column.{field.source}", default)
+        mode = table.properties.get(f"{_METRICS}column.{field.column}", default)
         if mode.strip().lower() in ("none", "counts"):
             raise UnsupportedTargetError(
-                f"the table keeps no bounds of {field.source} ({_METRICS}… = {mode}), and partition"
+                f"the table keeps no bounds of {field.column} ({_METRICS}… = {mode}), and partition"
                 " values are taken from them. Unset the property, or export into another table",
                 uri=uri,
             )

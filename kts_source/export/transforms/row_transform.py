@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -14,6 +16,17 @@ from kts_source.texts import one_line
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from segment_format.values.decoded import ValueDecoder
+
+_DECODED: Final = (
+    pa.bool_(),
+    pa.int32(),
+    pa.int64(),
+    pa.float32(),
+    pa.float64(),
+    pa.string(),
+)
+"""What both decoders read from the same texts. Of times, dates and bytes they know others."""
 DEFAULT_KEPT: Final = ("key", "topic", "partition", "offset", "timestamp")
 
 
@@ -60,7 +73,8 @@ class RowTransform(Protocol):
 
 @dataclass(frozen=True)
 class JsonColumns:
-    """The members of JSON objects as columns.
+    """The members of JSON objects as columns: what option `value.format` = `json` decodes, without
+    a struct around it.
 
     Members that the schema does not name are left out; missing ones and tombstones are null. A
     value that is no JSON object, or does not fit the schema, is rejected.
@@ -85,8 +99,71 @@ class JsonColumns:
 
     def apply(self, batch: pa.RecordBatch) -> Transformed:
         """See `RowTransform.apply`."""
-        values = pc.fill_null(column_of(batch, self.column), b"{}")
-        return assemble(batch, self.keep, *parse_json_objects(values, self.schema))
+        values = column_of(batch, self.column).cast(pa.binary())
+        return assemble(batch, self.keep, *decode_json_objects(values, self.schema))
+
+
+def decode_json_objects(values: pa.Array, schema: pa.Schema) -> tuple[pa.Table, list[Rejected]]:
+    """Decodes JSON objects as typed values are, where the schema's types are such.
+
+    Of what that decoder refuses, `parse_json_objects` decides row by row, which tables begun by
+    earlier versions know: NaN and text that is not UTF-8 are among the good ones there. What it
+    rejects and the decoder takes is right, too: whole numbers written as `1.0`, the last of two
+    members of one name.
+
+    Args:
+        values: Binary; a null gives nulls.
+        schema: Columns to make.
+
+    Returns:
+        The rows of those that could be decoded, in order, and the others.
+    """
+    decoder = _json_decoder(schema)
+    if decoder is None:
+        return parse_json_objects(pc.fill_null(values, b"{}"), schema)
+    decoded = decoder.decode(values)
+    columns = [
+        pc.struct_field(decoded.array, [number]).cast(field.type)
+        for number, field in enumerate(schema)
+    ]
+    table = pa.Table.from_arrays(columns, schema=schema)
+    # The text null is no object.
+    doubtful = pc.and_(pc.is_null(decoded.array), pc.is_valid(values)).to_numpy(
+        zero_copy_only=False
+    )
+    if not doubtful.any():
+        return table, []
+    rows = np.flatnonzero(doubtful)
+    parsed, rejected = parse_json_objects(values.take(pa.array(rows)), schema)
+    places = np.concatenate(
+        [np.flatnonzero(~doubtful), np.delete(rows, [found.row for found in rejected])]
+    )
+    made = pa.concat_tables([table.filter(pa.array(~doubtful)), parsed])
+    return made.take(pa.array(np.argsort(places))), [
+        Rejected(int(rows[found.row]), found.reason) for found in rejected
+    ]
+
+
+@lru_cache(8)
+def _json_decoder(schema: pa.Schema) -> ValueDecoder | None:
+    """Of structs of these columns; `None` where some type means something else to it."""
+    if not all(_is_decoded(field) for field in schema):
+        return None
+    from segment_format.values.json.decoder import JsonDecoder
+
+    try:
+        return JsonDecoder(pa.struct(list(schema)))
+    except ValueError:  # too deep, or of too many fields
+        return None
+
+
+def _is_decoded(field: pa.Field) -> bool:
+    kind = field.type
+    if pa.types.is_struct(kind):
+        return field.nullable and kind.num_fields > 0 and all(_is_decoded(one) for one in kind)
+    if pa.types.is_list(kind):
+        return field.nullable and _is_decoded(kind.value_field)
+    return field.nullable and kind in _DECODED
 
 
 def parse_json_objects(values: pa.Array, schema: pa.Schema) -> tuple[pa.Table, list[Rejected]]:

@@ -25,6 +25,7 @@ from kts_source.export.transforms.row_transform import (
 )
 from kts_source.extras import require
 from kts_source.registry.by_id import ById
+from kts_source.registry.place import RegistryAccess, RegistryPlace
 from kts_source.registry.schema_registry import (
     AVRO,
     EXTRA,
@@ -32,13 +33,12 @@ from kts_source.registry.schema_registry import (
     check_registry,
     find_schema,
 )
+from kts_source.secret import Secret
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import pyarrow as pa
-
-    from kts_source.secret import Secret
 
 MAGIC: Final = 0
 _HEADER: Final = 5
@@ -52,7 +52,7 @@ class WireFormatColumns:
 
     A value without the header, of an unknown schema, or that does not decode, is rejected; a
     registry that does not answer fails the task. What is asked of a registry is bounded: behind
-    1,000 unknown ids in five minutes, values whose ids were not asked for before are rejected too.
+    1,000 unknown ids in five minutes, an id that was not asked for before fails the task, too.
 
     Attributes:
         schema: Columns to make; members it does not name are left out, missing ones are null.
@@ -72,8 +72,14 @@ class WireFormatColumns:
         check_columns(self.schema, self.keep)
         check_registry(self.registry)
 
+    @property
+    def _place(self) -> RegistryPlace:
+        if self.auth is None:
+            return RegistryPlace(self.registry)
+        return RegistryPlace(self.registry, Secret(RegistryAccess(*self.auth.reveal())))
+
     @cached_property
-    def _decoders(self) -> ById[Decoder]:
+    def _decoders(self) -> ById[int, Decoder]:
         return ById(self._decoder)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -101,7 +107,7 @@ class WireFormatColumns:
         return self._decoders.get(schema_id)(value[_HEADER:])
 
     def _decoder(self, schema_id: int) -> Decoder:
-        found = find_schema(self.registry, schema_id, self.auth)
+        found = find_schema(self._place, schema_id)
         if found.kind == AVRO:
             return _avro([json.loads(text) for _, text in found.parts])
         if found.kind == JSON:

@@ -24,11 +24,10 @@ from segment_format.values.avro import opcodes as o
 from segment_format.values.avro.run_value import (
     INSTRUCTION,
     fill_null,
-    get,
     level_at,
-    put,
     run_value,
 )
+from segment_format.values.frames import get, put
 
 if TYPE_CHECKING:
     from segment_format.kernels.compiled import Frame, Value

@@ -25,6 +25,7 @@ from segment_format.values.avro.wire import (
     is_utf8,
     read_long,
 )
+from segment_format.values.frames import address_in, get, put
 from segment_format.values.memory import load_f32, store_as_f32, store_f64
 
 if TYPE_CHECKING:
@@ -41,24 +42,6 @@ _MIN_INT = -(2**31)
 _MIN_LONG = -(2**63)
 _MAX_MILLIS = (2**63 - 1) // 1000
 _MIN_MILLIS = -_MAX_MILLIS
-
-
-@inlined
-def get(row: Address, column: Value) -> Value:
-    """An int64 of a row of a table."""
-    return load_i64_native(row + np.uint64(8 * column))
-
-
-@inlined
-def address_in(row: Address, column: Value) -> Value:
-    """An address of a row of a table."""
-    return load_word(row + np.uint64(8 * column))
-
-
-@inlined
-def put(row: Address, column: Value, value: Value) -> None:
-    """Sets an int64 of a row of a table."""
-    store_i64(row + np.uint64(8 * column), value)
 
 
 @inlined

@@ -19,7 +19,6 @@ from segment_format.values.json.program import compiled
 from segment_format.values.json.projection import projected
 from segment_format.values.json.reasons import reason
 from segment_format.values.json.rows import read_rows
-from segment_format.values.null_structs import with_nulls_below
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -102,7 +101,7 @@ class JsonDecoder:
             rest = _padded(data.slice(int(ends[safe]), int(ends[-1] - ends[safe])))
             _read(batch, rest.address - int(ends[safe]), rows)
         bad = self._decide(batch, data, ends) if frame[c.OPEN_COUNT] else batch.bad
-        array = with_nulls_below(Columns(batch, data).build(self._program.root))
+        array = Columns(batch, data).build(self._program.root)
         return DecodedValues(array, tuple(self._named(one, data, ends) for one in bad))
 
     def _named(self, bad: list[int], data: pa.Buffer, ends: NDArray[np.int32]) -> BadValue:

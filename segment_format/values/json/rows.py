@@ -12,16 +12,14 @@ import numpy as np
 
 from segment_format.kernels.compiled import helper, inlined, kernel
 from segment_format.kernels.memory import load_u8, load_u32_native, store_i64, store_u8
+from segment_format.values.frames import address_in, get, put
 from segment_format.values.json import contract as c
 from segment_format.values.json.keys import NO_FIELD, OBJECT_DONE, is_token, next_key, skip_unwanted
 from segment_format.values.json.maps import drop_duplicates
 from segment_format.values.json.numbers import take_number
 from segment_format.values.json.places import (
-    address_at,
     clear_row,
     clear_value,
-    number_at,
-    put,
     save_counts,
 )
 from segment_format.values.json.skip import (
@@ -72,25 +70,23 @@ def _wrong(frame: Address, code: Value, node: Address, at: Address) -> Value:
 @helper
 def _missing(frame: Address, struct: Address, entry: Value) -> Value:
     """The first field that may not be null and is, `NO_FIELD` if none is."""
-    nodes = address_at(frame, c.NODES)
-    stop = nodes + address_at(struct, c.STOP) * _NODE_BYTES
+    nodes = address_in(frame, c.NODES)
+    stop = nodes + address_in(struct, c.STOP) * _NODE_BYTES
     node = struct + _NODE_BYTES
     while node < stop:
-        if number_at(node, c.REQUIRED) and not load_u8(
-            address_at(node, c.PLACES) + np.uint64(entry)
-        ):
+        if get(node, c.REQUIRED) and not load_u8(address_in(node, c.PLACES) + np.uint64(entry)):
             return node
-        node = nodes + address_at(node, c.STOP) * _NODE_BYTES
+        node = nodes + address_in(node, c.STOP) * _NODE_BYTES
     return NO_FIELD
 
 
 @inlined
 def _new_item(frame: Address, container: Address) -> Value:
     """The entry of the next item, negative if there is no room for it."""
-    level = number_at(container, c.ITEMS)
-    counts = address_at(frame, c.COUNTS)
-    entry = number_at(counts, level)
-    if entry >= number_at(address_at(frame, c.ROOMS), level):
+    level = get(container, c.ITEMS)
+    counts = address_in(frame, c.COUNTS)
+    entry = get(counts, level)
+    if entry >= get(address_in(frame, c.ROOMS), level):
         put(frame, c.WANTED, entry + 1)
         put(frame, c.WANTED_LEVEL, level)
         return np.int64(-1)
@@ -122,11 +118,11 @@ def _map_key(frame: Address, key: Address, entry: Value, at: Address, stop: Addr
 @helper
 def _read_row(frame: Address, at: Address, stop: Address, row: Value) -> Value:
     """Reads the value of a row; a status, with `ERROR_NODE` and `ERROR_AT` if it is an error."""
-    nodes = address_at(frame, c.NODES)
-    table = address_at(frame, c.POWERS)
-    stack = address_at(frame, c.STACK)
-    skip_stack = address_at(frame, c.SKIP_STACK)
-    memory = address_at(frame, c.MEMORY)
+    nodes = address_in(frame, c.NODES)
+    table = address_in(frame, c.POWERS)
+    stack = address_in(frame, c.STACK)
+    skip_stack = address_in(frame, c.SKIP_STACK)
+    memory = address_in(frame, c.MEMORY)
     node = nodes
     entry = np.int64(row)
     container = _NONE
@@ -165,14 +161,14 @@ def _read_row(frame: Address, at: Address, stop: Address, row: Value) -> Value:
         elif byte == _LETTER_N:
             if not is_word(at, stop, NULL_WORD):
                 return _wrong(frame, c.BAD_TOKEN, node, at)
-            if number_at(node, c.REQUIRED):
+            if get(node, c.REQUIRED):
                 return _wrong(frame, c.NULL, node, at)
-            if load_u8(address_at(node, c.PLACES) + np.uint64(entry)):
+            if load_u8(address_in(node, c.PLACES) + np.uint64(entry)):
                 clear_value(frame, node, entry)
             at += _FOUR
         else:
-            op = number_at(node, c.OP)
-            places = address_at(node, c.PLACES) + np.uint64(entry)
+            op = get(node, c.OP)
+            places = address_in(node, c.PLACES) + np.uint64(entry)
             if op == c.TEXT:
                 if byte != QUOTE:
                     return _wrong(frame, c.WRONG_TYPE, node, at)
@@ -195,7 +191,7 @@ def _read_row(frame: Address, at: Address, stop: Address, row: Value) -> Value:
                 store_u8(places, 1)
                 at = end
             elif op == c.BOOL:
-                data = address_at(node, c.DATA) + np.uint64(entry)
+                data = address_in(node, c.DATA) + np.uint64(entry)
                 if byte == _LETTER_T:
                     if not is_word(at, stop, TRUE_WORD):
                         return _wrong(frame, c.BAD_TOKEN, node, at)
@@ -235,10 +231,10 @@ def _read_row(frame: Address, at: Address, stop: Address, row: Value) -> Value:
                 around = entry
                 kind = op
                 if op == c.STRUCT:
-                    keys = memory + address_at(node, c.KEYS) * _KEY_BYTES
+                    keys = memory + address_in(node, c.KEYS) * _KEY_BYTES
                     state = np.int64(0)
                 else:
-                    state = number_at(address_at(frame, c.COUNTS), number_at(node, c.ITEMS))
+                    state = get(address_in(frame, c.COUNTS), get(node, c.ITEMS))
                     at = skip_space(at + ONE, stop)
                     if at >= stop:
                         return _wrong(frame, c.BAD_END, node, at)
@@ -265,12 +261,12 @@ def _read_row(frame: Address, at: Address, stop: Address, row: Value) -> Value:
                 return np.int64(c.DONE)
             if kind == c.STRUCT:
                 token = keys + np.uint64(state) * _KEY_BYTES
-                if address_at(token, 2) == NO_FIELD:
+                if address_in(token, 2) == NO_FIELD:
                     at, state = skip_unwanted(keys, state, at, stop)
                     token = keys + np.uint64(state) * _KEY_BYTES
                 if is_token(token, at, stop):
-                    at += address_at(token, 1)
-                    node = address_at(token, 2)
+                    at += address_in(token, 1)
+                    node = address_in(token, 2)
                     state += 1
                     entry = around
                     break
@@ -278,8 +274,8 @@ def _read_row(frame: Address, at: Address, stop: Address, row: Value) -> Value:
                     at += ONE
                 elif state < c.KEYS_MOST and is_token(token + _KEY_BYTES, at, stop):
                     # The key in between was left out this time.
-                    at += address_at(token + _KEY_BYTES, 1)
-                    node = address_at(token + _KEY_BYTES, 2)
+                    at += address_in(token + _KEY_BYTES, 1)
+                    node = address_in(token + _KEY_BYTES, 2)
                     state += 2
                     entry = around
                     break
@@ -290,12 +286,12 @@ def _read_row(frame: Address, at: Address, stop: Address, row: Value) -> Value:
                     if end <= LAST_CODE:
                         return _wrong(frame, np.int64(end), container, where)
                     at = end
-                    node = address_at(frame, c.KEY_FIELD)
+                    node = address_in(frame, c.KEY_FIELD)
                     if node != OBJECT_DONE:
-                        state = number_at(frame, c.KEY_NEXT)
+                        state = get(frame, c.KEY_NEXT)
                         entry = around
                         break
-                if number_at(container, c.HAS_REQUIRED):
+                if get(container, c.HAS_REQUIRED):
                     node = _missing(frame, container, around)
                     if node != NO_FIELD:
                         return _wrong(frame, c.MISSING, node, at)
@@ -320,34 +316,34 @@ def _read_row(frame: Address, at: Address, stop: Address, row: Value) -> Value:
                 if byte != (ARRAY_END if kind == c.LIST else OBJECT_END):
                     return _wrong(frame, c.BAD_NEXT, container, at)
                 at += ONE
-                level = number_at(container, c.ITEMS)
-                count = number_at(address_at(frame, c.COUNTS), level) - state
+                level = get(container, c.ITEMS)
+                count = get(address_in(frame, c.COUNTS), level) - state
                 if kind == c.MAP and count > 1:
                     key = container + _NODE_BYTES
                     if not drop_duplicates(
-                        frame, address_at(key, c.PLACES), address_at(key, c.DATA), state, count
+                        frame, address_in(key, c.PLACES), address_in(key, c.DATA), state, count
                     ):
                         return np.int64(c.GROW_ARENA)
-                data = address_at(container, c.DATA) + np.uint64(8 * around)
+                data = address_in(container, c.DATA) + np.uint64(8 * around)
                 store_i64(data, state << 32 | count)
             # The container is done, and is itself a value.
             depth -= 1
             frame_of = stack + np.uint64(depth) * _STACK_BYTES
-            container = address_at(frame_of, 0)
-            around = number_at(frame_of, 1)
-            state = number_at(frame_of, 2)
+            container = address_in(frame_of, 0)
+            around = get(frame_of, 1)
+            state = get(frame_of, 2)
             if container != _NONE:
-                kind = number_at(container, c.OP)
+                kind = get(container, c.OP)
                 if kind == c.STRUCT:
-                    keys = memory + address_at(container, c.KEYS) * _KEY_BYTES
+                    keys = memory + address_in(container, c.KEYS) * _KEY_BYTES
 
 
 @inlined
 def _is_null(frame: Address, row: Value) -> Value:
-    bits = address_at(frame, c.VALID)
+    bits = address_in(frame, c.VALID)
     if bits == _NONE:
         return False
-    bit = np.uint64(row + number_at(frame, c.VALID_FIRST))
+    bit = np.uint64(row + get(frame, c.VALID_FIRST))
     return not load_u8(bits + (bit >> np.uint64(3))) >> (bit & np.uint64(7)) & ONE
 
 
@@ -356,11 +352,11 @@ def read_rows(frame: Address) -> Value:
     """Reads rows from `ROW` up to `ROW_STOP`; `DONE`, or what there must be more room of to read
     `ROW`. Nothing of that row has been written then.
     """
-    base = address_at(frame, c.BASE)
-    ends = address_at(frame, c.ENDS)
-    stop = number_at(frame, c.ROW_STOP)
-    levels = number_at(frame, c.LEVELS)
-    row = number_at(frame, c.ROW)
+    base = address_in(frame, c.BASE)
+    ends = address_in(frame, c.ENDS)
+    stop = get(frame, c.ROW_STOP)
+    levels = get(frame, c.LEVELS)
+    row = get(frame, c.ROW)
     status = np.int64(c.DONE)
     while row < stop:
         if not _is_null(frame, row):
@@ -369,8 +365,8 @@ def read_rows(frame: Address) -> Value:
             behind = base + load_u32_native(place + _FOUR)
             save_counts(frame, levels)
             put(frame, c.ROW_UNDER_WAY, row)
-            arena_size = number_at(frame, c.ARENA_SIZE)
-            open_count = number_at(frame, c.OPEN_COUNT)
+            arena_size = get(frame, c.ARENA_SIZE)
+            open_count = get(frame, c.OPEN_COUNT)
             status = _read_row(frame, first, behind, row)
             if status != c.DONE:
                 clear_row(frame, row)
@@ -378,13 +374,13 @@ def read_rows(frame: Address) -> Value:
                 put(frame, c.OPEN_COUNT, open_count)
                 if status < c.FIRST_ERROR:
                     break
-                count = number_at(frame, c.BAD_COUNT)
-                bad = address_at(frame, c.BAD) + np.uint64(8 * c.BAD_SIZE * count)
+                count = get(frame, c.BAD_COUNT)
+                bad = address_in(frame, c.BAD) + np.uint64(8 * c.BAD_SIZE * count)
                 put(bad, 0, row)
                 put(bad, 1, status)
-                node = address_at(frame, c.ERROR_NODE)
-                put(bad, 2, number_at(node, c.NUMBER))
-                put(bad, 3, np.int64(address_at(frame, c.ERROR_AT) - first))
+                node = address_in(frame, c.ERROR_NODE)
+                put(bad, 2, get(node, c.NUMBER))
+                put(bad, 3, np.int64(address_in(frame, c.ERROR_AT) - first))
                 put(frame, c.BAD_COUNT, count + 1)
                 status = np.int64(c.DONE)
         row += 1

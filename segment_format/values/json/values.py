@@ -8,11 +8,11 @@ import numpy as np
 
 from segment_format.kernels.compiled import helper, inlined
 from segment_format.kernels.memory import load_u8, load_word, store_i32, store_i64, store_u8
+from segment_format.values.frames import address_in, get, put
 from segment_format.values.json import contract as c
 from segment_format.values.json.instructions import bits_double, bits_single, single_bits
 from segment_format.values.json.keys import arena_end, arena_has
 from segment_format.values.json.numbers import MINUS, OPEN, double_of, exact_number
-from segment_format.values.json.places import address_at, number_at, put
 from segment_format.values.json.scalars import ZONE, base64_size, days_of, micros_of
 from segment_format.values.json.strings import ONE, unescape
 
@@ -39,13 +39,13 @@ def put_text(
     frame: Address, node: Address, entry: Value, at: Address, end: Address, escaped: Value
 ) -> Value:
     """Where a string stands, its escapes replaced."""
-    packed = (at - address_at(frame, c.BASE)) << np.uint64(32) | (end - at) << ONE
+    packed = (at - address_in(frame, c.BASE)) << np.uint64(32) | (end - at) << ONE
     status = np.int64(c.DONE)
     if escaped:
         packed, status = _unescaped(frame, at, end)
     if status == c.DONE:
-        store_i64(address_at(node, c.DATA) + np.uint64(8 * entry), np.int64(packed))
-        store_u8(address_at(node, c.PLACES) + np.uint64(entry), 1)
+        store_i64(address_in(node, c.DATA) + np.uint64(8 * entry), np.int64(packed))
+        store_u8(address_in(node, c.PLACES) + np.uint64(entry), 1)
     return status
 
 
@@ -56,9 +56,24 @@ def _unescaped(frame: Address, at: Address, end: Address) -> Value:
         return _NOTHING, np.int64(c.GROW_ARENA)
     first = arena_end(frame)
     behind = unescape(at, end, first)
-    position = first - address_at(frame, c.ARENA)
+    position = first - address_in(frame, c.ARENA)
     put(frame, c.ARENA_SIZE, np.int64(position + (behind - first)))
     return position << np.uint64(32) | (behind - first) << ONE | ONE, np.int64(c.DONE)
+
+
+@inlined
+def _integer(
+    at: Address, end: Address, value: Value, count: Value, exponent: Value, most: Value
+) -> Value:
+    """(the number, status) where it is a whole one up to `most`, or to `-most - 1`."""
+    status = np.int64(c.DONE)
+    if exponent != 0 or count > _NINETEEN:
+        value, status = _exact_integer(at, end)
+    negative = load_u8(at) == MINUS
+    if status == c.DONE and value > most + np.uint64(negative):
+        status = np.int64(c.OUT_OF_RANGE)
+    number = np.int64(value)
+    return -number if negative else number, status
 
 
 @inlined
@@ -74,19 +89,12 @@ def put_number(
     table: Address,
 ) -> Value:
     """What `take_number` has found from `at` to `end`."""
-    op = number_at(node, c.OP)
-    data = address_at(node, c.DATA)
+    op = get(node, c.OP)
+    data = address_in(node, c.DATA)
     if op == c.INT64:
-        status = np.int64(c.DONE)
-        if exponent != 0 or count > _NINETEEN:
-            value, status = _exact_integer(at, end)
-        negative = load_u8(at) == MINUS
+        number, status = _integer(at, end, value, count, exponent, _MOST_INT64)
         if status == c.DONE:
-            if value > _MOST_INT64 + np.uint64(negative):
-                status = np.int64(c.OUT_OF_RANGE)
-            else:
-                number = np.int64(value)
-                store_i64(data + np.uint64(8 * entry), -number if negative else number)
+            store_i64(data + np.uint64(8 * entry), number)
         return status
     if op == c.DOUBLE:
         bits = double_of(at, end, value, count, exponent, table)
@@ -123,16 +131,16 @@ def _no_double(
 @helper
 def _leave_open(frame: Address, node: Address, entry: Value, at: Address, end: Address) -> Value:
     """(number of what is left open, status)."""
-    number = number_at(frame, c.OPEN_COUNT)
-    if number >= number_at(frame, c.OPEN_ROOM):
+    number = get(frame, c.OPEN_COUNT)
+    if number >= get(frame, c.OPEN_ROOM):
         put(frame, c.WANTED, number + 1)
         return _NOTHING, np.int64(c.GROW_OPEN)
-    to = address_at(frame, c.OPEN) + np.uint64(8 * c.OPEN_SIZE * number)
-    put(to, 0, number_at(node, c.NUMBER))
+    to = address_in(frame, c.OPEN) + np.uint64(8 * c.OPEN_SIZE * number)
+    put(to, 0, get(node, c.NUMBER))
     put(to, 1, entry)
-    put(to, 2, np.int64(at - address_at(frame, c.BASE)))
+    put(to, 2, np.int64(at - address_in(frame, c.BASE)))
     put(to, 3, np.int64(end - at))
-    put(to, 4, number_at(frame, c.ROW_UNDER_WAY))
+    put(to, 4, get(frame, c.ROW_UNDER_WAY))
     put(frame, c.OPEN_COUNT, number + 1)
     return np.uint64(number), np.int64(c.DONE)
 
@@ -149,18 +157,12 @@ def _put_other(
     exponent: Value,
     table: Address,
 ) -> Value:
-    op = number_at(node, c.OP)
-    data = address_at(node, c.DATA)
-    negative = load_u8(at) == MINUS
+    op = get(node, c.OP)
+    data = address_in(node, c.DATA)
     if op == c.INT32:
-        status = np.int64(c.DONE)
-        if exponent != 0 or count > _NINETEEN:
-            value, status = _exact_integer(at, end)
+        number, status = _integer(at, end, value, count, exponent, _MOST_INT32)
         if status == c.DONE:
-            if value > _MOST_INT32 + np.uint64(negative):
-                return np.int64(c.OUT_OF_RANGE)
-            number = np.int64(value)
-            store_i32(data + np.uint64(4 * entry), -number if negative else number)
+            store_i32(data + np.uint64(4 * entry), number)
         return status
     if op == c.SINGLE:
         status = np.int64(c.DONE)
@@ -168,8 +170,8 @@ def _put_other(
         if bits != OPEN:
             bits = _single_of(bits)
         if bits == OPEN:
-            number, status = _leave_open(frame, node, entry, at, end)
-            bits = _OPEN_SINGLE | (number & _OPEN_SINGLE_BITS)
+            open_number, status = _leave_open(frame, node, entry, at, end)
+            bits = _OPEN_SINGLE | (open_number & _OPEN_SINGLE_BITS)
         elif bits & ~_SINGLE_SIGN == _SINGLE_INFINITY:
             return np.int64(c.OUT_OF_RANGE)
         store_i32(data + np.uint64(4 * entry), np.int64(bits))
@@ -208,8 +210,8 @@ def _put_decimal(
     exponent: Value,
     table: Address,
 ) -> Value:
-    scale = number_at(node, c.SCALE)
-    precision = number_at(node, c.PRECISION)
+    scale = get(node, c.SCALE)
+    precision = get(node, c.PRECISION)
     high = _NOTHING
     shift = exponent + scale
     digits = np.int64(count) + shift
@@ -236,16 +238,16 @@ def put_written(
     frame: Address, node: Address, entry: Value, at: Address, end: Address, escaped: Value
 ) -> Value:
     """What is written as a string and is none."""
-    packed = (at - address_at(frame, c.BASE)) << np.uint64(32) | (end - at) << ONE
-    before = number_at(frame, c.ARENA_SIZE)
+    packed = (at - address_in(frame, c.BASE)) << np.uint64(32) | (end - at) << ONE
+    before = get(frame, c.ARENA_SIZE)
     if escaped:
         packed, status = _unescaped(frame, at, end)
         if status != c.DONE:
             return status
-        at = address_at(frame, c.ARENA) + (packed >> np.uint64(32))
-        end = address_at(frame, c.ARENA) + np.uint64(number_at(frame, c.ARENA_SIZE))
-    op = number_at(node, c.OP)
-    data = address_at(node, c.DATA)
+        at = address_in(frame, c.ARENA) + (packed >> np.uint64(32))
+        end = address_in(frame, c.ARENA) + np.uint64(get(frame, c.ARENA_SIZE))
+    op = get(node, c.OP)
+    data = address_in(node, c.DATA)
     if op == c.BINARY:
         if base64_size(at, end) < 0:
             return np.int64(c.BAD_BASE64)
@@ -264,5 +266,5 @@ def put_written(
             if (zone == ZONE) != (op == c.TIMESTAMP):
                 return np.int64(c.BAD_ZONE)
             store_i64(data + np.uint64(8 * entry), value)
-    store_u8(address_at(node, c.PLACES) + np.uint64(entry), 1)
+    store_u8(address_in(node, c.PLACES) + np.uint64(entry), 1)
     return np.int64(c.DONE)

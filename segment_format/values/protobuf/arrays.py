@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from segment_format.kernels.pool_memory import copied
-from segment_format.values.null_structs import with_nulls_below
 from segment_format.values.protobuf.columns import Column, Kind
 from segment_format.values.protobuf.map_keys import mark_replaced
+from segment_format.values.protobuf.null_structs import with_nulls_below
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

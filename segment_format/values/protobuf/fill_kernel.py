@@ -14,8 +14,9 @@ from segment_format.kernels.memory import (
     store_i64,
     store_u8,
 )
+from segment_format.values.frames import get, put
 from segment_format.values.protobuf import contract as c
-from segment_format.values.protobuf.wire_kernel import EIGHT, FOUR, NOWHERE, get, put, zigzag
+from segment_format.values.protobuf.wire_kernel import EIGHT, FOUR, NOWHERE, zigzag
 
 if TYPE_CHECKING:
     from segment_format.kernels.compiled import Address, Value

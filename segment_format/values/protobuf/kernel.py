@@ -18,6 +18,7 @@ import numpy as np
 from segment_format.kernels.compiled import helper, inlined, kernel
 from segment_format.kernels.memory import load_u8, load_u32_native, load_word, store_u8
 from segment_format.kernels.utf8 import utf8_size
+from segment_format.values.frames import get, put
 from segment_format.values.protobuf import contract as c
 from segment_format.values.protobuf.fill_kernel import (
     ENTRY_BYTES,
@@ -39,9 +40,7 @@ from segment_format.values.protobuf.wire_kernel import (
     ONE,
     copy_text,
     count_varints,
-    get,
     low_32,
-    put,
     read_size,
     read_u32,
     read_u64,

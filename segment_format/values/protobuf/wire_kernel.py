@@ -13,12 +13,12 @@ import numpy as np
 from segment_format.kernels.compiled import helper, inlined
 from segment_format.kernels.memory import (
     copy_long,
-    load_i64_native,
     load_u8,
     load_word,
     store_i64,
 )
 from segment_format.kernels.varint import long_varint
+from segment_format.values.frames import get, put
 from segment_format.values.protobuf import contract as c
 from segment_format.values.protobuf.wire import (
     BYTES,
@@ -42,18 +42,6 @@ _MAX_U32 = np.uint64(0xFFFFFFFF)
 _MAX_SIZE = np.uint64(0x7FFFFFFF)
 _HIGH_BITS = np.uint64(0x8080808080808080)
 _LONG = np.uint64(64)
-
-
-@inlined
-def get(base: Address, index: Value) -> Value:
-    """A number of a table."""
-    return load_i64_native(base + (np.uint64(index) << np.uint64(3)))
-
-
-@inlined
-def put(base: Address, index: Value, value: Value) -> None:
-    """Sets a number of a table."""
-    store_i64(base + (np.uint64(index) << np.uint64(3)), np.int64(value))
 
 
 @inlined

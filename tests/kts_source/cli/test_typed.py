@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -79,6 +80,22 @@ def test_the_schema_of_other_formats(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out == "tags map<string,array<binary>>, price decimal(6,2)\n"
     assert main([*arguments, "--key.format", "utf8", "--of", "key"]) == 0
     assert capsys.readouterr().out == "string\n"
+
+
+def test_names_that_would_steer_a_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    options = write(tmp_path / "tier", [[rb'{"a\u001b[2J\nb": 1}']])
+    arguments = ["schema", options["path"], options["subscribe"], "--value.format", "json"]
+    with caplog.at_level(logging.INFO):
+        assert main(arguments) == 2
+    assert "\nb" not in caplog.text
+    found = capsys.readouterr()
+    assert "--json" in found.err
+    assert "\x1b" not in found.out + found.err
+    assert main([*arguments, "--json"]) == 0
+    assert "\x1b" not in (out := capsys.readouterr().out)
+    assert json.loads(out)["value"] == "`a\x1b[2J\nb` bigint"
 
 
 def test_a_topic_whose_schema_cannot_be_found(

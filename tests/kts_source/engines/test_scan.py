@@ -281,7 +281,13 @@ def test_what_only_a_stream_may_have_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "library"), [("to_polars", "polars"), ("to_lazy", "polars"), ("to_ray", "ray.data")]
+    ("method", "library"),
+    [
+        ("to_pandas", "pandas"),
+        ("to_polars", "polars"),
+        ("to_lazy", "polars"),
+        ("to_ray", "ray.data"),
+    ],
 )
 def test_a_library_that_is_missing_is_named(
     method: str, library: str, monkeypatch: pytest.MonkeyPatch

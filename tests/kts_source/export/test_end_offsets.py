@@ -15,6 +15,7 @@ from tests.golden_data import TIER, assert_same_rows, expected_table, topic_summ
 from tests.kts_source.export.exporting import FORMATS, Lake, source
 from tests.kts_source.export.small_tier import SmallTier, at, held
 from tests.kts_source.planning.scanning import scan
+from tests.kts_source.streaming.running import Checkpointed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,12 +48,16 @@ def test_a_scan_goes_on_where_the_table_ends(lake: Lake, tmp_path: Path) -> None
 
 def test_with_transactions_each_row_is_there_once(lake: Lake) -> None:
     lake.export(source(endingOffsets='{"txn":{"0":1000,"1":2000}}'))
-    rest = scan(source(startingOffsets=json.dumps(ends(lake, source()))))
+    behind = {"startingOffsets": json.dumps(ends(lake, source()))}
+    stream = Checkpointed(source(**behind, maxSegmentsPerTrigger="3"))
+    assert stream.all() > 1
+    stream.close()
     expected = expected_table("txn", "read_committed")
-    tables = [part.select(expected.column_names) for part in (lake.read(), rest)]
-    together = pa.concat_tables([part.cast(expected.schema) for part in tables])
-    assert_same_rows(together, expected)
-    assert rest.num_rows
+    for rest in (scan(source(**behind)), pa.concat_tables(stream.batches.values())):
+        tables = [part.select(expected.column_names) for part in (lake.read(), rest)]
+        together = pa.concat_tables([part.cast(expected.schema) for part in tables])
+        assert_same_rows(together, expected)
+        assert rest.num_rows
 
 
 def test_partitions_that_the_table_lacks_are_named(lake: Lake, tmp_path: Path) -> None:

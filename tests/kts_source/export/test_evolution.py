@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
@@ -110,6 +111,10 @@ def test_fields_that_are_gone_are_null(
     found = values_of(lake)
     assert [value["note"] for value in found[10:]] == [None] * 10
     assert [value["amount"] for value in found] == list(range(20))
+    # Whatever readers make of fields that files lack: these lack none, in the order of the table.
+    files = [path for path in lake.folder.rglob("*.parquet") if "checkpoint" not in path.name]
+    fields = {tuple(pq.read_schema(path).field("value").type.names) for path in files}
+    assert fields == {tuple(field["name"] for field in SCHEMA["fields"])}
 
 
 def changed(name: str, kind: Any) -> dict[str, Any]:  # noqa: ANN401

@@ -69,7 +69,7 @@ def test_a_value_is_a_nested_column(
     assert lake.export(good, partition_by=partition_by).rows == 0
 
 
-@pytest.mark.parametrize("table_format", ["parquet", "delta"])
+@pytest.mark.parametrize("table_format", FORMATS)
 def test_a_field_becomes_a_partition_column(
     table_format: str, good: dict[str, str], tmp_path: Path
 ) -> None:
@@ -81,20 +81,25 @@ def test_a_field_becomes_a_partition_column(
         strict=True,
     ):
         assert country == (value and value["country"])
-        if table_format == "delta":
+        if table_format != "parquet":  # a folder's name is text
             assert day == (value and value["at"].date())
     folders = {path.name for path in (tmp_path / "table").glob("value_country=*")}
     hive = {f"value_country={name}" for name in ("CH", "DE", "__HIVE_DEFAULT_PARTITION__")}
     assert folders == (hive if table_format == "parquet" else set())
 
 
-def test_iceberg_partitions_by_the_field_itself(good: dict[str, str], tmp_path: Path) -> None:
+def test_iceberg_has_bounds_of_fields_and_their_partitions(
+    good: dict[str, str], tmp_path: Path
+) -> None:
     lake = Lake(tmp_path, "iceberg")
     lake.export(good, partition_by=["value.country"])
     catalog = load_catalog("lake", **lake.catalog)
     try:
-        scan = catalog.load_table(lake.target).scan("value.country = 'DE'")
-        assert {task.file.partition[0] for task in scan.plan_files()} == {"DE"}
+        table = catalog.load_table(lake.target)
+        for condition in ("value_country = 'DE'", "value.country = 'DE'"):
+            scan = table.scan(condition)
+            assert {task.file.partition[0] for task in scan.plan_files()} == {"DE"}
+        assert not list(table.scan("value.amount > 100").plan_files())
         assert {value["country"] for value in scan.to_arrow()["value"].to_pylist()} == {"DE"}
         assert len(scan.to_arrow()) == 10
     finally:
@@ -240,10 +245,15 @@ def test_a_row_whose_key_and_value_are_malformed_is_one_dead_letter(tmp_path: Pa
 def test_permissive_rows_stay_with_their_reason(spoiled: dict[str, str], tmp_path: Path) -> None:
     lake = Lake(tmp_path, "iceberg")
     letters = tmp_path / "letters"
-    options = spoiled | {"value.mode": "PERMISSIVE"}
+    columns = "partition,offset,value,valueError,valueRaw"
+    options = spoiled | {"value.mode": "PERMISSIVE", "columns": columns}
     assert lake.export(options, dead_letters=str(letters)).rejected == 0
     expected = kts_source.scan(options).to_table()
-    assert rows_of(lake.read(), "value", "valueError") == rows_of(expected, "value", "valueError")
+    names = ("value", "valueError", "valueRaw")
+    assert rows_of(lake.read(), *names) == rows_of(expected, *names)
+    assert [raw for _, offset, raw in rows_of(lake.read(), "valueRaw") if offset in BAD] == [
+        *BAD.values()
+    ]
     assert not letters.exists()
 
 
@@ -287,6 +297,12 @@ def refused() -> Iterator[tuple[dict[str, str], dict[str, Any], str]]:
     yield {}, {"sort_within_files": ["value.nothing"]}, "do not have"
     yield empty, {}, "without fields"
     yield {"value.format": "json", "value.schema": "`a.b` bigint"}, {}, "has the name"
+
+
+def test_json_without_a_schema_is_refused(tmp_path: Path) -> None:
+    source = write(tmp_path / "tier", [[b'{"a": 1}']]) | {"value.format": "json"}
+    with pytest.raises(InvalidOptionError, match=r"needs option 'value\.schema': `kts schema`"):
+        Lake(tmp_path, "parquet").export(source)
 
 
 @pytest.mark.parametrize(("options", "arguments", "reason"), list(refused()))

@@ -5,12 +5,16 @@ from __future__ import annotations
 import socket
 import threading
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from kts_source.registry import client
 from kts_source.registry.by_id import ById
-from kts_source.registry.schema_registry import RegistryError, find_schema
+from kts_source.registry.client import RegistryError
+from kts_source.registry.place import RegistryPlace
+from kts_source.registry.schema_registry import find_schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,27 +35,41 @@ ANSWERS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "RETRY", replace(client.RETRY, max_pause_seconds=0.0))
+
+
 @contextmanager
 def answering(raw: bytes) -> Iterator[str]:
-    """The URL of what answers once, with these bytes."""
+    """The URL of what always answers with these bytes."""
+    ended = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
 
         def answer() -> None:
-            connection, _ = server.accept()
-            with connection:
-                connection.recv(1 << 16)
-                connection.sendall(raw)
+            while True:
+                connection, _ = server.accept()
+                with connection:
+                    if ended.is_set():
+                        return
+                    connection.recv(1 << 16)
+                    connection.sendall(raw)
 
         thread = threading.Thread(target=answer)
         thread.start()
-        yield f"http://127.0.0.1:{server.getsockname()[1]}"
-        thread.join()
+        try:
+            yield url
+        finally:
+            ended.set()
+            socket.create_connection(server.getsockname()).close()
+            thread.join()
 
 
 @pytest.mark.parametrize("raw", ANSWERS.values(), ids=ANSWERS)
 def test_a_broken_answer_is_no_unknown_schema(raw: bytes) -> None:
     with answering(raw) as url:
-        asked = ById(lambda number: find_schema(url, number, None))
+        asked = ById(lambda number: find_schema(RegistryPlace(url), number))
         with pytest.raises(RegistryError):
             asked.get(21)
 
@@ -59,7 +77,7 @@ def test_a_broken_answer_is_no_unknown_schema(raw: bytes) -> None:
 @pytest.mark.parametrize("code", [40401, 40402, 40403])
 def test_a_schema_that_a_registry_does_not_have_is_unknown(code: int) -> None:
     with answering(NOT_FOUND + b'{"error_code": %d}' % code) as url:
-        asked = ById(lambda number: find_schema(url, number, None))
+        asked = ById(lambda number: find_schema(RegistryPlace(url), number))
         for _ in range(2):
             with pytest.raises(LookupError, match="does not know /schemas/ids/21"):
                 asked.get(21)
@@ -69,7 +87,7 @@ def test_a_file_that_cannot_be_read_is_no_unknown_schema(tmp_path: Path) -> None
     loop = tmp_path / "loop"
     loop.symlink_to("/proc/self/mem")
     (tmp_path / "21.avsc").symlink_to(loop)
-    asked = ById(lambda number: find_schema(str(tmp_path), number, None))
+    asked = ById(lambda number: find_schema(RegistryPlace(str(tmp_path)), number))
     with pytest.raises(RegistryError, match="cannot be read"):
         asked.get(21)
     with pytest.raises(LookupError, match="no schema 22"):

@@ -28,6 +28,7 @@ class OneObject:
         self.headers: dict[str, str | None] = {}
         self.body: Callable[[bytes], bytes] = lambda body: body
         self.error: tuple[int, str] | None = None
+        self.refuses: Callable[[Mapping[str, str]], bool] = lambda _headers: False
         bucket = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -39,8 +40,9 @@ class OneObject:
             def do_GET(self) -> None:
                 named = {name.lower(): text for name, text in self.headers.items()}
                 bucket.seen.append((self.path, named))
-                if bucket.error is not None:
-                    status, code = bucket.error
+                error = (401, "Refused") if bucket.refuses(named) else bucket.error
+                if error is not None:
+                    status, code = error
                     body = f"<Error><Code>{code}</Code><Message>no</Message></Error>".encode()
                     self._answer(status, {}, body)
                     return

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -77,6 +78,19 @@ def test_the_root_of_a_file_system_is_a_root(url: str) -> None:
     assert store.get_range("root-test/x", 0, 1) == b"1"
     assert store.uri("a").startswith("memory://")
     MemoryFileSystem().rm_file("/root-test/x")
+
+
+@pytest.mark.parametrize(
+    ("scheme", "extra"),
+    [("gs", "gcs"), ("gcs", "gcs"), ("abfs", "azure"), ("abfss", "azure"), ("az", "azure")],
+)
+def test_the_extra_of_a_library_that_is_missing_is_named(
+    scheme: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    needed = rf"{scheme}:// needs \w+: pip install 'tiered-kafka\[{extra}\]'"
+    with pytest.raises(InvalidOptionError, match=needed):
+        open_store(f"{scheme}://bucket/tier", NOTHING)
 
 
 def test_unknown_schemes_are_refused() -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -129,6 +130,63 @@ def test_tokens_are_renewed(service: OneObject) -> None:
         "Bearer token-3",
     ]
     assert "token-" not in repr(store) + repr(vars(store._ranges))
+    store.close()
+
+
+class Lasting(Login):
+    """As Google's library is sure of a token: it asks for another one when it has expired."""
+
+    def __init__(self, *, gives: bool) -> None:
+        super().__init__()
+        self._gives = gives
+        self.asked = 0
+        self.expiry = datetime.now(UTC).replace(tzinfo=None) + timedelta(hours=1)
+        self.credentials = credentials("token-0", expiry=self.expiry)
+
+    def maybe_refresh(self) -> None:
+        if self.credentials.valid:
+            return
+        self.asked += 1
+        if not self._gives:
+            raise OSError("no token")
+        self.number += 1
+        self.credentials = credentials(f"token-{self.number}", expiry=self.expiry)
+
+
+def refused(service: OneObject, login: Lasting, *, token: str) -> GcsStore:
+    """A store whose server refuses a token for good."""
+    store = opened(service)
+    assert not store.remarks
+    settings = store._ranges._settings
+    assert isinstance(settings, GcsRangeSettings)
+    store._ranges._settings = replace(settings, login=login)
+    service.refuses = lambda headers: headers["authorization"] == f"Bearer {token}"
+    return store
+
+
+def test_a_token_that_is_refused_is_renewed_once(service: OneObject) -> None:
+    """As one that was revoked, or that a clock which is late takes for a good one."""
+    login = Lasting(gives=True)
+    store = refused(service, login, token="token-0")
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda at: store.get_range("x", at, at + 4), range(16)))
+    assert found == [DATA[at : at + 4] for at in range(16)]
+    assert login.asked == 1, "one of the threads"
+    assert store.counters.requests == len(service.seen)
+    assert store.remarks == ()
+    store.close()
+
+
+@pytest.mark.parametrize("gives", [True, False])
+def test_a_refusal_that_no_renewal_ends_is_one(service: OneObject, gives: bool) -> None:
+    login = Lasting(gives=gives)
+    store = refused(service, login, token="token-0")
+    service.refuses = lambda _headers: True
+    with pytest.raises(AccessDeniedError, match="401"):
+        store.get_range("x", 0, 4)
+    assert login.asked == 1
+    assert store.counters.requests == len(service.seen) == 1 + gives
+    assert login.credentials.expiry == login.expiry
     store.close()
 
 

@@ -1,4 +1,4 @@
-"""Whether fields are null wherever their struct is."""
+"""Whether fields that may be null are wherever their struct is."""
 
 from __future__ import annotations
 
@@ -6,15 +6,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 
-def check_nulls_below(array: pa.Array) -> None:
-    """Fails for a field of a null struct that shows a value, at any depth."""
+def check_nulls_below(array: pa.Array, above: pa.Array | None = None) -> None:
+    """Fails for a field of a null struct that shows a value, at any depth.
+
+    Args:
+        array: Any.
+        above: Where a struct that it is in is null.
+    """
     kind = array.type
     if pa.types.is_struct(kind):
-        for index in range(kind.num_fields):
+        nulls = array.is_null() if above is None else pc.or_(above, array.is_null())
+        for index, declared in enumerate(kind):
             field = array.field(index)  # not `flatten()`, which hides them
-            shown = pc.and_(array.is_null(), field.is_valid())
-            assert not pc.any(shown).as_py(), (kind.field(index), array)
-            check_nulls_below(field)
+            if declared.nullable:
+                assert not pc.any(pc.and_(nulls, field.is_valid())).as_py(), (declared, array)
+            else:
+                assert not field.null_count, (declared, array)
+            check_nulls_below(field, nulls)
     elif pa.types.is_list(kind):
         check_nulls_below(array.values)
     elif pa.types.is_map(kind):

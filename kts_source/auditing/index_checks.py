@@ -1,0 +1,164 @@
+"""Offset and time index of a segment against their own rules, its bounds and its batches."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kts_source.auditing.file_facts import SideFileReader
+from kts_source.layout.remote_segment import IndexType
+from kts_source.read.segment_source import SegmentSpan
+from segment_format.errors import SegmentFormatError
+from segment_format.index.offset_index import OffsetIndex
+from segment_format.index.time_index import TimeIndex
+from segment_format.record.batch_header import HEADER_SIZE, MAGIC_2, RecordBatchHeader
+from segment_format.record.framing import read_prefix
+
+if TYPE_CHECKING:
+    from kts_source.auditing.batches import BatchFacts
+    from kts_source.auditing.place import Place
+    from kts_source.layout.remote_segment import RemoteSegment
+    from kts_source.read.segment_source import SegmentSource
+
+
+class SegmentIndexes(SideFileReader):
+    """The indexes of one segment, compared with its batches as they come by.
+
+    Args:
+        place: Partition of the segment.
+        segment: Whose.
+        source: What reads them.
+    """
+
+    def __init__(self, place: Place, segment: RemoteSegment, source: SegmentSource) -> None:
+        super().__init__(place, segment, source)
+        self.offsets = self._offset_index()
+        self.times = self._time_index()
+        # The next entry that no batch has met, of either.
+        self._next_offset = 0
+        self._next_time = 0
+        self._last_offset = -1
+        self._has_time = False
+
+    def _offset_index(self) -> OffsetIndex | None:
+        kind, segment = IndexType.OFFSET, self.segment
+        data = self.read(kind, "offset-index-invalid")
+        if data is None:
+            return None
+        try:
+            index = OffsetIndex.from_bytes(data, base_offset=segment.start_offset)
+        except SegmentFormatError as error:
+            self.find("offset-index-invalid", kind, str(error))
+            return None
+        if len(index):
+            offset, position = int(index.offsets[-1]), int(index.positions[-1])
+            size = segment.objects.size_in_bytes
+            if offset > segment.end_offset or position >= size:
+                text = f"it ends at offset {offset} and byte {position} of a segment of {size}"
+                self.find("offset-index-invalid", kind, text)
+                return None
+        return index
+
+    def _time_index(self) -> TimeIndex | None:
+        kind, segment = IndexType.TIMESTAMP, self.segment
+        data = self.read(kind, "time-index-invalid")
+        if data is None:
+            return None
+        try:
+            index = TimeIndex.from_bytes(data, base_offset=segment.start_offset)
+        except SegmentFormatError as error:
+            self.find("time-index-invalid", kind, str(error))
+            return None
+        if not len(index):
+            return index
+        if int(index.offsets[-1]) > segment.end_offset:
+            text = (
+                f"it ends at offset {int(index.offsets[-1])}, the segment at {segment.stop_offset}"
+            )
+            self.find("time-index-invalid", kind, text)
+            return None
+        if int(index.timestamps[-1]) != segment.max_timestamp_ms:
+            text = (
+                f"it ends at {int(index.timestamps[-1])} ms, the segment's largest timestamp is"
+                f" {segment.max_timestamp_ms}"
+            )
+            self.find("time-index-disagrees", kind, text)
+            return None
+        return index
+
+    def look_up_last(self, max_batch_bytes: int) -> None:
+        """Checks that the last entry of the offset index points at a batch: one chunk is read."""
+        if self.offsets is None or not len(self.offsets):
+            return
+        segment = self.segment
+        offset, at = int(self.offsets.offsets[-1]), int(self.offsets.positions[-1])
+        stop = min(at + HEADER_SIZE, segment.objects.size_in_bytes)
+        place = segment.topic, segment.partition, segment.start_offset
+        span = SegmentSpan(*place, segment.objects, at, stop)
+        data = b"".join(bytes(window) for _, window in self._source.windows([span]))
+        try:
+            entry = read_prefix(data)
+            # What is compressed in formats 0 and 1 is named by its last message.
+            base, most = entry.offset, segment.end_offset
+            if entry.magic == MAGIC_2:
+                base, most = RecordBatchHeader.from_bytes(data).base_offset, offset
+        except SegmentFormatError as error:
+            self._disagrees(f"entry for offset {offset} at byte {at}: {error.message}")
+            return
+        if not segment.start_offset <= base <= most or entry.size > max_batch_bytes:
+            text = f"a batch of {entry.size} bytes from offset {base} on"
+            self._disagrees(f"entry for offset {offset} at byte {at}: {text}")
+
+    def see(self, batch: BatchFacts) -> None:
+        """Compares the entries that are due with the next batch of the segment."""
+        self._see_offset(batch)
+        self._see_time(batch)
+        self._last_offset = batch.last_offset
+        self._has_time |= batch.max_timestamp >= 0
+
+    def _see_offset(self, batch: BatchFacts) -> None:
+        index, number = self.offsets, self._next_offset
+        if index is None or number >= len(index) or batch.position < index.positions[number]:
+            return
+        offset, at = int(index.offsets[number]), int(index.positions[number])
+        if batch.position > at:
+            self._disagrees(f"entry for offset {offset}: no batch begins at byte {at}")
+        elif not self._last_offset < batch.base_offset <= offset:
+            self._disagrees(
+                f"entry for offset {offset} at byte {at}: there is a batch of offsets"
+                f" [{batch.base_offset}, {batch.last_offset}]"
+            )
+        else:
+            self._next_offset += 1
+
+    def _disagrees(self, text: str) -> None:
+        self.find("offset-index-disagrees", IndexType.OFFSET, text)
+        self.offsets = None  # one finding a file will do
+
+    def _see_time(self, batch: BatchFacts) -> None:
+        index = self.times
+        while index is not None and self._next_time < len(index):
+            number = self._next_time
+            offset, time_ms = int(index.offsets[number]), int(index.timestamps[number])
+            if offset > batch.last_offset:
+                return
+            if offset < batch.base_offset or batch.max_timestamp != time_ms:
+                text = f"entry of {time_ms} ms at offset {offset}: "
+                where = f"[{batch.base_offset}, {batch.last_offset}]"
+                text += f"the batch of offsets {where} has {batch.max_timestamp} ms at most"
+                self.find("time-index-disagrees", IndexType.TIMESTAMP, text)
+                self.times = None
+                return
+            self._next_time += 1
+
+    def finish(self) -> None:
+        """Tells of entries that no batch has met, and of a time index that lacks all."""
+        if self.times is not None and not len(self.times) and self._has_time:
+            self.find("time-index-disagrees", IndexType.TIMESTAMP, "it has no entry")
+        if self.offsets is not None and self._next_offset < len(self.offsets):
+            at = int(self.offsets.positions[self._next_offset])
+            self._disagrees(f"no batch begins at byte {at}")
+        if self.times is not None and self._next_time < len(self.times):
+            offset = int(self.times.offsets[self._next_time])
+            self.find(
+                "time-index-disagrees", IndexType.TIMESTAMP, f"no batch holds offset {offset}"
+            )

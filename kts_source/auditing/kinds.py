@@ -1,0 +1,366 @@
+"""What an audit can find: one closed table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+LISTING: Final = "listing"
+METADATA: Final = "metadata"
+INDEXES: Final = "indexes"
+BYTES: Final = "bytes"
+LEVELS: Final = (LISTING, METADATA, INDEXES, BYTES)
+"""What is looked at, from little to all; each holds those before it."""
+
+
+class Severity(StrEnum):
+    """How bad a finding is.
+
+    `ERROR`: readers fail, or would give wrong rows, or offsets are lost. `WARNING`: it costs money,
+    or may become an error. `INFO`: as usual in a tier that is in use.
+    """
+
+    ERROR = "error"
+    WARNING = "warning"
+    INFO = "info"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One thing that can be found.
+
+    Attributes:
+        name: As reports and metrics call it.
+        severity: How bad it is.
+        level: The first level that looks for it.
+        meaning: What it is, and what follows.
+        advice: What to do.
+        loses_data: Whether offsets that the tier should hold are not there.
+    """
+
+    name: str
+    severity: Severity
+    level: str
+    meaning: str
+    advice: str
+    loses_data: bool = False
+
+
+_RESTORE: Final = (
+    "Restore the object from a replica or a version of the bucket; until then set fallbackPath, or"
+    " read around its offsets."
+)
+_WAIT: Final = "None, unless it is still there when it is older."
+_DELETE: Final = (
+    "Compare with the metadata topic (catalog=metadata-topic); delete the objects if brokers do not"
+    " know the segment."
+)
+
+_TABLE: Final = (
+    # what the listing shows
+    Kind(
+        "copy-under-way",
+        Severity.INFO,
+        LISTING,
+        "Objects of a segment without its manifest, younger than the grace period: a broker is"
+        " copying it.",
+        _WAIT,
+    ),
+    Kind(
+        "half-copy",
+        Severity.WARNING,
+        LISTING,
+        "Objects of a segment without its manifest: a copy that did not finish. They are not read"
+        " and cost money.",
+        _DELETE,
+    ),
+    Kind(
+        "half-delete",
+        Severity.WARNING,
+        LISTING,
+        "A segment of which objects are missing and whose offsets nobody needs: a delete that did"
+        " not finish.",
+        _DELETE,
+    ),
+    Kind(
+        "object-missing",
+        Severity.ERROR,
+        LISTING,
+        "A segment of which objects are missing, and no other holds its offsets.",
+        _RESTORE,
+        loses_data=True,
+    ),
+    Kind(
+        "empty-object",
+        Severity.ERROR,
+        LISTING,
+        "An object of a segment without a byte: it was cut, or its upload failed.",
+        _RESTORE,
+    ),
+    Kind(
+        "stray-object",
+        Severity.WARNING,
+        LISTING,
+        "An object whose name is none of a segment's.",
+        "Find out who wrote it; brokers never delete it.",
+    ),
+    Kind(
+        "other-topic-id",
+        Severity.WARNING,
+        LISTING,
+        "Objects of another incarnation of the topic, which was deleted and created again.",
+        "Delete them if the cluster does not know the topic id; read them with option topicId.",
+    ),
+    Kind(
+        "duplicate-upload",
+        Severity.WARNING,
+        LISTING,
+        "A segment that was uploaded more than once; one of the copies is read.",
+        _DELETE,
+    ),
+    # what manifests and side files say
+    Kind(
+        "object-gone",
+        Severity.ERROR,
+        METADATA,
+        "An object was deleted or replaced while the audit ran.",
+        "Audit again; retention may have deleted it.",
+    ),
+    Kind(
+        "manifest-invalid",
+        Severity.ERROR,
+        METADATA,
+        "A manifest that cannot be read, or contradicts itself: the segment cannot be read.",
+        _RESTORE,
+    ),
+    Kind(
+        "manifest-foreign",
+        Severity.ERROR,
+        METADATA,
+        "A manifest of another segment than its name says: objects were swapped or copied wrongly.",
+        _RESTORE,
+    ),
+    Kind(
+        "log-size",
+        Severity.ERROR,
+        METADATA,
+        "A log object whose size is not the sum of its manifest's chunks: cut, or not of it.",
+        _RESTORE,
+    ),
+    Kind(
+        "indexes-size",
+        Severity.ERROR,
+        METADATA,
+        "An object of side files whose size is not what the manifest says: cut, or not of it.",
+        _RESTORE,
+    ),
+    Kind(
+        "key-missing",
+        Severity.ERROR,
+        METADATA,
+        "Segments encrypted for a key that is not in the key ring, or that it does not open:"
+        " nothing of them was checked.",
+        "Give the private key: option encryption.key.pairs.<id>.private.key.file.",
+    ),
+    Kind(
+        "archived",
+        Severity.ERROR,
+        LISTING,
+        "Objects in a storage class that must be restored before they can be read.",
+        "Restore them in the store, or move them to another class.",
+    ),
+    Kind(
+        "clock",
+        Severity.WARNING,
+        METADATA,
+        "A time that cannot be: a copy in the future or before 1970, or a record dated more than a"
+        " day after its copy. Retention by time goes by such times.",
+        "Check the clocks of brokers and producers; message.timestamp.after.max.ms bounds the"
+        " latter.",
+    ),
+    Kind(
+        "epochs-invalid",
+        Severity.ERROR,
+        METADATA,
+        "A leader-epoch checkpoint that is not valid, or whose epochs skip back.",
+        _RESTORE,
+    ),
+    Kind(
+        "epochs-disagree",
+        Severity.ERROR,
+        METADATA,
+        "A leader-epoch checkpoint that gives the segment's offsets other epochs than its manifest:"
+        " a side file of another segment.",
+        _RESTORE,
+    ),
+    Kind(
+        "snapshot-invalid",
+        Severity.ERROR,
+        METADATA,
+        "A producer snapshot that is missing or not valid. Readers replay batch headers instead.",
+        _RESTORE,
+    ),
+    Kind(
+        "snapshot-disagrees",
+        Severity.ERROR,
+        METADATA,
+        "A producer snapshot that knows other open transactions than the segments around it, or"
+        " offsets behind its segment: read_committed may end at the wrong place.",
+        _RESTORE,
+    ),
+    Kind(
+        "transactions-invalid",
+        Severity.ERROR,
+        METADATA,
+        "A transaction index that is not valid. Readers replay batch headers instead.",
+        _RESTORE,
+    ),
+    Kind(
+        "transactions-disagree",
+        Severity.ERROR,
+        METADATA,
+        "A transaction index with a transaction whose abort marker is not in the segment:"
+        " read_committed leaves committed records out.",
+        _RESTORE,
+    ),
+    Kind(
+        "hole",
+        Severity.ERROR,
+        METADATA,
+        "Offsets between the log start and the tier's end that no segment holds.",
+        "Look in the metadata topic for who deleted them; read the rest with failOnDataLoss=false.",
+        loses_data=True,
+    ),
+    Kind(
+        "unsure-gap",
+        Severity.WARNING,
+        METADATA,
+        "Offsets that no segment holds, where the layout does not tell exactly where the segment"
+        " before ends: there may have been no record.",
+        "Compare with the metadata topic (catalog=metadata-topic).",
+    ),
+    Kind(
+        "overlap",
+        Severity.INFO,
+        METADATA,
+        "A segment whose offsets are read from others, which a new leader cut otherwise.",
+        "None; retention deletes it with the others.",
+    ),
+    Kind(
+        "dead-branch",
+        Severity.WARNING,
+        METADATA,
+        "A segment, or the end of one, of a branch that died in an unclean leader election: its"
+        " records are not the topic's.",
+        "Keep it only if the lost records are wanted; brokers delete it late.",
+    ),
+    Kind(
+        "below-log-start",
+        Severity.WARNING,
+        METADATA,
+        "A segment below the log start: retention or DeleteRecords gave it up, and it is still"
+        " there.",
+        _DELETE,
+    ),
+    Kind(
+        "open-transaction",
+        Severity.INFO,
+        METADATA,
+        "A transaction whose marker is not tiered: read_committed ends where it began.",
+        "None; the next segments decide it.",
+    ),
+    Kind(
+        "hanging-transaction",
+        Severity.WARNING,
+        METADATA,
+        "A transaction that was still open a day after it began: nobody ends it, and read_committed"
+        " stands still.",
+        "Find and abort it: kafka-transactions.sh find-hanging, then abort.",
+    ),
+    # what indexes say
+    Kind(
+        "offset-index-invalid",
+        Severity.ERROR,
+        INDEXES,
+        "An offset index that is not valid, or leaves its segment. Readers take the segment whole.",
+        _RESTORE,
+    ),
+    Kind(
+        "offset-index-disagrees",
+        Severity.ERROR,
+        INDEXES,
+        "An offset index with an entry that does not point at its batch.",
+        _RESTORE,
+    ),
+    Kind(
+        "time-index-invalid",
+        Severity.ERROR,
+        INDEXES,
+        "A time index that is not valid, is out of order, or leaves its segment.",
+        _RESTORE,
+    ),
+    Kind(
+        "time-index-disagrees",
+        Severity.ERROR,
+        INDEXES,
+        "A time index with an entry that no batch has, or that does not end at the segment's"
+        " largest timestamp: reads by timestamp begin at the wrong place.",
+        _RESTORE,
+    ),
+    # what the bytes say
+    Kind(
+        "log-unreadable",
+        Severity.ERROR,
+        BYTES,
+        "Chunks that do not decrypt or decompress, or are not as long as the manifest says.",
+        _RESTORE,
+    ),
+    Kind(
+        "crc",
+        Severity.ERROR,
+        BYTES,
+        "A batch whose checksum is not that of its bytes.",
+        _RESTORE,
+    ),
+    Kind(
+        "batch-invalid",
+        Severity.ERROR,
+        BYTES,
+        "Bytes that are no record batch, or a batch that is cut: what follows was not checked.",
+        _RESTORE,
+    ),
+    Kind(
+        "offset-order",
+        Severity.ERROR,
+        BYTES,
+        "A batch whose offsets do not lie behind those of the batch before.",
+        _RESTORE,
+    ),
+    Kind(
+        "out-of-bounds",
+        Severity.ERROR,
+        BYTES,
+        "Batches outside of the offsets that the segment is said to hold: the log of another"
+        " segment.",
+        _RESTORE,
+    ),
+    Kind(
+        "epoch",
+        Severity.ERROR,
+        BYTES,
+        "A batch of another leader epoch than the one that owns its offset: of a dead branch.",
+        _RESTORE,
+    ),
+    Kind(
+        "aborted-not-indexed",
+        Severity.ERROR,
+        BYTES,
+        "A transaction with an abort marker in the segment that its transaction index does not"
+        " know: read_committed gives aborted records.",
+        _RESTORE,
+    ),
+)
+
+KINDS: Final = {kind.name: kind for kind in _TABLE}
+"""All there are, by name."""

@@ -1,0 +1,59 @@
+"""Findings of one partition, made short."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kts_source.auditing.report import Finding
+from kts_source.planning.estimate import ARCHIVE_CLASSES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from kts_source.layout.layout import SegmentEntry
+    from kts_source.layout.remote_segment import ObjectRef, RemoteSegment
+    from kts_source.store.object_store import ObjectInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A partition of an incarnation.
+
+    Attributes:
+        sizes: Listed bytes of every object of it, by key.
+    """
+
+    topic: str
+    topic_id: str
+    partition: int
+    sizes: Mapping[str, int]
+
+    def finding(
+        self,
+        name: str,
+        start: int | None,
+        stop: int | None,
+        objects: Sequence[str],
+        detail: str,
+    ) -> Finding:
+        """A finding about offsets [start, stop) and these objects."""
+        stored = sum(self.sizes.get(key, 0) for key in objects)
+        place = self.topic, self.topic_id, self.partition
+        return Finding(name, *place, start, stop, tuple(objects), stored, detail)
+
+    def of_segment(
+        self, name: str, segment: RemoteSegment, keys: Sequence[str], detail: str
+    ) -> Finding:
+        """A finding about all offsets of a segment."""
+        return self.finding(name, segment.start_offset, segment.stop_offset, keys, detail)
+
+
+def keys_of(entry: SegmentEntry) -> tuple[str, ...]:
+    """The objects of a segment."""
+    return tuple(info.key for _, info in entry.objects)
+
+
+def is_archived(one: ObjectInfo | ObjectRef) -> bool:
+    """Whether an object must be restored before it can be read."""
+    return one.storage_class in ARCHIVE_CLASSES

@@ -1,0 +1,71 @@
+"""A report as a text file for Prometheus, such as for the node exporter's textfile collector.
+
+Source: "Text-based format" of Prometheus' exposition formats.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from kts_source.auditing.report import AuditReport
+
+_HELP = {
+    "kts_audit_timestamp_seconds": "When the audit began.",
+    "kts_audit_findings": "Findings of a kind in a partition.",
+    "kts_audit_finding_bytes": "Stored bytes of the objects of these findings.",
+    "kts_audit_whole": "1 if nothing is missing and nothing is an error.",
+    "kts_audit_start_offset": "First served offset.",
+    "kts_audit_stop_offset": "One past the last served offset.",
+    "kts_audit_stored_bytes": "Listed objects of the partition.",
+    "kts_audit_records": "Records of the served offsets.",
+}
+_GAUGES = {
+    "kts_audit_whole": "is_whole",
+    "kts_audit_start_offset": "start",
+    "kts_audit_stop_offset": "stop",
+    "kts_audit_stored_bytes": "stored_bytes",
+    "kts_audit_records": "records",
+}
+
+
+def to_prometheus(report: AuditReport) -> str:
+    """The metrics of a report, one gauge a line; names from the tier are escaped."""
+    samples: list[tuple[str, Mapping[str, str], float]] = [
+        ("kts_audit_timestamp_seconds", {"level": report.level}, report.audited_ms / 1000)
+    ]
+    counts: Counter[tuple[str, int, str, str]] = Counter()
+    sizes: Counter[tuple[str, int, str, str]] = Counter()
+    for one in report.findings:
+        place = one.topic, one.partition, one.name, one.severity.value
+        counts[place] += 1
+        sizes[place] += one.stored_bytes
+    for name, found in (("kts_audit_findings", counts), ("kts_audit_finding_bytes", sizes)):
+        for (topic, partition, kind, severity), value in sorted(found.items()):
+            more = {"kind": kind, "severity": severity}
+            samples.append((name, {"topic": topic, "partition": str(partition), **more}, value))
+    for name, attribute in _GAUGES.items():
+        for part in report.partitions:
+            value_of = getattr(part, attribute)
+            if value_of is not None:
+                labels = {"topic": part.topic, "partition": str(part.partition)}
+                samples.append((name, labels, value_of))
+    return "".join(_lines(samples))
+
+
+def _lines(samples: Iterable[tuple[str, Mapping[str, str], float]]) -> Iterable[str]:
+    told = None
+    for name, labels, value in samples:
+        if name != told:
+            yield f"# HELP {name} {_HELP[name]}\n# TYPE {name} gauge\n"
+            told = name
+        inside = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
+        number = int(value) if float(value).is_integer() else value
+        yield f"{name}{{{inside}}} {number}\n"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')

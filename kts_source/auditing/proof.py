@@ -1,0 +1,236 @@
+"""Every byte of a partition's segments, read once: checksums, offsets, epochs, indexes and
+transactions; and of what is served, the counts and the digest of the completeness statement.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from kts_source.auditing.batches import records_from, segment_batches
+from kts_source.auditing.index_checks import SegmentIndexes
+from kts_source.auditing.place import is_archived
+from kts_source.auditing.transactions import Transactions
+from kts_source.errors import (
+    CorruptSegmentError,
+    ObjectChangedError,
+    ObjectNotFoundError,
+    TruncatedObjectError,
+)
+from kts_source.layout.remote_segment import IndexType
+from kts_source.planning.lineage import epoch_ranges
+from segment_format.errors import SegmentFormatError
+from segment_format.index.producer_snapshot import parse_producer_snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from kts_source.auditing.batches import BatchFacts
+    from kts_source.auditing.file_facts import FileFacts
+    from kts_source.auditing.place import Place
+    from kts_source.auditing.report import Finding
+    from kts_source.layout.remote_segment import RemoteSegment
+    from kts_source.planning.lineage import PartitionLog, SegmentRange
+    from kts_source.read.fetch import ReadAhead
+    from kts_source.read.segment_source import SegmentSource
+
+_CHAINED: Final = struct.Struct(">qI")
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What reading everything gave.
+
+    Attributes:
+        is_sound: Whether all that is served was read and is sound.
+        records: Of the served offsets, without markers.
+        batches: Of the served offsets, with those of markers.
+        digest: See `PartitionStatement`.
+    """
+
+    is_sound: bool
+    records: int
+    batches: int
+    digest: str
+    findings: tuple[Finding, ...]
+
+
+class PartitionReader:
+    """Reads the segments of one partition.
+
+    Args:
+        place: Which.
+        source: What reads.
+        read_ahead: How much to have under way.
+        max_batch_bytes: Bound on one batch.
+        on_read: Told the original bytes of every segment that was read.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        source: SegmentSource,
+        read_ahead: ReadAhead,
+        *,
+        max_batch_bytes: int,
+        on_read: Callable[[int], object] | None = None,
+    ) -> None:
+        self._place = place
+        self._source = source
+        self._read_ahead = read_ahead
+        self._max_batch_bytes = max_batch_bytes
+        self._on_read = on_read
+        self._digest = hashlib.sha256()
+        self._records = 0
+        self._batches = 0
+        self._next_offset = -1
+        self._findings: list[Finding] = []
+
+    def prove(
+        self,
+        log: PartitionLog,
+        others: Sequence[RemoteSegment],
+        facts: Mapping[str, FileFacts],
+    ) -> Proof:
+        """Reads what is served, in order, then all other segments.
+
+        Args:
+            log: The surviving log.
+            others: Segments that serve nothing.
+            facts: Side files of all of them, by key of the log object.
+        """
+        is_sound = True
+        transactions, stop = Transactions(), log.log_start
+        for span in log.ranges:
+            if span.start != stop:
+                transactions = Transactions()
+            stop = span.stop
+            if not self._segment(span.segment, facts, span, transactions):
+                is_sound, transactions = False, Transactions()
+        for segment in others:
+            self._segment(segment, facts)
+        return Proof(
+            is_sound, self._records, self._batches, self._digest.hexdigest(), tuple(self._findings)
+        )
+
+    def _segment(
+        self,
+        segment: RemoteSegment,
+        facts: Mapping[str, FileFacts],
+        span: SegmentRange | None = None,
+        transactions: Transactions | None = None,
+    ) -> bool:
+        """Whether all of a segment's log is sound."""
+        key = segment.objects.log.key
+        if facts[key].is_closed or is_archived(segment.objects.log):
+            return False
+        indexes = SegmentIndexes(self._place, segment, self._source)
+        self._findings += indexes.findings
+        own = len(indexes.findings)
+        check = _LogCheck(segment)
+        if transactions is not None:
+            transactions.begin_segment()
+        failed = None
+        try:
+            for batch in segment_batches(
+                segment, self._source, self._read_ahead, max_batch_bytes=self._max_batch_bytes
+            ):
+                check.see(batch)
+                indexes.see(batch)
+                if span is not None and transactions is not None:
+                    self._serve(batch, span, transactions)
+            indexes.finish()
+        except SegmentFormatError as error:
+            failed = "batch-invalid", str(error), error.offset
+        except (CorruptSegmentError, TruncatedObjectError) as error:
+            failed = "log-unreadable", str(error), None
+        except (ObjectNotFoundError, ObjectChangedError) as error:
+            failed = "object-gone", error.message, None
+        if failed is not None:
+            check.found.setdefault(failed[0], (check.next_offset, segment.stop_offset, failed[1]))
+        for name, (start, stop, text) in check.found.items():
+            self._findings.append(self._place.finding(name, start, stop, [key], text))
+        if not check.found:  # side files disagree with a log that is not theirs
+            if span is not None and transactions is not None:
+                _compare(span, facts[key], transactions, indexes)
+            self._findings += indexes.findings[own:]
+        if self._on_read is not None:
+            self._on_read(segment.objects.size_in_bytes)
+        return not check.found
+
+    def _serve(self, batch: BatchFacts, span: SegmentRange, transactions: Transactions) -> None:
+        """Counts a batch that is served, if it is."""
+        inside = batch.last_offset >= span.start and batch.base_offset < span.stop
+        if batch.base_offset < span.stop and (inside or self._next_offset < 0):
+            transactions.see(batch)
+        if not inside or batch.base_offset < self._next_offset:
+            return
+        self._next_offset = batch.last_offset + 1
+        self._digest.update(_CHAINED.pack(batch.base_offset, batch.crc))
+        self._batches += 1
+        if not batch.is_control:
+            self._records += records_from(batch, span.start)
+
+
+def _compare(
+    span: SegmentRange, facts: FileFacts, transactions: Transactions, indexes: SegmentIndexes
+) -> None:
+    """Compares side files with what the batches of a whole segment told."""
+    segment = span.segment
+    if span.stop != segment.stop_offset:
+        return  # of a branch that died in it
+    named = (
+        ("aborted-not-indexed", transactions.missing_in),
+        ("transactions-disagree", transactions.invented_by),
+    )
+    if facts.aborted is not None:
+        for name, compare in named:
+            if text := compare(facts.aborted):
+                indexes.find(name, IndexType.TRANSACTION, text)
+    if facts.open_after is not None:
+        data = indexes.read(IndexType.PRODUCER_SNAPSHOT, "snapshot-invalid")
+        if data and (text := transactions.against(parse_producer_snapshot(data))):
+            indexes.find("snapshot-disagrees", IndexType.PRODUCER_SNAPSHOT, text)
+
+
+class _LogCheck:
+    """What is wrong in the batches of one segment: of each kind the first place.
+
+    Attributes:
+        found: Kind to first offset, one past the last one, and what is wrong there.
+        next_offset: One past the last batch seen.
+    """
+
+    def __init__(self, segment: RemoteSegment) -> None:
+        self.found: dict[str, tuple[int, int, str]] = {}
+        self.next_offset = segment.start_offset
+        self._segment = segment
+        self._epochs = tuple(epoch_ranges(segment))
+        self._has_batch = False
+
+    def see(self, batch: BatchFacts) -> None:
+        """Checks the next batch."""
+        segment, base, last = self._segment, batch.base_offset, batch.last_offset
+        if not batch.is_sound:
+            self._find("crc", batch, f"at byte {batch.position}")
+        if base < segment.start_offset or (last > segment.end_offset and segment.end_is_exact):
+            text = f"the segment holds [{segment.start_offset}, {segment.stop_offset})"
+            whole = segment.start_offset, segment.stop_offset
+            text = f"a batch of offsets [{base}, {last}]; {text}"
+            self.found.setdefault("out-of-bounds", (*whole, text))
+            return  # what follows is not behind it
+        if self._has_batch and base < self.next_offset:
+            text = f"a batch of offset {base} where {self.next_offset} is the least"
+            self._find("offset-order", batch, text)
+        else:
+            owner = next((e for e, low, high in self._epochs if low <= base < high), None)
+            if owner is not None and batch.leader_epoch not in (-1, owner):
+                text = f"a batch of epoch {batch.leader_epoch}, where epoch {owner} is the leader's"
+                self._find("epoch", batch, text)
+        self._has_batch = True
+        self.next_offset = max(self.next_offset, last + 1)
+
+    def _find(self, name: str, batch: BatchFacts, text: str) -> None:
+        self.found.setdefault(name, (batch.base_offset, batch.last_offset + 1, text))

@@ -1,0 +1,180 @@
+"""What an audit found, and what it states of each partition, as values."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from kts_source.auditing.kinds import KINDS, Kind, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+REPORT_VERSION: Final = 1
+_ORDER: Final = tuple(Severity)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One fault, at one place.
+
+    Attributes:
+        name: Of its kind, a key of `KINDS`.
+        topic: Topic.
+        topic_id: Incarnation of the topic.
+        partition: Partition number.
+        start: First offset concerned, inclusive; `None` where nothing tells.
+        stop: One past the last; `None` where nothing tells.
+        objects: Keys of the objects concerned, below the root of the store.
+        stored_bytes: What these objects take in the store, as listed.
+        detail: What is wrong there, in words.
+    """
+
+    name: str
+    topic: str
+    topic_id: str
+    partition: int
+    start: int | None
+    stop: int | None
+    objects: tuple[str, ...]
+    stored_bytes: int
+    detail: str
+
+    @property
+    def kind(self) -> Kind:
+        """Severity, meaning and advice."""
+        return KINDS[self.name]
+
+    @property
+    def severity(self) -> Severity:
+        """Of its kind."""
+        return self.kind.severity
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionStatement:
+    """What the tier serves of a partition, and how far that was proven.
+
+    Attributes:
+        topic: Topic.
+        topic_id: The incarnation that is read.
+        partition: Partition number.
+        start: First served offset, inclusive; this and what follows is `None` where the level does
+            not tell.
+        stop: One past the last served offset.
+        last_stable_offset: Where `read_committed` ends, exclusive; `None` also where side files do
+            not tell.
+        segments: Whole segments, served or not.
+        stored_bytes: All listed objects of the partition.
+        is_whole: Whether every offset of [start, stop) is served and nothing in the partition is an
+            error, as far as the level goes.
+        records: Records of the served offsets, markers left out; this and what follows only at
+            level `bytes`, and only where each of these offsets was read and is sound.
+        batches: Batches that hold served offsets, those of markers included.
+        digest: SHA-256 in hex over these batches in order, for each the base offset (int64) and the
+            stored CRC (uint32), big-endian. It depends on neither chunks, encryption and
+            compression of the tier nor segment borders.
+    """
+
+    topic: str
+    topic_id: str
+    partition: int
+    start: int | None
+    stop: int | None
+    last_stable_offset: int | None
+    segments: int
+    stored_bytes: int
+    is_whole: bool
+    records: int | None = None
+    batches: int | None = None
+    digest: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AuditReport:
+    """All that an audit has to say.
+
+    Attributes:
+        level: How far it looked.
+        audited_ms: When it began, in ms since 1970.
+        path: Root of the tier, free of credentials.
+        findings: Worst first, then by topic, partition and offset.
+        partitions: In order of topic and partition.
+    """
+
+    level: str
+    audited_ms: int
+    path: str
+    findings: tuple[Finding, ...]
+    partitions: tuple[PartitionStatement, ...]
+
+    @property
+    def errors(self) -> tuple[Finding, ...]:
+        """The findings that are errors."""
+        return tuple(one for one in self.findings if one.severity is Severity.ERROR)
+
+    @property
+    def exit_code(self) -> int:
+        """0 without errors, 3 where offsets that the tier should hold are missing, else 1."""
+        if any(one.kind.loses_data for one in self.errors):
+            return 3
+        return 1 if self.errors else 0
+
+    @property
+    def records(self) -> int | None:
+        """Records of all partitions together, where each of them knows."""
+        counts = [part.records for part in self.partitions]
+        return None if None in counts else sum(count for count in counts if count is not None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as the values of JSON; the page on audits has its schema."""
+        return {
+            "version": REPORT_VERSION,
+            "level": self.level,
+            "auditedMs": self.audited_ms,
+            "path": self.path,
+            "exitCode": self.exit_code,
+            "records": self.records,
+            "findings": [_finding(one) for one in self.findings],
+            "partitions": [
+                {_camel(name): value for name, value in asdict(part).items()}
+                for part in self.partitions
+            ],
+        }
+
+    def to_json(self) -> str:
+        """The report as JSON, in ASCII: terminals obey some of what names in a store may hold."""
+        return json.dumps(self.to_dict(), indent=1)
+
+
+def _finding(one: Finding) -> dict[str, Any]:
+    return {
+        "kind": one.name,
+        "severity": one.severity.value,
+        "topic": one.topic,
+        "topicId": one.topic_id,
+        "partition": one.partition,
+        "start": one.start,
+        "stop": one.stop,
+        "objects": list(one.objects),
+        "storedBytes": one.stored_bytes,
+        "detail": one.detail,
+        "meaning": one.kind.meaning,
+        "advice": one.kind.advice,
+    }
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(part.capitalize() for part in rest)
+
+
+def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Findings worst first, then by place; the same of several side files of an object is one."""
+
+    def place(one: Finding) -> tuple[object, ...]:
+        at = -1 if one.start is None else one.start
+        return _ORDER.index(one.severity), one.topic, one.partition, at, one.name, one.objects
+
+    return tuple(sorted(set(findings), key=place))

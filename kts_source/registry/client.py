@@ -1,0 +1,175 @@
+"""Questions to a registry over HTTP: retried within bounds, answered by one JSON object.
+
+What shows who we are goes to the address that was given and nowhere else: with it, a redirect is an
+error.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import http.client
+import json
+import ssl
+import time
+import urllib.error
+import urllib.request
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+from kts_source.errors import ExportError, StoreUnavailableError
+from kts_source.store.counters import Tally
+from kts_source.store.retry import RetryPolicy, TransientError
+
+if TYPE_CHECKING:
+    from kts_source.broker.settings import Tls
+    from kts_source.registry.place import RegistryAccess, RegistryPlace
+
+RETRY: Final = RetryPolicy(
+    max_attempts=4, first_pause_seconds=0.2, max_pause_seconds=2.0, give_up_after_seconds=30.0
+)
+_TIMEOUT_SECONDS: Final = 10.0
+_WHOLE_ANSWER_SECONDS: Final = 30.0
+_MAX_ANSWER_BYTES: Final = 16 << 20
+_MAX_ERROR_BYTES: Final = 1 << 16
+_PASSING: Final = (408, 429, 500, 502, 503, 504)
+"""Answers after which it is worth to ask again."""
+_UNKNOWN: Final = (40401, 40402, 40403)
+"""What registries call a subject, a version and a schema that they do not have."""
+
+
+class RegistryError(ExportError):
+    """A schema registry that does not answer; the rows are not to blame."""
+
+
+class UnknownSchemaError(LookupError):
+    """The registry's own word that it does not have what it was asked for."""
+
+
+def ask(registry: RegistryPlace, path: str) -> dict[str, Any]:
+    """The answer to one question.
+
+    Args:
+        registry: A URL.
+        path: Behind the URL, quoted.
+
+    Raises:
+        UnknownSchemaError: The registry says that it has no such thing.
+        RegistryError: It does not answer, or not as it should.
+    """
+    try:
+        body = RETRY.run(
+            lambda: _asked_once(registry, path), uri=f"{registry.place}{path}", tally=Tally()
+        )
+    except StoreUnavailableError as error:
+        last = error.attempts[-1].partition(": ")[2]
+        raise RegistryError(
+            f"the registry does not answer: {last} to {path}; asked {len(error.attempts)} times"
+        ) from None
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise RegistryError(
+            f"the registry's answer to {path} is no JSON: {type(error).__name__}"
+        ) from None
+    if not isinstance(document, dict):
+        raise RegistryError(f"the registry's answer to {path} is not an object")
+    return document
+
+
+def _asked_once(registry: RegistryPlace, path: str) -> bytes:
+    access = registry.shown()
+    request = urllib.request.Request(f"{registry.place.rstrip('/')}{path}")
+    request.add_header("Accept", "application/vnd.schemaregistry.v1+json, application/json")
+    for name, text in _headers(access):
+        request.add_unredirected_header(name, text)
+    try:
+        with _opener(access.is_shown, access.tls).open(request, timeout=_TIMEOUT_SECONDS) as answer:
+            return _whole(answer, path)
+    except urllib.error.HTTPError as error:
+        with error:
+            unknown = error.code == 404 and _says_unknown(error)
+        if unknown:
+            raise UnknownSchemaError(f"the registry does not know {path}") from None
+        if error.code in _PASSING:
+            raise TransientError(f"it answers {error.code}") from None
+        hint = ": is the URL that of a registry?" if error.code == 404 else ""
+        raise RegistryError(f"the registry answers {error.code} to {path}{hint}") from None
+    except ssl.SSLCertVerificationError as error:
+        raise _not_trusted(error) from None
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        if isinstance(reason, ssl.SSLCertVerificationError):
+            raise _not_trusted(reason) from None
+        raise TransientError(type(reason).__name__) from None
+    except ValueError as error:  # of a header that no request can hold
+        raise RegistryError(f"the registry cannot be asked: {type(error).__name__}") from None
+
+
+def _not_trusted(error: ssl.SSLCertVerificationError) -> RegistryError:
+    return RegistryError(f"the registry is not trusted: {error.verify_message}")
+
+
+def _headers(access: RegistryAccess) -> list[tuple[str, str]]:
+    found = [*access.headers]
+    if access.token:
+        found.append(("Authorization", f"Bearer {access.token}"))
+    elif access.user or access.password:
+        pair = base64.b64encode(f"{access.user}:{access.password}".encode()).decode()
+        found.append(("Authorization", f"Basic {pair}"))
+    return found
+
+
+def _whole(answer: http.client.HTTPResponse, path: str) -> bytes:
+    """The body, however slowly it comes: bounded in bytes and in time."""
+    deadline = time.monotonic() + _WHOLE_ANSWER_SECONDS
+    parts: list[bytes] = []
+    size = 0
+    while part := answer.read1(1 << 16):
+        parts.append(part)
+        size += len(part)
+        if size > _MAX_ANSWER_BYTES:
+            raise RegistryError(f"the registry's answer to {path} has more than 16 MiB")
+        if time.monotonic() > deadline:
+            raise TransientError("an answer that does not end")
+    if answer.length:
+        raise TransientError("an answer that is cut")
+    return b"".join(parts)
+
+
+def _says_unknown(answer: urllib.error.HTTPError) -> bool:
+    """Whether a 404 is a registry's word on a schema, not that of whoever serves a wrong URL."""
+    try:
+        document = json.loads(answer.read(_MAX_ERROR_BYTES))
+    except (OSError, ValueError, http.client.HTTPException, RecursionError):
+        return False
+    return isinstance(document, dict) and document.get("error_code") in _UNKNOWN
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows a redirect only where nothing shows who we are."""
+
+    def __init__(self, *, is_shown: bool) -> None:
+        self._is_shown = is_shown
+
+    def redirect_request(self, *args: Any) -> urllib.request.Request | None:  # noqa: ANN401  # as it is called
+        """See the base class; the second argument is the answer, the last one is where to."""
+        to = urlsplit(args[-1])
+        if self._is_shown or to.scheme not in ("http", "https"):
+            args[1].close()
+            raise RegistryError(
+                f"the registry redirects to {to.scheme}://{to.hostname}: credentials are not sent"
+                " on; give the URL that it is to be asked at"
+            )
+        return super().redirect_request(*args)
+
+
+@functools.lru_cache(16)
+def _opener(is_shown: bool, tls: Tls | None) -> urllib.request.OpenerDirector:
+    handlers: list[urllib.request.BaseHandler] = [_Redirects(is_shown=is_shown)]
+    if tls is not None:
+        from kts_source.broker.tls import tls_context
+
+        context = tls_context(tls, "schema-registry.ssl.")
+        handlers.append(urllib.request.HTTPSHandler(context=context))
+    return urllib.request.build_opener(*handlers)

@@ -1,0 +1,163 @@
+"""Random lives of a tiered topic: no false alarms, and every loss and every spoiled file is named.
+
+Seen to fail when broken on purpose: transactions of a first segment that the log start cuts; the
+end of a lost segment taken from one of a dead branch; the lineage of a newest segment without its
+log left out of account.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+import kts_source
+from kts_source.errors import InvalidOptionError, TierNotFoundError
+from kts_source.options import parse_options
+from tests.kts_source.auditing.damaged_tier import NOW_MS
+from tests.kts_source.planning.history import TOPIC, World, random_history
+from tests.kts_source.planning.memory_store import MemoryStore
+from tests.kts_source.planning.truth import truth_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from kts_source.auditing.report import AuditReport, Finding
+    from tests.kts_source.planning.history import History
+    from tests.kts_source.planning.truth import PartitionTruth
+
+HARMS: Final = ("lose", "spoil")
+FAMILIES: Final = {
+    "index": "offset-index",
+    "timeindex": "time-index",
+    "txnindex": "transactions",
+    "snapshot": "snapshot",
+    "leader_epoch_checkpoint": "epochs",
+}
+
+
+def audited(world: World) -> AuditReport | None:
+    """The audit of all that there is; nothing where there is no topic, or which one is not told."""
+    options = {"path": "memory://", "subscribe": TOPIC}
+    if world.shape.local:
+        options["layout"] = "local-tiered-storage"
+    store = MemoryStore(world.store)
+    try:
+        return kts_source.audit(parse_options(options), level="bytes", store=store, now_ms=NOW_MS)
+    except TierNotFoundError:
+        return None
+    except InvalidOptionError:  # the layout does not tell which topic id is newer
+        if len(world.incarnations) == 1:
+            raise
+        return None
+
+
+def offsets(ranges: Iterable[tuple[int, int]]) -> set[int]:
+    return {offset for low, high in ranges for offset in range(low, high)}
+
+
+def lost(errors: Iterable[Finding]) -> set[int]:
+    places = ((one.start, one.stop) for one in errors if one.kind.loses_data)
+    return offsets((low, high) for low, high in places if low is not None and high is not None)
+
+
+def without_harm(history: History) -> History:
+    return replace(history, steps=tuple(one for one in history.steps if one.kind not in HARMS))
+
+
+def check(history: History, outcomes: Counter[str]) -> None:
+    world = World(history)
+    report = audited(world)
+    if report is None:
+        outcomes["none"] += 1
+        return
+    harmed = any(step.kind in HARMS for step in history.steps)
+    truths = {truth.number: truth for truth in truth_of(world).values()}
+    for part in report.partitions:
+        truth = truths.get(part.partition)
+        errors = [one for one in report.errors if one.partition == part.partition]
+        if truth is None:  # parts of segments alone
+            assert all(one.name == "object-missing" for one in errors)
+            continue
+        assert part.is_whole == (not errors)
+        if harmed and world.shape.local:  # which does not tell where a damaged segment ends
+            continue
+        named, spoiled = spoiled_files(errors), spoiled_uploads(world, part.partition)
+        assert named <= spoiled
+        # A checkpoint that lost its last line feed says the same.
+        assert {family for *_, family in spoiled - named} <= {"epochs"}
+        if any(family == "epochs" for *_, family in named):
+            outcomes["lineage unknown"] += 1
+            continue
+        assert lost(errors) == offsets(truth.missing)
+        assert (part.start, part.stop) == (truth.log_start, truth.stop)
+        check_counts(part.records, part.batches, truth)
+        outcomes["harmed" if harmed else "healthy"] += 1
+        outcomes["with losses"] += bool(truth.missing)
+        outcomes["with spoiled files"] += bool(named)
+        outcomes["whole"] += part.is_whole
+
+
+def check_counts(records: int | None, batches: int | None, truth: PartitionTruth) -> None:
+    if truth.missing:
+        assert (records, batches) == (None, None)
+        return
+    rows = [row for row in truth.log.all_rows if truth.log_start <= row.offset < truth.stop]
+    assert records == len(rows)
+
+
+def spoiled_files(errors: Iterable[Finding]) -> set[tuple[int | None, int | None, str]]:
+    """First offset, end, and what file it is, of findings that lose no data."""
+    names = ((one, one.name.rpartition("-")) for one in errors if not one.kind.loses_data)
+    found = set()
+    for one, (family, _, rest) in names:
+        assert rest in ("invalid", "disagrees", "disagree"), one
+        found.add((one.start, one.stop, family))
+    return found
+
+
+def spoiled_uploads(world: World, partition: int) -> set[tuple[int, int, str]]:
+    """The same of what was spoiled, as far as it can be seen."""
+    life = world.lives[partition]
+    found = set()
+    for copy in life.complete():
+        for name in copy.spoiled:
+            if name != "index" or copy.files.index:  # an empty one is that of a small segment
+                found.add((copy.base, copy.stop, FAMILIES[name]))
+    return found
+
+
+def test_healthy_tiers_have_no_errors() -> None:
+    outcomes: Counter[str] = Counter()
+    for seed in range(60):
+        check(without_harm(random_history(random.Random(seed))), outcomes)
+    assert outcomes["whole"] > 40, outcomes
+
+
+def test_what_was_lost_and_spoiled_is_named() -> None:
+    outcomes: Counter[str] = Counter()
+    for seed in range(100):
+        check(random_history(random.Random(seed)), outcomes)
+    assert outcomes["with losses"] > 2, outcomes
+    assert outcomes["with spoiled files"] > 5, outcomes
+
+
+@pytest.mark.fuzz
+def test_histories_never_audited_before() -> None:
+    seed = random.SystemRandom().randrange(1 << 32)
+    stop = time.monotonic() + 40
+    outcomes: Counter[str] = Counter()
+    number = 0
+    while time.monotonic() < stop:
+        history = random_history(random.Random(f"{seed}-{number}"))
+        history = without_harm(history) if number % 2 else history
+        try:
+            check(history, outcomes)
+        except Exception as error:
+            raise AssertionError(f"seed {seed}, history {number}: {history}") from error
+        number += 1
+    assert number > 100

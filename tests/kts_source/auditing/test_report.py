@@ -1,0 +1,154 @@
+"""The report as a value, as JSON of the documented schema, and as metrics; what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import FrozenInstanceError, replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import kts_source
+from kts_source.auditing.kinds import KINDS, LEVELS, Severity
+from kts_source.auditing.prometheus import to_prometheus
+from kts_source.auditing.report import AuditReport, Finding, in_order
+from kts_source.errors import InvalidOptionError, TopicNotFoundError
+from tests.docs.fences import ROOT
+from tests.kts_source.auditing.damaged_tier import NOW_MS, TOPIC, healthy_segments, write_tier
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PAGE = (ROOT / "docs" / "audit.md").read_text()
+
+
+def finding(name: str, topic: str = TOPIC, start: int | None = 0) -> Finding:
+    return Finding(name, topic, "id", 0, start, None, ("key",), 5, "detail")
+
+
+def report_of(*findings: Finding) -> AuditReport:
+    return AuditReport("metadata", 1, "file:///t", in_order(findings), ())
+
+
+def test_the_page_has_the_table_of_kinds() -> None:
+    rows = re.findall(
+        r"^\| `([a-z-]+)` \| (error|warning|info) \| (\w+) \| (.*) \| (.*) \|$", PAGE, re.M
+    )
+    assert rows == [
+        (one.name, one.severity.value, one.level, one.meaning, one.advice) for one in KINDS.values()
+    ]
+    assert {one.level for one in KINDS.values()} == set(LEVELS)
+
+
+def test_the_exit_code_tells_loss_from_damage() -> None:
+    assert report_of().exit_code == 0
+    assert report_of(finding("half-copy"), finding("open-transaction")).exit_code == 0
+    assert report_of(finding("crc"), finding("half-copy")).exit_code == 1
+    assert report_of(finding("crc"), finding("hole")).exit_code == 3
+    ordered = report_of(finding("open-transaction"), finding("half-copy"), finding("crc"))
+    assert [one.severity for one in ordered.findings] == list(Severity)
+    with pytest.raises(FrozenInstanceError):
+        ordered.level = "bytes"  # type: ignore[misc]
+
+
+def conforms(value: Any, schema: dict[str, Any]) -> bool:  # noqa: ANN401
+    """Whether JSON is of a schema, as far as the page's schema goes."""
+    kinds = {"integer": int, "string": str, "boolean": bool, "null": type(None)}
+    kinds |= {"array": list, "object": dict}
+    allowed = schema.get("type", [])
+    names = allowed if isinstance(allowed, list) else [allowed]
+    if names and not any(type(value) is kinds[name] for name in names):
+        return False
+    if "const" in schema and value != schema["const"]:
+        return False
+    if "enum" in schema and value not in schema["enum"]:
+        return False
+    if isinstance(value, str) and not re.search(schema.get("pattern", ""), value):
+        return False
+    if isinstance(value, int) and value < schema.get("minimum", value):
+        return False
+    if isinstance(value, list):
+        return all(conforms(one, schema["items"]) for one in value)
+    if isinstance(value, dict):
+        known = schema["properties"]
+        return set(value) == set(schema["required"]) == set(known) and all(
+            conforms(one, known[name]) for name, one in value.items()
+        )
+    return True
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_the_json_is_of_the_schema_on_the_page(tmp_path: Path, level: str) -> None:
+    (text,) = re.findall(r"^```json\n(.*?)^```", PAGE, re.M | re.S)
+    schema = json.loads(text)
+    tier = write_tier(tmp_path, healthy_segments())
+    tier.lose(2, "log", "indexes", "rsm-manifest")
+    tier.resize(3, "log", -1)
+    report = kts_source.audit(
+        {"path": str(tmp_path), "subscribe": TOPIC}, level=level, now_ms=NOW_MS
+    )
+    document = json.loads(report.to_json())
+    assert document == report.to_dict()
+    assert conforms(document, schema)
+    assert bool(document["findings"]) == (level != "listing")
+    document["findings"] = [{"kind": "hole"}]
+    assert not conforms(document, schema)
+
+
+def test_names_from_strangers_are_escaped() -> None:
+    hostile = 'a"b\\c\nkts_audit_whole{} 1'
+    text = to_prometheus(report_of(finding("crc", hostile), finding("crc", hostile, 7)))
+    (line,) = [one for one in text.splitlines() if one.startswith("kts_audit_findings")]
+    assert line == (
+        'kts_audit_findings{topic="a\\"b\\\\c\\nkts_audit_whole{} 1",partition="0",kind="crc",'
+        'severity="error"} 2'
+    )
+    assert "\x1b" not in report_of(finding("crc", "\x1b[2J")).to_json()
+    assert "\x9b" not in report_of(finding("crc", "\x9b2J")).to_json()
+
+
+def test_metrics_of_partitions_without_figures_are_left_out(tmp_path: Path) -> None:
+    write_tier(tmp_path, healthy_segments())
+    options = {"path": str(tmp_path), "subscribe": TOPIC}
+    listing = to_prometheus(kts_source.audit(options, level="listing"))
+    assert "kts_audit_start_offset" not in listing
+    assert 'kts_audit_whole{topic="t",partition="0"} 1\n' in listing
+    whole = to_prometheus(kts_source.audit(options, level="bytes"))
+    assert 'kts_audit_records{topic="t",partition="0"} 201\n' in whole
+    helps = re.findall(r"^# HELP (\w+)", whole, re.M)
+    assert len(helps) == len(set(helps))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"startingOffsets": '{"t":{"0":5}}'},
+        {"endingTimestamp": "5"},
+        {"where": "offset > 5"},
+        {"planFile": "plan.json"},
+        {"tailPath": "disk"},
+        {"catalog": "metadata-topic", "kafka.bootstrap.servers": "localhost:1"},
+        {"kafka.bootstrap.servers": "localhost:1"},
+        {"layout": "kafka-logs"},
+    ],
+)
+def test_what_would_make_it_less_than_an_audit_is_refused(
+    tmp_path: Path, more: dict[str, str]
+) -> None:
+    write_tier(tmp_path, healthy_segments())
+    with pytest.raises(InvalidOptionError, match="an audit is of a whole tier"):
+        kts_source.audit({"path": str(tmp_path), "subscribe": TOPIC, **more})
+
+
+def test_an_unknown_level_and_an_unknown_topic(tmp_path: Path) -> None:
+    write_tier(tmp_path, healthy_segments())
+    with pytest.raises(InvalidOptionError, match="listing, metadata, indexes, bytes"):
+        kts_source.audit({"path": str(tmp_path), "subscribe": TOPIC}, level="all")
+    with pytest.raises(TopicNotFoundError):
+        kts_source.audit({"path": str(tmp_path), "subscribe": "u"})
+
+
+def test_findings_of_a_kind_that_there_is_not_cannot_be_made_up() -> None:
+    with pytest.raises(KeyError):
+        _ = replace(finding("crc"), name="none").kind

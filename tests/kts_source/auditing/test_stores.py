@@ -1,0 +1,110 @@
+"""What a store does meanwhile, and what it does not give."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+import kts_source
+from kts_source.auditing.kinds import LEVELS
+from kts_source.errors import AccessDeniedError, ObjectChangedError, ObjectNotFoundError
+from segment_format.testing import AivenTierWriter
+from tests.kts_source.auditing.damaged_tier import (
+    NOW_MS,
+    STOP,
+    TOPIC,
+    TOPIC_ID,
+    healthy_segments,
+)
+from tests.kts_source.planning.memory_store import MemoryStore
+
+if TYPE_CHECKING:
+    from kts_source.auditing.report import AuditReport
+    from kts_source.errors import StoreError
+    from kts_source.store.object_store import ObjectInfo
+
+
+def objects() -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    writer = AivenTierWriter(found, topic=TOPIC, topic_id=TOPIC_ID, chunk_size=512)
+    for one in healthy_segments():
+        writer.write_segment(one)
+    return found
+
+
+class FailingStore(MemoryStore):
+    """Fails for the objects of one segment with one suffix, or has archived them."""
+
+    def __init__(
+        self,
+        suffix: str,
+        error: type[StoreError] | None = None,
+        storage_class: str | None = None,
+        base: int = 82,
+    ) -> None:
+        super().__init__(objects())
+        self._name = f"/{base:020d}-", f".{suffix}"
+        self._error = error
+        self._storage_class = storage_class
+        self.read: list[str] = []
+
+    def head(self, key: str) -> ObjectInfo:
+        info = super().head(key)
+        return replace(info, storage_class=self._storage_class) if self._is_of(key) else info
+
+    def get_range(self, key: str, start: int, stop: int, *, version: str | None = None) -> bytes:
+        self.read.append(key)
+        if self._is_of(key) and self._error is not None:
+            raise self._error("no", uri=self.uri(key))
+        return super().get_range(key, start, stop, version=version)
+
+    def _is_of(self, key: str) -> bool:
+        return self._name[0] in key and key.endswith(self._name[1])
+
+
+def audited(store: MemoryStore, level: str = "bytes") -> AuditReport:
+    options = {"path": "memory://", "subscribe": TOPIC}
+    return kts_source.audit(options, level=level, store=store, now_ms=NOW_MS)
+
+
+@pytest.mark.parametrize("error", [ObjectNotFoundError, ObjectChangedError])
+@pytest.mark.parametrize("suffix", ["log", "indexes", "rsm-manifest"])
+def test_what_goes_while_an_audit_runs(suffix: str, error: type[StoreError]) -> None:
+    report = audited(FailingStore(suffix, error))
+    (one,) = report.findings
+    assert (one.name, one.start, one.stop) == ("object-gone", 82, 123)
+    assert report.exit_code == 1
+    assert not report.partitions[0].is_whole
+
+
+def test_a_store_that_refuses_is_an_error_not_a_finding() -> None:
+    for suffix in ("log", "indexes", "rsm-manifest"):
+        with pytest.raises(AccessDeniedError):
+            audited(FailingStore(suffix, AccessDeniedError))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("suffix", ["log", "indexes", "rsm-manifest"])
+def test_archived_objects_are_named_and_not_read(suffix: str, level: str) -> None:
+    store = FailingStore(suffix, storage_class="GLACIER")
+    report = audited(store, level)
+    (one,) = report.findings
+    assert (one.name, one.start, len(one.objects)) == ("archived", 82, 1)
+    assert one.objects[0] not in store.read
+    assert report.exit_code == 1
+    (part,) = report.partitions
+    assert part.digest is None
+    if level != "listing":
+        assert (part.start, part.stop) == (0, STOP)
+
+
+def test_a_listing_reads_nothing() -> None:
+    store = FailingStore("log")
+    audited(store, "listing")
+    assert store.read == []
+    audited(store, "metadata")
+    assert not any(key.endswith(".log") for key in store.read)
+    # The manifest, and what stands together of the side files.
+    assert len(store.read) == 2 * 5

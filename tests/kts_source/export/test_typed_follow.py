@@ -1,0 +1,111 @@
+"""Typed exports round by round, from the command line, and killed between columns and data."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from deltalake import DeltaTable
+
+from kts_source.cli.app import main
+from kts_source.errors import SchemaChangedError
+from tests.kts_source.export.exporting import Lake
+from tests.kts_source.export.test_evolution import of_schema, topic, values_of
+from tests.kts_source.export.test_follow import Driven
+from tests.kts_source.read.typed_tier import OLD, SCHEMA, TOPIC, avro, write
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["topic"]
+
+
+def grown(folder: Path, count: int) -> None:
+    """The topic with so many values, the later ones of the later writer."""
+    values: list[bytes | None] = [b"\0\0\0\0\1" + avro(n, old=True) for n in range(10)]
+    values += [b"\0\0\0\0\2" + avro(number) for number in range(10, count)]
+    write(folder / "tier", [values])
+
+
+@pytest.mark.parametrize("table_format", ["delta", "iceberg"])
+def test_rounds_add_fields_that_the_schema_gains(
+    table_format: str, topic: dict[str, str], tmp_path: Path
+) -> None:
+    schema = tmp_path / "order.avsc"
+    schema.write_text(json.dumps(OLD))
+    lake = Lake(tmp_path, table_format)
+
+    def gain() -> None:
+        schema.write_text(json.dumps(SCHEMA))
+        grown(tmp_path, 30)
+
+    driven = Driven([gain, lambda: None])
+    report = driven.run(
+        lake, topic | {"value.schema": str(schema)}, schema_evolution="add", round_bytes=1 << 30
+    )
+    assert (report.rows, driven.outcomes) == (30, ["done", "done", "idle"])
+    found = values_of(lake)
+    assert [value["day"] is None for value in found] == [True] * 20 + [False] * 10
+
+
+def test_a_round_ends_the_export_where_fields_may_not_be_added(
+    topic: dict[str, str], tmp_path: Path
+) -> None:
+    schema = tmp_path / "order.avsc"
+    schema.write_text(json.dumps(OLD))
+    lake = Lake(tmp_path, "delta")
+    driven = Driven([lambda: schema.write_text(json.dumps(SCHEMA))])
+    with pytest.raises(SchemaChangedError):
+        driven.run(lake, topic | {"value.schema": str(schema)}, round_bytes=1 << 30)
+    assert driven.outcomes == ["done", "SchemaChangedError"]
+    assert len(values_of(lake)) == 20
+
+
+def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = write(tmp_path / "tier", [[avro(n) if n != 3 else b"" for n in range(12)]])
+    schema = tmp_path / "order.avsc"
+    schema.write_text(json.dumps(SCHEMA))
+    arguments = ["export", options["path"], TOPIC, str(tmp_path / "table"), "--workers", "1"]
+    arguments += ["--value.format", "avro", "--value.schema", str(schema), "--json"]
+    arguments += ["--table-format", "delta", "--partition-by", "value.country"]
+    arguments += ["--sort-within-files", "value.amount"]
+    assert main(arguments) == 1
+    assert "offset 3" in capsys.readouterr().err
+    arguments += ["--dead-letters", str(tmp_path / "letters"), "--schema-evolution", "add"]
+    assert main(arguments) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["rows"], report["rejected"]) == (11, 1)
+    countries = DeltaTable(str(tmp_path / "table")).to_pyarrow_table()["value_country"].to_pylist()
+    assert sorted(countries) == ["CH"] * 8 + ["DE"] * 3
+
+
+def die_before_the_data(lake: Lake, options: dict[str, str]) -> None:
+    """An export in a process of its own, which ends for good behind the commit of the columns."""
+
+    def die(*_: object, **__: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    table: Any = DeltaTable
+    table.create_write_transaction = die
+    lake.export(options, schema_evolution="add")
+
+
+def test_killed_between_columns_and_data(topic: dict[str, str], tmp_path: Path) -> None:
+    lake = Lake(tmp_path, "delta")
+    lake.export(of_schema(topic, OLD, 10))
+    later = of_schema(topic, SCHEMA)
+    context = multiprocessing.get_context("spawn")
+    child = context.Process(target=die_before_the_data, args=(lake, later))
+    child.start()
+    child.join(120)
+    assert child.exitcode == -signal.SIGKILL
+    assert DeltaTable(lake.target).version() == 1
+    assert [value["day"] for value in values_of(lake)] == [None] * 10
+    # The columns are the table's now, whoever wrote them: nothing is left to be added.
+    assert lake.export(later).rows == 10
+    assert DeltaTable(lake.target).version() == 2
+    assert [value["day"] is None for value in values_of(lake)] == [True] * 10 + [False] * 10

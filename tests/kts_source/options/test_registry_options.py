@@ -1,0 +1,242 @@
+"""Options `value.schema-registry.…` and `value.subject`, and the schema that they give."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+import kts_source
+from kts_source.errors import InvalidOptionError
+from kts_source.options import ScanOptions, parse_options
+from kts_source.registry.client import RegistryError
+from tests.kts_source.read.typed_tier import write
+from tests.schema_registry import Registry
+from tests.segment_format.values.protobuf.oracle import descriptor_set
+from tests.segment_format.values.protobuf.sample import sample_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+LINE = {"type": "record", "name": "shop.Line", "fields": [{"name": "n", "type": "int"}]}
+CART = {
+    "type": "record",
+    "name": "shop.Cart",
+    "fields": [{"name": "a", "type": "long"}, {"name": "line", "type": "shop.Line"}],
+}
+RECORD = '{"type": "record", "name": "R", "fields": []}'
+LATEST = "/subjects/orders-value/versions/latest"
+
+
+@pytest.fixture
+def server() -> Iterator[Registry]:
+    reference = {"name": "shop.Line", "subject": "line", "version": 3}
+    cart = {"schema": json.dumps(CART), "references": [reference], "id": 21}
+    registry = Registry(
+        {
+            LATEST: cart,
+            "/schemas/ids/21": cart,
+            "/subjects/line/versions/3": {"schema": json.dumps(LINE), "id": 20},
+        }
+    )
+    registry.authorization = None
+    with registry.serving():
+        yield registry
+
+
+def parsed(topics: dict[str, str] | None = None, /, **options: str) -> ScanOptions:
+    named = {name.replace("__", "."): text for name, text in options.items()}
+    return parse_options({"path": "/x", **(topics or {"subscribe": "orders"}), **named})
+
+
+def confluent(server: Registry) -> dict[str, str]:
+    return {"value.format": "avro-confluent", "value.schema-registry.url": server.url}
+
+
+def test_the_latest_version_is_the_readers_and_fixed_at_once(
+    server: Registry, tmp_path: Path
+) -> None:
+    options = write(tmp_path, [[b"\0\0\0\0\x15\x02\x04"]]) | confluent(server)
+    scan = pickle.loads(pickle.dumps(kts_source.scan(options)))
+    assert server.asked == [LATEST, "/subjects/line/versions/3"]
+    more = [*CART["fields"], {"name": "b", "type": "int", "default": 7}]
+    server.documents[LATEST] = server.documents[LATEST] | {
+        "schema": json.dumps({**CART, "fields": more}),
+        "id": 22,
+    }
+    # A version that comes while a query runs is of the next one.
+    assert scan.to_table()["value"].to_pylist() == [{"a": 1, "line": {"n": 2}}]
+    again = kts_source.scan(options).to_table()
+    assert again["value"].to_pylist() == [{"a": 1, "line": {"n": 2}, "b": 7}]
+
+
+@pytest.mark.parametrize(
+    ("topics", "given", "subject"),
+    [
+        ({"subscribe": "orders"}, {}, "orders-value"),
+        ({"assign": '{"orders": [0]}'}, {}, "orders-value"),
+        ({"subscribePattern": "o.*"}, {"value.subject": "a/b c"}, "a%2Fb%20c"),
+        ({"subscribe": "orders,others"}, {"value.subject": "x"}, "x"),
+    ],
+)
+def test_the_subject_is_of_the_topic_unless_given(
+    server: Registry, topics: dict[str, str], given: dict[str, str], subject: str
+) -> None:
+    server.documents[f"/subjects/{subject}/versions/latest"] = {"schema": '"int"', "id": 1}
+    (form,) = parsed(topics, **confluent(server), **given).formats
+    assert form.type == pa.int32()
+
+
+@pytest.mark.parametrize("topics", [{"subscribe": "a,b"}, {"subscribePattern": "orders"}])
+def test_the_topic_must_be_one(server: Registry, topics: dict[str, str]) -> None:
+    with pytest.raises(InvalidOptionError, match=r"'value.schema' or 'value.subject' is needed"):
+        parsed(topics, **confluent(server))
+    assert server.asked == []
+
+
+def test_subjects_that_cannot_be_read_are_named(server: Registry) -> None:
+    with pytest.raises(InvalidOptionError, match="has no subject 'none-value'"):
+        parsed({"subscribe": "none"}, **confluent(server))
+    server.documents[LATEST] = {"schema": "{}", "schemaType": "JSON", "id": 2}
+    with pytest.raises(InvalidOptionError, match="'orders-value' cannot be used: it is of JSON"):
+        parsed(**confluent(server))
+    server.documents[LATEST] = {"schema": '{"type": "what"}', "id": 2}
+    with pytest.raises(InvalidOptionError, match=r"'value.subject': .*what"):
+        parsed(**confluent(server))
+    server.documents[LATEST] = {"schema": '"int"'}
+    with pytest.raises(RegistryError, match="has no id"):
+        parsed(**confluent(server))
+
+
+def test_a_json_schema_of_the_registry_gives_the_columns(server: Registry) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    server.documents[LATEST] = {"schema": json.dumps(schema), "schemaType": "JSON", "id": 2}
+    options = confluent(server) | {"value.format": "json-confluent"}
+    (form,) = parsed(**options).formats
+    assert form.type == pa.struct([("a", pa.int64())])
+    assert form.registry is None  # nobody is asked for writers
+    reference = {"name": "other", "subject": "line", "version": 3}
+    server.documents[LATEST] |= {"references": [reference]}
+    with pytest.raises(InvalidOptionError, match="it refers to other schemas"):
+        parsed(**options)
+
+
+def test_messages_of_protobuf_are_those_of_the_writers_file(
+    server: Registry, tmp_path: Path
+) -> None:
+    file = sample_file("proto3")
+    text = base64.b64encode(file.SerializeToString()).decode()
+    document = {"schema": text, "schemaType": "PROTOBUF", "id": 5}
+    server.documents |= {LATEST: document, "/schemas/ids/5?format=serialized": document}
+    first = file.message_type[0].name
+    options = confluent(server) | {"value.format": "protobuf-confluent"}
+    (form,) = parsed(**options).formats
+    assert form.message == f"{file.package}.{first}"
+    # Another file, in which another message comes first.
+    other = sample_file("proto3")
+    other.message_type.add(name="New")
+    moved = [other.message_type[-1], *other.message_type[:-1]]
+    copies = [type(one).FromString(one.SerializeToString()) for one in moved]
+    del other.message_type[:]
+    other.message_type.extend(copies)
+    moved_text = base64.b64encode(other.SerializeToString()).decode()
+    document = {"schema": moved_text, "schemaType": "PROTOBUF", "id": 6}
+    server.documents |= {"/schemas/ids/6": document, "/schemas/ids/6?format=serialized": document}
+    server.documents["/schemas/ids/5"] = server.documents["/schemas/ids/5?format=serialized"]
+    values = [
+        b"\0\0\0\0\x05\0",  # the first of file 5
+        b"\0\0\0\0\x06\x02\x02",  # the second of file 6: the same message
+        b"\0\0\0\0\x06\0",
+        b"\0\0\0\0\x06\x02\x50",
+        b"\0\0\0\0\x07\0",
+    ]
+    options |= write(tmp_path, [[*values]]) | {"value.mode": "PERMISSIVE"}
+    table = kts_source.scan(options).to_table()
+    assert [one is not None for one in table["value"].to_pylist()] == [True, True, *[False] * 3]
+    reasons = table["valueError"].to_pylist()
+    assert "New, not" in reasons[2]
+    assert "no message [40]" in reasons[3]
+    assert "does not know" in reasons[4]
+
+
+def test_a_folder_of_descriptors_says_it_too(tmp_path: Path) -> None:
+    folder = tmp_path / "schemas"
+    folder.mkdir()
+    descriptors = descriptor_set(sample_file("proto2"))
+    (folder / "5.desc").write_bytes(descriptors)
+    options = write(tmp_path / "tier", [[b"\0\0\0\0\x05\x02\x50", b"\0\0\0\0\x08\0"]]) | {
+        "value.format": "protobuf-confluent",
+        "value.schema": str(folder / "5.desc"),
+        "value.message": "s.Order",
+        "value.schema-registry.url": str(folder),
+        "value.mode": "PERMISSIVE",
+    }
+    reasons = kts_source.scan(options).to_table()["valueError"].to_pylist()
+    assert "no message [40]" in reasons[0]
+    assert "the folder has no schema 8" in reasons[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"url": "/x"}, "needs option 'value.schema'"),
+        ({"url": "/x", "basic.auth.user.info": "a:b"}, "needs a registry's URL"),
+        ({"basic.auth.user.info": "a:b"}, "needs a registry's URL"),
+        ({"url": "http://a:hidden@x", "bearer.auth.token": "hidden"}, "give one"),
+        ({"url": "http://x", "basic.auth.user.info": "a:hidden", "bearer.auth.token": "hidden"},
+         "give one"),
+        ({"url": "http://x", "basic.auth.user.info": "hidden"}, "is not user:password"),
+        ({"url": "http://x", "bearer.auth.token": "hidden\nX: y"}, "no header can hold"),
+        ({"url": "http://x", "bearer.auth.logical.cluster": "l"}, "needs option .*token"),
+        ({"url": "http://x", "ssl.ca.location": "/y"}, "needs https"),
+        ({"url": "https://x", "ssl.ca.location": "/none"}, "no file that the driver can read"),
+        ({"url": "https://x", "ssl.ca.location": __file__}, "is no PEM|no BEGIN CERTIFICATE"),
+        ({"url": "https://x", "ssl.key.location": "/y"}, "needs option .*certificate"),
+        ({"url": "https://x", "ssl.certificate.location": "/y"}, "needs option .*key"),
+    ],
+)  # fmt: skip
+def test_contradictions_are_told_at_once(options: dict[str, str], reason: str) -> None:
+    named = {f"value.schema-registry.{name}": text for name, text in options.items()}
+    if "url" not in options or options["url"] != "/x" or len(options) > 1:
+        named["value.schema"] = RECORD
+    with pytest.raises(InvalidOptionError, match=reason) as raised:
+        parsed(**{"value.format": "avro-confluent", **named})
+    assert "hidden" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"value.format": "avro", "value.subject": "x"}, "means nothing"),
+        ({"value.format": "json", "value.schema-registry.bearer.auth.token": "x"}, "means nothing"),
+        ({"value.format": "avro-confluent", "value.schema": RECORD, "value.subject": "s",
+          "value.schema-registry.url": "http://x"}, "and no 'value.schema'"),
+        ({"value.format": "protobuf-confluent", "value.schema": "/x",
+          "value.schema-registry.url": "http://x"}, "needs option 'value.message'"),
+    ],
+)  # fmt: skip
+def test_what_has_no_meaning_is_refused(options: dict[str, str], reason: str) -> None:
+    with pytest.raises(InvalidOptionError, match=reason):
+        parsed(**options)
+
+
+def test_credentials_are_in_no_text() -> None:
+    options = parsed(
+        **{
+            "value.format": "avro-confluent",
+            "value.schema": RECORD,
+            "value.schema-registry.url": "https://x",
+            "value.schema-registry.basic.auth.user.info": "someone:hidden-word",
+        }
+    )
+    (form,) = options.formats
+    assert "hidden-word" not in repr(options) + str(options) + repr(form) + repr(form.registry)
+    assert form.registry is not None
+    assert form.registry.shown().password == "hidden-word"
+    assert hash(form) == hash(pickle.loads(pickle.dumps(form)))
+    assert form == pickle.loads(pickle.dumps(form))

@@ -1,0 +1,108 @@
+"""What a registry said of an id is kept on disk, by where and by whom it was asked."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kts_source.cache.caches import NO_CACHE, CacheSettings
+from kts_source.cache.disk_cache import CacheLimits
+from kts_source.registry.by_id import ById
+from kts_source.registry.place import RegistryAccess, RegistryPlace
+from kts_source.registry.schema_registry import RegisteredSchema, find_schema
+from kts_source.secret import Secret
+from tests.schema_registry import Registry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SCHEMA = RegisteredSchema("AVRO", (("schema 1", b'"int"'),))
+
+
+@pytest.fixture
+def server() -> Iterator[Registry]:
+    registry = Registry({"/schemas/ids/1": {"schema": '"int"'}})
+    registry.authorization = None
+    with registry.serving():
+        yield registry
+
+
+def kept_in(folder: Path | None) -> CacheSettings:
+    return CacheSettings(
+        folder=None if folder is None else str(folder), schemas=CacheLimits(1 << 20, None)
+    )
+
+
+def test_an_id_is_asked_for_once_on_a_machine(server: Registry, tmp_path: Path) -> None:
+    place = RegistryPlace(server.url, cache=kept_in(tmp_path))
+    for _ in range(3):
+        assert find_schema(place, 1) == SCHEMA
+    assert len(server.asked) == 1
+    files = list(tmp_path.rglob("*.entry"))
+    assert [path.stat().st_mode & 0o777 for path in files] == [0o600]
+    files[0].write_bytes(files[0].read_bytes()[:-1])  # what was cut is asked for again
+    assert find_schema(place, 1) == SCHEMA
+    assert len(server.asked) == 2
+
+
+def test_ids_mean_something_else_for_others(server: Registry, tmp_path: Path) -> None:
+    def asked_by(access: RegistryAccess) -> int:
+        before = len(server.asked)
+        place = RegistryPlace(server.url, Secret(access), kept_in(tmp_path))
+        assert find_schema(place, 1) == SCHEMA
+        return len(server.asked) - before
+
+    assert asked_by(RegistryAccess("one", "word")) == 1
+    assert asked_by(RegistryAccess("one", "new-word")) == 0
+    assert asked_by(RegistryAccess("two", "word")) == 1
+    cluster = (("target-sr-cluster", "a"),)
+    assert asked_by(RegistryAccess(token="token-1", headers=cluster)) == 1
+    assert asked_by(RegistryAccess(token="token-2", headers=cluster)) == 0
+    # A token alone says whose ids they are, and no trace of it is left on disk.
+    assert [asked_by(RegistryAccess(token="token-1")) for _ in range(2)] == [1, 1]
+    for path in tmp_path.rglob("*.entry"):
+        assert b"word" not in path.read_bytes()
+        assert b"token" not in path.read_bytes()
+
+
+def test_nothing_is_kept_unless_it_may_be(
+    server: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for cache in (NO_CACHE, kept_in(None)):  # the second one: a registry of this machine
+        for _ in range(2):
+            assert find_schema(RegistryPlace(server.url, cache=cache), 1) == SCHEMA
+    assert len(server.asked) == 4
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_unknown_ids_are_not_kept(server: Registry, tmp_path: Path) -> None:
+    place = RegistryPlace(server.url, cache=kept_in(tmp_path))
+    with pytest.raises(LookupError):
+        find_schema(place, 2)
+    server.documents["/schemas/ids/2"] = {"schema": '"long"'}
+    assert find_schema(place, 2).parts[-1][1] == b'"long"'
+
+
+def test_threads_that_want_the_same_id_ask_once(server: Registry) -> None:
+    asked = ById(lambda number: find_schema(RegistryPlace(server.url), number))
+    found: list[object] = []
+
+    def look() -> None:
+        try:
+            found.append(asked.get(1))
+            asked.get(2)
+        except LookupError as error:
+            found.append(str(error))
+
+    threads = [threading.Thread(target=look) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found.count(SCHEMA) == 8
+    assert len(found) == 16
+    assert sorted(server.asked) == ["/schemas/ids/1", "/schemas/ids/2"]

@@ -1,0 +1,80 @@
+"""The table of `docs/typed.md` that says where this differs from Spark's `from_json`, by rows."""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+import pytest
+
+from segment_format.values.json.ddl import parse_ddl
+from segment_format.values.json.decoder import JsonDecoder
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+MALFORMED = "malformed"
+
+
+class Case(NamedTuple):
+    """A value, what becomes of it here, and what there; of a struct its first field, in a tuple."""
+
+    ddl: str
+    text: bytes
+    here: Any
+    there: Any
+
+
+CASES = {
+    "a wrong type in a field": Case("a int, b int", b'{"a": "x", "b": 1}', MALFORMED, (None, 1)),
+    "not JSON": Case("a int", b"{", MALFORMED, (None,)),
+    "no text": Case("a int", b"", MALFORMED, None),
+    "the text null": Case("a int", b"null", None, (None,)),
+    "text behind the value": Case("a int", b'{"a": 1} x', MALFORMED, (1,)),
+    "single quotes": Case("a int", b"{'a': 1}", MALFORMED, (1,)),
+    "1.0 as an integer": Case("a int", b'{"a": 1.0}', (1,), (None,)),
+    "1e2 as an integer": Case("a bigint", b'{"a": 1e2}', (100,), (None,)),
+    "too many digits": Case("a decimal(4,2)", b'{"a": 1.235}', MALFORMED, ("1.24",)),
+    "1e400": Case("a double", b'{"a": 1e400}', MALFORMED, (math.inf,)),
+    "NaN": Case("a double", b'{"a": NaN}', MALFORMED, (math.nan,)),
+    '"NaN"': Case("a double", b'{"a": "NaN"}', MALFORMED, (math.nan,)),
+    "a number as a string": Case("a string", b'{"a": 1.50}', MALFORMED, ("1.5",)),
+    "an object as a string": Case("a string", b'{"a": {"b": 1}}', MALFORMED, ('{"b":1}',)),
+    "a number as a timestamp": Case("a timestamp", b'{"a": 60}', MALFORMED, (60.0,)),
+    "a missing field that is not null": Case("a int not null", b"{}", MALFORMED, (None,)),
+    "not UTF-8": Case("a string", b'{"a": "\xff"}', MALFORMED, ("\ufffd",)),
+    "half a surrogate pair": Case("a string", b'{"a": "\\ud800"}', MALFORMED, ("?",)),
+}
+
+
+def test_here() -> None:
+    for name, case in CASES.items():
+        decoded = JsonDecoder(parse_ddl(case.ddl)).decode(pa.array([case.text], pa.binary()))
+        (value,) = decoded.array.to_pylist()
+        found = MALFORMED if decoded.bad else value and tuple(value.values())
+        assert found == case.here, name
+
+
+def test_there(spark: SparkSession) -> None:
+    columns = [
+        f"from_json(CAST(X'{case.text.hex()}' AS STRING), '{case.ddl}', map('timeZone', 'UTC'))"
+        f" AS c{number}"
+        for number, case in enumerate(CASES.values())
+    ]
+    (row,) = spark.sql(f"SELECT {', '.join(columns)}").collect()
+    for (name, case), value in zip(CASES.items(), row, strict=True):
+        found = None if value is None else tuple(value)
+        assert repr(shown(found)) == repr(shown(case.there)), name
+
+
+def shown(row: tuple[Any, ...] | None) -> list[Any] | None:
+    """Decimals as text, times as seconds."""
+    if row is None:
+        return None
+    seconds = [one.timestamp() if isinstance(one, datetime) else one for one in row]
+    return [str(one) if isinstance(one, Decimal) else one for one in seconds]
