@@ -79,6 +79,8 @@ def offsets(options: dict[str, str], where: str) -> list[int]:
         ("value.local < '1970-01-01 00:00:00.000002'", [0, 1]),
         ("value.price = 2.56 AND value.amount > 28.5", [29, 0]),
         ("value.amount < 9999999999999999999999 AND value.amount > 28", [29, 0]),
+        # Null is not smaller than a number that no bigint reaches.
+        ("value.amount < 99999999999999999999 AND offset BETWEEN 3 AND 5", [3, 5]),
         ("false OR value.amount > 99999999999999999999.5", []),
     ],
 )
