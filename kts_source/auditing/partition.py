@@ -78,19 +78,29 @@ class PartitionAudit:
             findings += duplicates(place, part)
             findings += self._half_segments(place, part, None)
             return _statement(place, part, findings), findings
+        known = self._known(place, part, findings)
+        findings = [*known.findings]
+        if self.level == INDEXES:
+            findings += self._indexes(place, known)
+        proof = self._proof(place, known) if self.level == BYTES else None
+        if proof is not None:
+            findings += proof.findings
+        return _statement(place, part, findings, known.state, proof), findings
+
+    def _known(self, place: Place, part: ListedPartition, listed: Sequence[Finding]) -> _Known:
+        """What manifests and side files tell, and all findings so far."""
         segments = self._described(place, [*part.entries])
         damaged = self._described(
             place, [one.described for one in part.orphans if one.described is not None]
         )
-        for one in (*segments, *damaged):
-            findings += one.findings
-        key_ring = self.options.key_ring.loaded()
-        facts = self._facts(place, segments, key_ring)
-        findings += [finding for one in facts.values() for finding in one.findings]
-        findings += _locked(place, segments, facts)
-        source = SegmentSource(self.tier, key_ring)
         readable = [one for one in segments if one.is_readable and one.segment is not None]
         broken = [one for one in segments if not one.is_readable or one.segment is None]
+        key_ring = self.options.key_ring.loaded()
+        facts = self._facts(place, readable, key_ring)
+        findings = [*listed, *(found for one in (*segments, *damaged) for found in one.findings)]
+        findings += [found for one in facts.values() for found in one.findings]
+        findings += _locked(place, readable, facts)
+        facts |= self._lineage_of(place, [*broken, *damaged], key_ring)
         explained: list[tuple[int, int | None]] = [
             (one.entry.base_offset, one.stop) for one in (*broken, *damaged)
         ]
@@ -99,7 +109,7 @@ class PartitionAudit:
             for one in part.orphans
             if one.base_offset is not None and one.described is None
         ]
-        facts |= self._lineage_of(place, [*broken, *damaged], key_ring)
+        source = SegmentSource(self.tier, key_ring)
         state = served(
             place,
             readable,
@@ -110,24 +120,20 @@ class PartitionAudit:
         stops = {one.entry.described_by: one.stop for one in damaged}
         findings += self._half_segments(place, part, (state.log.holes, stops))
         findings = [_with_end(one, explained, state.log.holes) for one in findings]
-        findings = _once([*findings, *state.findings])
-        if self.level == INDEXES:
-            findings += self._indexes(place, readable, facts, source)
-        if self.level != BYTES:
-            return _statement(place, part, findings, state), findings
-        ahead = ReadSettings.of(self.options).read_ahead
+        whole = tuple(one.segment for one in readable if one.segment is not None)
+        return _Known(whole, facts, state, source, tuple(_once([*findings, *state.findings])))
+
+    def _proof(self, place: Place, known: _Known) -> Proof:
         reader = PartitionReader(
-            place, source, ahead, max_batch_bytes=self.options.max_batch_bytes, on_read=self.on_read
+            place,
+            known.source,
+            ReadSettings.of(self.options).read_ahead,
+            max_batch_bytes=self.options.max_batch_bytes,
+            on_read=self.on_read,
         )
-        serving = {id(span.segment) for span in state.log.ranges}
-        others = [
-            one.segment
-            for one in readable
-            if one.segment is not None and id(one.segment) not in serving
-        ]
-        proof = reader.prove(state.log, others, facts)
-        findings += proof.findings
-        return _statement(place, part, findings, state, proof), findings
+        serving = {id(span.segment) for span in known.state.log.ranges}
+        others = [segment for segment in known.segments if id(segment) not in serving]
+        return reader.prove(known.state.log, others, known.facts)
 
     def _half_segments(
         self,
@@ -147,13 +153,13 @@ class PartitionAudit:
     ) -> dict[str, FileFacts]:
         """The side files of the readable segments, by key of the log object."""
 
-        def of(one: Described) -> FileFacts:
-            if one.segment is None or _are_archived(one.segment):
+        def of(segment: RemoteSegment) -> FileFacts:
+            if _are_archived(segment):
                 return NO_FACTS
-            return file_facts(place, one.segment, self.tier, key_ring)
+            return file_facts(place, segment, self.tier, key_ring)
 
-        readable = [one for one in segments if one.segment is not None and one.is_readable]
-        keys = [one.segment.objects.log.key for one in readable if one.segment is not None]
+        readable = [one.segment for one in segments if one.segment is not None]
+        keys = [segment.objects.log.key for segment in readable]
         return dict(zip(keys, self.pool.map(of, readable), strict=True))
 
     def _lineage_of(
@@ -172,22 +178,34 @@ class PartitionAudit:
                 found[segment.objects.log.key] = facts
         return found
 
-    def _indexes(
-        self,
-        place: Place,
-        segments: Sequence[Described],
-        facts: Mapping[str, FileFacts],
-        source: SegmentSource,
-    ) -> list[Finding]:
+    def _indexes(self, place: Place, known: _Known) -> list[Finding]:
         found: list[Finding] = []
-        for one in segments:
-            if one.segment is None or facts[one.segment.objects.log.key].is_closed:
+        for segment in known.segments:
+            if known.facts[segment.objects.log.key].is_closed:
                 continue
-            indexes = SegmentIndexes(place, one.segment, source)
-            if not is_archived(one.segment.objects.log):
+            indexes = SegmentIndexes(place, segment, known.source)
+            if not is_archived(segment.objects.log):
                 indexes.look_up_last(self.options.max_batch_bytes)
             found += indexes.findings
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A partition as its manifests and side files tell it.
+
+    Attributes:
+        segments: Those whose objects are whole, as far as names and sizes tell.
+        facts: Their side files, by key of the log object.
+        state: What is served.
+        source: Reads more of it.
+    """
+
+    segments: tuple[RemoteSegment, ...]
+    facts: Mapping[str, FileFacts]
+    state: Served
+    source: SegmentSource
+    findings: tuple[Finding, ...]
 
 
 def _are_archived(segment: RemoteSegment) -> bool:

@@ -85,7 +85,6 @@ class PartitionReader:
         self._digest = hashlib.sha256()
         self._records = 0
         self._batches = 0
-        self._next_offset = -1
         self._findings: list[Finding] = []
 
     def prove(
@@ -163,11 +162,10 @@ class PartitionReader:
     def _serve(self, batch: BatchFacts, span: SegmentRange, transactions: Transactions) -> None:
         """Counts a batch that is served, if it is."""
         inside = batch.last_offset >= span.start and batch.base_offset < span.stop
-        if batch.base_offset < span.stop and (inside or self._next_offset < 0):
+        if batch.base_offset < span.stop and (inside or not self._batches):
             transactions.see(batch)
-        if not inside or batch.base_offset < self._next_offset:
+        if not inside:
             return
-        self._next_offset = batch.last_offset + 1
         self._digest.update(_CHAINED.pack(batch.base_offset, batch.crc))
         self._batches += 1
         if not batch.is_control:

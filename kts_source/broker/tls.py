@@ -29,17 +29,18 @@ def ssl_context(security: Security) -> ssl.SSLContext:
         InvalidOptionError: See `tls_context`.
     """
     assert security.tls is not None, security.protocol
-    return tls_context(security.tls, "kafka.ssl.")
+    return tls_context(security.tls, "kafka.ssl.truststore.…", "kafka.ssl.keystore.…")
 
 
 @functools.lru_cache(maxsize=8)
-def tls_context(tls: Tls, options: str) -> ssl.SSLContext:
+def tls_context(tls: Tls, trust_options: str, key_options: str) -> ssl.SSLContext:
     """What wraps sockets; made once, since reading the authorities of the machine takes as long as
     a handshake.
 
     Args:
         tls: Whom to believe, what to show.
-        options: How the names of the options begin that say so.
+        trust_options: Names of the options that say whom, for errors.
+        key_options: Names of those that say what.
 
     Raises:
         InvalidOptionError: Certificates or a key that OpenSSL does not take, or that do not belong
@@ -56,12 +57,12 @@ def tls_context(tls: Tls, options: str) -> ssl.SSLContext:
             context.load_verify_locations(cadata=b"".join(tls.trusted))
         except ssl.SSLError:
             raise InvalidOptionError(
-                f"OpenSSL does not take the certificates to trust of options {options}…"
+                f"OpenSSL does not take the certificates of options {trust_options}"
             ) from None
     else:
         context.load_default_certs()
     if tls.chain:
-        _show(context, tls, options)
+        _show(context, tls, key_options)
     return context
 
 
@@ -73,7 +74,7 @@ def _show(context: ssl.SSLContext, tls: Tls, options: str) -> None:
             context.load_cert_chain(path)
     except ssl.SSLError:
         raise InvalidOptionError(
-            f"OpenSSL does not take the key and the certificates of options {options}…: the first"
+            f"OpenSSL does not take the key and the certificates of options {options}: the first"
             " certificate must be the key's"
         ) from None
 

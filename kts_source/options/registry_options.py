@@ -45,7 +45,7 @@ def registry_options(column: str) -> Iterator[Option]:
         _parse_place,
         "With the `-confluent` formats: where schemas are, by id: `http(s)://…` as Confluent's API"
         " has it, or a folder of `<id>.avsc` (`.desc` with Protobuf) that every worker sees. User"
-        " and password in the URL are kept secret.",
+        " and password in the URL are kept secret. With `avro-glue`: a folder of `<uuid>.avsc`.",
     )
     yield Option(
         f"{column}.{_USER_INFO}", _parse_secret, "The registry's `user:password`, kept secret."
@@ -137,7 +137,7 @@ def _tls(column: str, values: Mapping[str, Any], place: _Place) -> Tls | None:
     # Not at import time: most scans have no registry.
     from kts_source.broker.key_stores import KeyStoreError, pem_certificates, pem_key
     from kts_source.broker.settings import TLS_1_2, TLS_1_3, Tls
-    from kts_source.broker.tls import tls_context
+    from kts_source.registry.client import registry_context
 
     if not place.place.startswith("https:"):
         raise _invalid(column, of_tls[0], f"needs https:// in '{column}.{URL}'")
@@ -160,7 +160,7 @@ def _tls(column: str, values: Mapping[str, Any], place: _Place) -> Tls | None:
     except KeyStoreError as error:
         raise _invalid(column, reading, str(error)) from None
     tls = Tls(trusted, chain, key, check_host_name=True, oldest=TLS_1_2, newest=TLS_1_3)
-    tls_context(tls, "schema-registry.ssl.")  # a key that is not the certificate's fails here
+    registry_context(tls)  # a key that is not the certificate's fails here
     return tls
 
 

@@ -32,6 +32,7 @@ RAW: Final = "raw"
 UTF8: Final = "utf8"
 AVRO: Final = "avro"
 AVRO_CONFLUENT: Final = "avro-confluent"
+AVRO_GLUE: Final = "avro-glue"
 JSON: Final = "json"
 PROTOBUF: Final = "protobuf"
 JSON_CONFLUENT: Final = "json-confluent"
@@ -44,6 +45,7 @@ _ALLOWED: Final = {
     JSON_CONFLUENT: ("mode", "schema", "columns", "subject", URL, *FURTHER),
     AVRO: ("mode", "schema", "columns"),
     AVRO_CONFLUENT: ("mode", "schema", "columns", "subject", URL, *FURTHER),
+    AVRO_GLUE: ("mode", "schema", "columns", URL),
     PROTOBUF: ("mode", "schema", "message", "columns"),
     PROTOBUF_CONFLUENT: ("mode", "schema", "message", "columns", "subject", URL, *FURTHER),
 }
@@ -167,6 +169,7 @@ _TYPES: Final[dict[str, Callable[[ColumnFormat], pa.DataType]]] = {
     JSON_CONFLUENT: _json_type,
     AVRO: _avro_type,
     AVRO_CONFLUENT: _avro_type,
+    AVRO_GLUE: _avro_type,
     PROTOBUF: _protobuf_type,
     PROTOBUF_CONFLUENT: _protobuf_type,
 }
@@ -210,7 +213,8 @@ def _options(column: str) -> Iterator[Option]:
         _parse_format,
         f"What `{column}` holds: `raw` bytes, `utf8` text, `json`, `avro`, `protobuf`, or one of"
         " `json-confluent`, `avro-confluent`, `protobuf-confluent` (a zero byte and the id of the"
-        " writer's schema in front). All but `raw` make it a typed column.",
+        " writer's schema in front), or `avro-glue` (AWS Glue's header). All but `raw` make it a"
+        " typed column.",
         default=RAW,
     )
     yield Option(
@@ -293,6 +297,8 @@ def _column_format(
     if form == RAW:
         return None
     registry = registry_place(column, values, cache)
+    if form == AVRO_GLUE and registry is not None and registry.is_url:
+        raise InvalidOptionError(f"option '{column}.{URL}' must be a folder with {form}")
     name = f"{column}.schema"
     asked = values[name] is None and registry is not None and registry.is_url
     if values[f"{column}.subject"] is not None and not asked:
@@ -345,5 +351,5 @@ def _needed(form: str, asked: bool) -> tuple[str, ...]:
     """What has to be given, whether or not the registry is asked for the schema."""
     schema = () if asked or form in _JSON else ("schema",)
     message = () if asked or form not in (PROTOBUF, PROTOBUF_CONFLUENT) else ("message",)
-    url = (URL,) if form == AVRO_CONFLUENT else ()
+    url = (URL,) if form in (AVRO_CONFLUENT, AVRO_GLUE) else ()
     return () if form == UTF8 else (*schema, *message, *url)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from kts_source.options.value_formats import (
     AVRO,
+    AVRO_GLUE,
     JSON,
     JSON_CONFLUENT,
     PROTOBUF,
@@ -58,9 +59,14 @@ def value_decoder(form: ColumnFormat) -> ValueDecoder:
         from segment_format.values.avro.decoder import AvroDecoder
 
         return AvroDecoder(form.reader_schema, columns=form.fields)
+    assert form.registry is not None
+    if form.format == AVRO_GLUE:
+        from segment_format.values.avro.glue import GlueAvroDecoder
+
+        versions: ById[str, Schema] = ById(partial(_writer, form.registry))
+        return GlueAvroDecoder(form.reader_schema, versions.get, columns=form.fields)
     from segment_format.values.avro.confluent import ConfluentAvroDecoder
 
-    assert form.registry is not None
     return ConfluentAvroDecoder(
         form.reader_schema, _writers(form.registry).get, columns=form.fields
     )
@@ -77,7 +83,7 @@ def _messages_of(registry: RegistryPlace) -> _Messages:
     return _Messages(registry)
 
 
-def _writer(registry: RegistryPlace, schema_id: int) -> Schema:
+def _writer(registry: RegistryPlace, schema_id: int | str) -> Schema:
     """The schema of an id.
 
     Raises:

@@ -168,8 +168,18 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 def _opener(is_shown: bool, tls: Tls | None) -> urllib.request.OpenerDirector:
     handlers: list[urllib.request.BaseHandler] = [_Redirects(is_shown=is_shown)]
     if tls is not None:
-        from kts_source.broker.tls import tls_context
-
-        context = tls_context(tls, "schema-registry.ssl.")
-        handlers.append(urllib.request.HTTPSHandler(context=context))
+        handlers.append(urllib.request.HTTPSHandler(context=registry_context(tls)))
     return urllib.request.build_opener(*handlers)
+
+
+def registry_context(tls: Tls) -> ssl.SSLContext:
+    """What wraps the sockets to a registry.
+
+    Raises:
+        InvalidOptionError: See `tls_context`.
+    """
+    from kts_source.broker.tls import tls_context
+
+    names = ("ca.location", "certificate.location and schema-registry.ssl.key.location")
+    trusted, shown = (f"schema-registry.ssl.{name}" for name in names)
+    return tls_context(tls, trusted, shown)

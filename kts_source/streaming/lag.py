@@ -78,7 +78,11 @@ def stream_lag(progress: Mapping[str, Any] | str) -> tuple[StreamLag, ...]:
     found = []
     for source in event["sources"]:
         told = source["latestOffset"]
-        told = json.loads(told) if isinstance(told, str) else told
+        if isinstance(told, str):
+            try:
+                told = json.loads(told)
+            except ValueError:  # before 4.2 Spark gives Python's text of it, and never has figures
+                continue
         if not isinstance(told, Mapping) or "behind" not in told:
             continue
         behind = told["behind"]

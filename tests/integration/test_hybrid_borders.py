@@ -67,10 +67,11 @@ def test_transactions_that_are_open_where_the_tier_ends(
     for partition, end in ((2, first.commit_transaction), (3, first.abort_transaction)):
         _open(filler, first, partition)
         _roll(cluster, filler, partition)
-        _open(filler, second, partition, 1)  # more might close the segment
+        begun = cluster.admin.offsets(TOPIC, partition).latest
+        _open(filler, second, partition)
         end(30)
-        facts = _tiered(cluster, partition)
-        assert facts.tiered < facts.last_stable < facts.latest
+        facts = _tiered(cluster, partition, begun)
+        assert facts.tiered <= facts.last_stable < facts.latest
         _check(cluster, partition, tmp_path)
         second.abort_transaction(30)
 
@@ -80,11 +81,12 @@ def test_transactions_that_are_open_where_the_tier_ends(
         _open(filler, first, partition)
         _roll(cluster, filler, partition)
         _fill_up(cluster, filler, partition)
+        begun = cluster.admin.offsets(TOPIC, partition).latest
         second.begin_transaction()
         second.produce(TOPIC, b"r" * 19_000, partition=partition)
         assert second.flush(30) == 0
         end(30)
-        facts = _tiered(cluster, partition)
+        facts = _tiered(cluster, partition, begun)
         assert facts.tiered == facts.last_stable < facts.latest
         _check(cluster, partition, tmp_path)
         second.commit_transaction(30)
@@ -235,10 +237,10 @@ def _options(cluster: Cluster, topic: str, level: str, tier: Path | None) -> dic
     return hybrid_options(cluster.bootstrap, tier, subscribe=topic, isolationLevel=level)
 
 
-def _open(filler: Filler, producer: Producer, partition: int, count: int = 20) -> None:
+def _open(filler: Filler, producer: Producer, partition: int) -> None:
     """Begins a transaction and sends."""
     producer.begin_transaction()
-    filler.send(producer, TOPIC, partition, count)
+    filler.send(producer, TOPIC, partition, 20)
 
 
 def _roll(cluster: Cluster, filler: Filler, partition: int) -> None:
@@ -256,12 +258,15 @@ def _fill_up(cluster: Cluster, filler: Filler, partition: int) -> None:
     filler.send(filler.plain("none"), TOPIC, partition, 40)
 
 
-def _tiered(cluster: Cluster, partition: int) -> Offsets:
-    """Waits until the tier has all that it may have: every segment but the active one."""
-    active = cluster.admin.local_bases(1, TOPIC, partition)[-1]
+def _tiered(cluster: Cluster, partition: int, stable: int | None = None) -> Offsets:
+    """Waits until the tier has all that it may have: every segment but the active one, and none
+    from `stable` on, where a transaction is open.
+    """
+    bases = cluster.admin.local_bases(1, TOPIC, partition)
+    until = max(base for base in bases if stable is None or base <= stable)
     # Markers are written after the producer was told.
-    wait_until(lambda: cluster.admin.offsets(TOPIC, partition).last_stable >= active)
-    return cluster.admin.wait_tiered(TOPIC, partition, active)
+    wait_until(lambda: cluster.admin.offsets(TOPIC, partition).last_stable >= (stable or until))
+    return cluster.admin.wait_tiered(TOPIC, partition, until)
 
 
 def _seed() -> int:

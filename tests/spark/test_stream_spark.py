@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from kts_source import register, run_available_now
+from kts_source import metrics, register, run_available_now
 from kts_source.streaming import end_offsets
 from tests.golden_data import (
     IsolationLevel,
@@ -167,7 +167,9 @@ def test_an_interval_and_fewer_columns(registered: SparkSession, checkpoint: Pat
         progress = query.lastProgress
     assert found == {0: 23962}
     assert progress is not None
-    assert json.loads(progress["sources"][0]["endOffset"])["topics"]["codecs"]["p"] == {"0": 23962}
+    assert json.loads(end_offsets(str(checkpoint))) == {"codecs": {"0": 23962}}
+    lags = [lag.offsets for lag in metrics.stream_lag(progress)]
+    assert lags == ([] if registered.version.startswith(OLD) else [0])
 
 
 @pytest.mark.slow

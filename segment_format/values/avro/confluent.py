@@ -1,33 +1,23 @@
-"""Avro values with the id of their writer's schema in front, in Confluent's wire format.
-
-Avro's bytes follow the header. Values of many writers may come in one batch: each row is run by the
-program of its id, so rows stay in order.
+"""Avro values with the id of their writer's schema in front, in Confluent's wire format: Avro's
+bytes follow the header.
 """
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from segment_format.values.avro.decoder import Runner
-from segment_format.values.avro.projection import projected
-from segment_format.values.avro.schema import AvroSchemaError
+from segment_format.values.avro.by_writer import ByWriter
 from segment_format.values.confluent_header import HEADER, REASONS, schema_ids
-from segment_format.values.decoded import BadValue, DecodedValues
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import pyarrow as pa
 
-    from segment_format.values.avro.program import Program
     from segment_format.values.avro.schema import Schema
-
-MOST_PROGRAMS: Final = 1000
-"""Writers that are remembered; of more, those not used for longest are asked for again."""
+    from segment_format.values.decoded import DecodedValues
 
 
 class ConfluentAvroDecoder:
@@ -51,15 +41,12 @@ class ConfluentAvroDecoder:
         *,
         columns: Sequence[str] | None = None,
     ) -> None:
-        self._runner = Runner(reader if columns is None else projected(reader, columns))
-        self._writer_schema = writer_schema
-        self._programs: OrderedDict[int, Program | str] = OrderedDict()
-        self._lock = threading.Lock()
+        self._by_writer = ByWriter(reader, writer_schema, columns)
 
     @property
     def type(self) -> pa.DataType:
         """See `ValueDecoder.type`."""
-        return self._runner.type
+        return self._by_writer.type
 
     def decode(self, values: pa.Array) -> DecodedValues:
         """See `ValueDecoder.decode`.
@@ -67,50 +54,8 @@ class ConfluentAvroDecoder:
         Raises:
             TypeError: Not a `pa.binary()` array.
         """
-        if not len(values):
-            return self._runner.run(values, ())
-        ids = schema_ids(values)
+        ids = schema_ids(values) if len(values) else np.empty(0, np.int64)
         distinct, number_of = np.unique(ids, return_inverse=True)
-        programs: list[Program] = []
-        numbers = np.full(len(distinct), -1, np.int64)
-        reasons: dict[int, str] = {}
-        for number, schema_id in enumerate(distinct.tolist()):
-            found = REASONS.get(schema_id) or self._program(schema_id)
-            if isinstance(found, str):
-                reasons[number] = found
-            else:
-                numbers[number] = len(programs)
-                programs.append(found)
-        bad: list[BadValue] = []
-        if reasons:
-            valid = values.is_valid().to_numpy(zero_copy_only=False)
-            rows = np.flatnonzero((numbers[number_of] < 0) & valid).tolist()
-            bad = [BadValue(row, "", reasons[int(number_of[row])]) for row in rows]
-        program_of = np.ascontiguousarray(numbers[number_of])
-        return self._runner.run(values, programs, program_of=program_of, prefix=HEADER, bad=bad)
-
-    def _program(self, schema_id: int) -> Program | str:
-        """The program of a writer, or why there is none."""
-        with self._lock:
-            found = self._programs.get(schema_id)
-            if found is not None:
-                self._programs.move_to_end(schema_id)
-                return found
-        try:
-            writer = self._writer_schema(schema_id)
-        except (LookupError, AvroSchemaError) as error:
-            # The caller knows for how long.
-            return f"schema {schema_id}: {_text(error)}"
-        try:
-            found = self._runner.compiled(writer)
-        except AvroSchemaError as error:
-            found = f"schema {schema_id}: {error}"
-        with self._lock:
-            self._programs[schema_id] = found
-            if len(self._programs) > MOST_PROGRAMS:
-                self._programs.popitem(last=False)
-        return found
-
-
-def _text(error: Exception) -> str:
-    return str(error.args[0]) if error.args else type(error).__name__
+        writers = distinct.tolist()
+        headless = {at: REASONS[one] for at, one in enumerate(writers) if one in REASONS}
+        return self._by_writer.decode(values, writers, number_of, headless, HEADER)

@@ -7,15 +7,18 @@ import random
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import kts_source
 from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
 from segment_format.testing.batches import DEFAULT_TIMESTAMP_MS
+from segment_format.testing.tiers import EncryptionKey
+from tests.golden_data import KEYS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from kts_source.auditing.report import AuditReport
     from segment_format.testing import SegmentFiles
-    from segment_format.testing.tiers import EncryptionKey
 
 NOW_MS = 1 << 41
 """Long after every file of a test was written."""
@@ -142,3 +145,19 @@ def changed(number: int, **fields: Any) -> list[SegmentFiles]:  # noqa: ANN401
     segments = healthy_segments()
     segments[number] = replace(segments[number], **fields)
     return segments
+
+
+def audited(tier: DamagedTier, level: str = "bytes", **options: str) -> AuditReport:
+    """The audit of a tier, long after it was written."""
+    given = {"path": str(tier.root), "subscribe": TOPIC, **options}
+    return kts_source.audit(given, level=level, now_ms=NOW_MS)
+
+
+def found(report: AuditReport) -> set[tuple[str, int | None, int | None]]:
+    """Kinds and offsets of the findings."""
+    return {(one.name, one.start, one.stop) for one in report.findings}
+
+
+def encryption() -> EncryptionKey:
+    """The key of the golden tier."""
+    return EncryptionKey("key1", (KEYS / "key1.public.pem").read_bytes())

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kts_source.broker.kafka_options import broker_settings
-from kts_source.broker.tls import ssl_context
+from kts_source.broker.tls import ssl_context, tls_context
 from kts_source.errors import InvalidOptionError
 from tests.kts_source.broker.certificates import (
     PASSWORD,
@@ -201,7 +201,7 @@ KEY_STORES: dict[str, Callable[[Path], dict[str, str]]] = {
 def test_who_is_shown(
     store: str, in_memory: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ssl_context.cache_clear()
+    tls_context.cache_clear()
     if not in_memory:
         monkeypatch.delattr(os, "memfd_create", raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
@@ -225,7 +225,7 @@ def test_a_key_in_a_file_is_private_and_short_lived(
         raise ssl.SSLError
 
     monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", spied)
-    ssl_context.cache_clear()
+    tls_context.cache_clear()
     with pytest.raises(InvalidOptionError, match=r"kafka\.ssl\.keystore"):
         security(KEY_STORES["PEM in the options"](tmp_path))
     assert seen == [(tmp_path, 0o600)]

@@ -303,3 +303,35 @@ def test_contradictions(there: pa.DataType, here: pa.DataType, reason: str) -> N
     for evolves in (False, True):
         with pytest.raises(SchemaChangedError, match=reason):
             united(schema(there), schema(here), ["value"], "t", evolves=evolves)
+
+
+@pytest.mark.parametrize("table_format", ["delta", "iceberg"])
+def test_fields_within_lists_and_maps(table_format: str, tmp_path: Path) -> None:
+    first = {"l": [{"x": "p"}, None], "m": {"k": {"y": 2}}, "s": {"t": {"a": 1}}}
+    later = {
+        "l": [{"x": "q", "w": 1.5}, None],
+        "m": {"k": {"y": 2, "z": True}},
+        "s": {"t": {"a": 1, "b": [7]}, "u": "v"},
+    }
+    values: list[bytes | None] = [json.dumps(first).encode()] * 10
+    values += [json.dumps(later).encode()] * 10
+    topic = write(tmp_path / "tier", [values]) | {"value.format": "json"}
+    narrow = (
+        "l array<struct<x: string>>, m map<string, struct<y: int>>, s struct<t: struct<a: int>>"
+    )
+    wide = (
+        "l array<struct<x: string, w: double>>, m map<string, struct<y: int, z: boolean>>,"
+        " s struct<t: struct<a: int, b: array<int>>, u: string>"
+    )
+    ends = {"endingOffsets": json.dumps({TOPIC: {"0": 10}})}
+    lake = Lake(tmp_path, table_format)
+    lake.export(topic | ends | {"value.schema": narrow})
+    lake.export(topic | {"value.schema": wide}, schema_evolution="add")
+    found = values_of(lake)
+    assert found[0] == {
+        "l": [{"x": "p", "w": None}, None],
+        "m": [("k", {"y": 2, "z": None})],
+        "s": {"t": {"a": 1, "b": None}, "u": None},
+    }
+    assert found[10] == {**later, "m": [("k", {"y": 2, "z": True})]}
+    assert lake.export(topic | {"value.schema": wide}).rows == 0

@@ -181,6 +181,26 @@ def test_a_folder_of_descriptors_says_it_too(tmp_path: Path) -> None:
     assert "the folder has no schema 8" in reasons[1]
 
 
+def test_a_folder_of_schemas_by_uuid(tmp_path: Path) -> None:
+    folder = tmp_path / "schemas"
+    folder.mkdir()
+    (folder / "00000000-0000-0000-0000-000000000007.avsc").write_text('"int"')
+    head = b"\3\0" + bytes(15)
+    options = write(tmp_path / "tier", [[head + b"\7\x0e", head + b"\x08\x0e"]]) | {
+        "value.format": "avro-glue",
+        "value.schema": '"long"',
+        "value.schema-registry.url": str(folder),
+        "value.mode": "PERMISSIVE",
+    }
+    table = kts_source.scan(options).to_table()
+    assert table["value"].to_pylist() == [7, None]
+    assert "the folder has no schema 00000000-0000-0000-0000-000000000008" in str(
+        table["valueError"][1]
+    )
+    with pytest.raises(InvalidOptionError, match="must be a folder with avro-glue"):
+        parse_options({**options, "value.schema-registry.url": "http://x"})
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [

@@ -88,7 +88,9 @@ def test_unknown_ids_are_not_kept(server: Registry, tmp_path: Path) -> None:
 
 
 def test_threads_that_want_the_same_id_ask_once(server: Registry) -> None:
-    asked = ById(lambda number: find_schema(RegistryPlace(server.url), number))
+    asked: ById[int, RegisteredSchema] = ById(
+        lambda number: find_schema(RegistryPlace(server.url), number)
+    )
     found: list[object] = []
 
     def look() -> None:

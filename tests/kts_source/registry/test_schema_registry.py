@@ -14,7 +14,7 @@ from kts_source.registry import client
 from kts_source.registry.by_id import ById
 from kts_source.registry.client import RegistryError
 from kts_source.registry.place import RegistryPlace
-from kts_source.registry.schema_registry import find_schema
+from kts_source.registry.schema_registry import RegisteredSchema, find_schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,7 +69,9 @@ def answering(raw: bytes) -> Iterator[str]:
 @pytest.mark.parametrize("raw", ANSWERS.values(), ids=ANSWERS)
 def test_a_broken_answer_is_no_unknown_schema(raw: bytes) -> None:
     with answering(raw) as url:
-        asked = ById(lambda number: find_schema(RegistryPlace(url), number))
+        asked: ById[int, RegisteredSchema] = ById(
+            lambda number: find_schema(RegistryPlace(url), number)
+        )
         with pytest.raises(RegistryError):
             asked.get(21)
 
@@ -77,7 +79,9 @@ def test_a_broken_answer_is_no_unknown_schema(raw: bytes) -> None:
 @pytest.mark.parametrize("code", [40401, 40402, 40403])
 def test_a_schema_that_a_registry_does_not_have_is_unknown(code: int) -> None:
     with answering(NOT_FOUND + b'{"error_code": %d}' % code) as url:
-        asked = ById(lambda number: find_schema(RegistryPlace(url), number))
+        asked: ById[int, RegisteredSchema] = ById(
+            lambda number: find_schema(RegistryPlace(url), number)
+        )
         for _ in range(2):
             with pytest.raises(LookupError, match="does not know /schemas/ids/21"):
                 asked.get(21)
@@ -87,7 +91,9 @@ def test_a_file_that_cannot_be_read_is_no_unknown_schema(tmp_path: Path) -> None
     loop = tmp_path / "loop"
     loop.symlink_to("/proc/self/mem")
     (tmp_path / "21.avsc").symlink_to(loop)
-    asked = ById(lambda number: find_schema(RegistryPlace(str(tmp_path)), number))
+    asked: ById[int, RegisteredSchema] = ById(
+        lambda number: find_schema(RegistryPlace(str(tmp_path)), number)
+    )
     with pytest.raises(RegistryError, match="cannot be read"):
         asked.get(21)
     with pytest.raises(LookupError, match="no schema 22"):

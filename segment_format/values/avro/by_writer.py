@@ -1,0 +1,120 @@
+"""Avro values of many writers in one batch: each row is run by the program of its writer, so rows
+stay in order.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
+
+import numpy as np
+
+from segment_format.values.avro.decoder import Runner
+from segment_format.values.avro.projection import projected
+from segment_format.values.avro.schema import AvroSchemaError
+from segment_format.values.decoded import BadValue, DecodedValues
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    from segment_format.values.avro.program import Program
+    from segment_format.values.avro.schema import Schema
+
+K = TypeVar("K", bound="int | str")
+
+MOST_PROGRAMS: Final = 1000
+"""Writers that are remembered; of more, those not used for longest are asked for again."""
+
+
+class ByWriter(Generic[K]):
+    """Decodes values whose headers are read already.
+
+    Args:
+        reader: What is wanted.
+        writer_schema: See `ConfluentAvroDecoder`.
+        columns: Names of fields, joined by dots; only these are decoded. All by default.
+
+    Raises:
+        AvroSchemaError: A column that there is not.
+    """
+
+    def __init__(
+        self, reader: Schema, writer_schema: Callable[[K], Schema], columns: Sequence[str] | None
+    ) -> None:
+        self._runner = Runner(reader if columns is None else projected(reader, columns))
+        self._writer_schema = writer_schema
+        self._programs: OrderedDict[K, Program | str] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @property
+    def type(self) -> pa.DataType:
+        """See `ValueDecoder.type`."""
+        return self._runner.type
+
+    def decode(
+        self,
+        values: pa.Array,
+        writers: Sequence[K],
+        number_of: NDArray[np.int64],
+        headless: Mapping[int, str],
+        prefix: int,
+    ) -> DecodedValues:
+        """See `ValueDecoder.decode`.
+
+        Args:
+            values: With their headers.
+            writers: The writers of these values, each once.
+            number_of: Which of them each value has; of a null, any.
+            headless: Numbers that stand for no writer -> why.
+            prefix: Bytes before Avro's.
+
+        Raises:
+            TypeError: Not a `pa.binary()` array.
+        """
+        programs: list[Program] = []
+        numbers = np.full(max(len(writers), 1), -1, np.int64)
+        reasons: dict[int, str] = {}
+        for number, writer in enumerate(writers):
+            found = headless.get(number) or self._program(writer)
+            if isinstance(found, str):
+                reasons[number] = found
+            else:
+                numbers[number] = len(programs)
+                programs.append(found)
+        bad: list[BadValue] = []
+        if reasons:
+            valid = values.is_valid().to_numpy(zero_copy_only=False)
+            rows = np.flatnonzero((numbers[number_of] < 0) & valid).tolist()
+            bad = [BadValue(row, "", reasons[int(number_of[row])]) for row in rows]
+        program_of = np.ascontiguousarray(numbers[number_of])
+        return self._runner.run(values, programs, program_of=program_of, prefix=prefix, bad=bad)
+
+    def _program(self, writer: K) -> Program | str:
+        """The program of a writer, or why there is none."""
+        with self._lock:
+            found = self._programs.get(writer)
+            if found is not None:
+                self._programs.move_to_end(writer)
+                return found
+        try:
+            schema = self._writer_schema(writer)
+        except (LookupError, AvroSchemaError) as error:
+            # The caller knows for how long.
+            return f"schema {writer}: {_text(error)}"
+        try:
+            found = self._runner.compiled(schema)
+        except AvroSchemaError as error:
+            found = f"schema {writer}: {error}"
+        with self._lock:
+            self._programs[writer] = found
+            if len(self._programs) > MOST_PROGRAMS:
+                self._programs.popitem(last=False)
+        return found
+
+
+def _text(error: Exception) -> str:
+    return str(error.args[0]) if error.args else type(error).__name__

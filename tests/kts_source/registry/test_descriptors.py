@@ -1,0 +1,19 @@
+"""Which messages a schema's own file has."""
+
+from __future__ import annotations
+
+from kts_source.registry.descriptors import descriptor_set, messages_of
+from kts_source.registry.schema_registry import PROTOBUF, RegisteredSchema
+from segment_format.values.protobuf.schema import read_schema
+from tests.segment_format.values.protobuf.sample import sample_file
+
+
+def test_messages_of_imported_files_have_no_index() -> None:
+    file = sample_file("proto3")
+    own = type(file)(name="own.proto", package="own", syntax="proto3")
+    own.message_type.add(name="Only").nested_type.add(name="Inner")
+    parts = [(name, one.SerializeToString()) for name, one in (("s", file), ("schema 1", own))]
+    found = RegisteredSchema(PROTOBUF, tuple(parts))
+    assert messages_of(found) == {(0,): "own.Only", (0, 0): "own.Only.Inner"}
+    files = {message.file for message in read_schema(descriptor_set(found)).messages.values()}
+    assert files == {"s", "schema 1"}

@@ -1,0 +1,88 @@
+"""Values with the header of AWS Glue's schema registry."""
+
+from __future__ import annotations
+
+import uuid
+import zlib
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from segment_format.values.avro import glue
+from segment_format.values.avro.glue import GlueAvroDecoder
+from segment_format.values.avro.parse import parse_avro
+
+if TYPE_CHECKING:
+    from segment_format.values.avro.schema import Schema
+
+INT = uuid.UUID("b7b4a7f0-9c96-4e4a-a687-fb5de9ef0c63")
+TEXT = uuid.UUID("00000000-0000-0000-0000-000000000000")
+SCHEMAS = {str(INT): parse_avro('"int"'), str(TEXT): parse_avro('["null", "long"]')}
+
+
+def framed(writer: uuid.UUID, content: bytes, *, packed: bool = False) -> bytes:
+    return b"\3" + (b"\5" if packed else b"\0") + writer.bytes + content
+
+
+def writer_of(name: str) -> Schema:
+    if name not in SCHEMAS:
+        raise LookupError("there is none")
+    return SCHEMAS[name]
+
+
+def decoded(values: list[bytes | None]) -> tuple[list[object], dict[int, str]]:
+    decoder = GlueAvroDecoder(parse_avro('["null", "long"]'), writer_of)
+    assert decoder.type == pa.int64()
+    # A slice: offsets do not begin at 0.
+    array = pa.array([b"before", *values], pa.binary()).slice(1)
+    found = decoder.decode(array)
+    found.array.validate(full=True)
+    return found.array.to_pylist(), {bad.row: bad.reason for bad in found.bad}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_each_value_is_read_by_its_writer(*, packed: bool) -> None:
+    one, other, unknown = b"\x0e", b"\x02\x12", uuid.UUID(int=7)
+    if packed:
+        one, other = zlib.compress(one), zlib.compress(other)
+    values: list[bytes | None] = [
+        framed(INT, one, packed=packed),
+        None,
+        framed(TEXT, other, packed=packed),
+        framed(unknown, one, packed=packed),
+        b"\3\0short",
+        b"\0" + framed(INT, one),
+        b"\3\1" + INT.bytes + one,
+        b"",
+        framed(INT, b"\x10"),
+    ]
+    rows, bad = decoded(values)
+    assert rows == [7, None, 9, *[None] * 5, 8]
+    assert bad[3] == f"schema {unknown}: there is none"
+    assert sorted(bad) == [3, 4, 5, 6, 7]
+    assert all("no byte 3" in bad[row] for row in (4, 5, 6, 7))
+
+
+def test_no_values_and_nulls_alone() -> None:
+    assert decoded([]) == ([], {})
+    assert decoded([None, None]) == ([None, None], {})
+    with pytest.raises(TypeError, match="not binary"):
+        GlueAvroDecoder(SCHEMAS[str(INT)], writer_of).decode(pa.array(["x"]))
+
+
+def test_broken_and_endless_compression_costs_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(glue, "MOST_OF_ONE", 1000)
+    monkeypatch.setattr(glue, "MOST_INFLATED", 1001)
+    good, bomb = zlib.compress(b"\x0e"), zlib.compress(bytes(1 << 20))
+    values = [good, bomb, good[:-1], good + b"x", b"no zlib", b"", good]
+    rows, bad = decoded([framed(INT, one, packed=True) for one in values])
+    assert rows == [7, *[None] * 5, 7]
+    assert sorted(bad) == [1, 2, 3, 4, 5]
+    assert "pass 1,000 bytes" in bad[1]
+    many = [framed(INT, zlib.compress(bytes(990)), packed=True)] + [
+        framed(INT, good, packed=True)
+    ] * 20
+    rows, bad = decoded([*many])
+    assert [rows[0], *rows[11:13]] == [None, 7, None]  # bytes of the first one are left over
+    assert "pass 0 bytes" in bad[20]
