@@ -31,6 +31,7 @@ PARTS: Final = (
     "fixed",
     "decode",
     "typed",
+    "typed_where",
     "metadata",
     "hybrid",
     "hybrid_disk",

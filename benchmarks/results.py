@@ -22,6 +22,7 @@ _TITLES: Final = {
     "fixed": "Fixed costs, cold start, cores",
     "decode": "Log bytes to Arrow, one core",
     "typed": "Values to Arrow, one core",
+    "typed_where": "Conditions on fields of typed values",
     "metadata": "Records of `__remote_log_metadata`, one core",
     "hybrid": "Brokers, alone and beside the tier",
     "hybrid_disk": "A broker's disk, in place",

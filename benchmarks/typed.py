@@ -27,7 +27,7 @@ _BATCH: Final = 8192
 """Rows of a batch in Spark."""
 _TWO: Final = ("country", "amount")
 
-_FLAT: Final[dict[str, Any]] = {
+FLAT: Final[dict[str, Any]] = {
     "type": "record",
     "name": "Order",
     "fields": [
@@ -68,11 +68,11 @@ def run(*, quick: bool) -> list[Row]:
     """Avro, flat and nested, JSON and Protobuf; and exported."""
     count, repeats = (_BATCH, 3) if quick else (4 * _BATCH, 9)
     chance = random.Random(1)
-    flat = [_order(chance, number) for number in range(count)]
+    flat = [order_of(chance, number) for number in range(count)]
     nested = [_basket(chance, number) for number in range(count)]
     return [
-        *_compared("Avro, ten of ten fields", _FLAT, flat, repeats, least=5, times=25),
-        *_compared("Avro, two of ten fields", _FLAT, flat, repeats, columns=_TWO, least=8),
+        *_compared("Avro, ten of ten fields", FLAT, flat, repeats, least=5, times=25),
+        *_compared("Avro, two of ten fields", FLAT, flat, repeats, columns=_TWO, least=8),
         *_compared("Avro, a record, an array of records, a map", _NESTED, nested, repeats,
                    least=3.5, times=40),
         *typed_texts.run(flat, _TWO, repeats=repeats),
@@ -82,12 +82,13 @@ def run(*, quick: bool) -> list[Row]:
 
 def _exported(orders: Sequence[dict[str, Any]], times: int, repeats: int) -> list[Row]:
     """Typed backfill of the orders, so many times."""
-    parsed = fastavro.parse_schema(_FLAT)
-    values = [_written(parsed, order) for order in orders]
-    return typed_export.run(json.dumps(_FLAT), values * times, repeats=repeats)
+    parsed = fastavro.parse_schema(FLAT)
+    values = [written(parsed, order) for order in orders]
+    return typed_export.run(json.dumps(FLAT), values * times, repeats=repeats)
 
 
-def _order(chance: random.Random, number: int) -> dict[str, Any]:
+def order_of(chance: random.Random, number: int) -> dict[str, Any]:
+    """Order number such and such, of `FLAT`."""
     return {
         "id": f"order-{number}",
         "country": chance.choice(["CH", "DE", "FR", "IT"]),
@@ -124,7 +125,7 @@ def _compared(
 ) -> list[Row]:
     """Millions of records a second, and how many times fastavro's."""
     parsed = fastavro.parse_schema(schema)
-    values = [_written(parsed, record) for record in records]
+    values = [written(parsed, record) for record in records]
     batches = [
         pa.array(values[start : start + _BATCH], pa.binary())
         for start in range(0, len(values), _BATCH)
@@ -154,7 +155,8 @@ def _compared(
     return [*rows, row]
 
 
-def _written(schema: Any, record: dict[str, Any]) -> bytes:  # noqa: ANN401  # fastavro's own
+def written(schema: Any, record: dict[str, Any]) -> bytes:  # noqa: ANN401  # fastavro's own
+    """A record as Avro's bytes."""
     stream = io.BytesIO()
     fastavro.schemaless_writer(stream, schema, record)
     return stream.getvalue()

@@ -31,7 +31,7 @@ _SHARE: Final = 0.8
 _BATCH: Final = 16_384
 """Rows of a batch in an export."""
 _IN_A_BATCH: Final = 200
-_TOPIC: Final = "typed"
+TOPIC: Final = "typed"
 
 
 def run(schema: str, values: Sequence[bytes], *, repeats: int) -> list[Row]:
@@ -43,10 +43,10 @@ def run(schema: str, values: Sequence[bytes], *, repeats: int) -> list[Row]:
         repeats: Of each part.
     """
     with tempfile.TemporaryDirectory(prefix="kts-typed-") as folder:
-        rows = _write_tier(Path(folder), values)
+        rows = write_tier(Path(folder), values)
         options = {
             "path": folder,
-            "subscribe": _TOPIC,
+            "subscribe": TOPIC,
             "cache": "false",
             "value.format": "avro",
             "value.schema": schema,
@@ -86,13 +86,13 @@ def _write_table(table: pa.Table) -> None:
         pq.write_table(table, file, compression=PARQUET_CODEC, compression_level=ZSTD_LEVEL)
 
 
-def _write_tier(folder: Path, values: Sequence[bytes]) -> int:
+def write_tier(folder: Path, values: Sequence[bytes]) -> int:
     """One partition of these values; returns how many."""
     log = LogBuilder()
     for start in range(0, len(values), _IN_A_BATCH):
         some = values[start : start + _IN_A_BATCH]
         log.append([SimpleRecord(value, b"%d" % start) for value in some])
-    writer = AivenTierWriter(str(folder), topic=_TOPIC)
+    writer = AivenTierWriter(str(folder), topic=TOPIC)
     for segment in log.build().segments:
         writer.write_segment(segment)
     return len(values)

@@ -13,7 +13,6 @@ from kts_source.errors import InvalidOptionError
 from kts_source.extras import require
 from kts_source.options import check_for_batch, parse_any_options
 from kts_source.options.scan_options import checked_columns
-from kts_source.options.value_formats import check_where
 from kts_source.planning.infer_types import with_types
 from kts_source.planning.narrowing import conjunction, narrowed
 from kts_source.planning.planner import plan_scan
@@ -149,19 +148,19 @@ class Scan:
         out more before a byte is read: it uses the time indexes too.
 
         Args:
-            condition: As for option `where`; timestamps without a zone are UTC or option
-                `timeZone`'s.
+            condition: As for option `where`.
 
         Raises:
             InvalidOptionError: It cannot be understood.
         """
+        from kts_source.options.value_fields import fields_of_formats
         from kts_source.predicate.parse import parse_predicate
 
-        return self.where_predicate(parse_predicate(condition, self._options.time_zone))
+        zone, fields = self._options.time_zone, fields_of_formats(self._options.formats)
+        return self.where_predicate(parse_predicate(condition, zone, fields=fields))
 
     def where_predicate(self, condition: Predicate) -> Self:
         """As `where`, for a condition that is parsed already."""
-        check_where(condition, self._options.formats)
         return self._like(self._options, where=conjunction(self._where, condition))
 
     def limit(self, rows: int) -> Self:

@@ -115,7 +115,8 @@ _ESSENTIAL: Final = (
         parse_text,
         "Only rows for which this Spark SQL condition is true, decided where they are read:"
         " `key = 'k'`, `IN`, `BETWEEN`, `LIKE`, `startswith`, `endswith`, `contains`, `IS NULL`,"
-        " `AND`, `OR`, `NOT` over the columns and `header('name')`, also those not in `columns`.",
+        " `AND`, `OR`, `NOT` over the columns, `header('name')` and fields such as `value.user.id`,"
+        " also those not asked for.",
     ),
 )
 """The ten options that most reads need."""

@@ -26,7 +26,6 @@ from kts_source.options.requested_bounds import Bound, mentions
 from kts_source.options.stream_options import StreamSettings, stream_settings
 from kts_source.options.value_formats import (
     ColumnFormat,
-    check_where,
     column_formats,
     error_columns,
     further_columns,
@@ -190,8 +189,7 @@ def parse_any_options(given: Mapping[str, str]) -> ScanOptions:
     fetch = fetch_options(values, storage_texts, fallback_texts)
     cache = cache_settings(values, patience_seconds=fetch.retry_policy.read_timeout_seconds)
     formats = column_formats(values, texts, selection, cache)
-    where = _where(values)
-    check_where(where, formats)
+    where = _where(values, formats)
     first, further = split_disks(tier_path(values, brokers=brokers is not None), values["layout"])
     path, storage = hide_query(first, storage_options_from(storage_texts))
     return ScanOptions(
@@ -324,13 +322,15 @@ def _ending(values: Mapping[str, Any]) -> Bound:
     return bound
 
 
-def _where(values: Mapping[str, Any]) -> Predicate | None:
+def _where(values: Mapping[str, Any], formats: Sequence[ColumnFormat]) -> Predicate | None:
     terms: list[Predicate] = [*(values["timestampRange"] or ())]
     if values["where"] is not None:
         # Not at import time: sqlglot takes a quarter of a second.
+        from kts_source.options.value_fields import fields_of_formats
         from kts_source.predicate.parse import parse_predicate
 
-        terms.insert(0, parse_predicate(values["where"], values["timeZone"]))
+        fields = fields_of_formats(formats)
+        terms.insert(0, parse_predicate(values["where"], values["timeZone"], fields=fields))
     if len(terms) < 2:
         return terms[0] if terms else None
     return And(tuple(terms))

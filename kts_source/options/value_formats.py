@@ -17,7 +17,6 @@ from kts_source.options.option import Option
 from kts_source.options.parsing import parse_choice, parse_names, parse_text
 from kts_source.options.registry_options import FURTHER, URL, registry_options, registry_place
 from kts_source.options.schema_text import ddl_text, file_content, schema_text
-from kts_source.predicate.model import columns_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
     from kts_source.cache.caches import CacheSettings
     from kts_source.options.selection import Selection
-    from kts_source.predicate.model import Predicate
     from kts_source.registry.place import RegistryPlace
     from segment_format.values.avro.schema import Schema
 
@@ -199,22 +197,6 @@ def further_columns(formats: Iterable[ColumnFormat]) -> tuple[str, ...]:
     """Names of the columns that are there beside those of the table."""
     found = tuple(formats)
     return (*error_columns(found), *(one.raw_column for one in found))
-
-
-def check_where(where: Predicate | None, formats: Iterable[ColumnFormat]) -> None:
-    """Refuses a condition on a column that is decoded to something else than its text.
-
-    Raises:
-        InvalidOptionError: It names one.
-    """
-    named = frozenset() if where is None else columns_of(where)
-    for one in formats:
-        if one.format != UTF8 and one.column in named:
-            raise InvalidOptionError(
-                f"a condition names {one.column!r}, whose bytes option '{one.column}.format'"
-                f" ({one.format}) decodes; conditions on its fields are not there yet: apply them"
-                " to the rows"
-            )
 
 
 def _parse_format(name: str, text: str) -> str:

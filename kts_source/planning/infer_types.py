@@ -12,6 +12,7 @@ from kts_source.errors import InvalidOptionError
 from kts_source.options.requested_bounds import EarliestBound, mentions
 from kts_source.options.value_formats import JSON_CONFLUENT
 from kts_source.planning.planner import plan_scan
+from kts_source.predicate.model import split_by_fields
 from kts_source.read.read_settings import ReadSettings
 from kts_source.read.read_task import read_task
 from kts_source.read.segment_source import SegmentSource
@@ -107,6 +108,7 @@ def _sample(options: ScanOptions, columns: tuple[str, ...]) -> Iterator[pa.Recor
         formats=(),
         max_plan_bytes=None,
         max_plan_requests=None,
+        where=split_by_fields(options.where)[0],  # of columns that are decoded
         starting=EarliestBound() if at_end else options.starting,
     )
     with closing(open_tier(asked)) as tier:

@@ -9,12 +9,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kts_source.predicate.field_values import DECIMAL, field_values, ordered
 from kts_source.predicate.like import byte_pattern, java_string, text_pattern
 from kts_source.predicate.model import (
     And,
-    Column,
     Compare,
     Constant,
+    Field,
     HasText,
     Header,
     In,
@@ -31,7 +32,9 @@ from kts_source.predicate.model import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from kts_source.predicate.model import Value
 
 _ORDERED: Final[dict[Op, Callable[..., Any]]] = {
     Op.EQ: pc.equal,
@@ -88,10 +91,10 @@ def evaluate(predicate: Predicate, batch: pa.RecordBatch) -> pa.BooleanArray:
 def _compare(predicate: Compare, batch: pa.RecordBatch) -> pa.BooleanArray:
     left = _values(predicate.left, batch)
     right: pa.Array | pa.Scalar
-    if isinstance(predicate.right, Column | Header):
+    if isinstance(predicate.right, Operand):
         right = _values(predicate.right, batch)
     else:
-        right = pa.scalar(predicate.right, _type(predicate.left))
+        right = _literals(predicate.left, [predicate.right])[0]
     if predicate.op is not Op.SAME:
         return _ORDERED[predicate.op](left, right)
     same = pc.fill_null(pc.equal(left, right), False)
@@ -101,7 +104,7 @@ def _compare(predicate: Compare, batch: pa.RecordBatch) -> pa.BooleanArray:
 
 
 def _in(predicate: In, values: pa.Array) -> pa.BooleanArray:
-    found = pc.is_in(values, value_set=pa.array(predicate.values, _type(predicate.operand)))
+    found = pc.is_in(values, value_set=_literals(predicate.operand, predicate.values))
     unknown = pc.is_null(values)
     if predicate.has_null:
         unknown = pc.invert(found)
@@ -138,13 +141,24 @@ def _like_by_character(pattern: tuple[str | Wildcard, ...], values: pa.Array) ->
     return pa.array(answer, mask=pc.is_null(values).to_numpy(zero_copy_only=False))
 
 
+def _literals(operand: Operand, values: Sequence[Value]) -> pa.Array:
+    """Literals as the operand's values are decided."""
+    if operand.kind is Kind.DOUBLE:
+        return pa.array(ordered(np.array(values, np.float64)))
+    if operand.kind is Kind.BOOLEAN:
+        return pa.array(map(int, values), pa.int64())
+    return pa.array(values, _type(operand))
+
+
 def _type(operand: Operand) -> pa.DataType:
     """The type a column is decided in."""
-    return pa.binary() if operand.kind is Kind.BYTES else pa.int64()
+    return {Kind.BYTES: pa.binary(), Kind.DECIMAL: DECIMAL}.get(operand.kind, pa.int64())
 
 
 def _values(operand: Operand, batch: pa.RecordBatch) -> pa.Array:
     column = batch.column(operand.source)
+    if isinstance(operand, Field):
+        return field_values(operand, column)
     if isinstance(operand, Header):
         return _last_header(operand.name, column)
     if operand.kind is Kind.INSTANT:

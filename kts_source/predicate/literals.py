@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 import zoneinfo
 from datetime import UTC, date, datetime, timedelta, timezone, tzinfo
+from decimal import Decimal
 from typing import Final
 
 _QUOTED: Final = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
@@ -21,6 +23,9 @@ _TIMESTAMP: Final = re.compile(
     r"(?:[ T]([0-9]{1,2}):([0-9]{1,2})(?::([0-9]{1,2})(?:\.([0-9]{1,6}))?)?\s*(.*?))?",
     re.DOTALL,
 )
+_DAY: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+_NUMBER: Final = re.compile(r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+MAX_DIGITS: Final = 38
 _OFFSET: Final = re.compile(r"(?:UTC|GMT)?([+-])([0-9]{1,2})(?::?([0-9]{2}))?")
 _MAX_OFFSET: Final = timedelta(hours=18)
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -109,10 +114,51 @@ def instant(text: str, zone: tzinfo | None) -> int:
         raise ValueError(f"{text!r} is not a timestamp: {error}") from None
 
 
-def midnight(text: str, zone: tzinfo | None) -> int:
-    """Microseconds since the epoch at which a day (`2024-01-31`) begins; raises as `instant`."""
+def local_time(text: str) -> int:
+    """The same of a timestamp without a zone, as if it were UTC.
+
+    Raises:
+        ValueError: Not a timestamp, or one with a zone.
+    """
+    match = _TIMESTAMP.fullmatch(text.strip())
+    if match is not None and match[8]:
+        raise ValueError(f"{text!r} names a time zone, and what it is compared with has none")
+    return instant(text, UTC)
+
+
+def day(text: str) -> date:
+    """A day (`2024-01-31`), else `ValueError`."""
     try:
-        day = date.fromisoformat(text.strip())
+        if _DAY.fullmatch(text.strip()):
+            return date.fromisoformat(text.strip())
     except ValueError:
-        raise ValueError(f"{text!r} is not a date such as '2024-01-31'") from None
-    return instant(day.isoformat(), zone)
+        pass
+    raise ValueError(f"{text!r} is not a date such as '2024-01-31'")
+
+
+def number_literal(text: str) -> int | Decimal | float:
+    """A number as Spark reads it: a whole number, a decimal, or with an exponent a double.
+
+    Raises:
+        ValueError: No number, or one that Spark has no type for.
+    """
+    match = _NUMBER.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text} is not a number that is understood here")
+    if match[1]:
+        double = float(text)
+        if math.isinf(double):
+            raise ValueError(f"{text} is too large for a double")
+        return double
+    if text.isdigit():
+        return int(text)
+    return small_decimal(Decimal(text))
+
+
+def small_decimal(number: Decimal) -> Decimal:
+    """The decimal, or `ValueError` if no decimal of Spark holds it."""
+    _, digits, exponent = number.as_tuple()
+    assert isinstance(exponent, int)
+    if len(digits) > MAX_DIGITS or -exponent > MAX_DIGITS:
+        raise ValueError(f"{number} has more than {MAX_DIGITS} digits")
+    return number

@@ -3,25 +3,35 @@
 Tables keep its `repr` as the rule they were begun with: classes and fields keep their names.
 
 Three-valued as in SQL: a condition on a null is null (but for `IsNull` and `Op.SAME`), and a row is
-wanted only where the whole is true. Columns and literals are of three kinds that never mix:
+wanted only where the whole is true. Columns, fields and literals are of kinds that never mix, but
+that a field of whole numbers may be read as decimals, and both as doubles:
 
 | kind | columns | values |
 |---|---|---|
 | `BYTES` | key, value, header('name'), topic | `bytes`, ordered unsigned; text is its UTF-8 |
 | `NUMBER` | partition, offset, timestampType | `int` that fits 64 bits |
 | `INSTANT` | timestamp | `int`, microseconds since the epoch |
+| `LOCAL` | | `int`, microseconds since 1970 on the clock on the wall |
+| `DATE` | | `int`, days since 1970 |
+| `BOOLEAN` | | `bool` |
+| `DECIMAL` | | `Decimal` of up to 38 digits before the point, and behind it |
+| `DOUBLE` | | `float`; NaN equals itself and is the largest, -0 is 0 |
+| `STRUCT`, `DURATION` | | none: they are null or not |
+
+Fields of decoded keys and values are of every kind.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from decimal import Decimal
 from enum import Enum
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from kts_source.columns import HEADERS, PARTITION, TOPIC
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 
 MIN_INT64: Final = -(1 << 63)
@@ -34,6 +44,13 @@ class Kind(Enum):
     BYTES = "bytes"
     NUMBER = "a whole number"
     INSTANT = "a timestamp"
+    LOCAL = "a timestamp without a zone"
+    DATE = "a date"
+    BOOLEAN = "a boolean"
+    DECIMAL = "a decimal"
+    DOUBLE = "a double"
+    STRUCT = "a struct"
+    DURATION = "a duration"
 
 
 KINDS: Final[Mapping[str, Kind]] = {
@@ -47,7 +64,7 @@ KINDS: Final[Mapping[str, Kind]] = {
 }
 """The columns a predicate may name, by their kind; headers only through `Header`."""
 
-Value = bytes | int
+Value = bytes | int | Decimal | float
 
 
 class Op(Enum):
@@ -97,7 +114,22 @@ class Header:
     source: ClassVar = HEADERS
 
 
-Operand = Column | Header
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of a decoded key or value; null where something above it is.
+
+    Attributes:
+        source: `key` or `value`.
+        path: Names from the top down; empty for all of the decoded column.
+        kind: What it is read as.
+    """
+
+    source: str
+    path: tuple[str, ...]
+    kind: Kind
+
+
+Operand = Column | Header | Field
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,15 +234,48 @@ def operands(leaf: Leaf) -> tuple[Operand, ...]:
     """The columns and headers that a condition looks at."""
     if isinstance(leaf, Compare):
         right = leaf.right
-        return (leaf.left, right) if isinstance(right, Column | Header) else (leaf.left,)
+        return (leaf.left, right) if isinstance(right, Operand) else (leaf.left,)
     return (leaf.operand,)
+
+
+def operands_of(predicate: Predicate) -> frozenset[Operand]:
+    """The columns, headers and fields that decide a predicate."""
+    if isinstance(predicate, And | Or):
+        return frozenset().union(*map(operands_of, predicate.terms))
+    if isinstance(predicate, Not):
+        return operands_of(predicate.term)
+    return frozenset(() if isinstance(predicate, Constant) else operands(predicate))
 
 
 def columns_of(predicate: Predicate) -> frozenset[str]:
     """The table's columns, `headers` included, that decide a predicate."""
-    if isinstance(predicate, And | Or):
-        return frozenset().union(*map(columns_of, predicate.terms))
-    if isinstance(predicate, Not):
-        return columns_of(predicate.term)
-    known = () if isinstance(predicate, Constant) else operands(predicate)
-    return frozenset(operand.source for operand in known)
+    return frozenset(operand.source for operand in operands_of(predicate))
+
+
+def fields_of(predicate: Predicate) -> frozenset[Field]:
+    """The fields that decide a predicate."""
+    return frozenset(one for one in operands_of(predicate) if isinstance(one, Field))
+
+
+def split_by_fields(predicate: Predicate | None) -> tuple[Predicate | None, Predicate | None]:
+    """Two predicates, both of which must be true: the first looks at no field, the second may look
+    at columns, too. `None` for one that is always true.
+    """
+    terms = () if predicate is None else tuple(_terms(predicate))
+    plain = tuple(term for term in terms if not fields_of(term))
+    others = tuple(term for term in terms if fields_of(term))
+    return _all_of(plain), _all_of(others)
+
+
+def _terms(predicate: Predicate) -> Iterator[Predicate]:
+    if isinstance(predicate, And):
+        for term in predicate.terms:
+            yield from _terms(term)
+    else:
+        yield predicate
+
+
+def _all_of(terms: tuple[Predicate, ...]) -> Predicate | None:
+    if len(terms) < 2:
+        return terms[0] if terms else None
+    return And(terms)

@@ -6,14 +6,31 @@ name, so that what it knows and we do not can never change an answer.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from decimal import Decimal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, TypeGuard
 
 from sqlglot import exp
 
 from kts_source.columns import HEADERS
 from kts_source.errors import InvalidOptionError
+from kts_source.predicate.coercion import (
+    Instant,
+    Literal,
+    LocalTime,
+    alike,
+    read_as,
+    with_literals,
+)
+from kts_source.predicate.fields import FindField, kind_of
 from kts_source.predicate.like import parse_pattern
-from kts_source.predicate.literals import instant, midnight, string_literal
+from kts_source.predicate.literals import (
+    day,
+    instant,
+    local_time,
+    number_literal,
+    string_literal,
+)
 from kts_source.predicate.model import (
     KINDS,
     MAX_INT64,
@@ -22,6 +39,7 @@ from kts_source.predicate.model import (
     Column,
     Compare,
     Constant,
+    Field,
     HasText,
     Header,
     In,
@@ -36,10 +54,10 @@ from kts_source.predicate.model import (
     Predicate,
     Value,
 )
-from kts_source.predicate.sql_text import SqlText
+from kts_source.predicate.sql_text import SqlText, names_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from datetime import tzinfo
 
 _OPS: Final[Mapping[type[exp.Expr], Op]] = {
@@ -69,7 +87,6 @@ _UNARY: Final[tuple[type[exp.Expr], ...]] = (
     exp.Not,
     exp.Neg,
     exp.Paren,
-    exp.Column,
     exp.DataType,
     exp.Boolean,
     exp.Null,
@@ -79,6 +96,8 @@ _ARGUMENTS: Final[Mapping[type[exp.Expr], tuple[str, ...]]] = {
     **dict.fromkeys(_UNARY, ("this",)),
     **dict.fromkeys((exp.Cast, exp.TryCast), ("this", "to")),
     **dict.fromkeys((exp.In, exp.Anonymous), ("this", "expressions")),
+    exp.Column: ("this", "table", "db", "catalog"),
+    exp.Dot: ("this", "expression"),
     exp.Between: ("this", "low", "high"),
     exp.Like: ("this", "expression", "negate"),
     exp.Literal: ("this", "is_string"),
@@ -91,31 +110,37 @@ _TIMESTAMP_FUNCTIONS: Final = {
     "timestamp_millis": 1000,
     "timestamp_micros": 1,
 }
+_SAME_AS: Final = {exp.DataType.Type.TEXT: Kind.BYTES, exp.DataType.Type.BIGINT: Kind.NUMBER}
+"""Casts that change nothing: Spark takes bytes as they are, valid or not."""
+_NOT_COMPARED: Final = (Kind.STRUCT, Kind.DURATION)
 _INSTANT_TYPES: Final = (exp.DataType.Type.TIMESTAMPTZ, exp.DataType.Type.TIMESTAMPLTZ)
 
 
-class _Instant(int):
-    """A literal that is a timestamp by itself, in microseconds."""
+_Literal = Literal | None
 
 
-_Literal = str | bytes | int | _Instant | None
-
-
-def parse_predicate(text: str, zone: tzinfo | None = None, *, option: str = "where") -> Predicate:
+def parse_predicate(
+    text: str,
+    zone: tzinfo | None = None,
+    *,
+    option: str = "where",
+    fields: Mapping[str, FindField] = MappingProxyType({}),
+) -> Predicate:
     """The predicate that `text` states.
 
     Args:
         text: A Spark SQL condition (ANSI mode) over `key`, `value`, `topic`, `partition`, `offset`,
-            `timestamp`, `timestampType` and `header('name')`.
+            `timestamp`, `timestampType`, `header('name')` and the fields of decoded columns.
         zone: Of timestamp literals that name none.
         option: Named in errors.
+        fields: Of each column that is decoded, what finds its fields.
 
     Raises:
         InvalidOptionError: Not a condition, or one with a part that is not supported; names the
             part.
     """
     try:
-        return _Parser(text, zone).predicate()
+        return _Parser(text, zone, fields).predicate()
     except ValueError as error:
         raise InvalidOptionError(f"option {option!r}: {error}") from error
     except RecursionError:
@@ -125,9 +150,10 @@ def parse_predicate(text: str, zone: tzinfo | None = None, *, option: str = "whe
 class _Parser:
     """Reads one text; raises `ValueError` whose text names the part."""
 
-    def __init__(self, text: str, zone: tzinfo | None) -> None:
+    def __init__(self, text: str, zone: tzinfo | None, fields: Mapping[str, FindField]) -> None:
         self._text = SqlText(text)
         self._zone = zone
+        self._fields = fields
 
     def predicate(self) -> Predicate:
         tree = self._text.tree()
@@ -161,6 +187,8 @@ class _Parser:
                 return Constant(None)
             case exp.Is(expression=exp.Null()):
                 return IsNull(self._operand(node.this))
+            case exp.Is(this=exp.Column() | exp.Dot(), expression=exp.Boolean()):
+                return self._compared(node, Op.SAME, node.this, node.expression)
             case exp.NullSafeNEQ():
                 return Not(self._compared(node, Op.SAME, node.this, node.expression))
             case exp.Between():
@@ -176,6 +204,8 @@ class _Parser:
                     return self._like(node.this, escape)
             case exp.Anonymous():
                 return self._function(node)
+            case exp.Column() | exp.Dot():
+                return Compare(Op.EQ, self._of_kind(node, node, Kind.BOOLEAN), True)
         if op := _OPS.get(type(node)):
             return self._compared(node, op, node.this, node.expression)
         if part := _PARTS.get(type(node)):
@@ -189,12 +219,13 @@ class _Parser:
         if not isinstance(first, Operand):
             raise self._refused(node, "compares no column")
         if isinstance(second, Operand):
-            if first.kind is not second.kind:
+            both = alike(first, second)
+            if both is None or first.kind in _NOT_COMPARED:
                 raise self._refused(node, f"compares {first.kind.value} with {second.kind.value}")
-            return Compare(op, first, second)
+            return Compare(op, *both)
         if second is None:
             return IsNull(first) if op is Op.SAME else Constant(None)
-        value = self._value(node, first, second)
+        first, (value,) = self._with_literals(node, first, [second])
         if isinstance(value, int) and not _fits(value):
             # No row has such a number, and columns of numbers are never null.
             smaller = (Op.NE, Op.LT, Op.LE), (Op.NE, Op.GT, Op.GE)
@@ -207,11 +238,12 @@ class _Parser:
         if not literals:
             raise self._refused(node)
         given = [literal for literal in literals if literal is not None]
-        values = dict.fromkeys(self._value(node, operand, literal) for literal in given)
-        return In(operand, tuple(filter(_fits, values)), has_null=len(given) < len(literals))
+        operand, values = self._with_literals(node, operand, given)
+        different = tuple(filter(_fits, dict.fromkeys(values)))
+        return In(operand, different, has_null=len(given) < len(literals))
 
     def _like(self, node: exp.Like, escape: str = "\\") -> Predicate:
-        operand = self._bytes_operand(node, node.this)
+        operand = self._of_kind(node, node.this, Kind.BYTES)
         pattern = self._literal(node.expression)
         if pattern is None:
             return Constant(None)
@@ -221,11 +253,11 @@ class _Parser:
         return Not(like) if node.args.get("negate") else like
 
     def _has_text(self, node: exp.Expr, part: Part, left: exp.Expr, right: exp.Expr) -> Predicate:
-        operand = self._bytes_operand(node, left)
+        operand = self._of_kind(node, left, Kind.BYTES)
         text = self._literal(right)
         if text is None:
             return Constant(None)
-        value = self._value(node, operand, text)
+        _, (value,) = self._with_literals(node, operand, [text])
         assert isinstance(value, bytes)
         return HasText(part, operand, value)
 
@@ -247,10 +279,11 @@ class _Parser:
             raise self._refused(node, "stands where a column is expected")
         return found
 
-    def _bytes_operand(self, node: exp.Expr, column: exp.Expr) -> Operand:
+    def _of_kind(self, node: exp.Expr, column: exp.Expr, kind: Kind) -> Operand:
         operand = self._operand(column)
-        if operand.kind is not Kind.BYTES:
-            raise self._refused(node, f"looks for text in {operand.kind.value}")
+        if operand.kind is not kind:
+            what = "looks for text in" if kind is Kind.BYTES else "is no condition, but"
+            raise self._refused(node, f"{what} {operand.kind.value}")
         return operand
 
     def _literal(self, node: exp.Expr) -> _Literal:
@@ -264,20 +297,19 @@ class _Parser:
         match node:
             case exp.Paren():
                 return self._read(node.this)
-            case exp.Column(this=exp.Identifier()):
+            case exp.Column(this=exp.Identifier()) | exp.Dot():
                 return self._column(node)
             case exp.Null():
                 return None
+            case exp.Boolean():
+                return bool(node.this)
             case exp.Literal(is_string=True):
                 return string_literal(self._text.string(node))
             case exp.Literal():
-                digits = str(node.this)
-                if not (digits.isascii() and digits.isdigit()):
-                    raise self._refused(node, "is not a whole number")
-                return int(digits)
+                return number_literal(str(node.this))
             case exp.Neg():
                 value = self._read(node.this)
-                if type(value) is int:
+                if _is_number(value):
                     return -value
             case exp.Cast():
                 return self._cast(node)
@@ -285,11 +317,20 @@ class _Parser:
                 return self._called(node)
         raise self._refused(node)
 
-    def _column(self, node: exp.Column) -> Column:
+    def _column(self, node: exp.Column | exp.Dot) -> Column | Field:
+        names = names_of(node)
         by_lower = {name.lower(): name for name in KINDS}
-        name = by_lower.get(node.name.lower())
-        if name is None:
-            hint = "; ask for header('name')" if node.name.lower() == HEADERS else ""
+        name = by_lower.get(names[0].lower()) if names else None
+        if name is not None and name in self._fields:
+            try:
+                path, type = self._fields[name](names[1:])
+                return Field(name, path, kind_of(type))
+            except ValueError as error:
+                raise self._refused(node, str(error)) from None
+        if name is None or len(names) > 1:
+            hint = "; ask for header('name')" if names and names[0].lower() == HEADERS else ""
+            if name in ("key", "value"):
+                hint = f"; option '{name}.format' decodes fields"
             raise self._refused(
                 node, f"is not a column that a predicate may name ({', '.join(KINDS)}){hint}"
             )
@@ -299,39 +340,42 @@ class _Parser:
         """`CAST(key AS STRING)`, `TIMESTAMP '…'`, `DATE '…'`, the same as casts, and `5L`."""
         value, to = self._read(node.this), node.to.this
         if isinstance(value, Operand):
-            # Spark takes the bytes as they are, valid or not, so comparisons stay what they were.
-            if value.kind is Kind.BYTES and to is exp.DataType.Type.TEXT:
+            if value.kind is _SAME_AS.get(to):
                 return value
+            if to is exp.DataType.Type.DOUBLE and (double := read_as(value, Kind.DOUBLE)):
+                return double
         elif isinstance(value, str) and to in _INSTANT_TYPES:
-            return _Instant(instant(value, self._zone))
+            return Instant(instant(value, self._zone))
+        elif isinstance(value, str) and to is exp.DataType.Type.TIMESTAMPNTZ:
+            return LocalTime(local_time(value))
         elif isinstance(value, str) and to is exp.DataType.Type.DATE:
-            return _Instant(midnight(value, self._zone))
+            return day(value)
         elif type(value) is int and to is exp.DataType.Type.BIGINT:
             return value
+        elif _is_number(value) and to is exp.DataType.Type.DOUBLE:
+            return float(value)
         raise self._refused(node)
 
-    def _called(self, node: exp.Anonymous) -> Header | _Instant:
+    def _called(self, node: exp.Anonymous) -> Header | Instant:
         match str(node.this).lower(), [self._read(argument) for argument in node.expressions]:
             case "header", [str(name)]:
                 return Header(name)
             case "header", _:
                 raise self._refused(node, "is not header('name')")
             case name, [value] if name in _TIMESTAMP_FUNCTIONS and type(value) is int:
-                return _Instant(_TIMESTAMP_FUNCTIONS[name] * value)
+                return Instant(_TIMESTAMP_FUNCTIONS[name] * value)
         raise self._refused(node)
 
-    def _value(self, node: exp.Expr, operand: Operand, literal: str | bytes | int) -> Value:
-        """The literal as a value of the operand's kind."""
-        if operand.kind is Kind.BYTES and isinstance(literal, str | bytes):
-            return literal.encode() if isinstance(literal, str) else literal
-        if operand.kind is Kind.NUMBER and type(literal) is int:
-            return literal
-        if operand.kind is Kind.INSTANT and isinstance(literal, _Instant):
-            return int(literal)
-        if operand.kind is Kind.INSTANT and isinstance(literal, str):
-            return instant(literal, self._zone)
-        wanted = "text or bytes" if operand.kind is Kind.BYTES else operand.kind.value
-        raise self._refused(node, f"needs {wanted} as its literal")
+    def _with_literals(
+        self, node: exp.Expr, operand: Operand, literals: Sequence[Literal]
+    ) -> tuple[Operand, tuple[Value, ...]]:
+        """Both as they are compared."""
+        if operand.kind in _NOT_COMPARED:
+            raise self._refused(node, f"compares {operand.kind.value}; ask for its fields")
+        try:
+            return with_literals(operand, literals, self._zone)
+        except ValueError as error:
+            raise self._refused(node, str(error)) from None
 
 
 def _chain(node: exp.Expr) -> Iterator[exp.Expr]:
@@ -344,6 +388,11 @@ def _chain(node: exp.Expr) -> Iterator[exp.Expr]:
     return reversed([*terms, rest])
 
 
+def _is_number(value: object) -> TypeGuard[int | float | Decimal]:
+    """Whether it is a number as it stands in the text."""
+    return type(value) in (int, float, Decimal)
+
+
 def _fits(value: Value) -> bool:
     """Whether a column can hold the value."""
-    return isinstance(value, bytes) or MIN_INT64 <= value <= MAX_INT64
+    return type(value) is not int or MIN_INT64 <= value <= MAX_INT64

@@ -68,3 +68,10 @@ class SqlText:
             return f"not understood: {self._text!r}"
         description = str(found[0].get("description") or "not understood").strip().rstrip(".")
         return f"{description} near {found[0].get('highlight')!r} in {self._text!r}"
+
+
+def names_of(node: exp.Column | exp.Dot) -> tuple[str, ...]:
+    """The parts of a name, from left to right; none if one of them is something else."""
+    parts = node.parts
+    names = tuple(part.name for part in parts if isinstance(part, exp.Identifier))
+    return names if len(names) == len(parts) else ()

@@ -7,14 +7,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kts_source.errors import InvalidOptionError
+from kts_source.predicate.model import split_by_fields
+from kts_source.read.read_settings import FOR_ENGINES
 from kts_source.read.read_slices import read_slices
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Generator, Iterable, Iterator
 
     import pyarrow as pa
 
-    from kts_source.read.read_settings import ReadSettings
+    from kts_source.read.read_settings import BatchLimits, ReadSettings
     from kts_source.read.segment_source import SegmentSource
     from kts_source.read.task import ScanTask
     from kts_source.read.task_metrics import TaskMeter
@@ -48,12 +50,31 @@ def read_task(
         # Not at import time: most scans take bytes as they are.
         from kts_source.read.typed_rows import TypedRows
 
-        typed = TypedRows(settings.columns, settings.formats, set_aside)
-        of_bytes = replace(settings, columns=typed.read_columns, formats=())
+        where, of_fields = split_by_fields(settings.where)
+        typed = TypedRows(settings.columns, settings.formats, of_fields, set_aside)
+        # Where few rows of a batch are kept, those of a small one are not worth a call.
+        limits = settings.batches if of_fields is None else FOR_ENGINES
+        of_bytes = replace(
+            settings, columns=typed.read_columns, where=where, formats=(), batches=limits
+        )
         with closing(_read(task, reader, of_bytes, meter)) as batches:
-            yield from typed.decoded(batches, meter)
+            decoded = typed.decoded(batches, meter)
+            if of_fields is None:
+                yield from decoded
+            else:
+                yield from _cut(decoded, settings.batches)
         return
     yield from _read(task, reader, settings, meter)
+
+
+def _cut(batches: Iterable[pa.RecordBatch], limits: BatchLimits) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches that the limits allow, about."""
+    for batch in batches:
+        most = limits.rows
+        if batch.nbytes > limits.size:
+            most = max(1, min(most, batch.num_rows * limits.size // batch.nbytes))
+        for start in range(0, batch.num_rows, most):
+            yield batch.slice(start, most)
 
 
 def _read(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
@@ -12,19 +13,25 @@ import pyarrow as pa
 from kts_source.columns import ERROR_COLUMNS, PARTITION, RAW_COLUMNS, TOPIC
 from kts_source.errors import InvalidValueError, Place, TieredKafkaError
 from kts_source.options.value_formats import DROP_MALFORMED, FAILFAST, PERMISSIVE
+from kts_source.read.typed_filter import TypedFilter
 from kts_source.read.value_decoders import value_decoder
 from kts_source.texts import one_line
+from segment_format.values.decoded import BadValue, DecodedValues
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from kts_source.options.value_formats import ColumnFormat
+    from kts_source.predicate.model import Predicate
     from kts_source.read.task_metrics import TaskMeter
-    from segment_format.values.decoded import BadValue
+
+Bad = tuple[BadValue, ...]
+_Outcome = tuple[int, pa.RecordBatch, InvalidValueError | None]
 
 log = logging.getLogger(__name__)
 
 _PLACE: Final = (TOPIC, PARTITION, "offset")
+_NONE: Final[Mapping[str, Bad]] = MappingProxyType({})
 _SOURCES: Final = {raw: column for column, raw in RAW_COLUMNS.items()}
 
 SetAside: TypeAlias = "Callable[[pa.RecordBatch, Mapping[int, str]], object]"
@@ -37,17 +44,22 @@ class TypedRows:
     Args:
         columns: Those wanted, in order.
         formats: How keys and values are decoded.
+        where: A condition on their fields; rows for which it is not true are left out.
         set_aside: Given malformed rows, which are then left out; not those of mode PERMISSIVE.
     """
 
     def __init__(
         self,
         columns: Sequence[str],
-        formats: Iterable[ColumnFormat],
+        formats: Sequence[ColumnFormat],
+        where: Predicate | None = None,
         set_aside: SetAside | None = None,
     ) -> None:
         self._columns = list(columns)
         self._set_aside = set_aside
+        self._filter = (
+            None if where is None else TypedFilter(where, formats, fails=set_aside is None)
+        )
         # Which rows there are must not depend on which columns are asked for.
         self._formats = [
             one
@@ -59,8 +71,9 @@ class TypedRows:
         plain = [_SOURCES.get(one, one) for one in columns if one not in ERROR_COLUMNS.values()]
         decoded = [one.column for one in self._formats]
         # What an error has to name.
-        place = _PLACE if self._formats else ()
-        self.read_columns = tuple(dict.fromkeys((*plain, *decoded, *place)))
+        place = _PLACE if self._formats or self._filter is not None else ()
+        deciding = () if self._filter is None else self._filter.columns
+        self.read_columns = tuple(dict.fromkeys((*plain, *decoded, *place, *deciding)))
 
     def decoded(
         self, batches: Iterable[pa.RecordBatch], meter: TaskMeter | None
@@ -75,10 +88,10 @@ class TypedRows:
         try:
             for batch in batches:
                 began = time.perf_counter()
-                read, rows, error = self._rows(batch)
+                malformed, rows, error = self._wanted(batch)
                 if meter is not None:
                     meter.stopwatch.decode += time.perf_counter() - began
-                dropped += read - rows.num_rows
+                dropped += malformed
                 if rows.num_rows:
                     yield rows
                 if error is not None:
@@ -89,8 +102,33 @@ class TypedRows:
                 if meter is not None:
                     meter.malformed += dropped
 
-    def _rows(self, batch: pa.RecordBatch) -> tuple[int, pa.RecordBatch, InvalidValueError | None]:
-        """How many rows were decoded, what became of them, and why there are no more."""
+    def _wanted(self, batch: pa.RecordBatch) -> _Outcome:
+        """As `_rows`, of the rows that are wanted."""
+        if self._filter is None:
+            return self._rows(batch)
+        try:
+            kept = self._filter.kept(batch)
+        except TieredKafkaError as error:  # of the registry
+            raise error.located(**_place(batch, 0)) from None
+        if self._set_aside is not None and kept.dropped:
+            reasons: dict[int, str] = {}
+            for column, bad in kept.dropped.items():
+                reasons = _named(column, bad) | reasons
+            self._set_aside(batch, dict(sorted(reasons.items())))
+        malformed, rows, failure = 0, kept.batch, None
+        if rows.num_rows:
+            malformed, rows, failure = self._rows(kept.batch, kept.bad)
+        if failure is None and kept.failed is not None:
+            failure = _error(kept.failed.batch, kept.failed.form, kept.failed.bad)
+        return malformed + kept.malformed, rows, failure
+
+    def _rows(self, batch: pa.RecordBatch, known: Mapping[str, Bad] = _NONE) -> _Outcome:
+        """How many rows are malformed and left out, the others, and why there are no more.
+
+        Args:
+            batch: Rows.
+            known: Column -> values known to be bad.
+        """
         found = {name: batch.column(name) for name in batch.schema.names}
         found |= {raw: found[column] for raw, column in _SOURCES.items() if column in found}
         kept = None
@@ -103,15 +141,15 @@ class TypedRows:
             if values.bad and form.mode == FAILFAST and self._set_aside is None:
                 # Those before it are fine, however many a batch holds: a limit may want no more.
                 bad = values.bad[0]
-                read, rows, earlier = self._rows(batch.slice(0, bad.row))
-                return read, rows, earlier or _error(batch, form, bad)
+                malformed, rows, earlier = self._rows(batch.slice(0, bad.row), known)
+                return malformed, rows, earlier or _error(batch, form, bad)
             if values.bad and form.mode != PERMISSIVE:
                 if self._set_aside is not None:
-                    reasons = {
-                        bad.row: f"{form.column}: {_text(bad)}" for bad in values.bad
-                    } | reasons
+                    reasons = _named(form.column, values.bad) | reasons
                 kept = np.ones(batch.num_rows, np.bool_) if kept is None else kept
                 kept[[bad.row for bad in values.bad]] = False
+            if earlier_bad := known.get(form.column):
+                values = _with_bad(values, earlier_bad)
             found[form.column] = values.array
             if form.error_column is not None:
                 found[form.error_column] = _reasons(batch.num_rows, values.bad)
@@ -122,7 +160,22 @@ class TypedRows:
         )
         if kept is not None:
             rows = rows.filter(pa.array(kept))
-        return batch.num_rows, rows, None
+        return batch.num_rows - rows.num_rows, rows, None
+
+
+def _with_bad(values: DecodedValues, known: Bad) -> DecodedValues:
+    """The values, those null that are known to be bad."""
+    by_row = {one.row: one for one in (*known, *values.bad) if one.row < len(values.array)}
+    null = np.zeros(len(values.array), np.bool_)
+    null[list(by_row)] = True
+    rows = pa.array(np.arange(len(null)), mask=null)
+    bad = tuple(by_row[row] for row in sorted(by_row))
+    return DecodedValues(values.array.take(rows), bad)
+
+
+def _named(column: str, values: Bad) -> dict[int, str]:
+    """By row: which column cannot be decoded, and why."""
+    return {bad.row: f"{column}: {_text(bad)}" for bad in values}
 
 
 def _reasons(rows: int, bad: Sequence[BadValue]) -> pa.Array:

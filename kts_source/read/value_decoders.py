@@ -54,7 +54,7 @@ def value_decoder(form: ColumnFormat) -> ValueDecoder:
             return protobuf
         if form.registry is None:
             return ConfluentProtobufDecoder(protobuf)
-        return ConfluentProtobufDecoder(protobuf, _Messages(form.registry).name_of)
+        return ConfluentProtobufDecoder(protobuf, _messages_of(form.registry).name_of)
     if form.format == AVRO:
         from segment_format.values.avro.decoder import AvroDecoder
 
@@ -67,8 +67,20 @@ def value_decoder(form: ColumnFormat) -> ValueDecoder:
         return GlueAvroDecoder(form.reader_schema, versions.get, columns=form.fields)
     from segment_format.values.avro.confluent import ConfluentAvroDecoder
 
-    writers: ById[int, Schema] = ById(partial(_writer, form.registry))
-    return ConfluentAvroDecoder(form.reader_schema, writers.get, columns=form.fields)
+    return ConfluentAvroDecoder(
+        form.reader_schema, _writers(form.registry).get, columns=form.fields
+    )
+
+
+# A condition's fields and those of the table are of the same writers.
+@lru_cache(32)
+def _writers(registry: RegistryPlace) -> ById[int, Schema]:
+    return ById(partial(_writer, registry))
+
+
+@lru_cache(32)
+def _messages_of(registry: RegistryPlace) -> _Messages:
+    return _Messages(registry)
 
 
 def _writer(registry: RegistryPlace, schema_id: int | str) -> Schema:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import math
 import operator
 import re
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
 from kts_source.predicate.model import (
     And,
-    Column,
     Compare,
     Constant,
+    Field,
     HasText,
     Header,
     In,
     IsNull,
+    Kind,
     Like,
     Not,
     Op,
@@ -29,7 +33,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 Row = dict[str, Any]
-"""Column name to value: bytes, int (timestamps in microseconds), headers as (name, value) pairs."""
+"""Column name to value: bytes, int (timestamps in microseconds), headers as (name, value) pairs;
+decoded columns as Arrow's `as_py` has them.
+"""
 
 _ORDER: Final[Mapping[Op, Callable[[Any, Any], bool]]] = {
     Op.EQ: operator.eq,
@@ -39,6 +45,7 @@ _ORDER: Final[Mapping[Op, Callable[[Any, Any], bool]]] = {
     Op.GT: operator.gt,
     Op.GE: operator.ge,
 }
+_EPOCH: Final = dt.datetime(1970, 1, 1)
 _TEXT: Final[Mapping[Part, Callable[[bytes, bytes], bool]]] = {
     Part.START: bytes.startswith,
     Part.END: bytes.endswith,
@@ -50,7 +57,30 @@ def value_of(operand: Operand, row: Row) -> Any:  # noqa: ANN401 - a value of an
     if isinstance(operand, Header):
         found = [value for name, value in row["headers"] if name == operand.name]
         return found[-1] if found else None
+    if isinstance(operand, Field):
+        value = row[operand.source]
+        for name in operand.path:
+            value = None if value is None else value[name]
+        return None if value is None else comparable(operand.kind, value)
     return row[operand.name]
+
+
+def comparable(kind: Kind, value: Any) -> Any:  # noqa: ANN401 - a value of any field
+    """What Python compares as SQL compares values of a kind."""
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, dt.datetime):
+        return (value.replace(tzinfo=None) - dt.datetime(1970, 1, 1)) // dt.timedelta(
+            microseconds=1
+        )
+    if isinstance(value, dt.date):
+        return (value - dt.date(1970, 1, 1)).days
+    if kind is Kind.DECIMAL:
+        return Decimal(value)
+    if kind is Kind.DOUBLE:
+        # NaN is like itself, and larger than infinity.
+        return (1, 0.0) if math.isnan(value) else (0, float(value))
+    return value
 
 
 def truth(predicate: Predicate, row: Row) -> bool | None:
@@ -73,7 +103,8 @@ def truth(predicate: Predicate, row: Row) -> bool | None:
     if value is None:
         return None
     if isinstance(predicate, In):
-        found = any(value == one for one in predicate.values)
+        kind = predicate.operand.kind
+        found = any(value == comparable(kind, one) for one in predicate.values)
         return None if predicate.has_null and not found else found
     if isinstance(predicate, HasText):
         return _TEXT[predicate.part](value, predicate.text)
@@ -82,8 +113,10 @@ def truth(predicate: Predicate, row: Row) -> bool | None:
 
 def _compare(predicate: Compare, row: Row) -> bool | None:
     left, right = value_of(predicate.left, row), predicate.right
-    if isinstance(right, Column | Header):
+    if isinstance(right, Operand):
         right = value_of(right, row)
+    else:
+        right = comparable(predicate.left.kind, right)
     if predicate.op is Op.SAME:
         return bool(left == right)
     if left is None or right is None:

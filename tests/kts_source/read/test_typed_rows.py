@@ -316,15 +316,6 @@ def test_a_plan_says_nothing_of_formats(good: dict[str, str], tmp_path: Path) ->
     assert kts_source.scan(raw).to_table().equals(kts_source.scan(good).to_table())
 
 
-@pytest.mark.parametrize("condition", ["value IS NULL", "offset > 3 AND value = 'x'"])
-def test_conditions_on_decoded_bytes_are_refused(good: dict[str, str], condition: str) -> None:
-    with pytest.raises(InvalidOptionError, match="not there yet"):
-        kts_source.scan(good | as_avro(where=condition))
-    with pytest.raises(InvalidOptionError, match="not there yet"):
-        kts_source.scan(good | as_avro()).where(condition)
-    assert kts_source.scan(good | as_avro(where="offset < 2")).count() == 3
-
-
 def test_engines_see_the_fields(good: dict[str, str]) -> None:
     pl = pytest.importorskip("polars")
     duckdb = pytest.importorskip("duckdb")

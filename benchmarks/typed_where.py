@@ -1,0 +1,73 @@
+"""Option `where` on a field of typed values that 1 % of the rows have, against all rows handed to
+Spark and filtered there; the same Spark, the same source.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import TYPE_CHECKING, Any, Final
+
+import fastavro
+
+from benchmarks.bench import NEWEST_SPARK, Bench, Contestant
+from benchmarks.report import Row, at_least
+from benchmarks.session import Query
+from benchmarks.typed import FLAT, order_of, written
+from benchmarks.typed_export import TOPIC, write_tier
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_CONDITION: Final = "value.user < 10000"
+"""Of a million."""
+_ORDERS: Final = 65_536
+_DDL: Final = (
+    "id string, country string, city string, status string, user bigint, time bigint,"
+    " amount double, tax double, paid boolean, note string"
+)
+
+
+def run(bench: Bench) -> list[Row]:
+    """For Avro and JSON."""
+    chance = random.Random(1)
+    orders = [order_of(chance, number) for number in range(_ORDERS)]
+    parsed = fastavro.parse_schema(FLAT)
+    avro = [written(parsed, order) for order in orders]
+    texts = [json.dumps(order, separators=(",", ":")).encode() for order in orders]
+    return [
+        *_compared(bench, "avro", json.dumps(FLAT), avro, least=3),
+        *_compared(bench, "json", _DDL, texts, least=1.5),
+    ]
+
+
+def _compared(
+    bench: Bench, form: str, schema: str, values: Sequence[bytes], *, least: float
+) -> list[Row]:
+    folder = bench.folder()
+    records = write_tier(folder, [*values] * (8 if bench.quick else 24))
+    options: dict[str, Any] = {
+        "path": str(folder),
+        "subscribe": TOPIC,
+        "value.format": form,
+        "value.schema": schema,
+    }
+    queries = {
+        "where": Query("tiered-kafka", {**options, "where": _CONDITION}),
+        "spark": Query("tiered-kafka", options, where=_CONDITION),
+    }
+    found = bench.in_turns(
+        {name: Contestant(NEWEST_SPARK, query) for name, query in queries.items()},
+        repeats=min(bench.repeats, 3),
+    )
+    what = f"option where on a field, 1 % of rows, {form}, ten fields"
+    seconds = found["where"].seconds
+    return [
+        Row(f"{what}: scanned", records / seconds / 1e6, "M records/s"),
+        at_least(
+            f"{what}: against all rows, filtered in Spark",
+            found["where"].times_faster_than(found["spark"]),
+            "×",
+            least,
+        ),
+    ]

@@ -1,0 +1,343 @@
+"""Option `where` on fields of decoded keys and values, in each mode and for each format."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+
+import kts_source
+from kts_source.errors import InvalidOptionError, InvalidValueError
+from kts_source.options import parse_options
+from kts_source.planning.planner import plan_scan
+from kts_source.read.read_settings import ReadSettings
+from kts_source.read.read_task import read_task
+from kts_source.read.run_task import read_metrics
+from kts_source.read.segment_source import SegmentSource
+from kts_source.read.value_decoders import value_decoder
+from kts_source.tier import open_tier
+from tests.kts_source.read.test_json_rows import as_json
+from tests.kts_source.read.test_json_rows import value as json_value
+from tests.kts_source.read.typed_tier import SCHEMA, as_avro, avro, text, write
+from tests.schema_registry import PASSWORD, USER, Registry
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    import pyarrow as pa
+
+    from kts_source.options.value_formats import ColumnFormat
+    from segment_format.values.decoded import DecodedValues
+
+BAD = {3: b"\x05", 17: b"", 25: avro(25) + b"x", 27: text("CH") + b"\x80"}
+"""Offset in partition 0 -> a value that is no order. Of 27 the amount is cut off; 25 is whole but
+for bytes behind it, which nobody can miss.
+"""
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> dict[str, str]:
+    values: list[bytes | None] = [avro(number) for number in range(30)]
+    values[4] = None
+    return write(tmp_path / "tier", [values, [avro(100)]])
+
+
+@pytest.fixture
+def spoiled(tmp_path: Path) -> dict[str, str]:
+    values: list[bytes | None] = [BAD.get(number, avro(number)) for number in range(30)]
+    values[4] = None
+    return write(tmp_path / "tier", [values, [avro(100)]])
+
+
+def offsets(options: dict[str, str], where: str) -> list[int]:
+    """Of the rows kept, whichever of the two ways says it."""
+    found: list[int] = kts_source.scan(options | {"where": where}).to_table()["offset"].to_pylist()
+    assert kts_source.scan(options).where(where).to_table()["offset"].to_pylist() == found
+    assert kts_source.scan(options).where(where).count() == len(found)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("where", "wanted"),
+    [
+        ("value.country = 'DE' AND value.amount > 10 AND offset > 5", [12, 15, 18, 21, 24, 27]),
+        ("value.amount = 7 OR offset = 4 OR partition = 1", [4, 7, 0]),
+        ("value.amount IS NULL", [4]),
+        ("value IS NULL OR value.note = 'n6'", [4, 6]),
+        ("NOT value.amount < 29", [29, 0]),
+        ("value.amount IN (3, 3.5, NULL, 1e1)", [3, 10]),
+        ("VALUE.Amount BETWEEN 4 AND 5.5", [5]),
+        ("value.amount = offset AND key = 'k9'", [9]),
+        ("value.note LIKE 'n_2' OR startswith(value.note, 'n28')", [12, 22, 28]),
+        ("value.day = '1970-01-09' OR value.day = DATE '1970-01-10'", [8, 9]),
+        ("value.at = timestamp AND value.at < TIMESTAMP '2023-11-14 22:13:20.002Z'", [0, 1]),
+        ("value.local < '1970-01-01 00:00:00.000002'", [0, 1]),
+        ("value.price = 2.56 AND value.amount > 28.5", [29, 0]),
+        ("value.amount < 9999999999999999999999 AND value.amount > 28", [29, 0]),
+        # Null is not smaller than a number that no bigint reaches.
+        ("value.amount < 99999999999999999999 AND offset BETWEEN 3 AND 5", [3, 5]),
+        ("false OR value.amount > 99999999999999999999.5", []),
+    ],
+)
+def test_rows_are_kept_by_their_fields(good: dict[str, str], where: str, wanted: list[int]) -> None:
+    assert offsets(good | as_avro(), where) == wanted
+
+
+def test_fields_that_are_not_wanted_may_be_named(good: dict[str, str]) -> None:
+    options = good | as_avro(where="value.amount > 27", **{"value.columns": "country"})
+    table = kts_source.scan(options).to_table()
+    assert table["value"].to_pylist() == [{"country": "CH"}, {"country": "CH"}, {"country": "CH"}]
+    narrow = kts_source.scan(options | {"columns": "key"})
+    assert narrow.to_table().to_pydict() == {"key": [b"k28", b"k29", b"k0"]}
+    assert narrow.to_table().schema == narrow.schema
+
+
+def test_keys_have_fields_too(tmp_path: Path) -> None:
+    options = write(tmp_path, [[avro(number) for number in range(30)]])
+    fixed = json.dumps({"type": "fixed", "name": "F", "size": 2})
+    options |= as_avro(**{"key.format": "avro", "key.schema": fixed, "key.mode": "DROPMALFORMED"})
+    # Keys of two letters alone are no key of that kind.
+    assert offsets(options, "key = 'k7' OR value.amount = 8") == [7, 8]
+
+
+@pytest.mark.parametrize(
+    ("where", "named"),
+    [
+        ("value.nope = 1", "no field 'nope'"),
+        ("value.country.x = 1", "field 'country' is a string"),
+        ("value.tags IS NULL", "value.tags is a map"),
+        ("value = 'x'", "compares a struct"),
+        ("value.country = 5", "needs text or bytes"),
+        ("value.amount = '5'", "needs a whole number"),
+        ("value.country = value.amount", "compares bytes with a whole number"),
+        ("value.at > value.local", "compares a timestamp with a timestamp without a zone"),
+        ("value.local > TIMESTAMP '2024-01-01 00:00:00Z'", "needs a timestamp without a zone"),
+        ("value.local > '2024-01-01 00:00:00Z'", "names a time zone"),
+        ("value.day > TIMESTAMP '2024-01-01 00:00:00Z'", "needs a date"),
+        ("value.day > '20240101'", "not a date"),
+        ("value.country", "no condition"),
+        ("offset > 1.5", "needs a whole number"),
+        ("CAST(value.amount AS STRING) = '5'", "not supported"),
+        ("value.amount + 1 > 5", "not supported"),
+        ("key.x = 1", "key.format"),
+        ("value.amount > 123456789012345678901234567890123456789", "more than 38 digits"),
+        ("value.amount > 1e999", "too large for a double"),
+        ("value.tags['k'] IS NULL", "not supported"),
+    ],
+)
+def test_what_is_refused_is_named(good: dict[str, str], where: str, named: str) -> None:
+    with pytest.raises(InvalidOptionError, match=named):
+        kts_source.scan(good | as_avro(where=where))
+    with pytest.raises(InvalidOptionError, match=named):
+        kts_source.scan(good | as_avro()).where(where)
+
+
+def test_a_plan_is_narrowed_by_what_is_known_before(good: dict[str, str]) -> None:
+    whole = plan_scan(parse_options(good | as_avro(where="value.amount = 25")))
+    plan = plan_scan(parse_options(good | as_avro(where="value.amount = 25 AND offset >= 20")))
+    assert [len(one.tasks[0].slices) for one in (whole, plan)] == [4, 1]
+
+
+def test_failfast(spoiled: dict[str, str]) -> None:
+    options = spoiled | as_avro()
+    # A row that other columns leave out is not looked at.
+    assert offsets(options, "value.country = 'CH' AND offset > 25 AND offset < 27") == [26]
+    with pytest.raises(InvalidValueError) as raised:
+        kts_source.scan(options).where("value.amount = 29 AND offset > 4").to_table(threads=1)
+    assert (raised.value.topic, raised.value.partition, raised.value.offset) == ("orders", 0, 17)
+    first = kts_source.scan(options).where("value.amount >= 0").limit(3).to_table()
+    assert first["offset"].to_pylist() == [0, 1, 2]
+
+
+def test_failfast_does_not_see_other_fields_of_rows_left_out(tmp_path: Path) -> None:
+    # The note is not UTF-8: nobody sees it where only the country is decoded.
+    bad = avro(2).replace(b"n2", b"\xff2")
+    options = write(tmp_path, [[avro(0), bad, avro(3)]]) | as_avro()
+    assert offsets(options, "value.country = 'DE'") == [0, 2]
+    with pytest.raises(InvalidValueError, match="note") as raised:
+        kts_source.scan(options).where("value.country = 'CH'").to_table()
+    assert raised.value.offset == 1
+
+
+def test_permissive(spoiled: dict[str, str]) -> None:
+    options = spoiled | as_avro(**{"value.mode": "PERMISSIVE"})
+    # Fields of a malformed value are null; so is the value, whatever of it is wanted.
+    scan = kts_source.scan(options | {"value.columns": "country"}).where("value.amount IS NULL")
+    found = {row["offset"]: row for row in scan.to_table().to_pylist()}
+    assert list(found) == [3, 4, 17, 25, 27]
+    assert all(row["value"] is None for row in found.values())
+    assert [offset for offset, row in found.items() if row["valueError"] is None] == [4]
+    assert found[27]["valueError"].startswith("amount: ")
+    assert offsets(options, "value.amount > 23") == [24, 26, 28, 29, 0]
+
+
+def test_permissive_keeps_what_only_other_fields_spoil(tmp_path: Path) -> None:
+    bad = avro(2).replace(b"n2", b"\xff2")
+    options = write(tmp_path, [[avro(0), bad, avro(3)]])
+    options |= as_avro(**{"value.mode": "PERMISSIVE"})
+    (row,) = kts_source.scan(options).where("value.country = 'CH'").to_table().to_pylist()
+    assert (row["offset"], row["value"]) == (1, None)
+    assert row["valueError"].startswith("note: ")
+    # Which rows there are does not depend on what is asked of them.
+    assert offsets(options, "value.country = 'CH'") == [1]
+    assert offsets(options | {"columns": "offset"}, "value.country = 'CH'") == [1]
+
+
+def test_dropmalformed(
+    spoiled: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = spoiled | as_avro(**{"value.mode": "DROPMALFORMED"})
+    assert offsets(options, "value.amount IS NULL OR value.amount > 23") == [4, 24, 26, 28, 29, 0]
+    options |= {"metricsPath": str(tmp_path / "metrics"), "where": "value.amount >= 0"}
+    with caplog.at_level(logging.WARNING):
+        kts_source.scan(options).to_table()
+    assert "rows are left out: they cannot be decoded" in caplog.text
+    assert sum(one.malformed for one in read_metrics(str(tmp_path / "metrics"), {})) == len(BAD)
+
+
+def test_dropmalformed_by_a_field_that_only_the_condition_names(tmp_path: Path) -> None:
+    values = [avro(1), avro(2).replace(b"n2", b"\xff2"), avro(3)]
+    options = write(tmp_path, [[*values]])
+    options |= as_avro(**{"value.mode": "DROPMALFORMED", "value.columns": "country"})
+    assert offsets(options, "value.note IS NULL") == [0, 2]
+    assert offsets(options, "value.country = 'CH'") == [0, 1]
+
+
+def test_malformed_rows_are_set_aside_whichever_decoding_meets_them(
+    spoiled: dict[str, str],
+) -> None:
+    options = parse_options(spoiled | as_avro(where="value.amount >= 24", columns="offset,value"))
+    (task, *_) = plan_scan(options).tasks
+    aside: dict[int, str] = {}
+
+    def set_aside(batch: pa.RecordBatch, reasons: Mapping[int, str]) -> None:
+        aside.update({batch["offset"][row].as_py(): text for row, text in reasons.items()})
+
+    with closing(open_tier(options)) as tier:
+        source = SegmentSource(tier, options.key_ring)
+        settings = ReadSettings.of(options)
+        batches = list(read_task(task, source, settings, set_aside=set_aside))
+    assert [one for batch in batches for one in batch["offset"].to_pylist()] == [24, 26, 28, 29, 0]
+    assert list(aside) == [3, 17, 25, 27]
+    assert aside[27].startswith("value: amount: ")
+
+
+def test_json_whose_type_a_sample_shows(tmp_path: Path) -> None:
+    options = write(tmp_path, [[json_value(number) for number in range(30)]])
+    options |= {"value.format": "json"}
+    # Types are known by then.
+    found = kts_source.scan(options).where("value.user.id = 7 AND offset < 9").to_table()
+    assert found["offset"].to_pylist() == [7]
+    with pytest.raises(InvalidOptionError, match=r"needs option 'value\.schema'"):
+        kts_source.scan(options | {"where": "value.user.id = 7"})
+    # A sample for the one column, a condition on the other.
+    options |= {"key.format": "utf8", "value.columns": "amount"}
+    both = {"key.format": "avro", "key.schema": '{"type": "fixed", "name": "F", "size": 2}'}
+    both |= {"key.mode": "DROPMALFORMED", "where": "key = 'k7'"}
+    assert kts_source.scan(options | both).to_table()["value"].to_pylist() == [{"amount": 7}]
+
+
+def test_fields_of_json(tmp_path: Path) -> None:
+    options = write(tmp_path, [[json_value(number) for number in range(30)]]) | as_json()
+    assert offsets(options, "value.user.id = 7 OR value.`user`.`ID` = 9") == [7, 9]
+    assert offsets(options, "value.country = 'Dé' AND value.price >= 2.5 AND offset < 4") == [0, 3]
+    assert offsets(options, "value.user IS NOT NULL AND value.amount < 2") == [0, 1]
+    with pytest.raises(InvalidOptionError, match=r"value\.user\.tags is a map"):
+        kts_source.scan(options).where("value.user.tags IS NOT NULL")
+
+
+def test_names_that_only_case_tells_apart(tmp_path: Path) -> None:
+    options = write(tmp_path, [[b'{"a": 1, "A": 2}']])
+    options |= {"value.format": "json", "value.schema": "a int, A int"}
+    with pytest.raises(InvalidOptionError, match="differ by case alone"):
+        kts_source.scan(options).where("value.a = 1")
+
+
+def test_names_with_dots(tmp_path: Path) -> None:
+    texts = [b'{"a.b": 1, "a": {"b": 2}}', b'{"a.b": 2, "a": {"b": 1}}']
+    options = write(tmp_path, [[*texts]])
+    options |= {"value.format": "json", "value.schema": "`a.b` int, a struct<b: int>"}
+    assert offsets(options, "value.`a.b` = 1") == [0]
+    assert offsets(options, "value.a.b = 1") == [1]
+    assert offsets(options, "value.a.b = 1 AND value.`a.b` = 2") == [1]
+
+
+def test_members_of_unions(tmp_path: Path) -> None:
+    schema = {
+        "type": "record",
+        "name": "R",
+        "fields": [{"name": "u", "type": ["int", "string"]}, {"name": "x", "type": "int"}],
+    }
+    options = write(tmp_path, [[b"\x00\x04\x02", b"\x02\x02a\x04", b"\x00\x06\x06"]])
+    options |= {"value.format": "avro", "value.schema": json.dumps(schema)}
+    assert offsets(options, "value.u.member0 = 3 OR value.u.member1 = 'a'") == [1, 2]
+
+
+def test_a_message_that_contains_itself(tmp_path: Path) -> None:
+    from google.protobuf import descriptor_pb2 as d
+
+    file = d.FileDescriptorProto(name="node.proto", syntax="proto3")
+    message = file.message_type.add(name="Node")
+    message.field.add(name="id", number=1, type=5, label=1)
+    message.field.add(name="next", number=2, type=11, type_name=".Node", label=1)
+    descriptors = tmp_path / "node.desc"
+    descriptors.write_bytes(d.FileDescriptorSet(file=[file]).SerializeToString())
+    options = write(tmp_path / "tier", [[b"\x08\x01", b"\x08\x02\x12\x02\x08\x03"]])
+    options |= {"value.format": "protobuf", "value.schema": str(descriptors)}
+    options |= {"value.message": "Node", "value.columns": "id"}
+    assert offsets(options, "value.id = 2") == [1]
+    with pytest.raises(InvalidOptionError, match="contains itself"):
+        kts_source.scan(options).where("value.next IS NULL")
+
+
+def test_values_that_are_no_record(tmp_path: Path) -> None:
+    options = write(tmp_path, [[b"\x02", b"\x04", None]])
+    options |= {"value.format": "avro", "value.schema": '"long"'}
+    assert offsets(options, "value > 1") == [1]
+    assert offsets(options, "value IS NULL") == [2]
+
+
+def test_only_the_fields_of_the_condition_are_decoded_of_rows_left_out(
+    good: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: list[tuple[tuple[str, ...] | None, int]] = []
+
+    class Counting:
+        def __init__(self, form: ColumnFormat) -> None:
+            self._form = form
+
+        def decode(self, values: pa.Array) -> DecodedValues:
+            decoded.append((self._form.fields, len(values)))
+            return value_decoder(self._form).decode(values)
+
+    for module in ("typed_rows", "typed_filter"):
+        monkeypatch.setattr(f"kts_source.read.{module}.value_decoder", Counting)
+    kts_source.scan(good | as_avro()).where("value.amount = 7").to_table(threads=1)
+    rows: dict[tuple[str, ...] | None, int] = {}
+    for fields, count in decoded:
+        rows[fields] = rows.get(fields, 0) + count
+    assert rows == {("amount",): 31, None: 1}
+
+
+def test_a_registry_is_asked_for_an_id_once(tmp_path: Path) -> None:
+    values = [b"\0\0\0\0\x07" + avro(number) for number in range(20)]
+    server = Registry({"/schemas/ids/7": {"schema": json.dumps(SCHEMA)}})
+    with server.serving():
+        url = server.url.replace("//", f"//{USER}:{PASSWORD}@")
+        options = write(tmp_path, [[*values]]) | as_avro()
+        options |= {"value.format": "avro-confluent", "value.schema-registry.url": url}
+        table = kts_source.scan(options).where("value.amount > 15").to_table()
+    assert table["offset"].to_pylist() == [16, 17, 18, 19]
+    assert len(server.asked) == 1
+
+
+def test_a_scan_with_it_can_be_pickled(good: dict[str, str]) -> None:
+    scan = kts_source.scan(good | as_avro()).where("value.price > 1.5 AND value.amount > 1.5e1")
+    again = pickle.loads(pickle.dumps(scan))
+    assert again.to_table().equals(scan.to_table())
+    assert repr(again) == repr(scan)

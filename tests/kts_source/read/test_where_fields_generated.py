@@ -1,0 +1,240 @@
+"""Conditions on fields keep the rows that a plain evaluation, row by row, keeps: for generated
+schemas, values and conditions, in each mode.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import random
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kts_source.options.value_fields import fields_of_formats
+from kts_source.options.value_formats import ColumnFormat
+from kts_source.predicate.model import Predicate, split_by_fields
+from kts_source.predicate.parse import parse_predicate
+from kts_source.read.typed_rows import TypedRows
+from kts_source.read.value_decoders import value_decoder
+from tests.kts_source.predicate.oracle import Row, truth
+from tests.kts_source.read.where_values import KINDS, SAMPLES, Writer, record
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+NUMERIC: Final = ("i", "l", "f", "d", "p", "q")
+OPS: Final = ("=", "<>", "<", "<=", ">", ">=", "<=>", "IS DISTINCT FROM")
+Path = tuple[str, ...]
+"""Names of a field; the last one says its kind by its first letters, see `KINDS`."""
+
+ROWS: Final = 40
+CONDITIONS: Final = 12
+
+
+class Generated:
+    """Schemas, values and conditions that a seed makes; far more of each than draws would give."""
+
+    def __init__(self, seed: int) -> None:
+        self._chance = random.Random(seed)
+        self.schema = self._fields() | {"u": self._fields() | {"w": self._fields()}}
+        self._paths = paths_of(self.schema)
+
+    def _fields(self) -> dict[str, Any]:
+        names = self._chance.sample(sorted(KINDS), self._chance.randint(1, 6))
+        return {name: KINDS[name] for name in names}
+
+    def _of(self, *choices: str) -> str:
+        return self._chance.choice(choices)
+
+    def value(self, schema: dict[str, Any] | None = None) -> dict[str, Any] | None:
+        """A record, each of whose fields is null at times."""
+        if self._chance.random() < 0.15:
+            return None
+        return {
+            name: self.value(kind)
+            if is_record(kind)
+            else self._chance.choice([*SAMPLES[name], None])
+            for name, kind in (self.schema if schema is None else schema).items()
+        }
+
+    def bad_rows(self) -> set[int]:
+        """Rows whose value cannot be decoded."""
+        return {self._chance.randrange(ROWS) for _ in range(self._chance.choice([0, 1, 8]))}
+
+    def mode(self) -> str:
+        """What becomes of them."""
+        return self._of("permissive", "dropmalformed")
+
+    def condition(self, depth: int = 0) -> str:
+        """As text."""
+        kind = self._chance.randint(0, 9)
+        if depth < 3 and kind < 3:
+            terms = [self.condition(depth + 1) for _ in range(self._chance.randint(2, 3))]
+            return f"({self._of(' AND ', ' OR ').join(terms)})"
+        if depth < 3 and kind == 3:
+            return f"NOT ({self.condition(depth + 1)})"
+        if kind == 4:
+            return self._of("offset < 25", "offset > 9", "offset IN (1, 3)", "key = 'k3'")
+        return self._leaf()
+
+    def _leaf(self) -> str:
+        path = self._chance.choice(self._paths)
+        field, kind = ".".join(("value", *path)), path[-1]
+        alike = NUMERIC if kind in NUMERIC else ("s", "b") if kind in ("s", "b") else (kind,)
+        others = [one for one in self._paths if one[-1] in alike]
+        op, negated = self._of(*OPS), self._of("", "NOT ")
+
+        def value() -> str:
+            of = self._of(*alike)
+            return literal(of, self._chance.choice(SAMPLES[of]))
+
+        choice = self._chance.randint(0, 7)
+        if choice == 0:
+            return f"{field} IS {negated}NULL"
+        if choice == 1:
+            return f"{field} {op} {'.'.join(('value', *self._chance.choice(others)))}"
+        if choice == 2:
+            listed = [value() for _ in range(self._chance.randint(1, 3))]
+            return f"{field} {negated}IN ({', '.join([*listed, self._of('NULL', listed[0])])})"
+        if choice == 3:
+            return f"{field} {negated}BETWEEN {value()} AND {value()}"
+        if choice == 4 and kind == "s":
+            return f"{field} LIKE '{self._of('a%', '%b', '_', '%', 'a_', '%a%')}'"
+        if choice == 5 and kind == "t":
+            return self._of(field, f"{field} IS TRUE", f"{field} IS NOT FALSE")
+        if choice == 6:
+            return f"{value()} {op} {field}" if op in OPS[:7] else f"{field} {op} NULL"
+        return f"{field} {op} {value()}"
+
+
+def is_record(kind: Any) -> bool:  # noqa: ANN401 - a type of Avro
+    return isinstance(kind, dict) and "type" not in kind
+
+
+def paths_of(schema: dict[str, Any], above: Path = ()) -> list[Path]:
+    """All fields that are no records."""
+    found: list[Path] = []
+    for name, kind in schema.items():
+        path = (*above, name)
+        found += paths_of(kind, path) if is_record(kind) else [path]
+    return found
+
+
+def literal(kind: str, value: Any) -> str:  # noqa: ANN401 - of any kind
+    """A value as SQL writes it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return f"'{value}'"
+    if isinstance(value, bytes):
+        return f"X'{value.hex()}'"
+    if isinstance(value, dt.datetime):
+        if kind == "loc":
+            return f"TIMESTAMP_NTZ '{value}'"
+        return f"TIMESTAMP '{value.replace(tzinfo=None)}Z'"
+    if isinstance(value, dt.date):
+        return f"DATE '{value}'"
+    if isinstance(value, float):
+        return f"{value!r}D" if abs(value) < 1e15 else "1e300"  # NaN, too
+    return str(value)
+
+
+def form_of(schema: dict[str, Any], mode: str) -> ColumnFormat:
+    return ColumnFormat("value", "avro", mode, schema=json.dumps(record("R", schema)))
+
+
+def parsed(text: str, form: ColumnFormat) -> Predicate:
+    return parse_predicate(text, dt.UTC, fields=fields_of_formats([form]))
+
+
+def batch_of(values: Sequence[bytes | None]) -> pa.RecordBatch:
+    count = len(values)
+    return pa.record_batch(
+        {
+            "key": pa.array([b"k%d" % number for number in range(count)], pa.binary()),
+            "value": pa.array(values, pa.binary()),
+            "topic": pa.array(["t"] * count),
+            "partition": pa.array([0] * count, pa.int32()),
+            "offset": pa.array(range(count), pa.int64()),
+        }
+    )
+
+
+def kept(batch: pa.RecordBatch, form: ColumnFormat, where: Predicate) -> pa.Table:
+    """By the way of tasks; the columns are what a task would be asked for."""
+    plain, of_fields = split_by_fields(where)
+    columns = ["offset", "value", *([] if form.error_column is None else [form.error_column])]
+    rows = TypedRows(columns, [form], where)
+    found = pa.Table.from_batches(
+        rows.decoded([batch], None),
+        pa.schema(
+            [("offset", pa.int64()), ("value", form.type)]
+            + [(name, pa.string()) for name in columns[2:]]
+        ),
+    )
+    # Both halves together are the whole.
+    halves = [
+        TypedRows(["offset"], [form], half) if half is not None else None
+        for half in (plain, of_fields)
+    ]
+    offsets = {*range(batch.num_rows)}
+    for half in halves:
+        if half is not None:
+            parts = half.decoded([batch], None)
+            offsets &= {one for part in parts for one in part["offset"].to_pylist()}
+    assert sorted(offsets) == found["offset"].to_pylist()
+    return found
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_generated_conditions(seed: int) -> None:
+    made = Generated(seed)
+    writer = Writer(record("R", made.schema))
+    values = [made.value() for _ in range(ROWS)]
+    # No branch of any union: the first field of all cannot be read, and so nothing can.
+    spoiled = made.bad_rows()
+    written = [
+        b"\x7f" if number in spoiled else None if one is None else writer(one)
+        for number, one in enumerate(values)
+    ]
+    form = form_of(made.schema, made.mode())
+    whole = value_decoder(form).decode(pa.array(written, pa.binary())).array.to_pylist()
+    batch = batch_of(written)
+    for _ in range(CONDITIONS):
+        text = made.condition()
+        where = parsed(text, form)
+        expected = []
+        for number, value in enumerate(whole):
+            row: Row = {"value": value, "key": b"k%d" % number, "offset": number}
+            dropped = number in spoiled and form.mode == "dropmalformed"
+            if truth(where, row) and not dropped:
+                expected.append(number)
+        found = kept(batch, form, where)
+        assert found["offset"].to_pylist() == expected, text
+        # NaN is not itself in Python.
+        assert repr(found["value"].to_pylist()) == repr([whole[number] for number in expected])
+        if form.error_column is not None:
+            bad = [one is not None for one in found[form.error_column].to_pylist()]
+            assert bad == [number in spoiled for number in expected]
+
+
+def test_decimals_and_doubles_are_compared_exactly() -> None:
+    form = form_of({"l": KINDS["l"], "q": KINDS["q"], "d": KINDS["d"]}, "permissive")
+    writer = Writer(record("R", {"l": KINDS["l"], "q": KINDS["q"], "d": KINDS["d"]}))
+    row = {"l": 2**63 - 1, "q": Decimal("0.100000000000000006"), "d": 0.1}
+    batch = batch_of([writer(row)])
+
+    def holds(text: str) -> bool:
+        return len(kept(batch, form, parsed(text, form))) == 1
+
+    assert holds("value.l > 9223372036854775806.999999999999999999")
+    assert not holds("value.l >= 9223372036854775807.000000000000000001")
+    assert holds("value.l = 9223372036854775808D")  # as doubles
+    assert holds("value.q > 0.1")
+    assert holds("value.q = value.d")  # the nearest double
+    assert not holds("value.q = 0.1")
