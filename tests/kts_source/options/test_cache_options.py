@@ -17,7 +17,10 @@ def settings(**given: str) -> CacheSettings:
 
 
 def test_indexes_are_kept_as_a_broker_keeps_them_and_chunks_are_not() -> None:
-    assert settings() == CacheSettings(index=CacheLimits(1 << 30, 900), chunks=None)
+    # Schemas keep their meaning: they have no time to live.
+    assert settings() == CacheSettings(
+        index=CacheLimits(1 << 30, 900), chunks=None, schemas=CacheLimits(64 << 20, None)
+    )
 
 
 def test_bounds() -> None:
