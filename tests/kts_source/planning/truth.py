@@ -248,8 +248,8 @@ def _truth(number: int, life: PartitionLife) -> PartitionTruth:
     for copy in copies:
         held.update(of_the_log(copy))
     log_start = teller.log_start
+    starts = [spans.start for copy in damaged if (spans := of_the_log(copy))]
     if not held:
-        starts = [spans.start for copy in damaged if (spans := of_the_log(copy))]
         log_start = min(starts, default=log_start)
     elif not any(copy.stop <= log_start for copy in copies):
         log_start = min(held)
@@ -258,8 +258,8 @@ def _truth(number: int, life: PartitionLife) -> PartitionTruth:
         for copy in tellers
         if (copy.last_epoch, life.told_stop(copy)) == (newest.last_epoch, stop)
     ]
-    # A branch that ends below a log start which the tier knows has nothing to serve.
-    stop = max(stop, log_start)
+    if not held and not starts:  # the branch ends below a log start that the tier knows
+        stop = log_start
     lacking = [offset for offset in range(log_start, stop) if offset not in held]
     told = [entry for entry in newest.log if entry.base < stop]
     log = build(told, life.interval).build()
