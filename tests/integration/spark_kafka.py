@@ -97,6 +97,7 @@ def run_reads(
     folder: Path,
     options: Mapping[str, str],
     growing: Mapping[str, str] = MappingProxyType({}),
+    streams: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
 ) -> dict[str, Outcome]:
     """Runs every read in one Spark session; `counts_of` has what it counted.
 
@@ -107,6 +108,7 @@ def run_reads(
         options: Given to every read.
         growing: Those of a DataFrame whose one topic gets records between two of its actions; none
             where it is empty.
+        streams: Name to options, of queries that end where the topic ended when they began.
     """
     folder.mkdir(parents=True, exist_ok=True)
     jars = [str(path) for path in spark_kafka_jars()] if source == "kafka" else []
@@ -116,6 +118,7 @@ def run_reads(
         "options": dict(options),
         "reads": {name: dict(given) for name, given in reads.items()},
         "growing": dict(growing),
+        "streams": {name: dict(given) for name, given in streams.items()},
         "out": str(folder),
     }
     run_script(SCRIPT, spec, folder)

@@ -7,6 +7,7 @@ itself. Its one argument is a JSON file:
     jars       list of paths for `spark.jars`
     options    given to every read
     reads      name to options
+    streams    name to options, of queries that end where the topic ended when they began
     growing    options of a DataFrame that is read again and again while its topic gets records;
                empty for none
     out        folder: `<name>.parquet` for what was read; `outcomes.json` with `null` or an error;
@@ -42,12 +43,12 @@ def main(spec: dict[str, Any]) -> None:
         # Spark passes over a source that cannot be imported, without a word.
         importlib.import_module("kts_source.spark.datasource")
     started = time.monotonic()
-    reads = spec["reads"]
+    reads = {**spec["reads"], **spec["streams"]}
     # Spark looks for Python data sources at the first use of one, and not for several threads.
     with contextlib.suppress(Exception):
         spark.read.format(spec["format"]).load()
     with ThreadPoolExecutor(THREADS) as pool:
-        found = pool.map(lambda name: _read(spark, spec, name, reads[name], out), reads)
+        found = pool.map(lambda name: _read(spark, spec, name, out), reads)
         outcomes = dict(zip(reads, found, strict=True))
     (out / "outcomes.json").write_text(json.dumps(outcomes))
     if spec["growing"]:
@@ -58,12 +59,17 @@ def main(spec: dict[str, Any]) -> None:
     spark.stop()
 
 
-def _read(
-    spark: SparkSession, spec: dict[str, Any], name: str, options: dict[str, str], out: Path
-) -> str | None:
-    reader = spark.read.format(spec["format"]).options(**spec["options"]).options(**options)
+def _read(spark: SparkSession, spec: dict[str, Any], name: str, out: Path) -> str | None:
+    table = str(out / f"{name}.parquet")
+    is_stream = name in spec["streams"]
+    options = {**spec["options"], **spec["streams" if is_stream else "reads"][name]}
     try:
-        reader.load().write.parquet(str(out / f"{name}.parquet"))
+        if is_stream:
+            writer = spark.readStream.format(spec["format"]).options(**options).load().writeStream
+            writer.option("checkpointLocation", str(out / f"{name}.checkpoint"))
+            writer.trigger(availableNow=True).start(table, format="parquet").awaitTermination()
+        else:
+            spark.read.format(spec["format"]).options(**options).load().write.parquet(table)
     except Exception as error:  # noqa: BLE001 - whatever Spark raises is the outcome
         return f"{type(error).__name__}: {error}"
     return None

@@ -57,11 +57,12 @@ def test_sparks_kafka_source_goes_on_where_a_table_ends(cluster: Cluster, tmp_pa
         "kafka.isolation.level": level,
         "kafka.bootstrap.servers": cluster.bootstrap,
     }
-    rest = run_reads("kafka", {"rest": read}, tmp_path / "spark", {})["rest"]
-    assert rest.table is not None, rest.error
+    runs = run_reads("kafka", {"batch": read}, tmp_path / "spark", {}, streams={"stream": read})
     assert before
-    found = sorted([*before, *rest.table["offset"].to_pylist()])
-    assert found == due_offsets(cluster, topic.name, level)
+    due = due_offsets(cluster, topic.name, level)
+    for name, rest in runs.items():
+        assert rest.table is not None, f"{name}: {rest.error}"
+        assert sorted([*before, *rest.table["offset"].to_pylist()]) == due, name
 
 
 def test_an_export_follows_through_tier_and_brokers(cluster: Cluster, tmp_path: Path) -> None:

@@ -170,10 +170,11 @@ def test_sparks_kafka_source_goes_on_where_a_stream_of_the_tier_has_stopped(
         "kafka.isolation.level": level,
         "kafka.bootstrap.servers": cluster.bootstrap,
     }
-    rest = run_reads("kafka", {"rest": read}, tmp_path / "spark", {})["rest"]
-    assert rest.table is not None, rest.error
-    tables = [*stream.batches.values(), rest.table]
-    found = [at for table in tables for at in table["offset"].to_pylist()]
+    runs = run_reads("kafka", {"batch": read}, tmp_path / "spark", {}, streams={"stream": read})
+    before = [at for table in stream.batches.values() for at in table["offset"].to_pylist()]
     whole = planned(hybrid_options(cluster.bootstrap, cluster.tier, subscribe=topic.name))
     ((_, due),) = consumed_rows(cluster.bootstrap, whole, level).items()
-    assert sorted(found) == [row.offset for row in due]
+    for name, rest in runs.items():
+        assert rest.table is not None, f"{name}: {rest.error}"
+        found = sorted([*before, *rest.table["offset"].to_pylist()])
+        assert found == [row.offset for row in due], name
