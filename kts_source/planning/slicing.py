@@ -51,7 +51,8 @@ def spans(
             continue
         is_cut = start > segment.start_offset or stop < segment.stop_offset
         limit = options.max_records_per_partition or stop - start
-        index = side_files.offset_index(segment) if is_cut or limit < stop - start else None
+        looks_up = is_cut or limit < stop - start
+        index = side_files.offset_index(segment) if looks_up else None
         for low, high in pairwise(_offset_cuts(segment, start, stop, index, limit)):
             cuts = 0, segment.objects.size_in_bytes
             if index is not None:  # without the bytes that it rules out
@@ -60,7 +61,8 @@ def spans(
                 cuts = index.lookup(low).position, cut_stop
             aborted = decisions.aborted.clip(low, high)
             lineage = _owners(plan.surviving.lineage, segment.start_offset, low, high)
-            yield segment_slice(segment, cuts, (low, high), aborted, lineage)
+            part = segment_slice(segment, cuts, (low, high), aborted, lineage)
+            yield _in_one_piece(part) if looks_up and index is None else part
 
 
 def _offset_cuts(
@@ -164,6 +166,15 @@ def segment_slice(
         lineage=lineage,
         topic_id=segment.topic_id,
     )
+
+
+def _in_one_piece(part: SegmentSlice) -> SegmentSlice:
+    """The slice of a segment whose offset index was looked into and cannot be used. Pieces of it
+    but the first would be empty, and an index that is lost later could not be told from this one.
+    """
+    unused = part.offset_index
+    empty = {IndexType.OFFSET: replace(unused, stop=unused.start)}
+    return replace(part, objects=replace(part.objects, indexes=empty))
 
 
 def _owners(

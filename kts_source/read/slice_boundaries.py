@@ -68,11 +68,22 @@ def slice_boundaries(part: SegmentSlice, reader: SegmentSource) -> tuple[Boundar
     Each cut is moved to the first offset-index entry at or beyond it, or to the segment's end.
     Without a usable index all inner cuts move to the end, so the slice that begins at 0 reads the
     segment.
+
+    Raises:
+        CorruptSegmentError: The index is not usable, and it was when the plan was made: a store
+            may not tell that an object has changed. No slice of these offsets may begin at 0 then.
     """
     index = None
     if not part.is_whole:
         stored = reader.index(part.objects, IndexType.OFFSET)
         index = usable_offset_index(stored, part.segment_start, part.objects.size_in_bytes)
+        # Only a usable index makes a plan begin behind 0 for an offset inside of the segment.
+        if index is None and part.cut_start > 0 and part.start_offset > part.segment_start:
+            raise CorruptSegmentError(
+                "the offset index cannot be used, and it could when the plan was made: nothing"
+                f" tells where offset {part.start_offset} is; plan again",
+                offset=part.start_offset,
+            )
     return _boundary(index, part.cut_start, part), _boundary(index, part.cut_stop, part)
 
 

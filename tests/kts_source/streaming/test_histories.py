@@ -30,7 +30,14 @@ from kts_source.streaming import listing_memory, tier_look
 from kts_source.streaming.offsets import INITIAL, position_from_json, position_to_json
 from kts_source.streaming.tier_stream import TierStream
 from kts_source.tier import Tier
-from tests.kts_source.planning.history import TOPIC, History, World, random_history
+from tests.kts_source.planning.history import (
+    TOPIC,
+    History,
+    Shape,
+    Step,
+    World,
+    random_history,
+)
 from tests.kts_source.planning.memory_store import MemoryStore
 from tests.kts_source.planning.reading import InTurn, without_threads
 from tests.kts_source.streaming.running import Clock, new_seeds
@@ -303,6 +310,27 @@ def test_histories() -> None:
     outcomes = run(range(60))
     assert outcomes["all rows"] > 10, outcomes
     assert outcomes["DataLossError"] + outcomes["OffsetOutOfRangeError"] > 5, outcomes
+
+
+def test_an_index_that_is_spoiled_behind_the_stream() -> None:
+    # The stream knew the index and planned the rest of the segment by it; its task then found
+    # nothing to read, and rows were left out.
+    segment = (*(Step("append", b=2),) * 6, Step("roll", a=7), Step("upload", a=15))
+    world = World(History(Shape(interval=0), segment))
+    watching = Watching(world, random.Random(0), maxOffsetsPerTrigger="9")
+    watching.restarts = 0.0
+    assert watching.poll()
+    world.take(Step("spoil", 0, 2, 3))
+    with pytest.raises(CorruptSegmentError, match="offset index"):
+        watching.poll()
+    watching.start()  # which plans anew
+    while watching.poll():
+        pass
+    assert [offset for (_, offset), _ in watching.rows] == list(range(18))
+
+
+def test_histories_that_failed_once() -> None:
+    assert run(["4089210482-1472"]).total() == 1
 
 
 def with_two_ids(seeds: Iterable[object]) -> Iterator[object]:

@@ -1,0 +1,75 @@
+"""An offset index that is not usable: the segment is read whole, unless a plan has relied on it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kts_source.errors import CorruptSegmentError
+from kts_source.options import parse_options
+from kts_source.planning.plan_json import plan_from_json, plan_to_json
+from kts_source.planning.planner import plan_scan
+from kts_source.tier import Tier
+from tests.kts_source.planning.history import TOPIC, History, Shape, Step, World
+from tests.kts_source.planning.memory_store import MemoryStore
+from tests.kts_source.planning.scanning import run
+
+SEGMENT = (*(Step("append", b=2),) * 6, Step("roll", a=7), Step("upload", a=15))
+"""Of 18 offsets, with an index entry for each batch of three but the first."""
+STOP = 36
+
+
+def options_from(start: int, **more: str) -> dict[str, str]:
+    starting = json.dumps({TOPIC: {"0": start}})
+    return {"path": "/", "subscribe": TOPIC, "startingOffsets": starting, **more}
+
+
+def spoiled(how: int) -> list[Step]:
+    """The index of each segment; its size may stay the same, and the store tells no version."""
+    return [Step("spoil", number, 2, how) for number in range(2)]
+
+
+PIECES: tuple[dict[str, str], ...] = (
+    {},
+    {"targetPartitionBytes": "1"},
+    {"maxRecordsPerPartition": "2"},
+)
+
+
+@pytest.mark.parametrize("how", [1, 2, 3])
+@pytest.mark.parametrize("more", PIECES)
+def test_what_begins_by_an_index_that_is_spoiled_later_is_an_error(
+    how: int, more: dict[str, str]
+) -> None:
+    # No slice began at the start of the segment, so its rows were left out once.
+    for start in range(1, STOP + 1, 5):
+        world = World(History(Shape(interval=0), SEGMENT * 2))
+        options = options_from(start, **more)
+        tier = Tier(MemoryStore(world.store))
+        plan = plan_from_json(plan_to_json(plan_scan(parse_options(options), tier)))
+        for step in spoiled(how):
+            world.take(step)
+        slices = [part for task in plan.tasks for part in task.slices]
+        if any(part.cut_start > 0 and part.start_offset > part.segment_start for part in slices):
+            with pytest.raises(
+                CorruptSegmentError, match=r"offset index cannot be used.*topic t, partition 0"
+            ):
+                run(plan, options, tier)
+        else:
+            assert run(plan, options, tier)["offset"].to_pylist() == list(range(start, STOP))
+
+
+@pytest.mark.parametrize("how", [1, 2, 3])
+@pytest.mark.parametrize("more", PIECES)
+def test_what_is_planned_without_it_is_read_whole(how: int, more: dict[str, str]) -> None:
+    for start in range(1, STOP + 1, 5):
+        world = World(History(Shape(interval=0), (*SEGMENT * 2, *spoiled(how))))
+        options = options_from(start, **more)
+        tier = Tier(MemoryStore(world.store))
+        plan = plan_scan(parse_options(options), tier)
+        assert run(plan, options, tier)["offset"].to_pylist() == list(range(start, STOP))
+        for task in plan.tasks:
+            assert all(
+                part.is_whole or part.start_offset == part.segment_start for part in task.slices
+            )
