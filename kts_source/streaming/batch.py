@@ -16,12 +16,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BatchRange:
-    """Offsets [start, stop) of one partition in a micro-batch."""
+    """Offsets [start, stop) of one partition in a micro-batch.
+
+    Attributes:
+        epoch: Leader epoch of the last record, as it was when the batch was fixed; `None` where it
+            was not known.
+    """
 
     place: Place
     topic_id: str
     start: int
     stop: int
+    epoch: int | None = None
 
 
 def batch_ranges(start: StreamPosition, end: StreamPosition) -> list[BatchRange]:
@@ -55,7 +61,8 @@ def batch_ranges(start: StreamPosition, end: StreamPosition) -> list[BatchRange]
                     topic=name,
                     partition=partition,
                 )
-            found.append(BatchRange(Place(name, partition), topic.topic_id, first, stop))
+            place, epoch = Place(name, partition), topic.epochs.get(partition)
+            found.append(BatchRange(place, topic.topic_id, first, stop, epoch))
     return found
 
 
@@ -70,6 +77,26 @@ def check_gone(options: ScanOptions, wanted: BatchRange) -> None:
         f"offsets [{wanted.start}, {wanted.stop}) of topic id {wanted.topic_id} are no longer in"
         " the tier, which has no segment of the partition; failOnDataLoss=false leaves them out"
     )
+
+
+def check_epoch(place: bounds.Place, wanted: BatchRange, owner: int | None) -> None:
+    """To be called before a batch is read again: its records may be others since.
+
+    Args:
+        place: The partition, and whether loss is an error.
+        wanted: The range.
+        owner: The epoch that owns its last record now; `None` where nobody tells.
+
+    Raises:
+        DataLossError: Another leader wrote it, and loss is not allowed.
+    """
+    if wanted.epoch is not None and owner is not None and owner != wanted.epoch:
+        place.raise_or_warn(
+            f"when the batch that ends at offset {wanted.stop} was fixed, leader epoch"
+            f" {wanted.epoch} had written its last record; in {place.holder} it is of epoch {owner}"
+            " now: an unclean election replaced records of the batch; failOnDataLoss=false reads"
+            " what is there"
+        )
 
 
 def bounds_left(

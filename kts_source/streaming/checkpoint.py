@@ -103,7 +103,7 @@ def committed_position(
     except ValueError:
         raise StreamOffsetError(f"{where}: an offset is not JSON") from None
     position = position_from_json(document)
-    if position.is_initial:
+    if position.is_initial or not position.topics:
         raise StreamOffsetError(f"{where}: the source has read nothing yet")
     return position
 

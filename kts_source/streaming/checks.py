@@ -52,8 +52,9 @@ def check_goes_on(
     if offset > stop:
         place.raise_or_warn(
             f"{place.holder} ends at offset {stop} now, and the stream has read up to {offset}:"
-            " records that it returned were lost, in an unclean election or with their segments;"
-            " failOnDataLoss=false waits for offsets from there on"
+            " records that it returned were lost, in an unclean election or with their segments, or"
+            " brokers had them that the options no longer name; failOnDataLoss=false waits for"
+            " offsets from there on"
         )
     elif owner is not None and owner != epoch:
         place.raise_or_warn(

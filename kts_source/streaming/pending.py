@@ -106,7 +106,8 @@ def _new(look: LogLook, topic_id: str) -> PendingPartition:
 def _first(options: ScanOptions, tier: Look) -> list[PendingPartition]:
     """Where the options say that a new stream begins."""
     held = {(topic.topic, number) for topic in tier.values() for number in topic.partitions}
-    check_named(options, held, tier.keys())
+    # Of a partition that is not in the tier, only brokers know that there is none.
+    check_named(options, held, tier.keys() if options.brokers is None else frozenset())
     found = []
     for name, topic in sorted(tier.items()):
         for number, look in sorted(topic.partitions.items()):

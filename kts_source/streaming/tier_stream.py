@@ -17,7 +17,7 @@ from kts_source.planning.bounds import check_no_holes
 from kts_source.planning.gc_pause import paused_collector
 from kts_source.planning.plan_checks import check_plan
 from kts_source.streaming.admission import NO_LIMITS, BatchLimits, Place, admit
-from kts_source.streaming.batch import batch_ranges, check_gone
+from kts_source.streaming.batch import batch_ranges, check_epoch, check_gone
 from kts_source.streaming.lag import lag_to_json
 from kts_source.streaming.log_look import where_stream_is
 from kts_source.streaming.next_position import next_position
@@ -130,8 +130,14 @@ class TierStream:
         if planned is not None and planned[:2] == (start, end):
             return planned[2]
         with paused_collector():
-            wanted = {one.place: (one.topic_id, one.start) for one in ranges}
-            return self._plan(ranges, self._looker.again(wanted))
+            looks = self._looker.again({one.place: (one.topic_id, one.start) for one in ranges})
+            plan = self._plan(ranges, looks)
+            # Behind the plan, which may have had to read more of a log.
+            for one in ranges:
+                look = looks.get(one.place)
+                if look is not None and one.epoch is not None:
+                    check_epoch(look.place, one, look.epoch_of(one.stop - 1))
+            return plan
 
     def _next(self, position: StreamPosition, *, limited: bool) -> StreamPosition:
         tier = self._fresh(position)

@@ -82,5 +82,13 @@ def test_another_topic_id_leaves_nothing_of_the_one_before() -> None:
     assert end == begun(at("B", p1=9), p1=0)
 
 
+def test_a_jump_over_lost_offsets_forgets_who_wrote_the_last_record() -> None:
+    position = StreamPosition({"t": TopicPosition("A", {0: 5, 1: 5}, {0: 3, 1: 3})})
+    parts = [part(0, 20, 20, told=False), part(1, 5, 9, told=True)]
+    end = next_position(position, parts, {Place("t", 1): 9})
+    # Nobody has read the record before offset 20: who wrote it, no check may ask.
+    assert end.topics["t"] == TopicPosition("A", {0: 20, 1: 9}, {})
+
+
 def test_a_new_stream_has_a_first_batch_in_any_case() -> None:
     assert next_position(INITIAL, [], {}) == StreamPosition({})

@@ -213,6 +213,21 @@ def test_objects_that_have_gone_before_a_batch_is_read_again(tier: GrowingTier) 
     assert_same_rows(stream.rows(), between(expected, start, 1 << 60))
 
 
+def test_the_tier_ends_below_a_batch_that_is_read_again(tier: GrowingTier) -> None:
+    folder = tier.folder("codecs")
+    stems = tier.stems(folder)
+    tier.add(folder, stems)
+    stream = Running(tier.path, "codecs")
+    assert stream.choose()
+    tier.remove(folder, stems[2:])
+    left = begin(stems[2])
+    with pytest.raises(DataLossError, match=rf"\[{left}, 23962\) of the batch.*ends at {left}"):
+        stream.start()
+    stream.start(failOnDataLoss="false")
+    expected = expected_table("codecs", "read_committed")
+    assert_same_rows(stream.batches[0], between(expected, 0, left))
+
+
 def test_all_objects_of_a_batch_have_gone(tier: GrowingTier) -> None:
     folder, other = tier.folder("codecs"), tier.folder("txn")
     stems = tier.stems(folder)

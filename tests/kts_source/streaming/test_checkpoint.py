@@ -104,6 +104,7 @@ def test_in_a_store() -> None:
         (["{"], "v1", "not JSON"),
         (["-"], "v1", "read nothing yet"),
         (['{"v":1,"at":"initial"}'], "v1", "read nothing yet"),
+        (['{"v":1,"topics":{}}'], "v1", "read nothing yet"),
         (['{"v":2,"topics":{}}'], "v1", "version 2"),
         (['{"lsn":5}'], "v1", "no offset of this source"),
         ([], "v1", "has 0 sources"),

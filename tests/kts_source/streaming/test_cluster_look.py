@@ -9,6 +9,7 @@ import pytest
 
 from kts_source.errors import (
     DataLossError,
+    InvalidOptionError,
     OffsetOutOfRangeError,
     StoreUnavailableError,
     TopicNotFoundError,
@@ -181,6 +182,55 @@ def test_what_an_outage_kept_from_being_read_is_read_behind_it(
     stream.clock.seconds += 1
     stream.all()
     assert offsets(stream) == list(range(9))
+    stream.close()
+
+
+def test_an_end_that_is_fixed(brokers: FakeCluster, topic: Growing) -> None:
+    topic.append(3)
+    stream = following(brokers, stopAtEnd="true", maxOffsetsPerTrigger="5")
+    assert stream.batch()
+    topic.append(3)
+    assert stream.all() == 2
+    assert offsets(stream) == list(range(12))
+    stream.start(stopAtEnd="false")
+    stream.all()
+    assert offsets(stream) == list(range(21))
+    stream.close()
+
+
+def test_a_run_with_a_fixed_end_does_not_end_early(brokers: FakeCluster, topic: Growing) -> None:
+    topic.append(3)
+    stream = following(brokers, stopAtEnd="true", maxOffsetsPerTrigger="5")
+    assert stream.batch()
+    down = mock.patch.object(ClusterLooker, "look", side_effect=StoreUnavailableError("no answer"))
+    with down, pytest.raises(StoreUnavailableError):
+        stream.batch()
+    stream.close()
+
+
+@pytest.mark.usefixtures("topic")
+@pytest.mark.parametrize(
+    ("starting", "says"),
+    [('{"t":{"0":0,"7":5}}', "names t-7"), ('{"t":{"0":0},"u":{"0":0}}', "names u-0")],
+)
+def test_a_start_in_json_names_partitions_that_there_are(
+    brokers: FakeCluster, starting: str, says: str
+) -> None:
+    stream = following(brokers, startingOffsets=starting)
+    with pytest.raises(InvalidOptionError, match=says):
+        stream.batch()
+    stream.close()
+
+
+@pytest.mark.usefixtures("topic")
+def test_a_new_partition_begins_at_its_start(brokers: FakeCluster, topic: Growing) -> None:
+    stream = following(brokers, startingOffsets="latest")
+    stream.all()
+    topic_id, partitions = brokers.topics["t"]
+    brokers.create("t", [*partitions, FakePartition(topic.part.log)], topic_id)
+    assert stream.all() == 1
+    assert offsets(stream) == [0, 1, 2]
+    assert stream.last["from"]["t"]["p"] == {"1": 0}
     stream.close()
 
 

@@ -70,3 +70,18 @@ def test_a_branch_that_ends_below_what_was_read(tmp_path: Path, stream: Running)
 def test_the_same_records_uploaded_again(tmp_path: Path, stream: Running) -> None:
     write(tmp_path, branch((0, 10), (1, 10)), 10)
     assert stream.all() == 0
+
+
+def test_records_of_a_batch_that_is_read_again_were_replaced(tmp_path: Path) -> None:
+    """The batch would hold other rows than those that may be in the sink already."""
+    write(tmp_path, branch((0, 10), (1, 10)), 0)
+    strict, lenient = (
+        Running(tmp_path, "t", keyPrefix="", failOnDataLoss=text) for text in ("true", "false")
+    )
+    for stream in (strict, lenient):
+        assert stream.choose()
+    write(tmp_path, branch((0, 10), (2, 30))[1:], 10)
+    with pytest.raises(DataLossError, match=r"at offset 20 was fixed, leader epoch 1 .* 2 now"):
+        strict.start()
+    lenient.start()
+    assert lenient.rows()["value"].to_pylist() == [b"epoch 0"] * 10 + [b"epoch 2"] * 10

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pyarrow.compute as pc
 import pytest
 
 from kts_source.errors import AccessDeniedError, InvalidOptionError, StoreUnavailableError
@@ -135,6 +136,19 @@ def test_what_waits_is_read_when_all_is_wanted(tier: GrowingTier) -> None:
     stream.stream.fix_end()
     stream.all()
     assert_same_rows(stream.rows(), expected_table("txn", "read_committed"))
+
+
+def test_a_run_with_a_fixed_end_waits_for_nothing() -> None:
+    stream = Running(
+        TIER,
+        "txn",
+        stopAtEnd="true",
+        minOffsetsPerTrigger="1000",
+        maxOffsetsPerTrigger="1500",
+        isolationLevel="read_uncommitted",
+    )
+    stream.all()
+    assert offsets_of(stream) == [1500] * 5 + [(3963 + 3671) - 7500]
 
 
 def test_the_tier_is_listed_once_in_an_interval(tier: GrowingTier, listings: Listings) -> None:
@@ -274,6 +288,29 @@ def test_a_start_behind_the_end_of_the_tier_waits_for_it(tier: GrowingTier) -> N
     assert stream.all() == 1
     assert stream.rows()["offset"].to_numpy().min() == start
     assert stream.rows().num_rows == 23962 - start
+
+
+def test_a_start_in_a_partition_of_which_nothing_is_tiered_yet(tier: GrowingTier) -> None:
+    first, second = (tier.folder("txn", number) for number in (0, 1))
+    tier.add(first, tier.stems(first)[:1])
+    stream = Running(
+        tier.path,
+        "txn",
+        startingOffsets='{"txn":{"0":-2,"1":3000}}',
+        isolationLevel="read_uncommitted",
+        minOffsetsPerTrigger="3000",
+    )
+    assert stream.all() == 1
+    tier.add(first, tier.stems(first))
+    tier.add(second, tier.stems(second)[:1])
+    assert stream.batch(), "one that waits for its start keeps no other back"
+    tier.add(second, tier.stems(second))
+    stream.clock.seconds += 3600
+    assert stream.all() == 1
+    expected = expected_table("txn", "read_uncommitted")
+    of_second = pc.equal(expected["partition"], 1)
+    wanted = expected.filter(pc.and_(of_second, pc.greater_equal(expected["offset"], 3000)))
+    assert_same_rows(stream.batches[2], wanted)
 
 
 def test_a_start_at_a_time() -> None:
