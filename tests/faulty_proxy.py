@@ -127,7 +127,8 @@ def faulty_proxy(upstream: str) -> Iterator[FaultyProxy]:
             pass
 
         def forwarded(self, headers: dict[str, str], body: bytes) -> Answer:
-            asked = (self.command, self.path, *map(str, map(headers.get, ("Range", "If-Match"))))
+            given = {name.lower(): value for name, value in headers.items()}  # obstore's are lower
+            asked = (self.command, self.path, *map(str, map(given.get, ("range", "if-match"))))
             if proxy.remembered is None:
                 return self.asked_of_server(headers, body)
             if asked not in proxy.remembered:

@@ -43,6 +43,9 @@ def report(
     assert scans >= min(wanted, LEAST_SCANS)
     assert tally.outcomes["right rows"] > 0
     assert scans > tally.outcomes["right rows"], "nothing ever failed"
+    # On a busy machine a request may miss its deadline without a fault.
+    unharmed = sum(count for (fault, _), count in tally.by_fault.items() if fault == "none")
+    assert tally.by_fault["none", "right rows"] * 3 >= unharmed * 2, "most fail without a fault"
 
 
 @pytest.fixture
