@@ -32,6 +32,7 @@ PARTS: Final = (
     "decode",
     "typed",
     "typed_where",
+    "typed_peers",
     "metadata",
     "hybrid",
     "hybrid_disk",
@@ -42,7 +43,7 @@ PARTS: Final = (
     "export",
 )
 # What a quick run leaves out unless it is named.
-LONG_PARTS: Final = frozenset({"hybrid", "fetch", "plan", "export"})
+LONG_PARTS: Final = frozenset({"typed_peers", "hybrid", "fetch", "plan", "export"})
 FOLDER: Final = Path("build/bench")
 
 

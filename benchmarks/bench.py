@@ -213,9 +213,9 @@ class Bench:
         self.need("java", "mvn")
         if not OLDEST.exists():
             raise SkippedError(f"no {OLDEST.parents[1].name}: run .ci/spark_env first")
-        from tests.integration.kafka_jars import spark_kafka_jars
+        from tests.integration.kafka_jars import spark_avro_jars, spark_kafka_jars
 
-        return Session(OLDEST, jars=spark_kafka_jars())
+        return Session(OLDEST, jars=tuple({*spark_kafka_jars(), *spark_avro_jars()}))
 
     @staticmethod
     def need(*tools: str) -> None:

@@ -230,15 +230,21 @@ def fill(bootstrap: str, topic: str, count: int, value_bytes: int, **settings: s
         value_bytes: Of each value.
         settings: Of the producer, with `_` for `.`.
     """
+    fill_with(bootstrap, topic, count, _Values(value_bytes).next, **settings)
+
+
+def fill_with(
+    bootstrap: str, topic: str, count: int, next_value: Callable[[], bytes], **settings: str
+) -> None:
+    """As `fill`, of values that are given one by one."""
     given = {name.replace("_", "."): text for name, text in settings.items()}
     producer = _producer(bootstrap, **given)
-    values = _Values(value_bytes)
     each = count // PARTITIONS
     step = SPAN_MS / each
     for number in range(each):
         ms = FIRST_MS + int(number * step)
         for partition in range(PARTITIONS):
-            _send(producer, topic, partition, number, values.next(), ms)
+            _send(producer, topic, partition, number, next_value(), ms)
         if number % 1000 == 0:
             producer.poll(0)
     if producer.flush(300):

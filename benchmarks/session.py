@@ -54,10 +54,12 @@ class Query:
         options: Of the data source.
         select: Columns that Spark selects; empty for all.
         where: Spark's own filter; empty for none.
+        sql: A query of the rows, which it calls `records`; empty for none.
         sink: `noop`, `count`, `sum` (of the offsets), `limit` (10 rows), `rows` (how many, and
-            they are fetched), `aggregate` (of all columns, with how many rows), `parquet` (zstd, to
-            `target`), `backfill` (our export, there too) or `stream` (all there is, in batches
-            within the limits of the options, to noop).
+            they are fetched), `number` (the only cell of the only row), `aggregate` (of all
+            columns, with how many rows), `parquet` (zstd, to `target`), `backfill` (our export,
+            there too) or `stream` (all there is, in batches within the limits of the options, to
+            noop).
         target: Folder of `parquet` and `backfill`.
     """
 
@@ -65,6 +67,7 @@ class Query:
     options: Mapping[str, str] = field(default_factory=dict)
     select: tuple[str, ...] = ()
     where: str = ""
+    sql: str = ""
     sink: str = "noop"
     target: str = ""
 
@@ -75,7 +78,7 @@ class Run:
 
     Attributes:
         seconds: Wall time, planning included.
-        rows: What `count` and the sinks that fetch rows gave, else 0.
+        rows: What `count`, `number` and the sinks that fetch rows gave, else 0.
         jvm: Processor seconds of the JVM.
         python: Of Python processes.
         other: Of another process that worked for the query, such as a broker.
@@ -260,6 +263,9 @@ def _run(spark: SparkSession, query: Query) -> int:
         frame = frame.where(query.where)
     if query.select:
         frame = frame.select(*query.select)
+    if query.sql:
+        frame.createOrReplaceTempView("records")
+        frame = spark.sql(query.sql)
     return _sink(frame, query)
 
 
@@ -290,6 +296,8 @@ def _sink(frame: DataFrame, query: Query) -> int:
             return int(frame.selectExpr(*_AGGREGATES).collect()[0][0])
         case "limit":
             return len(frame.limit(10).collect())
+        case "number":
+            return int(frame.collect()[0][0])
         case "rows":
             return len(frame.collect())
         case "parquet":

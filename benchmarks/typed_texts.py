@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _MEGA: Final = 1e6
 _BATCH: Final = 8192
 """Rows of a batch in Spark."""
-_DDL: Final = (
+DDL: Final = (
     "id string, country string, city string, status string, user bigint, time bigint,"
     " amount double, tax double, paid boolean, note string"
 )
@@ -56,7 +56,7 @@ def run(orders: Sequence[dict[str, Any]], two: Sequence[str], *, repeats: int) -
 def _json(
     name: str, texts: Sequence[bytes], columns: Sequence[str] | None, repeats: int
 ) -> list[Row]:
-    kind = parse_ddl(_DDL)
+    kind = parse_ddl(DDL)
     decoder = JsonDecoder(kind, columns)
     wanted = kind if columns is None else projected(kind, columns)
     batches = _batches(texts)
@@ -107,7 +107,7 @@ def _messages(orders: Sequence[dict[str, Any]]) -> tuple[bytes, list[bytes]]:
     """A descriptor set of the orders' message, and the orders as Google's library writes them."""
     file = descriptor_pb2.FileDescriptorProto(name="b.proto", package="b", syntax="proto3")
     message = file.message_type.add(name="Order")
-    for number, field in enumerate(parse_ddl(_DDL), 1):
+    for number, field in enumerate(parse_ddl(DDL), 1):
         made = message.field.add(
             name=field.name, number=number, type=_TYPES[field.type], label=_PROTOBUF.LABEL_OPTIONAL
         )

@@ -15,6 +15,7 @@ from benchmarks.report import Row, at_least
 from benchmarks.session import Query
 from benchmarks.typed import FLAT, order_of, written
 from benchmarks.typed_export import TOPIC, write_tier
+from benchmarks.typed_texts import DDL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,10 +23,6 @@ if TYPE_CHECKING:
 _CONDITION: Final = "value.user < 10000"
 """Of a million."""
 _ORDERS: Final = 65_536
-_DDL: Final = (
-    "id string, country string, city string, status string, user bigint, time bigint,"
-    " amount double, tax double, paid boolean, note string"
-)
 
 
 def run(bench: Bench) -> list[Row]:
@@ -37,7 +34,7 @@ def run(bench: Bench) -> list[Row]:
     texts = [json.dumps(order, separators=(",", ":")).encode() for order in orders]
     return [
         *_compared(bench, "avro", json.dumps(FLAT), avro, least=3),
-        *_compared(bench, "json", _DDL, texts, least=1.5),
+        *_compared(bench, "json", DDL, texts, least=1.5),
     ]
 
 

@@ -195,6 +195,16 @@ class LeaderChangedError(BrokerError):
     retriable: ClassVar[bool] = True
 
 
+class RegistryError(TieredKafkaError):
+    """A schema registry that does not answer as it should; the rows are not to blame."""
+
+
+class RegistryUnavailableError(RegistryError):
+    """A schema registry that does not answer, or only that it cannot now, however often asked."""
+
+    retriable: ClassVar[bool] = True
+
+
 class ExportError(TieredKafkaError):
     """An export that cannot begin or go on."""
 

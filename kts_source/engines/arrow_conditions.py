@@ -1,8 +1,9 @@
 """What of a `pyarrow.compute.Expression` is a condition of ours: read from its text, since pyarrow
 has no other way to look into one.
 
-Only what is certain is taken: comparisons of offset, partition and timestamp with a literal, and
-topic = 'name', joined by `and`. Whoever asked applies the whole expression again.
+Only what is certain is taken: comparisons of offset, partition and timestamp with a literal,
+topic = 'name', and what `field_comparison` takes, joined by `and`. Whoever asked applies the whole
+expression again.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from kts_source.columns import PARTITION, TOPIC
+from kts_source.engines.field_conditions import field_comparison
 from kts_source.planning.narrowing import conjunction
 from kts_source.predicate.model import MAX_INT64, MIN_INT64, Column, Compare, Op
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    import pyarrow as pa
     import pyarrow.compute as pc
 
     from kts_source.predicate.model import Predicate
@@ -31,18 +34,28 @@ _OPS: Final = {
 }
 _TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*"|\(|\)|[^\s()"]+|\s+')
 _COMPARISON: Final = re.compile(r"(\w+) (==|<=|>=|<|>) (.+)", re.DOTALL)
+_FIELD: Final = re.compile(
+    r"FieldRef\.Nested\((FieldRef\.Name\(\w+\)(?: FieldRef\.Name\(\w+\))+)\) (==|<=|>=|<|>) (.+)",
+    re.DOTALL,
+)
+_NAME: Final = re.compile(r"\((\w+)\)")
 _INT: Final = re.compile(r"-?[0-9]{1,19}")
 _INSTANT: Final = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2} [0-9:]{8})(\.[0-9]{6})?Z")
 _PLAIN_TEXT: Final = re.compile(r'"([A-Za-z0-9._-]+)"')
 
 
-def certain_part(expression: pc.Expression) -> Predicate | None:
-    """A condition that is true for every row for which the expression is; `None` for none."""
+def certain_part(expression: pc.Expression, schema: pa.Schema) -> Predicate | None:
+    """A condition that is true for every row for which the expression is; `None` for none.
+
+    Args:
+        expression: A condition.
+        schema: Of the rows.
+    """
     text = str(expression)
     tokens = _TOKEN.findall(text)
     if "".join(tokens) != text:
         return None
-    return conjunction(*(_comparison(term) for term in _terms(tokens)))
+    return conjunction(*(_comparison(term, schema) for term in _terms(tokens)))
 
 
 def columns_in(expression: pc.Expression, columns: Iterable[str]) -> tuple[str, ...]:
@@ -86,9 +99,12 @@ def _unwrapped(tokens: list[str]) -> list[str]:
     return tokens
 
 
-def _comparison(tokens: list[str]) -> Predicate | None:
+def _comparison(tokens: list[str], schema: pa.Schema) -> Predicate | None:
     """A comparison that is certain; `None` for everything else."""
-    match = _COMPARISON.fullmatch("".join(tokens))
+    text = "".join(tokens)
+    if (nested := _FIELD.fullmatch(text)) is not None:
+        return _of_field(_NAME.findall(nested[1]), _OPS[nested[2]], nested[3], schema)
+    match = _COMPARISON.fullmatch(text)
     if match is None:
         return None
     name, op, literal = match[1], _OPS[match[2]], match[3]
@@ -101,4 +117,12 @@ def _comparison(tokens: list[str]) -> Predicate | None:
         return Compare(op, Column(name), micros)
     if name == TOPIC and op is Op.EQ and (plain := _PLAIN_TEXT.fullmatch(literal)):
         return Compare(op, Column(name), plain[1].encode())
+    return None
+
+
+def _of_field(names: list[str], op: Op, literal: str, schema: pa.Schema) -> Predicate | None:
+    if _INT.fullmatch(literal):
+        return field_comparison(schema, names, op, int(literal))
+    if plain := _PLAIN_TEXT.fullmatch(literal):
+        return field_comparison(schema, names, op, plain[1])
     return None

@@ -56,7 +56,7 @@ class TierDataset(ds.Dataset):  # type: ignore[misc]  # pyarrow ships no types
         scan = self._scan
         if filter is not None:
             needed |= dict.fromkeys(columns_in(filter, scan.columns))
-            certain = None if scan.is_limited else certain_part(filter)
+            certain = None if scan.is_limited else certain_part(filter, scan.schema)
             scan = scan if certain is None else scan.where_predicate(certain)
         part = scan.select(list(needed) or scan.columns[:1])
         known = {

@@ -10,11 +10,14 @@ import polars as pl
 from polars.io.plugins import register_io_source
 
 from kts_source.columns import PARTITION
+from kts_source.engines.field_conditions import field_comparison
 from kts_source.planning.narrowing import conjunction
 from kts_source.predicate.model import MAX_INT64, MIN_INT64, Column, Compare, Op
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    import pyarrow as pa
 
     from kts_source.engines.scan import Scan
     from kts_source.predicate.model import Predicate
@@ -37,7 +40,7 @@ def lazy_frame(scan: Scan) -> pl.LazyFrame:
             # Polars means the first rows of all, of which it wants those that match.
             part = part.limit(n_rows)
         elif predicate is not None and not scan.is_limited:
-            certain = certain_part(predicate)
+            certain = certain_part(predicate, scan.schema)
             part = part if certain is None else part.where_predicate(certain)
         if with_columns is not None:
             part = part.select(with_columns or scan.columns[:1])
@@ -51,7 +54,7 @@ def lazy_frame(scan: Scan) -> pl.LazyFrame:
     return register_io_source(rows, schema=schema, validate_schema=True, is_pure=True)
 
 
-def certain_part(predicate: pl.Expr) -> Predicate | None:
+def certain_part(predicate: pl.Expr, schema: pa.Schema) -> Predicate | None:
     """A condition that is true for every row for which the predicate is; `None` for none.
 
     Read from Polars' own JSON, which no version promises: what is not known by name is left to
@@ -61,28 +64,49 @@ def certain_part(predicate: pl.Expr) -> Predicate | None:
         tree = json.loads(predicate.meta.serialize(format="json"))
     except Exception:  # noqa: BLE001  # such as a function of the user's, which has no JSON
         return None
-    return _certain(tree)
+    return _certain(tree, schema)
 
 
-def _certain(node: Any) -> Predicate | None:  # noqa: ANN401  # JSON
+def _certain(node: Any, schema: pa.Schema) -> Predicate | None:  # noqa: ANN401  # JSON
     match node:
         case {"BinaryExpr": {"left": left, "op": "And", "right": right}}:
-            return conjunction(_certain(left), _certain(right))
-        case {"BinaryExpr": {"left": {"Column": str(name)}, "op": str(op), "right": right}}:
-            return _comparison(name, _OPS.get(op), right)
-        case {"BinaryExpr": {"left": left, "op": str(op), "right": {"Column": str(name)}}}:
+            return conjunction(_certain(left, schema), _certain(right, schema))
+        case {"BinaryExpr": {"left": left, "op": str(op), "right": right}}:
             known = _OPS.get(op)
-            return _comparison(name, known.flipped if known else None, left)
+            if known is None:
+                return None
+            if names := _names(left):
+                return _comparison(names, known, right, schema)
+            if names := _names(right):
+                return _comparison(names, known.flipped, left, schema)
     return None
 
 
-def _comparison(name: str, op: Op | None, literal: Mapping[str, Any]) -> Predicate | None:
-    if op is None or name not in ("offset", PARTITION):
-        return None
+def _names(node: Any) -> tuple[str, ...]:  # noqa: ANN401  # JSON
+    """A column and names below it; empty for anything else."""
+    match node:
+        case {"Column": str(name)}:
+            return (name,)
+        case {
+            "Function": {"input": [above], "function": {"StructExpr": {"FieldByName": str(name)}}}
+        }:
+            names = _names(above)
+            return (*names, name) if names else ()
+    return ()
+
+
+def _comparison(
+    names: tuple[str, ...], op: Op, literal: Mapping[str, Any], schema: pa.Schema
+) -> Predicate | None:
     number = _whole_number(literal)
-    if number is None or not MIN_INT64 <= number <= MAX_INT64:
-        return None
-    return Compare(op, Column(name), number)
+    if names in (("offset",), (PARTITION,)):
+        if number is None or not MIN_INT64 <= number <= MAX_INT64:
+            return None
+        return Compare(op, Column(names[0]), number)
+    match literal:
+        case {"Literal": {"Scalar": {"String": str(text)}}}:
+            return field_comparison(schema, names, op, text)
+    return None if number is None else field_comparison(schema, names, op, number)
 
 
 def _whole_number(literal: Any) -> int | None:  # noqa: ANN401  # JSON

@@ -82,7 +82,7 @@ class TierDatasource(Datasource):  # type: ignore[misc]  # Ray ships no types fo
         needed = dict.fromkeys(wanted)
         if condition is not None:
             needed |= dict.fromkeys(columns_in(condition, scan.columns))
-            certain = certain_part(condition)
+            certain = certain_part(condition, scan.schema)
             scan = scan if certain is None else scan.where_predicate(certain)
         part = scan.select(list(needed))
         schema = pa.schema([part.schema.field(name) for name in wanted])

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Final
 
-from kts_source.errors import InvalidOptionError, TieredKafkaError
+from kts_source.errors import InvalidOptionError, RegistryUnavailableError, TieredKafkaError
 from kts_source.export.compaction.merge import can_merge
 from kts_source.export.outages import is_outage
 from kts_source.export.report import empty_report, together
@@ -110,7 +110,7 @@ def follow(
     following = settings.following
     if following is None:
         raise InvalidOptionError("the settings do not say follow=True")
-    _check(source, settings)
+    checked = _is_checked(source, settings)
     nothing = total = empty_report(settings.target, settings.table_format)
     stop = _Stop()
     number = 0
@@ -118,9 +118,9 @@ def follow(
         try:
             while not stop.asked:
                 began = clock()
-                report, error = _attempt(source, settings, executor)
+                report, error = _attempt(source, settings, executor, checked=checked)
                 if report is not None:  # before anybody is told: a signal may come meanwhile
-                    total = together(total, report)
+                    total, checked = together(total, report), True
                 outcome = _outcome(report, error, stop)
                 metrics = _metrics(number, outcome, clock() - began, report or nothing)
                 log.info("%s", metrics.to_json())
@@ -145,16 +145,18 @@ def follow(
 
 
 def _attempt(
-    source: Mapping[str, str], settings: ExportSettings, executor: ExportExecutor
+    source: Mapping[str, str], settings: ExportSettings, executor: ExportExecutor, *, checked: bool
 ) -> tuple[BackfillReport | None, BaseException | None]:
     try:
+        if not checked:
+            _check(source, settings)
         return export(source, settings, executor), None
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # told first, raised then
         return None, error
 
 
 def _may_pass(error: BaseException) -> bool:
-    """Whether waiting may help: a store, brokers or a catalog did not answer."""
+    """Whether waiting may help: a store, brokers, a registry or a catalog did not answer."""
     if isinstance(error, TieredKafkaError):
         return error.retriable
     return is_outage(error)
@@ -167,6 +169,17 @@ def _outcome(report: BackfillReport | None, error: BaseException | None, stop: _
     if stop.asked or isinstance(error, KeyboardInterrupt):
         return ABANDONED
     return type(error).__name__
+
+
+def _is_checked(source: Mapping[str, str], settings: ExportSettings) -> bool:
+    """Whether the arguments are known to be fine; not while a registry that says the schema is
+    down: the first round meets that, too, and waits.
+    """
+    try:
+        _check(source, settings)
+    except RegistryUnavailableError:
+        return False
+    return True
 
 
 def _check(source: Mapping[str, str], settings: ExportSettings) -> None:

@@ -17,6 +17,7 @@ from kts_source.options.value_fields import only_fields
 from kts_source.options.value_formats import FAILFAST, PERMISSIVE
 from kts_source.predicate.evaluate import wanted_rows
 from kts_source.predicate.model import columns_of, fields_of
+from kts_source.read.header_ids import framed, needed_columns
 from kts_source.read.value_decoders import value_decoder
 from segment_format.values.decoded import BadValue
 
@@ -86,7 +87,7 @@ class TypedFilter:
         self._formats = tuple(
             only_fields(one, paths[one.column]) for one in formats if paths[one.column]
         )
-        self.columns = tuple(sorted(columns_of(where)))
+        self.columns = tuple(sorted({*columns_of(where), *needed_columns(self._formats)}))
 
     def kept(self, batch: pa.RecordBatch) -> KeptRows:
         """The rows of a batch that are kept.
@@ -99,7 +100,7 @@ class TypedFilter:
         bad: dict[str, tuple[BadValue, ...]] = {}
         dropped: dict[str, tuple[BadValue, ...]] = {}
         for form in self._formats:
-            values = value_decoder(form).decode(batch.column(form.column))
+            values = value_decoder(form).decode(framed(batch, form))
             if values.bad and form.mode == FAILFAST and self._fails:
                 first = values.bad[0]
                 before = self.kept(batch.slice(0, first.row))

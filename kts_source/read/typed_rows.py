@@ -13,6 +13,7 @@ import pyarrow as pa
 from kts_source.columns import ERROR_COLUMNS, PARTITION, RAW_COLUMNS, TOPIC
 from kts_source.errors import InvalidValueError, Place, TieredKafkaError
 from kts_source.options.value_formats import DROP_MALFORMED, FAILFAST, PERMISSIVE
+from kts_source.read.header_ids import framed, needed_columns
 from kts_source.read.typed_filter import TypedFilter
 from kts_source.read.value_decoders import value_decoder
 from kts_source.texts import one_line
@@ -73,7 +74,8 @@ class TypedRows:
         # What an error has to name.
         place = _PLACE if self._formats or self._filter is not None else ()
         deciding = () if self._filter is None else self._filter.columns
-        self.read_columns = tuple(dict.fromkeys((*plain, *decoded, *place, *deciding)))
+        beside = needed_columns(self._formats)
+        self.read_columns = tuple(dict.fromkeys((*plain, *decoded, *place, *deciding, *beside)))
 
     def decoded(
         self, batches: Iterable[pa.RecordBatch], meter: TaskMeter | None
@@ -135,7 +137,7 @@ class TypedRows:
         reasons: dict[int, str] = {}
         for form in self._formats:
             try:
-                values = value_decoder(form).decode(batch.column(form.column))
+                values = value_decoder(form).decode(framed(batch, form))
             except TieredKafkaError as error:  # of the registry
                 raise error.located(**_place(batch, 0)) from None
             if values.bad and form.mode == FAILFAST and self._set_aside is None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 def value_decoder(form: ColumnFormat) -> ValueDecoder:
     """The decoder of a format; any thread may use it.
 
-    What it looks up in a registry raises RegistryError where that does not answer.
+    What it looks up in a registry raises RegistryError where that does not answer as it should.
     """
     if form.format == UTF8:
         from segment_format.values.text import Utf8Decoder
@@ -63,7 +63,7 @@ def value_decoder(form: ColumnFormat) -> ValueDecoder:
     if form.format == AVRO_GLUE:
         from segment_format.values.avro.glue import GlueAvroDecoder
 
-        versions: ById[str, Schema] = ById(partial(_writer, form.registry))
+        versions = _versions(form.registry)
         return GlueAvroDecoder(form.reader_schema, versions.get, columns=form.fields)
     from segment_format.values.avro.confluent import ConfluentAvroDecoder
 
@@ -76,6 +76,11 @@ def value_decoder(form: ColumnFormat) -> ValueDecoder:
 @lru_cache(32)
 def _writers(registry: RegistryPlace) -> ById[int, Schema]:
     return ById(partial(_writer, registry))
+
+
+@lru_cache(32)
+def _versions(folder: RegistryPlace) -> ById[str, Schema]:
+    return ById(partial(_writer, folder))
 
 
 @lru_cache(32)

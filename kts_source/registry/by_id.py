@@ -11,8 +11,7 @@ import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
-from kts_source.errors import TieredKafkaError
-from kts_source.registry.client import RegistryError
+from kts_source.errors import RegistryError, TieredKafkaError
 from kts_source.texts import one_line
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import urllib.request
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from kts_source.errors import ExportError, StoreUnavailableError
+from kts_source.errors import RegistryError, RegistryUnavailableError, StoreUnavailableError
 from kts_source.store.counters import Tally
 from kts_source.store.retry import RetryPolicy, TransientError
 
@@ -38,10 +38,6 @@ _UNKNOWN: Final = (40401, 40402, 40403)
 """What registries call a subject, a version and a schema that they do not have."""
 
 
-class RegistryError(ExportError):
-    """A schema registry that does not answer; the rows are not to blame."""
-
-
 class UnknownSchemaError(LookupError):
     """The registry's own word that it does not have what it was asked for."""
 
@@ -55,7 +51,8 @@ def ask(registry: RegistryPlace, path: str) -> dict[str, Any]:
 
     Raises:
         UnknownSchemaError: The registry says that it has no such thing.
-        RegistryError: It does not answer, or not as it should.
+        RegistryUnavailableError: It does not answer, or only that it cannot now.
+        RegistryError: It does not answer as it should.
     """
     try:
         body = RETRY.run(
@@ -63,7 +60,7 @@ def ask(registry: RegistryPlace, path: str) -> dict[str, Any]:
         )
     except StoreUnavailableError as error:
         last = error.attempts[-1].partition(": ")[2]
-        raise RegistryError(
+        raise RegistryUnavailableError(
             f"the registry does not answer: {last} to {path}; asked {len(error.attempts)} times"
         ) from None
     try:

@@ -11,8 +11,8 @@ import tempfile
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
 
+from kts_source.errors import RegistryError
 from kts_source.extras import require
-from kts_source.registry.client import RegistryError
 from segment_format.values.protobuf.wire import read_fields
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote
 
-from kts_source.errors import InvalidOptionError
+from kts_source.errors import InvalidOptionError, RegistryError
 from kts_source.extras import require
-from kts_source.registry.client import RegistryError, ask
+from kts_source.registry.client import ask
 from kts_source.registry.kept_schemas import keep_parts, kept_parts
 
 if TYPE_CHECKING:

@@ -1,5 +1,6 @@
 """What Confluent's serializers put in front of a value: byte 0, then the id of the writer's schema
-(4 bytes, big-endian, above 0).
+(4 bytes, big-endian, above 0). Byte 1 and a GUID of 16 bytes, which they may write instead, is told
+from what is no header at all, and not looked up.
 """
 
 from __future__ import annotations
@@ -17,10 +18,19 @@ HEADER: Final = 5
 _TOO_SHORT: Final = -1
 _NO_MAGIC: Final = -2
 _ID_0: Final = 0
+_BY_GUID: Final = -3
+_GUID_HEADER: Final = 17
+BY_GUID: Final = (
+    "byte 1 and a schema's GUID in front, or in the record's header: GUIDs are not looked up"
+)
+NO_MAGIC: Final = "no zero byte and schema id in front"
+TOO_SHORT: Final = f"shorter than the {HEADER} bytes of a zero byte and a schema id"
+ID_0: Final = "schema id 0: no registry gives it; values with ids of 8 bytes (Apicurio) look so"
 REASONS: Final = {
-    _TOO_SHORT: f"shorter than the {HEADER} bytes of a zero byte and a schema id",
-    _NO_MAGIC: "no zero byte and schema id in front",
-    _ID_0: "schema id 0: no registry gives it; values with ids of 8 bytes (Apicurio) look so",
+    _TOO_SHORT: TOO_SHORT,
+    _NO_MAGIC: NO_MAGIC,
+    _ID_0: ID_0,
+    _BY_GUID: BY_GUID,
 }
 """Why a value is bad, by what `schema_ids` gives for it."""
 
@@ -44,6 +54,17 @@ def schema_ids(values: pa.Array) -> NDArray[np.int64]:
     ids = np.zeros(rows, np.int64)
     for byte in range(1, HEADER):
         ids = ids << 8 | content[at + byte]
-    ids[content[at] != 0] = _NO_MAGIC
+    first = content[at]
+    ids[first != 0] = _NO_MAGIC
+    ids[(first == 1) & (np.diff(bounds) >= _GUID_HEADER)] = _BY_GUID
     ids[short] = _TOO_SHORT
     return ids
+
+
+def refused(value: bytes) -> str | None:
+    """Why a value has no id; `None` if it has one. The readable form of `schema_ids`."""
+    if len(value) < HEADER:
+        return TOO_SHORT
+    if value[0]:
+        return BY_GUID if value[0] == 1 and len(value) >= _GUID_HEADER else NO_MAGIC
+    return None if any(value[1:HEADER]) else ID_0

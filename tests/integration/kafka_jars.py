@@ -37,6 +37,7 @@ ARTIFACTS = kafka_artifacts(KAFKA_VERSION)
 
 # The newest version of which all jars resolve.
 SPARK_KAFKA = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"
+SPARK_AVRO = "org.apache.spark:spark-avro_2.13:4.0.0"
 # PySpark brings these.
 SPARK_PROVIDES = ("org.apache.spark:spark-sql_2.13", "org.apache.hadoop:*")
 
@@ -93,7 +94,16 @@ def spark_kafka_jars() -> tuple[Path, ...]:
 
     Skips the calling test where java or mvn is absent, or fails it when the run promised them.
     """
-    folder = _jars(_pom((SPARK_KAFKA,), SPARK_PROVIDES), "-DincludeScope=runtime")
+    return _spark_jars(SPARK_KAFKA)
+
+
+def spark_avro_jars() -> tuple[Path, ...]:
+    """The jars that Spark 4.0 needs for `from_avro`, as `spark_kafka_jars`."""
+    return _spark_jars(SPARK_AVRO)
+
+
+def _spark_jars(artifact: str) -> tuple[Path, ...]:
+    folder = _jars(_pom((artifact,), SPARK_PROVIDES), "-DincludeScope=runtime")
     return tuple(sorted(folder.glob("*.jar")))
 
 

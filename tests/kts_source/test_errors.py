@@ -52,6 +52,7 @@ def test_only_what_may_pass_is_retriable() -> None:
     retriable = [
         errors.BrokerUnavailableError,
         errors.LeaderChangedError,
+        errors.RegistryUnavailableError,
         errors.StoreUnavailableError,
     ]
     assert [kind for kind in KINDS if kind.retriable] == retriable

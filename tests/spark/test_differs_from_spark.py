@@ -12,6 +12,7 @@ import pytest
 
 from segment_format.values.json.ddl import parse_ddl
 from segment_format.values.json.decoder import JsonDecoder
+from tests.docs.tables import rows_under
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,6 +51,28 @@ CASES = {
     "not UTF-8": Case("a string", b'{"a": "\xff"}', MALFORMED, ("\ufffd",)),
     "half a surrogate pair": Case("a string", b'{"a": "\\ud800"}', MALFORMED, ("?",)),
 }
+
+
+ROWS = {
+    "a wrong type in a field": ["a wrong type in a field"],
+    "`PERMISSIVE`, not JSON": ["not JSON"],
+    "no text": ["no text"],
+    "the text `null`": ["the text null"],
+    "text behind the value, single quotes": ["text behind the value", "single quotes"],
+    "`1.0`, `1e2` as an integer": ["1.0 as an integer", "1e2 as an integer"],
+    "a number with too many digits for its decimal": ["too many digits"],
+    '1e400, `NaN`, `"NaN"` as a double': ["1e400", "NaN", '"NaN"'],
+    "numbers and objects as a string": ["a number as a string", "an object as a string"],
+    "a number as a timestamp": ["a number as a timestamp"],
+    "a field that is `not null` and missing": ["a missing field that is not null"],
+    "text that is not UTF-8, half a surrogate pair": ["not UTF-8", "half a surrogate pair"],
+}
+"""Rows of the table, and the cases of each."""
+
+
+def test_each_row_of_the_table_has_its_cases() -> None:
+    assert list(rows_under("typed.md", "Where it differs from `from_json`")) == list(ROWS)
+    assert [name for names in ROWS.values() for name in names] == list(CASES)
 
 
 def test_here() -> None:

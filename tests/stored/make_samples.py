@@ -1,7 +1,7 @@
 """Stores a set of samples with the present code: `python -m tests.stored.make_samples`.
 
-`v1` was written by the code of commit 9a3d10a. A set is never written again with later code: it is
-there to show that later code reads it. A new set gets a new folder.
+A set is never written again with later code: it is there to show that later code reads it. A new
+set gets a new folder. See README.md for which code wrote which.
 """
 
 from __future__ import annotations
@@ -27,9 +27,19 @@ from tests.stored.samples import (
 )
 from tests.stored.stable_store import path_of, register_stable_store, scanned
 from tests.stored.topics import write_tier
+from tests.stored.typed_samples import (
+    KEPT,
+    TYPED_PLAN,
+    TYPED_TABLE_SAMPLES,
+    V2,
+    answers,
+    write_typed_tier,
+)
 
 if TYPE_CHECKING:
-    from tests.stored.samples import TableSample
+    from collections.abc import Sequence
+
+    from tests.stored.samples import ScanSample, TableSample
 
 
 class Killed(BaseException):
@@ -37,32 +47,55 @@ class Killed(BaseException):
 
 
 def main() -> None:
-    """Writes all samples.
+    """Writes each set that is not there.
 
     Raises:
-        SystemExit: There is a set already.
+        SystemExit: All are there already.
     """
-    if V1.exists():
-        raise SystemExit(f"{V1} is there: stored samples are not written again")
+    missing = [(place, make) for place, make in SETS if not place.exists()]
+    if not missing:
+        raise SystemExit("all sets are there: stored samples are not written again")
     register_stable_store()
-    with tempfile.TemporaryDirectory() as name:
-        # Delta notes where a table was made: not in this checkout.
-        folder = Path(name)
-        made = folder / V1.name
-        make_tables(made / "tables", folder)
-        make_scans(made, folder)
-        shutil.copytree(made, V1)
+    for place, make in missing:
+        with tempfile.TemporaryDirectory() as name:
+            # Delta notes where a table was made: not in this checkout.
+            folder = Path(name)
+            make(folder / place.name, folder)
+            shutil.copytree(folder / place.name, place)
+
+
+def make_v1(made: Path, folder: Path) -> None:
+    """Tables, plans, caches and metrics."""
+    make_tables(made / "tables", folder)
+    make_scans(made, folder)
+
+
+def make_v2(made: Path, folder: Path) -> None:
+    """The same of typed columns."""
+    tier = folder / "tier"
+    write_typed_tier(tier, first=True)
+    make_each(TYPED_TABLE_SAMPLES, made / "tables", tier)
+    (made / "plans").mkdir()
+    make_plan(TYPED_PLAN, made, folder)
+    with answers():
+        scanned({**KEPT, "path": tier.as_uri(), "cacheDir": str(made / "schemas")})
+    shutil.rmtree(made / "schemas" / "v1" / "index")  # of a tier that nobody else has
+
+
+def make_each(samples: Sequence[tuple[str, TableSample]], made: Path, tier: Path) -> None:
+    """The tables, each in the folder of its format."""
+    for table_format, sample in samples:
+        target = made / table_format
+        target.mkdir(parents=True, exist_ok=True)
+        with contextlib.chdir(target):
+            make_table(sample, table_format, tier)
 
 
 def make_tables(made: Path, folder: Path) -> None:
     """The tables of all formats, after a first export of a part of the tier."""
     tier = folder / "tier"
     write_tier(tier, first=True)
-    for table_format, sample in TABLE_SAMPLES:
-        target = made / table_format
-        target.mkdir(parents=True, exist_ok=True)
-        with contextlib.chdir(target):
-            make_table(sample, table_format, tier)
+    make_each(TABLE_SAMPLES, made, tier)
     half = made / "half-published"
     half.mkdir()
     with contextlib.chdir(half):
@@ -95,8 +128,7 @@ def make_scans(made: Path, folder: Path) -> None:
     """Plans, caches and metrics."""
     (made / "plans").mkdir()
     for sample in PLANS:
-        options = sample.source(path_of(sample, folder / sample.name))
-        (made / "plans" / f"{sample.name}.json").write_text(plan(options).to_json())
+        make_plan(sample, made, folder)
     for sample in CACHES:
         options = {**sample.source(path_of(sample, folder)), **CACHE_FOREVER}
         for metrics in ("first", "second"):
@@ -107,6 +139,15 @@ def make_scans(made: Path, folder: Path) -> None:
             print(f"{sample.name}, {metrics} read: {total['cache_hits']} found")  # noqa: T201
     options = METRICS.source(path_of(METRICS, folder))
     scanned({**options, "cache": "false", "metricsPath": str(made / "metrics")})
+
+
+def make_plan(sample: ScanSample, made: Path, folder: Path) -> None:
+    """One plan."""
+    options = sample.source(path_of(sample, folder / sample.name))
+    (made / "plans" / f"{sample.name}.json").write_text(plan(options).to_json())
+
+
+SETS = ((V1, make_v1), (V2, make_v2))
 
 
 if __name__ == "__main__":

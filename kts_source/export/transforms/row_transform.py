@@ -16,7 +16,7 @@ from kts_source.texts import one_line
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from segment_format.values.decoded import ValueDecoder
+    from segment_format.values.json.decoder import JsonDecoder
 
 _DECODED: Final = (
     pa.bool_(),
@@ -118,7 +118,7 @@ def decode_json_objects(values: pa.Array, schema: pa.Schema) -> tuple[pa.Table, 
     Returns:
         The rows of those that could be decoded, in order, and the others.
     """
-    decoder = _json_decoder(schema)
+    decoder = json_decoder(schema)
     if decoder is None:
         return parse_json_objects(pc.fill_null(values, b"{}"), schema)
     decoded = decoder.decode(values)
@@ -145,7 +145,7 @@ def decode_json_objects(values: pa.Array, schema: pa.Schema) -> tuple[pa.Table, 
 
 
 @lru_cache(8)
-def _json_decoder(schema: pa.Schema) -> ValueDecoder | None:
+def json_decoder(schema: pa.Schema) -> JsonDecoder | None:
     """Of structs of these columns; `None` where some type means something else to it."""
     if not all(_is_decoded(field) for field in schema):
         return None
@@ -259,12 +259,11 @@ def schema_text(schema: pa.Schema) -> str:
 
 
 def decode_rows(
-    batch: pa.RecordBatch,
-    column: str,
+    values: pa.Array,
     schema: pa.Schema,
     decode: Callable[[bytes], dict[str, object]],
 ) -> tuple[pa.Table, list[Rejected]]:
-    """Decodes the values of a column one by one; a null gives nulls.
+    """Decodes values one by one; a null gives nulls.
 
     Members that the schema does not name are left out. `decode` raises whatever it likes on a value
     that it cannot decode.
@@ -274,7 +273,7 @@ def decode_rows(
     """
     good: list[dict[str, object]] = []
     rejected: list[Rejected] = []
-    for number, value in enumerate(column_of(batch, column).to_pylist()):
+    for number, value in enumerate(values.to_pylist()):
         try:
             members = {} if value is None else decode(value)
             row = {name: members.get(name) for name in schema.names}

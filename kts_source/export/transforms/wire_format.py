@@ -1,5 +1,9 @@
 """Values in Confluent's wire format: a zero byte, a schema id (4 bytes, big-endian), the payload.
 
+Avro and JSON are decoded as options `value.format` = `avro-confluent` and `json-confluent` have it.
+Of what those decoders refuse, and of Protobuf, each row is decided by itself by kept libraries, as
+tables begun by earlier versions know it.
+
 Avro and JSON Schema payloads follow at once; Protobuf has the path of the message type in front, as
 zigzag varints: their number, then indexes into nested types, where a lone 0 means the first type.
 
@@ -13,16 +17,23 @@ import io
 import json
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from kts_source.export.transforms.row_transform import (
     DEFAULT_KEPT,
+    Rejected,
     Transformed,
     assemble,
     check_columns,
+    column_of,
     decode_rows,
     schema_text,
 )
+from kts_source.export.transforms.wire_batches import avro_together, json_together
 from kts_source.extras import require
 from kts_source.registry.by_id import ById
 from kts_source.registry.place import RegistryAccess, RegistryPlace
@@ -34,21 +45,36 @@ from kts_source.registry.schema_registry import (
     find_schema,
 )
 from kts_source.secret import Secret
+from segment_format.values.confluent_header import HEADER, refused, schema_ids
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    import pyarrow as pa
+    from numpy.typing import NDArray
 
-MAGIC: Final = 0
-_HEADER: Final = 5
+    from segment_format.values.decoded import ValueDecoder
 
 Decoder: TypeAlias = "Callable[[bytes], dict[str, Any]]"
+
+
+class _Writer(NamedTuple):
+    """What decodes the values of one schema.
+
+    Attributes:
+        decode: One value, without its header.
+        together: Values of a batch, with their headers; `None` where columns or schema are such
+            that it could give other rows.
+    """
+
+    decode: Decoder
+    together: ValueDecoder | None = None
 
 
 @dataclass
 class WireFormatColumns:
     """The members of Avro, JSON or Protobuf values as columns, by the schema id in every value.
+
+    It is what option `value.format` decodes, without a struct around it, of all three in one topic.
 
     A value without the header, of an unknown schema, or that does not decode, is rejected; a
     registry that does not answer fails the task. What is asked of a registry is bounded: behind
@@ -79,11 +105,11 @@ class WireFormatColumns:
         return RegistryPlace(self.registry, Secret(RegistryAccess(*self.auth.reveal())))
 
     @cached_property
-    def _decoders(self) -> ById[int, Decoder]:
-        return ById(self._decoder)
+    def _writers(self) -> ById[int, _Writer]:
+        return ById(self._writer)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_decoders"}
+        return {name: value for name, value in vars(self).items() if name != "_writers"}
 
     @property
     def fingerprint(self) -> str:
@@ -97,22 +123,70 @@ class WireFormatColumns:
             RegistryError: The registry does not answer.
             InvalidOptionError: The library for a schema's kind is not installed here.
         """
-        decoded = decode_rows(batch, self.column, self.schema, self._decode)
-        return assemble(batch, self.keep, *decoded)
+        values = column_of(batch, self.column).cast(pa.binary())
+        return assemble(batch, self.keep, *self._decoded(values))
+
+    def _decoded(self, values: pa.Array) -> tuple[pa.Table, list[Rejected]]:
+        """As `decode_rows`: what a writer's batch decoder does not take is looked at row by row."""
+        tables: list[pa.Table] = []
+        places: list[NDArray[np.intp]] = []
+        left = np.ones(len(values), np.bool_)
+        for schema_id, rows in _by_id(values):
+            together = self._together(schema_id)
+            if together is not None:
+                decoded = together.decode(values.take(pa.array(rows))).array
+                good = decoded.is_valid()
+                tables.append(_members(decoded.filter(good), self.schema))
+                places.append(rows[good.to_numpy(zero_copy_only=False)])
+                left[places[-1]] = False
+        others = np.flatnonzero(left)
+        made, rejected = decode_rows(values.take(pa.array(others)), self.schema, self._decode)
+        places.append(np.delete(others, [found.row for found in rejected]))
+        table = pa.concat_tables([*tables, made]).take(pa.array(np.argsort(np.concatenate(places))))
+        return table, [Rejected(int(others[found.row]), found.reason) for found in rejected]
+
+    def _together(self, schema_id: int) -> ValueDecoder | None:
+        try:
+            return self._writers.get(schema_id).together
+        except LookupError:  # each of its rows will say so
+            return None
 
     def _decode(self, value: bytes) -> dict[str, Any]:
-        if len(value) < _HEADER or value[0] != MAGIC:
-            raise ValueError("not in the wire format: no zero byte and schema id in front")
-        schema_id = int.from_bytes(value[1:_HEADER], "big")
-        return self._decoders.get(schema_id)(value[_HEADER:])
+        if (reason := refused(value)) is not None:
+            raise ValueError(f"not in the wire format: {reason}")
+        schema_id = int.from_bytes(value[1:HEADER], "big")
+        return self._writers.get(schema_id).decode(value[HEADER:])
 
-    def _decoder(self, schema_id: int) -> Decoder:
+    def _writer(self, schema_id: int) -> _Writer:
         found = find_schema(self._place, schema_id)
         if found.kind == AVRO:
-            return _avro([json.loads(text) for _, text in found.parts])
+            decode = _avro([json.loads(text) for _, text in found.parts])
+            return _Writer(decode, avro_together(found.parts, self.schema))
         if found.kind == JSON:
-            return _json
-        return _protobuf(found.parts)
+            return _Writer(_json, json_together(self.schema))
+        return _Writer(_protobuf(found.parts))
+
+
+def _by_id(values: pa.Array) -> Iterator[tuple[int, NDArray[np.intp]]]:
+    """Ids, as they come first, and the rows of each; not of values that have none."""
+    ids = schema_ids(values)
+    ids[values.is_null().to_numpy(zero_copy_only=False)] = -1
+    distinct, firsts = np.unique(ids, return_index=True)
+    for schema_id in distinct[np.argsort(firsts)].tolist():
+        if schema_id > 0:
+            yield schema_id, np.flatnonzero(ids == schema_id)
+
+
+def _members(structs: pa.Array, schema: pa.Schema) -> pa.Table:
+    """Fields as columns; nulls where there is no such field."""
+    there = {field.name for field in structs.type}
+    columns = [
+        pc.struct_field(structs, field.name).cast(field.type)
+        if field.name in there
+        else pa.nulls(len(structs), field.type)
+        for field in schema
+    ]
+    return pa.Table.from_arrays(columns, schema=schema)
 
 
 def _avro(schemas: Sequence[Any]) -> Decoder:

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from segment_format.kernels.compiled import kernel
 from segment_format.kernels.memory import load_i64_native, load_u8, load_u32_native, store_i32
+from segment_format.values.confluent_header import HEADER, refused
 from segment_format.values.protobuf.message_index import MOST_INDEXES, read_message_index
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from segment_format.values.decoded import DecodedValues
     from segment_format.values.protobuf.decoder import ProtobufDecoder
 
-HEADER: Final = 5
 _MOST_HEADS: Final = 64
 """Heads that values are compared with; those of more are looked into one by one."""
 _LONGEST_HEAD: Final = HEADER + 10 * (MOST_INDEXES + 1)
@@ -124,16 +124,9 @@ class ConfluentProtobufDecoder:
         value = b""
         if stop > start:
             value = data.slice(start, min(stop - start, _LONGEST_HEAD)).to_pybytes()
-        if len(value) < HEADER:
-            return _Head(b"", f"shorter than the {HEADER} bytes of a zero byte and a schema id")
+        if (reason := refused(value)) is not None:
+            return _Head(b"", reason)
         schema_id = int.from_bytes(value[1:HEADER], "big")
-        if value[0]:
-            return _Head(b"", "no zero byte and schema id in front")
-        if not schema_id:
-            return _Head(
-                b"",
-                "schema id 0: no registry gives it; values with ids of 8 bytes (Apicurio) look so",
-            )
         try:
             path, size = read_message_index(value, HEADER)
         except ValueError as error:

@@ -14,9 +14,11 @@ import pyarrow.compute as pc
 import pytest
 
 import kts_source
+from kts_source.columns import ALL_COLUMNS
 from kts_source.engines import task_reader
 from kts_source.engines.arrow_conditions import certain_part, columns_in
 from kts_source.predicate.model import And, Column, Compare, Op
+from kts_source.read.row_schema import read_schema
 from tests.golden_data import (
     ISOLATION_LEVELS,
     TOPICS,
@@ -240,7 +242,7 @@ THEN = pa.scalar(1_700_000_000_123_456, pa.timestamp("us", tz="UTC"))
 def test_only_what_is_certain_is_taken_of_an_expression(
     expression: pc.Expression, due: object
 ) -> None:
-    assert certain_part(expression) == due
+    assert certain_part(expression, read_schema(ALL_COLUMNS)) == due
 
 
 def test_columns_of_an_expression() -> None:

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
+from google.protobuf import descriptor_pb2, duration_pb2
 from pyiceberg.catalog import load_catalog
 
 import kts_source
@@ -283,9 +284,43 @@ def test_a_table_of_bytes_does_not_go_on_with_columns(good: dict[str, str], tmp_
                 lake.export(good, schema_evolution=evolution)
 
 
+def one_field(kind: object) -> str:
+    """A record of Avro."""
+    return json.dumps({"type": "record", "name": "R", "fields": [{"name": "a", "type": kind}]})
+
+
+def test_durations_are_refused_unless_they_are_left_out(tmp_path: Path) -> None:
+    file = descriptor_pb2.FileDescriptorProto(name="d.proto", syntax="proto3")
+    file.dependency.append("google/protobuf/duration.proto")
+    message = file.message_type.add(name="M")
+    kinds = descriptor_pb2.FieldDescriptorProto
+    many = message.field.add(name="spans", number=1, type=kinds.TYPE_MESSAGE)
+    many.type_name, many.label = ".google.protobuf.Duration", kinds.LABEL_REPEATED
+    message.field.add(name="n", number=2, type=kinds.TYPE_INT64, label=kinds.LABEL_OPTIONAL)
+    known = descriptor_pb2.FileDescriptorProto.FromString(duration_pb2.DESCRIPTOR.serialized_pb)
+    files = descriptor_pb2.FileDescriptorSet(file=[known, file])
+    (tmp_path / "d.desc").write_bytes(files.SerializeToString())
+    source = write(tmp_path / "tier", [[b"\x10\5", None]]) | {
+        "value.format": "protobuf",
+        "value.schema": str(tmp_path / "d.desc"),
+        "value.message": "M",
+    }
+    lake = Lake(tmp_path, "delta")
+    reason = r"value\.spans\.element is a duration.* option 'value\.columns'"
+    with pytest.raises(InvalidOptionError, match=reason):
+        lake.export(source)
+    assert lake.export(source | {"value.columns": "n"}).rows == 2
+    assert lake.read()["value"].to_pylist() == [{"n": 5}, None]
+
+
 def refused() -> Iterator[tuple[dict[str, str], dict[str, Any], str]]:
     empty = {"value.format": "json", "value.schema": "a bigint, s struct<>"}
-    yield {}, {"compact": True, "table_format": "delta"}, "compact=True"
+    keys_alone = {"value.format": "raw", "key.format": "utf8"}
+    nothing = {"type": "array", "items": {"type": "map", "values": "null"}}
+    yield {}, {"compact": True, "table_format": "delta"}, "compact=True merges keys and values as b"
+    yield keys_alone, {"compact": True, "table_format": "iceberg"}, "compact=True merges keys"
+    yield {"value.schema": one_field(nothing)}, {}, r"value\.a\.element.* is always null"
+    yield {"value.schema": one_field("null"), "value.columns": "a"}, {}, "value.a is always null"
     yield {}, {"transform": JsonColumns(pa.schema([("a", pa.int64())]))}, "JsonColumns"
     yield {}, {"transform": flat, "schema_evolution": "add"}, "no transform"
     yield {"value.format": "raw"}, {"schema_evolution": "add"}, "typed columns"

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+import logging
 import multiprocessing
 import os
 import signal
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from deltalake import DeltaTable
 
 from kts_source.cli.app import main
-from kts_source.errors import SchemaChangedError
+from kts_source.errors import InvalidOptionError, SchemaChangedError
+from kts_source.registry.client import RETRY
 from tests.kts_source.export.exporting import Lake
 from tests.kts_source.export.test_evolution import of_schema, topic, values_of
 from tests.kts_source.export.test_follow import Driven
 from tests.kts_source.read.typed_tier import OLD, SCHEMA, TOPIC, avro, write
+from tests.schema_registry import Registry
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -109,3 +113,65 @@ def test_killed_between_columns_and_data(topic: dict[str, str], tmp_path: Path) 
     assert lake.export(later).rows == 10
     assert DeltaTable(lake.target).version() == 2
     assert [value["day"] is None for value in values_of(lake)] == [True] * 10 + [False] * 10
+
+
+def test_a_registry_that_is_down_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before the first round, which needs the latest schema, and where a new id comes."""
+    monkeypatch.setattr("kts_source.registry.client.RETRY", replace(RETRY, max_attempts=1))
+    server = Registry(
+        {
+            f"/schemas/ids/{number}": {"schema": json.dumps(schema)}
+            for number, schema in ((1, OLD), (2, SCHEMA))
+        }
+    )
+    server.documents["/subjects/orders-value/versions/latest"] = {
+        "id": 2, "schema": json.dumps(SCHEMA),
+    }  # fmt: skip
+    server.authorization = None
+    values: list[bytes | None] = [framed(1, avro(number, old=True)) for number in range(10)]
+    options = write(tmp_path / "tier", [values]) | {
+        "value.format": "avro-confluent",
+        "value.schema-registry.url": server.url,
+    }
+
+    def new_writer_and_outage() -> None:
+        write(tmp_path / "tier", [[*values, *(framed(2, avro(n)) for n in range(10, 15))]])
+        server.failing = [200, 503]  # the latest version is told, the new writer's schema is not
+
+    server.failing = [503] * 3  # of the check, and of two rounds
+    lake = Lake(tmp_path, "delta")
+    driven = Driven([lambda: None, lambda: None, new_writer_and_outage, lambda: None])
+    with server.serving(), caplog.at_level(logging.WARNING):
+        report = driven.run(lake, options, round_bytes=1 << 30)
+    down = "RegistryUnavailableError"
+    assert driven.outcomes == [down, down, "done", down, "done"]
+    assert driven.pauses == [60.0] * 5
+    assert report.rows == 15
+    assert [value["amount"] for value in values_of(lake)] == list(range(15))
+    assert "round 0 is tried again in 60 s: the registry does not answer" in caplog.text
+    assert "round 3 is tried again in 60 s: the registry does not answer" in caplog.text
+
+
+def test_a_source_is_checked_once_the_registry_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kts_source.registry.client.RETRY", replace(RETRY, max_attempts=1))
+    latest = {"id": 1, "schema": json.dumps(SCHEMA)}
+    server = Registry({"/subjects/orders-value/versions/latest": latest})
+    server.authorization = None
+    server.failing = [503, 503]
+    options = write(tmp_path / "tier", [[framed(1, avro(1))]]) | {
+        "value.format": "avro-confluent",
+        "value.schema-registry.url": server.url,
+        "endingOffsets": '{"orders": {"0": 1}}',
+    }
+    driven = Driven([lambda: None])
+    with server.serving(), pytest.raises(InvalidOptionError, match="endingOffsets"):
+        driven.run(Lake(tmp_path, "delta"), options)
+    assert driven.outcomes == ["RegistryUnavailableError", "InvalidOptionError"]
+
+
+def framed(schema_id: int, value: bytes) -> bytes:
+    return b"\0" + schema_id.to_bytes(4, "big") + value

@@ -11,9 +11,8 @@ import pyarrow as pa
 import pytest
 
 import kts_source
-from kts_source.errors import InvalidOptionError
+from kts_source.errors import InvalidOptionError, RegistryError
 from kts_source.options import ScanOptions, parse_options
-from kts_source.registry.client import RegistryError
 from tests.kts_source.read.typed_tier import write
 from tests.schema_registry import Registry
 from tests.segment_format.values.protobuf.oracle import descriptor_set
@@ -181,22 +180,30 @@ def test_a_folder_of_descriptors_says_it_too(tmp_path: Path) -> None:
     assert "the folder has no schema 8" in reasons[1]
 
 
-def test_a_folder_of_schemas_by_uuid(tmp_path: Path) -> None:
+def test_a_folder_of_schemas_by_uuid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fields = [{"name": name, "type": "int"} for name in ("a", "b")]
+    schema = json.dumps({"type": "record", "name": "R", "fields": fields})
     folder = tmp_path / "schemas"
     folder.mkdir()
-    (folder / "00000000-0000-0000-0000-000000000007.avsc").write_text('"int"')
+    (folder / "00000000-0000-0000-0000-000000000007.avsc").write_text(schema)
     head = b"\3\0" + bytes(15)
-    options = write(tmp_path / "tier", [[head + b"\7\x0e", head + b"\x08\x0e"]]) | {
+    options = write(tmp_path / "tier", [[head + b"\7\x0e\2", head + b"\x08\x0e\2"]]) | {
         "value.format": "avro-glue",
-        "value.schema": '"long"',
+        "value.schema": schema,
         "value.schema-registry.url": str(folder),
         "value.mode": "PERMISSIVE",
     }
     table = kts_source.scan(options).to_table()
-    assert table["value"].to_pylist() == [7, None]
+    assert table["value"].to_pylist() == [{"a": 7, "b": 1}, None]
     assert "the folder has no schema 00000000-0000-0000-0000-000000000008" in str(
         table["valueError"][1]
     )
+    # What there is none of is remembered, by a condition's decoder and the table's together.
+    (folder / "00000000-0000-0000-0000-000000000008.avsc").write_text(schema)
+    again = kts_source.scan(options | {"columns": "value,offset", "where": "value.a IS NULL"})
+    assert again.to_table()["value"].to_pylist() == [None]
+    monkeypatch.setattr("kts_source.registry.by_id.UNKNOWN_SECONDS", -1.0)
+    assert kts_source.scan(options).to_table()["value"].to_pylist() == [{"a": 7, "b": 1}] * 2
     with pytest.raises(InvalidOptionError, match="must be a folder with avro-glue"):
         parse_options({**options, "value.schema-registry.url": "http://x"})
 

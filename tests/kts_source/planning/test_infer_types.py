@@ -114,3 +114,11 @@ def test_who_asks_for_a_type_too_early_is_told() -> None:
     (form,) = parse_options({"path": "/x", "subscribe": "t", "value.format": "json"}).formats
     with pytest.raises(ValueError, match=r"needs .value.schema. here"):
         _ = form.type
+
+
+def test_a_condition_on_fields_that_a_sample_told(tmp_path: Path) -> None:
+    options = write(tmp_path, [[value(1), value(2), None, value(3, other="x")]]) | JSON
+    found = kts_source.scan(options).where("value.amount > 1 AND value.other IS NULL").to_table()
+    assert found["value"].to_pylist() == [{"amount": 2, "other": None}]
+    with pytest.raises(InvalidOptionError, match=r"value\.amount needs option 'value\.schema'"):
+        kts_source.scan(options | {"where": "value.amount > 1"})

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from kts_source.errors import RegistryError, RegistryUnavailableError
 from kts_source.options import parse_options
 from kts_source.registry import client
-from kts_source.registry.client import RegistryError, UnknownSchemaError, ask
+from kts_source.registry.client import UnknownSchemaError, ask
 from kts_source.registry.place import RegistryAccess, RegistryPlace
 from kts_source.secret import Secret
 from tests.integration.certificates import make_certificates
@@ -62,21 +63,26 @@ def test_what_may_pass_is_tried_again(server: Registry) -> None:
     assert ask(shown(server), PATH) == KNOWN[PATH]
     assert len(server.asked) == 4
     server.failing = [500] * 9
-    with pytest.raises(RegistryError, match=r"it answers 500 to /schemas/ids/1; asked 4 times"):
+    with pytest.raises(
+        RegistryUnavailableError, match=r"it answers 500 to /schemas/ids/1; asked 4 times"
+    ):
         ask(shown(server), PATH)
     assert len(server.asked) == 8
 
 
 def test_what_does_not_pass_is_not(server: Registry) -> None:
-    with pytest.raises(RegistryError, match="401"):
+    with pytest.raises(RegistryError, match="401") as caught:
         ask(RegistryPlace(server.url), PATH)
+    assert not caught.value.retriable
     with pytest.raises(UnknownSchemaError, match="/schemas/ids/2"):
         ask(shown(server), "/schemas/ids/2")
     assert len(server.asked) == 2
 
 
 def test_a_registry_that_is_not_there_is_named_after_a_while() -> None:
-    with pytest.raises(RegistryError, match=r"does not answer: ConnectionRefusedError.*4 times"):
+    with pytest.raises(
+        RegistryUnavailableError, match=r"does not answer: ConnectionRefusedError.*4 times"
+    ):
         ask(RegistryPlace("http://127.0.0.1:1"), PATH)
 
 

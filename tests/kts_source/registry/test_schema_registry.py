@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from kts_source.errors import RegistryError
 from kts_source.registry import client
 from kts_source.registry.by_id import ById
-from kts_source.registry.client import RegistryError
 from kts_source.registry.place import RegistryPlace
 from kts_source.registry.schema_registry import RegisteredSchema, find_schema
 

@@ -14,10 +14,9 @@ import pyarrow as pa
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, timestamp_pb2
 
-from kts_source.errors import InvalidOptionError
+from kts_source.errors import InvalidOptionError, RegistryError
 from kts_source.export.transforms.wire_format import WireFormatColumns
 from kts_source.registry import by_id
-from kts_source.registry.client import RegistryError
 from kts_source.secret import Secret
 from tests.kts_source.export.transforms.test_transforms import KEEP, batch_of
 from tests.schema_registry import PASSWORD, USER, Registry

@@ -1,0 +1,221 @@
+"""Typed values in the tier against Spark's Kafka source with `from_avro` and `from_json`, from a
+real broker, in the same Spark 4.0, on two cores.
+
+Values have Confluent's header; `from_avro` reads what stands behind it, as its users do it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import random
+import shutil
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import fastavro
+
+from benchmarks.bench import SPARK_4_0, Bench, Contestant, Timings
+from benchmarks.brokers import PARTITIONS, SPAN_MS, FilledBroker, Topic, fill_with
+from benchmarks.report import Row, at_least
+from benchmarks.typed import FLAT, order_of, written
+from benchmarks.typed_texts import DDL
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from benchmarks.session import Query, Run
+
+_ORDERS: Final = 65_536
+"""Different ones; topics repeat them."""
+_SCHEMA_ID: Final = 7
+_HEADER: Final = b"\0" + _SCHEMA_ID.to_bytes(4, "big")
+_QUERY: Final = "SELECT country, sum(amount) FROM ({}) GROUP BY country"
+_CHECKED: Final = "SELECT sum(user) + count(DISTINCT country) FROM ({})"
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """A format.
+
+    Attributes:
+        name: Of its topic, and in the report.
+        count: Records.
+        here: Options of our source, without `value.columns`.
+        there: What Spark makes of a value of its Kafka source.
+        peer: Name of its function.
+        least: Times its speed.
+    """
+
+    name: str
+    count: int
+    here: Mapping[str, str]
+    there: str
+    peer: str
+    least: float
+
+
+def run(bench: Bench) -> list[Row]:
+    """A query of two fields of Avro and of JSON; an export of Avro."""
+    bench.need("java", "mvn")
+    folder = bench.folder()
+    avro, of_json = _forms(folder, quick=bench.quick)
+    with _broker(bench, folder, (avro, of_json)) as broker:
+        return [
+            *_queried(bench, broker, avro),
+            *_queried(bench, broker, of_json),
+            *_exported(bench, broker, avro),
+        ]
+
+
+def _forms(folder: Path, *, quick: bool) -> tuple[_Form, _Form]:
+    schema = json.dumps(FLAT)
+    schemas = folder / "schemas"
+    schemas.mkdir()
+    (schemas / f"{_SCHEMA_ID}.avsc").write_text(schema)
+    avro = {
+        "value.format": "avro-confluent",
+        "value.schema": schema,
+        "value.schema-registry.url": str(schemas),
+    }
+    avro_there = f"from_avro(substring(value, {len(_HEADER) + 1}), '{schema}', map())"
+    json_there = f"from_json(CAST(value AS STRING), '{DDL}')"
+    as_json = {"value.format": "json", "value.schema": DDL}
+    times = 1 if quick else 15
+    return (
+        _Form("avro", 600_000 * times, avro, avro_there, "from_avro", 6),
+        _Form("json", 300_000 * times, as_json, json_there, "from_json", 5),
+    )
+
+
+@contextlib.contextmanager
+def _broker(bench: Bench, folder: Path, forms: tuple[_Form, ...]) -> Iterator[FilledBroker]:
+    """A broker whose closed segments are in the tier only."""
+    from tests.integration.broker import running_broker
+
+    segment = str((8 if bench.quick else 64) << 20)
+    with running_broker(folder / "broker") as broker:
+        broker.create_topics(
+            {form.name: PARTITIONS for form in forms},
+            internal_segment_bytes=segment,
+            index_interval_bytes="4096",
+            segment_ms=str(10 * SPAN_MS),
+        )
+        for form, values in zip(forms, _values(), strict=True):
+            repeated = itertools.cycle(values)
+            fill_with(broker.bootstrap, form.name, form.count, repeated.__next__)
+            bench.say(f"broker: {form.name} is filled")
+        places = [(form.name, number) for form in forms for number in range(PARTITIONS)]
+        broker.wait_until_tiered(places)
+        ends = broker.offsets("latest-tiered")
+        topics = {}
+        for form in forms:
+            stops = {number: ends[form.name, number] + 1 for number in range(PARTITIONS)}
+            topics[form.name] = Topic(form.name, 0, stops, SPAN_MS / (form.count / PARTITIONS))
+        bench.say(f"broker: of {topics} in the tier")
+        yield FilledBroker(broker, topics)
+
+
+def _values() -> tuple[list[bytes], list[bytes]]:
+    chance = random.Random(1)
+    orders = [order_of(chance, number) for number in range(_ORDERS)]
+    parsed = fastavro.parse_schema(FLAT)
+    return (
+        [_HEADER + written(parsed, order) for order in orders],
+        [json.dumps(order, separators=(",", ":")).encode() for order in orders],
+    )
+
+
+def _here(broker: FilledBroker, form: _Form, sql: str, **fields: str) -> Query:
+    """A query of the values as our source decodes them."""
+    options = {**form.here, "columns": "value", **fields}
+    sql = sql.format("SELECT value.* FROM records")
+    return broker.from_tier(form.name, options=options, sql=sql, sink="rows")
+
+
+def _there(broker: FilledBroker, form: _Form, sql: str) -> Query:
+    """The same of what Spark makes of the bytes."""
+    sql = sql.format(f"SELECT v.* FROM (SELECT {form.there} AS v FROM records)")
+    return broker.through_broker(form.name, sql=sql, sink="rows")
+
+
+def _queried(bench: Bench, broker: FilledBroker, form: _Form) -> list[Row]:
+    two = {"value.columns": "country,amount"}
+    pid = broker.broker.pid
+    queries = {
+        "two": Contestant(SPARK_4_0, _here(broker, form, _QUERY, **two)),
+        "all": Contestant(SPARK_4_0, _here(broker, form, _QUERY)),
+        "peer": Contestant(SPARK_4_0, _there(broker, form, _QUERY), other_pid=pid),
+    }
+    _same(bench, _here(broker, form, _CHECKED), _there(broker, form, _CHECKED))
+    found = bench.in_turns(queries, repeats=min(bench.repeats, 3))
+    records = broker.topics[form.name].records
+    what = f"SELECT country, sum(amount), {form.name} in the tier, ten fields, Spark 4.0"
+    return [
+        Row(f"{what}: ours", records / found["two"].seconds / 1e6, "M records/s"),
+        Row(
+            f"{what}: ours without value.columns",
+            records / found["all"].seconds / 1e6,
+            "M records/s",
+        ),
+        Row(
+            f"{what}: Spark's Kafka source and {form.peer}",
+            records / found["peer"].seconds / 1e6,
+            "M records/s",
+        ),
+        at_least(
+            f"{what}: against Spark's Kafka source and {form.peer}",
+            found["two"].times_faster_than(found["peer"]),
+            "×",
+            form.least,
+        ).noted(
+            f"{records / 1e6:.1f} M records, {found['two'].seconds:.2f} s against"
+            f" {found['peer'].seconds:.2f}; without value.columns"
+            f" {found['all'].times_faster_than(found['peer']):.1f} ×; processor time"
+            f" {found['two'].processor:.2f} s against {found['peer'].processor:.2f}"
+        ),
+    ]
+
+
+def _exported(bench: Bench, broker: FilledBroker, form: _Form) -> list[Row]:
+    """Every run finds its folder empty."""
+    target = bench.folder() / "written"
+    ours = broker.from_tier(form.name, options=form.here, sink="backfill", target=str(target))
+    sql = f"SELECT key, {form.there} AS value, topic, partition, offset, timestamp FROM records"
+    peer = broker.through_broker(form.name, sql=sql, sink="parquet", target=str(target))
+    contestants = {
+        "ours": Contestant(SPARK_4_0, ours),
+        "peer": Contestant(SPARK_4_0, peer, other_pid=broker.broker.pid),
+    }
+    runs: dict[str, list[Run]] = {name: [] for name in contestants}
+    for number in range(min(bench.repeats, 3) + 1):
+        for name, contestant in contestants.items():
+            found = bench.run(contestant)
+            shutil.rmtree(target, ignore_errors=True)
+            if number:
+                runs[name].append(found)
+    mine, theirs = (Timings(tuple(found)) for found in runs.values())
+    records = broker.topics[form.name].records
+    what = f"typed backfill, {form.name}, ten fields → zstd Parquet, Spark 4.0"
+    return [
+        Row(f"{what}: ours", records / mine.seconds / 1e6, "M records/s"),
+        Row(
+            f"{what}: against Spark's Kafka source and {form.peer}",
+            mine.times_faster_than(theirs),
+            "×",
+        ).noted(
+            f"{mine.seconds:.2f} s against {theirs.seconds:.2f}; processor time"
+            f" {mine.processor:.2f} s against {theirs.processor:.2f}, the broker's counted"
+        ),
+    ]
+
+
+def _same(bench: Bench, *queries: Query) -> None:
+    """That all read the same, or the comparison is void."""
+    found = [
+        bench.run(Contestant(SPARK_4_0, replace(query, sink="number"))).rows for query in queries
+    ]
+    if len(set(found)) != 1 or not found[0]:
+        raise AssertionError(f"sums: {found}")

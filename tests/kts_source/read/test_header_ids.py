@@ -1,0 +1,157 @@
+"""Ids of writers' schemas in the headers of records."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+import kts_source
+from kts_source.errors import InvalidValueError
+from kts_source.options.value_formats import AVRO_CONFLUENT, FAILFAST, ColumnFormat
+from kts_source.read.header_ids import framed
+from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    Headers = tuple[tuple[str, bytes | None], ...]
+
+GUID = b"\1" + bytes(range(16))
+ID = b"\0\0\0\0\7"
+NUMBERS: dict[str, Any] = {
+    "type": "record",
+    "name": "N",
+    "fields": [{"name": name, "type": "long"} for name in ("a", "b", "c", "d", "e", "f")],
+}
+
+
+def options(tmp_path: Path, records: list[SimpleRecord], **more: str) -> dict[str, str]:
+    """A tier of these records, a folder of schemas, and how to read them."""
+    log = LogBuilder()
+    log.append(records)
+    writer = AivenTierWriter(str(tmp_path / "tier"), topic="numbers", partition=0)
+    for segment in log.build().segments:
+        writer.write_segment(segment)
+    schemas = tmp_path / "schemas"
+    schemas.mkdir(exist_ok=True)
+    for name in ("7", "14"):
+        (schemas / f"{name}.avsc").write_text(json.dumps(NUMBERS))
+    return {
+        "path": str(tmp_path / "tier"),
+        "subscribe": "numbers",
+        "cache": "false",
+        "value.format": "avro-confluent",
+        "value.schema": json.dumps(NUMBERS),
+        "value.schema-registry.url": str(schemas),
+        **more,
+    }
+
+
+def record(value: bytes | None, *headers: tuple[str, bytes | None]) -> SimpleRecord:
+    return SimpleRecord(value, b"k", headers)
+
+
+def numbers(*values: int) -> bytes:
+    """One byte each."""
+    return bytes(2 * value for value in values)
+
+
+def test_a_guid_is_refused_by_name_and_never_read_as_a_value(tmp_path: Path) -> None:
+    by_guid = ("__value_schema_id", GUID)
+    # Behind five bytes of what is no header, there would be six numbers.
+    value = numbers(0, 0, 0, 0, 7) + numbers(1, 2, 3, 4, 5, 6)
+    records = [
+        record(ID + numbers(1, 2, 3, 4, 5, 6)),
+        record(value, by_guid),
+        record(None, by_guid),
+        record(GUID + numbers(1, 2, 3, 4, 5, 6)),
+    ]
+    source = options(tmp_path, records, columns="value,valueError,valueRaw")
+    table = kts_source.scan({**source, "value.mode": "PERMISSIVE"}).to_table()
+    assert [one and one["a"] for one in table["value"].to_pylist()] == [1, None, None, None]
+    reason = "byte 1 and a schema's GUID in front, or in the record's header"
+    errors = table["valueError"].to_pylist()
+    assert [one and one.partition(":")[0] for one in errors] == [None, reason, None, reason]
+    assert table["valueRaw"].to_pylist() == [one.value for one in records]
+    del source["columns"]
+    with pytest.raises(InvalidValueError, match="GUIDs are not looked up") as raised:
+        kts_source.scan(source).to_table()
+    assert raised.value.offset == 1
+    # Without the header, this is the value.
+    bare = options(tmp_path / "bare", [record(value)])
+    (only,) = kts_source.scan({**bare, "value.schema": json.dumps(NUMBERS)}).to_table()["value"]
+    assert list(only.as_py().values()) == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        ("", [1, 2, None, 0, 5]),
+        ("value.a < 3", [1, 2, 0]),
+        ("value.a IS NULL OR value.a < 2", [1, None, 0]),
+    ],
+)
+def test_an_id_in_the_header_counts(tmp_path: Path, where: str, expected: list[int | None]) -> None:
+    records = [
+        record(numbers(1, 2, 3, 4, 5, 6), ("other", b"\0"), ("__value_schema_id", ID)),
+        record(ID + numbers(2, 2, 3, 4, 5, 6), ("other", None)),
+        record(None, ("__value_schema_id", ID)),
+        record(numbers(0, 0, 0, 0, 7, 0), ("__value_schema_id", GUID), ("__value_schema_id", ID)),
+        record(ID + numbers(5, 2, 3, 4, 5, 6), ("__key_schema_id", GUID)),
+    ]
+    source = options(tmp_path, records, columns="value")
+    if where:
+        source["where"] = where
+    found = [one and one["a"] for one in kts_source.scan(source).to_table()["value"].to_pylist()]
+    assert found == expected
+
+
+def test_a_keys_id(tmp_path: Path) -> None:
+    guid = SimpleRecord(b"v", b"key", (("__key_schema_id", GUID),))
+    plain = SimpleRecord(b"v", ID + b"{}")
+    source = options(tmp_path, [plain, guid])
+    source = {name: text for name, text in source.items() if not name.startswith("value.")}
+    keyed = {"key.format": "json-confluent", "key.schema": "a int", "key.mode": "PERMISSIVE"}
+    table = kts_source.scan(source | keyed | {"columns": "key,keyError"}).to_table()
+    assert table["key"].to_pylist() == [{"a": None}, None]
+    assert "GUID" in table["keyError"].to_pylist()[1]
+
+
+def test_the_columns_of_the_table_stay_what_they_are(tmp_path: Path) -> None:
+    source = options(tmp_path, [record(ID + numbers(1, 2, 3, 4, 5, 6), ("h", b"v"))])
+    assert "headers" not in kts_source.scan(source).to_table().schema.names
+    wanted = kts_source.scan(source | {"columns": "headers,value"}).to_table()
+    assert wanted["headers"].to_pylist() == [[{"key": "h", "value": b"v"}]]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_as_a_loop_has_it(seed: int) -> None:
+    chance = random.Random(seed)
+    names = ["__value_schema_id", "__key_schema_id", "x"]
+
+    def headers() -> list[dict[str, Any]] | None:
+        if chance.random() < 0.1:
+            return None
+        return [
+            {"key": chance.choice(names), "value": chance.choice([None, b"", GUID, ID])}
+            for _ in range(chance.randrange(4))
+        ]
+
+    rows = [(chance.choice([None, b"", b"abc"]), headers()) for _ in range(20)]
+    kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    batch = pa.RecordBatch.from_arrays(
+        [pa.array([one for one, _ in rows], pa.binary()), pa.array([h for _, h in rows], kind)],
+        names=["value", "headers"],
+    )
+    start, count = chance.randrange(10), chance.randrange(10)
+    expected = []
+    for value, given in rows[start : start + count]:
+        ids = [one["value"] for one in given or () if one["key"] == "__value_schema_id"]
+        expected.append(None if value is None else ((ids or [b""])[-1] or b"") + value)
+    form = ColumnFormat("value", AVRO_CONFLUENT, FAILFAST)
+    found = framed(batch.slice(start, count), form)
+    assert found.to_pylist() == expected
