@@ -1,4 +1,5 @@
-"""Random lives of a tiered topic: no false alarms, and every loss and every spoiled file is named.
+"""Random lives of a tiered topic: no false alarms, and every loss and every spoiled file is named;
+what an audit calls whole, a scan does not refuse.
 
 Seen to fail when broken on purpose: transactions of a first segment that the log start cuts; the
 end of a lost segment taken from one of a dead branch; the lineage of a newest segment without its
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from kts_source.auditing.report import AuditReport, Finding
+    from kts_source.planning.scan_plan import ScanPlan
     from tests.kts_source.planning.truth import PartitionTruth
 
 HARMS: Final = ("lose", "spoil")
@@ -62,6 +64,12 @@ def audited(world: World) -> AuditReport | None:
         if len(world.incarnations) == 1:
             raise
         return None
+
+
+def scan_plan(world: World) -> ScanPlan:
+    """The plan of a scan of all that there is."""
+    options = parse_options({"path": "memory://", "subscribe": TOPIC})
+    return plan_scan(options, Tier(MemoryStore(world.store)))
 
 
 def offsets(ranges: Iterable[tuple[int, int]]) -> set[int]:
@@ -94,6 +102,11 @@ def check(history: History, outcomes: Counter[str], *, exactly: bool = True) -> 
         return
     harmed = any(step.kind in HARMS for step in history.steps)
     truths = {truth.number: truth for truth in truth_of(world).values()}
+    # Of another incarnation there may be parts that are newer: a scan wants to be told which it is.
+    told = not world.shape.local and len(world.incarnations) == 1
+    if told and truths and not report.errors:
+        scan_plan(world)
+        outcomes["planned"] += 1
     for part in report.partitions:
         truth = truths.get(part.partition)
         errors = [one for one in report.errors if one.partition == part.partition]
@@ -189,9 +202,8 @@ def test_a_lost_segment_of_the_newest_epoch_is_no_delete() -> None:
     assert [(one.name, one.start, one.stop) for one in report.errors] == [("object-missing", 0, 2)]
     (part,) = report.partitions
     assert (part.is_whole, part.last_stable_offset, part.records) == (False, None, None)
-    options = parse_options({"path": "memory://", "subscribe": TOPIC})
     with pytest.raises(DataLossError, match="newest leader epoch"):
-        plan_scan(options, Tier(MemoryStore(world.store)))
+        scan_plan(world)
 
 
 def test_branches_are_not_joined_where_the_lineage_is_unknown() -> None:
@@ -219,6 +231,7 @@ def test_what_was_lost_and_spoiled_is_named() -> None:
     outcomes: Counter[str] = Counter()
     for seed in range(100):
         check(random_history(random.Random(seed)), outcomes)
+    assert outcomes["planned"] > 20, outcomes
     assert outcomes["with losses"] > 2, outcomes
     assert outcomes["with spoiled files"] > 5, outcomes
 
