@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 VERSITYGW = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
 BUILD = Path(__file__).resolve().parents[1] / "build"
 _START_SECONDS = 30
+_PORTS = range(20_000, 32_000)
+"""Linux gives ports from 32768 on to clients, others from 49152 on."""
 
 
 def go_program(module: str) -> Path:
@@ -58,9 +61,23 @@ def npm_script(package: str, script: str) -> list[str]:
 
 def free_port() -> int:
     """A port that nothing listens to."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    (port,) = free_ports(1)
+    return port
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports nobody listens on, all different, and none that a client is given by the system: its
+    connection may take the port before the server is up, or while it is started again.
+    """
+    choose = random.SystemRandom()
+    ports: list[int] = []
+    with contextlib.ExitStack() as stack:
+        while len(ports) < count:
+            probe, port = stack.enter_context(socket.socket()), choose.choice(_PORTS)
+            with contextlib.suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                ports.append(port)
+    return ports
 
 
 @contextlib.contextmanager

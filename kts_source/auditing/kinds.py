@@ -87,7 +87,7 @@ _TABLE: Final = (
         "object-missing",
         Severity.ERROR,
         LISTING,
-        "A segment of which objects are missing, and no other holds its offsets.",
+        "A segment of which objects are missing, and no other is known to hold its offsets.",
         _RESTORE,
         loses_data=True,
     ),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kts_source.auditing.place import Place, keys_of
 from kts_source.planning.estimate import ARCHIVE_CLASSES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping, Sequence, Set
 
     from kts_source.auditing.report import Finding
     from kts_source.layout.layout import SegmentEntry
@@ -81,10 +81,25 @@ def duplicates(place: Place, part: ListedPartition) -> list[Finding]:
     ]
 
 
+class KnownLog(NamedTuple):
+    """What manifests and side files tell of a partition.
+
+    Attributes:
+        holes: Offsets that no segment holds.
+        stops: One past the last offset of each segment that lacks objects, by the key of what
+            describes it.
+        in_doubt: Keys of those of which the log may be, as nothing tells that it is of others.
+    """
+
+    holes: Sequence[Hole]
+    stops: Mapping[str, int | None]
+    in_doubt: Set[str]
+
+
 def half_segments(
     place: Place,
     part: ListedPartition,
-    known: tuple[Sequence[Hole], Mapping[str, int | None]] | None,
+    known: KnownLog | None,
     *,
     now_ms: int,
     grace_ms: int,
@@ -94,9 +109,8 @@ def half_segments(
     Args:
         place: The partition.
         part: Its listing.
-        known: Offsets that no segment holds, and one past the last offset of each segment that
-            lacks objects, by the key of what describes it; `None` where only names are known. Then
-            what is above the first whole segment, and was whole once, counts as missed.
+        known: `None` where only names are. Then what is above the first whole segment, and was
+            whole once, counts as missed.
         now_ms: The time in ms since 1970.
         grace_ms: Copies that are younger may be under way.
     """
@@ -112,10 +126,13 @@ def half_segments(
         missed: list[tuple[int, int | None]]
         if known is None:
             missed = [(base, None)] if entry is not None and (first is None or base > first) else []
+        elif entry is None:
+            missed = _missed(base, None, known.holes)
         else:
-            missed = _missed(
-                base, None if entry is None else known[1][entry.described_by], known[0]
-            )
+            stop = known.stops[entry.described_by]
+            missed = _missed(base, stop, known.holes)
+            if not missed and entry.described_by in known.in_doubt:
+                missed = [(base, stop)]
         if lost_all and entry is None:
             missed = [(base, None)]
         if entry is not None:

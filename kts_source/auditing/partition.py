@@ -11,6 +11,7 @@ from kts_source.auditing.file_facts import NO_FACTS, FileFacts, KnownFiles, file
 from kts_source.auditing.index_checks import SegmentIndexes
 from kts_source.auditing.kinds import BYTES, INDEXES, LISTING, Severity
 from kts_source.auditing.listed import (
+    KnownLog,
     duplicates,
     half_segments,
     of_every_object,
@@ -118,7 +119,9 @@ class PartitionAudit:
             KnownFiles(facts, source, max_batch_bytes=self.options.max_batch_bytes),
         )
         stops = {one.entry.described_by: one.stop for one in damaged}
-        findings += self._half_segments(place, part, (state.log.holes, stops))
+        doubted = {id(segment) for segment in state.in_doubt}
+        in_doubt = {one.entry.described_by for one in damaged if id(one.segment) in doubted}
+        findings += self._half_segments(place, part, KnownLog(state.log.holes, stops, in_doubt))
         findings = [_with_end(one, explained, state.log.holes) for one in findings]
         whole = tuple(one.segment for one in readable if one.segment is not None)
         return _Known(whole, facts, state, source, tuple(_once([*findings, *state.findings])))
@@ -131,15 +134,18 @@ class PartitionAudit:
             max_batch_bytes=self.options.max_batch_bytes,
             on_read=self.on_read,
         )
-        serving = {id(span.segment) for span in known.state.log.ranges}
+        log = known.state.log
+        if not known.state.is_sure:  # each segment for itself: the next may be of another branch
+            log = replace(log, ranges=())
+        serving = {id(span.segment) for span in log.ranges}
         others = [segment for segment in known.segments if id(segment) not in serving]
-        return reader.prove(known.state.log, others, known.facts)
+        return reader.prove(log, others, known.facts)
 
     def _half_segments(
         self,
         place: Place,
         part: ListedPartition,
-        known: tuple[Sequence[Hole], Mapping[str, int | None]] | None,
+        known: KnownLog | None,
     ) -> list[Finding]:
         return half_segments(place, part, known, now_ms=self.now_ms, grace_ms=self.grace_ms)
 
@@ -271,7 +277,7 @@ def _statement(
         return PartitionStatement(*of, None, None, None, *listed, not errors)
     log = state.log
     bounds = log.log_start, log.stop, state.stable
-    if proof is None or not proof.is_sound or log.missing:
+    if proof is None or not proof.is_sound or log.missing or not state.is_sure:
         return PartitionStatement(*of, *bounds, *listed, not errors)
     counted = (proof.records, proof.batches)
     return PartitionStatement(*of, *bounds, *listed, not errors, *counted, proof.digest)

@@ -9,14 +9,17 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from kts_source.auditing.file_facts import NO_FACTS
+from kts_source.layout.remote_segment import IndexType
 from kts_source.planning.isolation import decide
 from kts_source.planning.lineage import (
     BELOW_LOG_START,
     COVERED,
     DEAD_BRANCH,
+    last_epoch,
     newest_segment,
     partition_log,
     with_epochs,
+    with_unknown_epoch,
 )
 
 if TYPE_CHECKING:
@@ -39,10 +42,15 @@ class Served:
     Attributes:
         log: The surviving log.
         stable: Where `read_committed` ends; `None` where side files do not tell.
+        in_doubt: Damaged segments of which the log may be: a scan refuses to read any.
+        is_sure: Whether the newest segment tells the lineage; if not, segments that follow each
+            other may be of different branches.
     """
 
     log: PartitionLog
     stable: int | None
+    in_doubt: tuple[RemoteSegment, ...]
+    is_sure: bool
     findings: tuple[Finding, ...]
 
 
@@ -68,11 +76,16 @@ def served(
     segments = [one.segment for one in readable if one.segment is not None]
     told = (*segments, *damaged)
     with_lineage = [s for s in told if facts.get(s.objects.log.key, NO_FACTS).epochs]
-    lineage = with_lineage and facts[newest_segment(with_lineage).objects.log.key].epochs
+    newest = newest_segment(with_lineage) if with_lineage else None
+    lineage = newest and facts[newest.objects.log.key].epochs
     # A segment whose own checkpoint is bad still tells the epochs of its offsets.
     known = {id(segment) for segment in with_lineage}
     untold = [segment for segment in segments if id(segment) not in known]
     log = partition_log(segments, with_epochs(lineage or (), untold), damaged)
+    first = min((one.start_offset for one in segments), default=None) if lineage else None
+    in_doubt = with_unknown_epoch(damaged, last_epoch(newest) if newest else -1, first)
+    with_file = [one for one in told if IndexType.LEADER_EPOCH in one.objects.indexes]
+    is_sure = not in_doubt and bool(with_file) and newest_segment(with_file) is newest
     findings = [
         *_holes(place, log, explained),
         *_gaps(place, log),
@@ -80,7 +93,7 @@ def served(
     ]
     sound = all(facts[span.segment.objects.log.key].are_sound for span in log.ranges)
     stable = None
-    if log.ranges and sound:
+    if log.ranges and sound and is_sure:
         findings += _broken_chain(place, log, facts)
         decisions = decide(log, log.log_start, log.stop, files)
         stable = decisions.stop
@@ -89,7 +102,7 @@ def served(
         ]
     elif not log.ranges:
         stable = log.log_start
-    return Served(log, stable, tuple(findings))
+    return Served(log, stable, tuple(in_doubt), is_sure, tuple(findings))
 
 
 def _holes(

@@ -114,6 +114,26 @@ def newest_segment(segments: Iterable[RemoteSegment]) -> RemoteSegment:
     )
 
 
+def with_unknown_epoch(
+    damaged: Iterable[RemoteSegment], newest: int, first_whole: int | None
+) -> list[RemoteSegment]:
+    """Damaged segments of a newer epoch than all that tell of the lineage, or that do not tell
+    their own: who knows which segments live.
+
+    Args:
+        damaged: See `partition_log`.
+        newest: The last epoch of the segment whose checkpoint is the lineage; −1 where none is.
+        first_whole: First offset of the first whole segment; `None` where none is, or where there
+            is no lineage.
+    """
+    return [
+        one
+        for one in damaged
+        if last_epoch(one) > newest
+        or (first_whole is not None and one.stop_offset > first_whole and not one.leader_epochs)
+    ]
+
+
 def partition_log(
     segments: Sequence[RemoteSegment],
     lineage: Sequence[EpochEntry],

@@ -42,6 +42,7 @@ from kts_source.planning.lineage import (
     newest_segment,
     partition_log,
     usable_range,
+    with_unknown_epoch,
 )
 from kts_source.planning.timestamps import first_offset_at_or_after
 
@@ -238,11 +239,8 @@ class PartitionView:
         lineage, known = told_lineage(segments, self._damaged, self._side_files)
         if lineage and self._keeps_from < lineage[0].start_offset:
             lineage = self._reaching_back(segments, lineage)
-        for one in self._damaged:
-            above = bool(lineage and self._bases and one.stop_offset > self._bases[0])
-            if last_epoch(one) > known or (above and not one.leader_epochs):
-                self.unknown_lineage = one
-                break
+        first = self._bases[0] if lineage and self._bases else None
+        self.unknown_lineage = next(iter(with_unknown_epoch(self._damaged, known, first)), None)
         self.log = partition_log(segments, lineage, self._damaged)
 
     def _reaching_back(

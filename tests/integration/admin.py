@@ -32,7 +32,12 @@ from confluent_kafka.admin import (
     UserScramCredentialUpsertion,
 )
 
-from tests.integration.list_offsets import EARLIEST_LOCAL, LATEST_TIERED, list_offset
+from tests.integration.list_offsets import (
+    EARLIEST_LOCAL,
+    LATEST_TIERED,
+    ListOffsetsError,
+    list_offset,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -245,15 +250,14 @@ class Admin:
             lambda: self._leader(topic, partition) in self._bootstraps,
             lambda: f"{topic}-{partition} has no leader",
         )
-        address = self._bootstraps[self._leader(topic, partition)]
         return Offsets(
             earliest=self._list(topic, partition, OffsetSpec.earliest()),
             latest=self._list(topic, partition, OffsetSpec.latest()),
             last_stable=self._list(
                 topic, partition, OffsetSpec.latest(), IsolationLevel.READ_COMMITTED
             ),
-            earliest_local=list_offset(address, topic, partition, EARLIEST_LOCAL),
-            tiered=list_offset(address, topic, partition, LATEST_TIERED) + 1,
+            earliest_local=self._told(topic, partition, EARLIEST_LOCAL),
+            tiered=self._told(topic, partition, LATEST_TIERED) + 1,
         )
 
     def wait_tiered(self, topic: str, partition: int, until: int) -> Offsets:
@@ -301,6 +305,24 @@ class Admin:
 
         wait_until(look, lambda: f"{topic}-{partition} is at {last}")
         return last[0]
+
+    def _told(self, topic: str, partition: int, timestamp: int) -> int:
+        """What the leader answers to a question that librdkafka does not ask."""
+        found: list[int] = []
+
+        def ask() -> bool:
+            address = self._bootstraps.get(self._leader(topic, partition))
+            try:
+                found[:] = (
+                    [] if address is None else [list_offset(address, topic, partition, timestamp)]
+                )
+            except ListOffsetsError as error:  # of a leader that changes, or is new
+                if error.code not in _UNSETTLED:
+                    raise
+            return bool(found)
+
+        wait_until(ask, lambda: f"{topic}-{partition} has no leader that answers")
+        return found[0]
 
     def _list(
         self,

@@ -14,7 +14,7 @@ from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPar
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
 from tests.integration.admin import TIERED
-from tests.integration.cluster import Cluster, ClusterSpec
+from tests.integration.cluster import BUSY, Cluster, ClusterSpec
 from tests.integration.dump_log_segments import dump_log_segments
 
 if TYPE_CHECKING:
@@ -220,6 +220,6 @@ def running_broker(
     Raises:
         RuntimeError: The broker did not start; with the end of its log.
     """
-    with Cluster(folder, ClusterSpec(settings=settings)) as cluster:
+    with Cluster(folder, ClusterSpec(settings={**BUSY, **settings})) as cluster:
         node = cluster.nodes[1]
         yield Broker(node.bootstrap, node.folder, cluster.tier, cluster.class_path, node.pid)

@@ -16,7 +16,8 @@ from confluent_kafka import KafkaException
 
 from tests.integration.admin import Admin
 from tests.integration.kafka_jars import KAFKA_VERSION, kafka_artifacts, kafka_class_path
-from tests.integration.nodes import Node, free_ports
+from tests.integration.nodes import Node
+from tests.servers import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from tests.integration.certificates import Certificates
 
 START_SECONDS = 90
+BUSY = {"broker.session.timeout.ms": "18000"}
+"""Where no broker dies: a slow machine must not look like a broker that did. One that is killed may
+only come back after that time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.integration.cluster import Cluster
+from tests.integration.cluster import BUSY, Cluster, ClusterSpec
 from tests.integration.differential_world import World, compared
 from tests.needs import needs
 
@@ -24,5 +24,7 @@ def differential(tmp_path_factory: pytest.TempPathFactory) -> World:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A cluster of one node; each test has topics of its own."""
     needs("java", "mvn")
-    with Cluster(tmp_path_factory.mktemp("one-node") / "cluster") as cluster:
+    with Cluster(
+        tmp_path_factory.mktemp("one-node") / "cluster", ClusterSpec(settings=BUSY)
+    ) as cluster:
         yield cluster

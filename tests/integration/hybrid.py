@@ -12,6 +12,7 @@ from confluent_kafka import KafkaException
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
 from kts_source.read.run_task import run_task
+from tests.integration.admin import wait_until
 from tests.integration.oracle import Row, consumed
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from kts_source.planning.scan_plan import ScanPlan
     from kts_source.read.task_metrics import TaskMetrics
+    from tests.integration.nodes import Node
 
 Rows = dict[tuple[str, int], list[Row]]
 
@@ -68,6 +70,18 @@ def consumed_after_start(bootstrap: str, plan: ScanPlan, isolation: str) -> Rows
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.5)
+
+
+def wait_written_down(node: Node, ends: Mapping[tuple[str, int], int]) -> None:
+    """Waits until the high watermarks on a node's disk are these: brokers write them down every now
+    and then, and what is behind them was not there for whoever reads the disk alone.
+    """
+
+    def lacking() -> dict[tuple[str, int], int]:
+        found = node.checkpoint("replication-offset-checkpoint")
+        return {place: end for place, end in ends.items() if found.get(place, 0) < end}
+
+    wait_until(lambda: not lacking(), lambda: f"node {node.number} lacks {lacking()}")
 
 
 def assert_as_consumed(found: Rows, expected: Rows) -> None:

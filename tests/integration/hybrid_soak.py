@@ -193,12 +193,14 @@ class Soak:
         choice = random.Random(f"{self._seed}-{number}")
         seen = self._folder / f"seen-{number}"
         self._gone = []
+        # Before the scan names offsets: a log start that passes them afterwards has moved since.
+        starts = self._topics.log_starts()
         scan = random_scan(self._topics, seen, choice)
         self.result.scans += 1
         try:
             # More than a few slices in a row fail here, and they should.
             with patch("kts_source.read.fallback._MOST_ALIKE", 1 << 30):
-                outcome = self._outcome(scan, seen, choice)
+                outcome = self._outcome(scan, seen, choice, starts)
             self.result.outcomes[outcome] += 1
         except Exception:  # noqa: BLE001 - a wrong exception is as wrong as wrong rows
             told = traceback.format_exc(limit=-6)
@@ -208,8 +210,9 @@ class Soak:
         finally:
             _remove(seen)
 
-    def _outcome(self, scan: RandomScan, seen: Path, choice: random.Random) -> str:
-        starts = self._topics.log_starts()
+    def _outcome(
+        self, scan: RandomScan, seen: Path, choice: random.Random, starts: dict[Place, int]
+    ) -> str:
         _link(self._topics.cluster.tier, seen)
         self._spoil(seen, scan.gone_before, choice)
         cut: set[str] = set()

@@ -12,6 +12,18 @@ _VERSION = 9
 _TIMEOUT_SECONDS = 10
 
 
+class ListOffsetsError(RuntimeError):
+    """The broker answers an error.
+
+    Attributes:
+        code: Kafka's.
+    """
+
+    def __init__(self, text: str, code: int) -> None:
+        super().__init__(f"{text}: error {code}")
+        self.code = code
+
+
 def list_offset(address: str, topic: str, partition: int, timestamp: int) -> int:
     """The offset that a partition's leader answers.
 
@@ -22,7 +34,7 @@ def list_offset(address: str, topic: str, partition: int, timestamp: int) -> int
         timestamp: `EARLIEST_LOCAL`, or `LATEST_TIERED` (inclusive, -1: nothing is tiered).
 
     Raises:
-        RuntimeError: The broker answers an error; with Kafka's code.
+        ListOffsetsError: The broker answers an error.
     """
     name = topic.encode()
     # Compact lengths are one more than the length; each struct ends with its (no) tagged fields.
@@ -45,5 +57,5 @@ def list_offset(address: str, topic: str, partition: int, timestamp: int) -> int
     at = 4 + 1 + 4 + 1 + 1 + len(name) + 1
     _, error, _, offset, _ = struct.unpack_from(">ihqqi", answer, at)
     if error:
-        raise RuntimeError(f"ListOffsets({timestamp}) of {topic}-{partition}: error {error}")
+        raise ListOffsetsError(f"ListOffsets({timestamp}) of {topic}-{partition}", error)
     return int(offset)

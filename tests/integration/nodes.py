@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
-import socket
 import subprocess
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from segment_format.index.offset_checkpoint import parse_offset_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -147,6 +147,13 @@ class Node:
         """Ends it at once, as a crash would."""
         self._end(signal.SIGKILL)
 
+    def checkpoint(self, name: str) -> dict[tuple[str, int], int]:
+        """Offsets that it writes down every now and then, by topic and partition, such as those of
+        `replication-offset-checkpoint`; nothing before it did.
+        """
+        path = self.logs / name
+        return parse_offset_checkpoint(path.read_bytes()) if path.exists() else {}
+
     def log_end(self) -> str:
         """The last lines that it wrote, for error messages."""
         return f"node {self.number}:\n{self._log.read_text(errors='replace')[-LOG_CHARS:]}"
@@ -182,17 +189,6 @@ class Node:
             process.kill()
             process.wait()
         self._process = None
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports nobody listens on, all different."""
-    with contextlib.ExitStack() as stack:
-        ports = []
-        for _ in range(count):
-            listener = stack.enter_context(socket.socket())
-            listener.bind(("127.0.0.1", 0))
-            ports.append(int(listener.getsockname()[1]))
-        return ports
 
 
 def _listeners(ports: Mapping[str, int]) -> str:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import random
 import shutil
-import time
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
@@ -23,6 +22,7 @@ from tests.integration.hybrid import (
     hybrid_options,
     planned,
     rows_of,
+    wait_written_down,
 )
 from tests.integration.lost_branches import elect_unclean
 from tests.needs import needs
@@ -87,7 +87,10 @@ def disks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
                 cluster.bootstrap, subscribe=",".join(TOPICS), isolationLevel=level
             )
             rows[level] = consumed_rows(cluster.bootstrap, planned(options), level)
-        time.sleep(1)  # what brokers write down every now and then is on disk
+        ends = {(one.topic, one.partition): one.stop for one in planned(options).partitions}
+        for number in (1, 3):
+            has = {place: end for place, end in ends.items() if (number, place[0]) != (1, "two")}
+            wait_written_down(cluster.nodes[number], has)
         for number in (3, 1):
             node = cluster.nodes[number]
             node.stop() if request.param == "stopped" else node.kill()

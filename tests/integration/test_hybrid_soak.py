@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.integration.cluster import Cluster
+from tests.integration.cluster import BUSY, Cluster, ClusterSpec
 from tests.integration.hybrid_soak import Soak
 from tests.integration.moving_topics import MovingTopics
 from tests.needs import needs
@@ -28,7 +28,8 @@ def test_scans_equal_a_consumer_while_everything_moves(tmp_path: Path) -> None:
     needs("java", "mvn")
     seed = int(os.environ.get("KTS_HYBRID_SEED", random.SystemRandom().randrange(1 << 31)))
     print(f"KTS_HYBRID_SEED={seed}")  # noqa: T201  # shown where the test fails
-    with Cluster(tmp_path / "cluster") as cluster, MovingTopics(cluster, seed) as topics:
+    spec = ClusterSpec(settings=BUSY)
+    with Cluster(tmp_path / "cluster", spec) as cluster, MovingTopics(cluster, seed) as topics:
         soak = Soak(topics, tmp_path, seed)
         deadline = time.monotonic() + SECONDS
         for number in range(SCANS):

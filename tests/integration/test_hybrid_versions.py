@@ -12,7 +12,7 @@ import pytest
 from kts_source.errors import BrokerError
 from tests.golden_data import ISOLATION_LEVELS
 from tests.integration.background import RandomWork
-from tests.integration.cluster import Cluster, ClusterSpec
+from tests.integration.cluster import BUSY, Cluster, ClusterSpec
 from tests.integration.hybrid import (
     assert_as_consumed,
     consumed_rows,
@@ -44,7 +44,8 @@ def test_other_versions(version: str, tmp_path: Path, monkeypatch: pytest.Monkey
     needs("java", "mvn")
     monkeypatch.setattr("kts_source.read.fallback._MOST_ALIKE", 1000)
     is_old = version.startswith("3.")
-    with Cluster(tmp_path / "cluster", ClusterSpec(version=version)) as cluster:
+    spec = ClusterSpec(version=version, settings=BUSY)
+    with Cluster(tmp_path / "cluster", spec) as cluster:
         # All on the broker's disk at first, where every version tells aborted transactions well.
         cluster.admin.create_topic("orders", local_retention_bytes="-2")
         _write(cluster)

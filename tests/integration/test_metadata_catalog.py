@@ -19,7 +19,7 @@ from segment_format.metadata.live_segments import known_segments
 from segment_format.metadata.model import RemoteLogSegmentState
 from segment_format.metadata.remote_log_segment_metadata import parse_metadata_record
 from tests.integration.certificates import make_certificates
-from tests.integration.cluster import Cluster, ClusterSpec
+from tests.integration.cluster import BUSY, Cluster, ClusterSpec
 from tests.integration.hybrid import (
     assert_as_consumed,
     consumed_rows,
@@ -62,8 +62,7 @@ def cluster(
         has_acls=True,
         settings={
             "rlmm.config.remote.log.metadata.topic.num.partitions": str(PARTITIONS),
-            # No broker dies here, and a slow machine must not look like one.
-            "broker.session.timeout.ms": "18000",
+            **BUSY,
         },
     )
     with Cluster(tmp_path_factory.mktemp("catalog") / "cluster", spec) as cluster:
@@ -233,7 +232,11 @@ def _all_records(cluster: Cluster) -> list[list[tuple[int, bytes]]]:
 
 
 def _wait_until_quiet(cluster: Cluster) -> None:
-    """Waits until nothing is copied or deleted for two seconds."""
+    """Waits until all is copied that may be, and nothing is copied or deleted for two seconds."""
+    for topic, partition in MovingTopics.places:
+        cluster.admin.wait_stable(topic, partition)
+        active = cluster.admin.local_bases(1, topic, partition)[-1]
+        cluster.admin.wait_tiered(topic, partition, active)
     deadline = time.monotonic() + 60
     before, since = "", time.monotonic()
     while time.monotonic() - since < 2:

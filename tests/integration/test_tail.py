@@ -7,7 +7,6 @@ from __future__ import annotations
 import random
 import secrets
 import shutil
-import time
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,6 +15,7 @@ import pytest
 from kts_source.errors import DataLossError, InvalidOptionError
 from kts_source.planning.describe import describe
 from kts_source.store.joined_store import is_beside
+from tests.integration.admin import wait_until
 from tests.integration.broker import Broker
 from tests.integration.cluster import Cluster, ClusterSpec
 from tests.integration.filler import CODECS, Filler
@@ -27,6 +27,7 @@ from tests.integration.hybrid import (
     hybrid_options,
     planned,
     rows_of,
+    wait_written_down,
 )
 from tests.integration.workload import TOPICS, fill
 from tests.needs import needs
@@ -88,15 +89,22 @@ def gone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
                 filler.send(writer, "txn", partition, source.randint(1, 60))
                 filler.send(filler.plain(source.choice(CODECS)), "txn", partition, 20)
             (writer.commit_transaction if source.random() < 0.5 else writer.abort_transaction)(30)
+        # Markers are written after a commit has returned, and none may be after the last look.
+        cluster.admin.wait_stable("txn", 0)
         writers[0].begin_transaction()
         filler.send(writers[0], "txn", 0, 5)
         filler.send(filler.plain("zstd"), "plain", source.randrange(3), source.randint(1, 400))
-        broker.delete_records({("plain", 1): source.randint(1, 300)})
+        start = source.randint(1, 300)
+        broker.delete_records({("plain", 1): start})
         rows = {}
         for level in LEVELS:
             options = hybrid_options(broker.bootstrap, subscribe=EVERY, isolationLevel=level)
             rows[level] = consumed_rows(broker.bootstrap, planned(options), level)
-        time.sleep(1)  # what brokers write down every now and then is on disk
+        wait_written_down(
+            node, {(one.topic, one.partition): one.stop for one in planned(options).partitions}
+        )
+        starts = "log-start-offset-checkpoint"
+        wait_until(lambda: node.checkpoint(starts).get(("plain", 1)) == start)
         node.stop() if request.param == "stopped" else node.kill()
         shutil.copytree(cluster.tier, folder / "tier")
         shutil.copytree(node.logs, folder / "logs")

@@ -1,4 +1,5 @@
-"""Random lives of a tiered topic: no false alarms, and every loss and every spoiled file is named.
+"""Random lives of a tiered topic: no false alarms, and every loss and every spoiled file is named;
+what an audit calls whole, a scan does not refuse.
 
 Seen to fail when broken on purpose: transactions of a first segment that the log start cuts; the
 end of a lost segment taken from one of a dead branch; the lineage of a newest segment without its
@@ -16,10 +17,19 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 import kts_source
-from kts_source.errors import InvalidOptionError, TierNotFoundError
+from kts_source.errors import DataLossError, InvalidOptionError, TierNotFoundError
 from kts_source.options import parse_options
+from kts_source.planning.planner import plan_scan
+from kts_source.tier import Tier
 from tests.kts_source.auditing.damaged_tier import NOW_MS
-from tests.kts_source.planning.history import TOPIC, World, random_history
+from tests.kts_source.planning.history import (
+    TOPIC,
+    History,
+    Shape,
+    Step,
+    World,
+    random_history,
+)
 from tests.kts_source.planning.memory_store import MemoryStore
 from tests.kts_source.planning.truth import truth_of
 
@@ -27,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from kts_source.auditing.report import AuditReport, Finding
-    from tests.kts_source.planning.history import History
+    from kts_source.planning.scan_plan import ScanPlan
     from tests.kts_source.planning.truth import PartitionTruth
 
 HARMS: Final = ("lose", "spoil")
@@ -54,6 +64,12 @@ def audited(world: World) -> AuditReport | None:
         if len(world.incarnations) == 1:
             raise
         return None
+
+
+def scan_plan(world: World) -> ScanPlan:
+    """The plan of a scan of all that there is."""
+    options = parse_options({"path": "memory://", "subscribe": TOPIC})
+    return plan_scan(options, Tier(MemoryStore(world.store)))
 
 
 def offsets(ranges: Iterable[tuple[int, int]]) -> set[int]:
@@ -86,6 +102,11 @@ def check(history: History, outcomes: Counter[str], *, exactly: bool = True) -> 
         return
     harmed = any(step.kind in HARMS for step in history.steps)
     truths = {truth.number: truth for truth in truth_of(world).values()}
+    # Of another incarnation there may be parts that are newer: a scan wants to be told which it is.
+    told = not world.shape.local and len(world.incarnations) == 1
+    if told and truths and not report.errors:
+        scan_plan(world)
+        outcomes["planned"] += 1
     for part in report.partitions:
         truth = truths.get(part.partition)
         errors = [one for one in report.errors if one.partition == part.partition]
@@ -161,10 +182,56 @@ def test_a_batch_that_two_segments_share_counts_once() -> None:
     assert outcomes["whole"] == 1
 
 
+COPIED = (Step("roll", 7), Step("upload", 15))
+
+
+def test_a_lost_segment_of_the_newest_epoch_is_no_delete() -> None:
+    # What is left are a segment of a branch that died and, of the log, no checkpoint: epochs 1 and
+    # 3 against 0 and 2. The partition was called whole once, and a scan refuses to read it.
+    steps = (
+        *(Step("append"), Step("elect_unclean", 1, 1), Step("append")),
+        *(Step("elect_unclean", 0, 1), Step("append"), *COPIED),
+        *(Step("elect_unclean", 1, 1), Step("append"), *COPIED),
+        Step("lose", 1, 5),
+    )
+    world = World(History(Shape(), steps))
+    (truth,) = truth_of(world).values()
+    assert truth.missing == ((0, 2),)
+    report = audited(world)
+    assert report is not None
+    assert [(one.name, one.start, one.stop) for one in report.errors] == [("object-missing", 0, 2)]
+    (part,) = report.partitions
+    assert (part.is_whole, part.last_stable_offset, part.records) == (False, None, None)
+    with pytest.raises(DataLossError, match="newest leader epoch"):
+        scan_plan(world)
+
+
+def test_branches_are_not_joined_where_the_lineage_is_unknown() -> None:
+    # A transaction of the dead branch seemed to end by a marker of the other, which no index told.
+    steps = (
+        *(Step("send", 1), Step("settle", b=14), *COPIED, Step("elect_unclean", 1, 6)),
+        *(Step("append"), Step("roll", 7), Step("settle", b=10), *COPIED, Step("upload", 15)),
+        *(Step("retain"), Step("spoil", 1, 4, 1)),
+    )
+    report = audited(World(History(Shape(), steps)))
+    assert report is not None
+    assert [one.name for one in report.errors] == ["epochs-invalid"]
+
+
+def test_histories_that_failed_once() -> None:
+    outcomes: Counter[str] = Counter()
+    for seed in ("fix-3-2358", "fix-1-310"):
+        history = random_history(random.Random(seed))
+        history = replace(history, shape=replace(history.shape, local=False))
+        check(history, outcomes, exactly=False)
+    assert outcomes["harmed"] == 2
+
+
 def test_what_was_lost_and_spoiled_is_named() -> None:
     outcomes: Counter[str] = Counter()
     for seed in range(100):
         check(random_history(random.Random(seed)), outcomes)
+    assert outcomes["planned"] > 20, outcomes
     assert outcomes["with losses"] > 2, outcomes
     assert outcomes["with spoiled files"] > 5, outcomes
 
