@@ -233,7 +233,7 @@ class TierStream:
             return False
         waited_ms = (self._clock() - self._batch_at) * 1000
         new = sum(part.stop - part.start for part in parts)
-        return new < settings.min_offsets and waited_ms < settings.max_delay_ms
+        return new < settings.min_offsets and 0 <= waited_ms < settings.max_delay_ms
 
     def _up_to_target(self, parts: Sequence[PendingPartition]) -> list[PendingPartition]:
         """The parts up to the end that was fixed; what was not there then is left to others."""

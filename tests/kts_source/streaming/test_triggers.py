@@ -179,6 +179,17 @@ def test_a_second_answer_is_the_first_one() -> None:
     assert stream.stream.next(position) == stream.stream.next(position) != position
 
 
+def test_a_clock_that_is_set_back_keeps_nothing_back(tier: GrowingTier) -> None:
+    folder = tier.folder("txn")
+    stems = tier.stems(folder)
+    tier.add(folder, stems[:5])
+    stream = Running(tier.path, "txn", minListingIntervalMs="10s", minOffsetsPerTrigger="1000000")
+    assert stream.batch()
+    tier.add(folder, stems)
+    stream.clock.seconds -= 86_400
+    assert stream.batch()
+
+
 # -- a store that is down
 
 
