@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from typing import TYPE_CHECKING
 
 import pyarrow.compute as pc
@@ -146,6 +147,34 @@ def test_retention_overtakes_the_stream(tier: GrowingTier) -> None:
     assert_same_rows(stream.batches[1], between(expected, start, 1 << 60))
 
 
+@pytest.mark.parametrize("what", ["segments", "partition", "topic"])
+def test_all_that_is_left_goes_unread(tier: GrowingTier, what: str) -> None:
+    """No later segment tells a process that has seen it."""
+    folder, other = tier.folder("txn"), tier.folder("codecs")
+    stems = tier.stems(folder)
+    tier.add(folder, stems)
+    tier.add(other, tier.stems(other))
+    strict, lenient = (
+        Running(tier.path, "codecs,txn", maxOffsetsPerTrigger="300", failOnDataLoss=text)
+        for text in ("true", "false")
+    )
+    for stream in (strict, lenient):
+        while stream.last_offset("txn") == 0:
+            assert stream.batch()
+    tier.remove(folder, stems)
+    if what != "segments":
+        shutil.rmtree(tier.here(folder) if what == "partition" else tier.here(folder).parent)
+    at, end = strict.last_offset("txn"), 3675
+    with pytest.raises(OffsetOutOfRangeError, match=rf"txn-0: .*\[{at}, {end}\).*gone unread"):
+        strict.batch()
+    lenient.all()
+    assert lenient.last_offset("codecs") == 23962
+    assert lenient.last_offset("txn") == at
+    strict.start()
+    strict.all()
+    assert strict.last_offset("codecs") == 23962, "another process has not seen it"
+
+
 def test_what_was_read_may_go(tier: GrowingTier) -> None:
     folder = tier.folder("codecs")
     stems = tier.stems(folder)
@@ -245,11 +274,12 @@ def test_all_objects_of_a_batch_have_gone(tier: GrowingTier) -> None:
 # -- holes
 
 
-def test_a_hole_that_heals(tier: GrowingTier) -> None:
+@pytest.mark.parametrize("fail_on_data_loss", ["true", "false"])
+def test_a_hole_that_heals(tier: GrowingTier, fail_on_data_loss: str) -> None:
     folder = tier.folder("txn")
     stems = tier.stems(folder)
     tier.add(folder, [*stems[:4], *stems[5:]])
-    stream = Running(tier.path, "txn")
+    stream = Running(tier.path, "txn", failOnDataLoss=fail_on_data_loss)
     stream.clock.seconds = event_seconds(tier, folder, stems[5]) + 1
     assert stream.all() == 1
     assert stream.rows()["offset"].to_numpy().max() < begin(stems[4])
