@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import pytest
@@ -70,6 +72,39 @@ def test_offsets_of_a_batch_are_cut_exactly() -> None:
     stream = Running(TIER, "txn", maxOffsetsPerTrigger="1000", isolationLevel="read_uncommitted")
     stream.all()
     assert offsets_of(stream) == [1000] * 7 + [(3963 + 3671) - 7000]
+
+
+def listed_segments(topic: str) -> dict[str, list[tuple[int, int, int]]]:
+    """Of each partition its segments in order: newest date, end, original bytes."""
+    found: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
+    for path in sorted(TIER.rglob(f"{topic}-*/*/*.rsm-manifest")):
+        manifest = json.loads(path.read_text())
+        told = manifest["remoteLogSegmentMetadata"]
+        size = manifest["chunkIndex"]["originalFileSize"]
+        found[path.parent.name].append((told["maxTimestampMs"], told["endOffset"] + 1, size))
+    return found
+
+
+@pytest.mark.parametrize("most", [1, 100_000, 250_000, 10_000_000])
+def test_bytes_of_a_batch_are_those_of_manifests(most: int) -> None:
+    left = listed_segments("txn")
+    assert set(left) == {"0", "1"}
+    at, batches = {}, []
+    while any(left.values()):
+        size = 0
+        while any(left.values()):
+            partition = min(left, key=lambda one: (left[one] or [(1 << 62, 0, 0)])[0][0])
+            _, stop, more = left[partition][0]
+            if size and size + more > most:
+                break
+            at[partition], size = stop, size + more
+            del left[partition][0]
+        batches.append(dict(at))
+    options = {"maxBytesPerTrigger": str(most), "isolationLevel": "read_uncommitted"}
+    stream = Running(TIER, "txn", **options)
+    stream.all()
+    found = [stream.position(at)["topics"]["txn"]["p"] for at in range(len(stream.offset_log))]
+    assert [{n: at for n, at in one.items() if at} for one in found] == batches
 
 
 def test_without_a_limit_all_is_one_batch_and_limits_may_be_overruled() -> None:
