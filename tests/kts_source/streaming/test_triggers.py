@@ -85,19 +85,22 @@ def listed_segments(topic: str) -> dict[str, list[tuple[int, int, int]]]:
     return found
 
 
-@pytest.mark.parametrize("most", [1, 100_000, 250_000, 10_000_000])
-def test_bytes_of_a_batch_are_those_of_manifests(most: int) -> None:
+@pytest.mark.parametrize(("segments", "more"), [(0, 1), (1, 0), (3, -1), (3, 0), (21, -1), (21, 0)])
+def test_bytes_of_a_batch_are_those_of_manifests(segments: int, more: int) -> None:
     left = listed_segments("txn")
     assert set(left) == {"0", "1"}
+    # Dates ascend within each, so this is the order of batches, too.
+    in_turn = sorted(one for part in left.values() for one in part)
+    most = sum(size for _, _, size in in_turn[:segments]) + more
     at, batches = {}, []
     while any(left.values()):
         size = 0
         while any(left.values()):
             partition = min(left, key=lambda one: (left[one] or [(1 << 62, 0, 0)])[0][0])
-            _, stop, more = left[partition][0]
-            if size and size + more > most:
+            _, stop, added = left[partition][0]
+            if size and size + added > most:
                 break
-            at[partition], size = stop, size + more
+            at[partition], size = stop, size + added
             del left[partition][0]
         batches.append(dict(at))
     options = {"maxBytesPerTrigger": str(most), "isolationLevel": "read_uncommitted"}
@@ -105,6 +108,7 @@ def test_bytes_of_a_batch_are_those_of_manifests(most: int) -> None:
     stream.all()
     found = [stream.position(at)["topics"]["txn"]["p"] for at in range(len(stream.offset_log))]
     assert [{n: at for n, at in one.items() if at} for one in found] == batches
+    assert (len(batches) == 1) == ((segments, more) == (21, 0))
 
 
 def test_without_a_limit_all_is_one_batch_and_limits_may_be_overruled() -> None:
