@@ -6,6 +6,7 @@ import logging
 import shutil
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
@@ -25,8 +26,6 @@ from tests.kts_source.streaming.running import GrowingTier, Running
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pyarrow as pa
 
 UNCOMMITTED: IsolationLevel = "read_uncommitted"
 
@@ -115,6 +114,28 @@ def test_a_topic_that_is_named_must_be_there_at_the_start(tier: GrowingTier) -> 
     tier.add(wide, tier.stems(wide))
     with pytest.raises(TopicNotFoundError, match="no topic 'txn'"):
         Running(tier.path, "txn").batch()
+
+
+def test_a_topic_that_is_not_read_for_a_while(tier: GrowingTier) -> None:
+    """It goes on where it was, and a batch that was begun with it is finished with it."""
+    folders = [tier.folder("codecs"), tier.folder("txn", 0), tier.folder("txn", 1)]
+    for folder in folders:
+        tier.add(folder, tier.stems(folder)[:2])
+    stream = Running(tier.path, "codecs,txn", maxOffsetsPerTrigger="900")
+    assert stream.batch()
+    assert stream.choose()
+    stream.start(subscribe="codecs", maxOffsetsPerTrigger="100000")
+    stream.all()
+    read = stream.last["topics"]["txn"]
+    for folder in folders:
+        tier.add(folder, tier.stems(folder))
+    stream.all()
+    assert stream.last["topics"]["txn"] == read
+    assert stream.last_offset("codecs") == 23962
+    stream.start(subscribe="codecs,txn")
+    stream.all()
+    whole = [expected_table(name, "read_committed") for name in ("codecs", "txn")]
+    assert_same_rows(stream.rows(), pa.concat_tables(whole))
 
 
 # -- the tier shrinks
