@@ -17,6 +17,7 @@ from kts_source.errors import (
 )
 from tests.golden_data import (
     ISOLATION_LEVELS,
+    KEY_PREFIX,
     IsolationLevel,
     assert_same_rows,
     expected_table,
@@ -198,9 +199,27 @@ def test_what_was_read_may_go(tier: GrowingTier) -> None:
     tier.remove(folder, stems[:2])
     stream.start()
     assert stream.all() == 0, "a quiet partition may have nothing in the tier"
+    shutil.rmtree(tier.path / KEY_PREFIX)
+    assert stream.all() == 0, "nor a topic"
     tier.add(folder, stems[2:])
     assert stream.all() == 1
     assert_same_rows(stream.rows(), expected_table("codecs", "read_committed"))
+
+
+def test_only_parts_of_what_is_unread_are_left(tier: GrowingTier) -> None:
+    folder = tier.folder("codecs")
+    stems = tier.stems(folder)
+    tier.add(folder, stems[:2])
+    stream = Running(tier.path, "codecs")
+    stream.all()
+    tier.remove(folder, stems[:2])
+    tier.add(folder, stems[2:])
+    for manifest in tier.here(folder).glob("*.rsm-manifest"):
+        manifest.unlink()
+    with pytest.raises(DataLossError, match=rf"only parts .* behind offset {begin(stems[2])}"):
+        stream.batch()
+    stream.start(failOnDataLoss="false")
+    assert not stream.batch()
 
 
 def test_the_tier_ends_below_what_was_read(tier: GrowingTier) -> None:

@@ -91,8 +91,10 @@ def test_named_sources(tmp_path: Path) -> None:
 def test_in_a_store() -> None:
     files = fsspec.filesystem("memory")
     for name, text in (
-        ("offsets/3", f"v1\n{HEAD}\n{text_of({'a': {'0': 5}})}"),
-        ("commits/3", COMMIT),
+        ("offsets/9", f"v1\n{HEAD}\n{text_of({'a': {'0': 4}})}"),
+        ("offsets/10", f"v1\n{HEAD}\n{text_of({'a': {'0': 5}})}"),
+        ("commits/9", COMMIT),
+        ("commits/10", COMMIT),
     ):
         files.pipe_file(f"/checkpoint/{name}", text.encode())
     assert json.loads(end_offsets("memory://checkpoint")) == {"a": {"0": 5}}
