@@ -171,7 +171,7 @@ class BrokerLook:
         end = self.end()
         offsets = max(end - position, 0)
         if not offsets:
-            return PartitionLag(end, 0, 0, None)
+            return PartitionLag(end, 0, 0, None, self._brokers.log_start)
         known = self._known(position)
         size, at, oldest = 0.0, position, None
         for span in known.ranges:
@@ -188,7 +188,7 @@ class BrokerLook:
             size += (end - at) * bytes_per_offset(known, self._brokers, at, end, self._view)
         if oldest is None:
             oldest = self._view.first_timestamp_ms(self._brokers, position)
-        return PartitionLag(end, offsets, round(size), oldest)
+        return PartitionLag(end, offsets, round(size), oldest, self._brokers.log_start)
 
     def plan(self, wanted: BatchRange) -> PlannedPartition:
         """The plan of some of its offsets. What the tier still has below a log start that has moved

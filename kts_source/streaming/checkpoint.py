@@ -100,7 +100,7 @@ def committed_position(
         raise StreamOffsetError(f"{where}: the source has read nothing yet")
     try:
         document = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise StreamOffsetError(f"{where}: an offset is not JSON") from None
     position = position_from_json(document)
     if position.is_initial or not position.topics:
@@ -151,7 +151,7 @@ class _Folder:
                 names = [one.name for one in (self._local / name).iterdir()]
             else:
                 names = self._files.ls(f"{self._path}/{name}", detail=False)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
         matches = (_BATCH.fullmatch(one) for one in names)
         return [int(match[1]) for match in matches if match is not None]
@@ -167,3 +167,5 @@ class _Folder:
                 f"{self._path} has no {name}, of which it says that it is committed: files of the"
                 " checkpoint are lost"
             ) from None
+        except UnicodeDecodeError:
+            raise StreamOffsetError(f"{self._path}/{name} is not text: it is damaged") from None

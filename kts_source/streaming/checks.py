@@ -80,6 +80,19 @@ def check_new(place: Place, log_start: int) -> None:
         )
 
 
+def check_kept(place: Place, start: int, stop: int) -> None:
+    """To be called when offsets [start, stop) have gone that this process has seen and not read.
+
+    Raises:
+        OffsetOutOfRangeError: Unless loss is allowed.
+    """
+    place.raise_or_warn(
+        f"offsets [{start}, {stop}) were there before and have gone unread: their segments expired,"
+        " were deleted, or lost an unclean election; failOnDataLoss=false goes on without them",
+        OffsetOutOfRangeError,
+    )
+
+
 def check_recreated(topic: str, before: str, now: str, *, fail_on_data_loss: bool) -> None:
     """To be called when a stream has read what the tier holds of a topic that was created again.
 

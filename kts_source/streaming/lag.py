@@ -20,21 +20,30 @@ class PartitionLag:
         size: About how many bytes that is: stored ones in the tier, estimated ones on brokers.
         oldest_ms: About when the oldest unread record is dated, ms since the epoch; `None` where
             all is read, or nothing tells.
+        start: The log start.
     """
 
     end: int
     offsets: int
     size: int
     oldest_ms: int | None
+    start: int
+
+    @property
+    def headroom(self) -> int:
+        """How many offsets below the unread ones are still there: where it falls to 0, retention is
+        about to overtake the stream.
+        """
+        return self.end - self.offsets - self.start
 
 
 def lag_to_json(lags: Mapping[Place, PartitionLag]) -> dict[str, Any]:
     """As the progress of a query carries it: by topic and partition `[end, offsets, bytes,
-    oldestMs]`, and all together.
+    oldestMs, start]`, and all together.
     """
     topics: dict[str, dict[str, list[int | None]]] = {}
     for (topic, partition), lag in sorted(lags.items()):
-        row = [lag.end, lag.offsets, lag.size, lag.oldest_ms]
+        row = [lag.end, lag.offsets, lag.size, lag.oldest_ms, lag.start]
         topics.setdefault(topic, {})[str(partition)] = row
     dates = [lag.oldest_ms for lag in lags.values() if lag.oldest_ms is not None]
     return {

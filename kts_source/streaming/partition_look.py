@@ -134,7 +134,7 @@ class PartitionLook:
         end = self.end()
         offsets = max(end - position, 0)
         if not offsets:
-            return PartitionLag(end, 0, 0, None)
+            return PartitionLag(end, 0, 0, None, self.log.log_start)
         # The time of what was read last: the next record is hardly older.
         before = self.view.covering(max(position - 1, self.log.log_start), position + 1)
         dates = [
@@ -143,7 +143,8 @@ class PartitionLook:
             if span.start <= position and span.stop >= position
         ]
         dated = [date for date in dates if date >= 0]
-        return PartitionLag(end, offsets, self._stored_bytes(position), min(dated, default=None))
+        size, oldest = self._stored_bytes(position), min(dated, default=None)
+        return PartitionLag(end, offsets, size, oldest, self.log.log_start)
 
     def _stored_bytes(self, position: int) -> int:
         """About how many bytes of the listed segments are behind an offset."""

@@ -70,6 +70,7 @@ class Lister:
             interval_ms = options.stream.full_listing_interval_ms
             self._listings = ListingMemory(self._layout, interval_ms, clock)
         self._told: dict[str, object] = {}  # what was said of a topic, to say it once
+        self._absent: set[str] = set()  # topics that are waited for
         # Which of several incarnations is newest takes all their manifests to find out.
         self._settled: dict[str, tuple[frozenset[str], str]] = {}
         self._older: dict[str, frozenset[str]] = {}  # than one that the stream was in since
@@ -152,7 +153,7 @@ class Lister:
         self, position: StreamPosition, catalog: SegmentCatalog
     ) -> Mapping[str, Sequence[TopicFolder]]:
         try:
-            return incarnations(self._options, catalog, position.topics.keys())
+            found = incarnations(self._options, catalog, position.topics.keys())
         except TopicNotFoundError as error:
             if not isinstance(self._options.selection, SubscribePattern):
                 raise
@@ -161,6 +162,14 @@ class Lister:
             if not position.topics:
                 raise
             log.warning("waiting for topics that were there: %s", error)
+        else:
+            for topic in self._options.selection.wanted(position.topics):
+                if topic in found:
+                    self._absent.discard(topic)
+                elif topic in position.topics and topic not in self._absent:
+                    self._absent.add(topic)
+                    log.warning("topic %s: waiting, the tier has nothing of it any more", topic)
+            return found
         return {}
 
     def _catalog(self, *, remembered: bool = False) -> SegmentCatalog:

@@ -12,12 +12,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kts_source.errors import DataLossError, TieredKafkaError
+from kts_source.planning import bounds
 from kts_source.planning.assemble import assembled
-from kts_source.planning.bounds import check_no_holes
 from kts_source.planning.gc_pause import paused_collector
 from kts_source.planning.plan_checks import check_plan
 from kts_source.streaming.admission import NO_LIMITS, BatchLimits, Place, admit
 from kts_source.streaming.batch import batch_ranges, check_epoch, check_gone
+from kts_source.streaming.checks import check_kept
 from kts_source.streaming.lag import lag_to_json
 from kts_source.streaming.log_look import where_stream_is
 from kts_source.streaming.next_position import next_position
@@ -56,6 +57,7 @@ class TierStream:
         self._hole_seen_at: dict[tuple[str, int, int], float] = {}
         self._ends_here = options.stream.stop_at_end
         self._target: dict[tuple[Place, str], int] | None = None
+        self._seen: dict[tuple[Place, str], int] = {}  # ends, by the last look
         self._planned: tuple[StreamPosition, StreamPosition, ScanPlan] | None = None
         self._answered: StreamPosition | None = None
         self._lag: tuple[Look, StreamPosition, dict[str, Any]] | None = None
@@ -173,7 +175,13 @@ class TierStream:
         parts = pending_partitions(self._options, position, tier)
         looks = {part.place: part.look for part in parts if part.look is not None}
         complete = _complete(looks)
+        there = {(part.place, part.topic_id): part for part in parts}
+        # As long as there is something of a partition, a hole or its next segment tells a loss.
+        gone = {key: stop for key, stop in self._seen.items() if key not in there}
+        self._check_kept(position, tier, there, gone)
+        self._seen = {key: part.stop for key, part in there.items()}
         if self._ends_here:
+            self._check_kept(position, tier, there, target or {})
             parts = self._up_to_target(parts)
         elif limited and self._delays(parts):
             return position
@@ -233,7 +241,30 @@ class TierStream:
             return False
         waited_ms = (self._clock() - self._batch_at) * 1000
         new = sum(part.stop - part.start for part in parts)
-        return new < settings.min_offsets and waited_ms < settings.max_delay_ms
+        return new < settings.min_offsets and 0 <= waited_ms < settings.max_delay_ms
+
+    def _check_kept(
+        self,
+        position: StreamPosition,
+        tier: Look,
+        there: Mapping[tuple[Place, str], PendingPartition],
+        ends: Mapping[tuple[Place, str], int],
+    ) -> None:
+        """What once was there to be read must not have gone unread.
+
+        Raises:
+            DataLossError: It has, all that is left has been read, and loss is not allowed.
+        """
+        for (place, topic_id), stop in ends.items():
+            topic, known = tier.get(place.topic), position.topics.get(place.topic)
+            # Where a topic was created again, that is told.
+            if known is None or known.topic_id != topic_id or (topic and topic.newer):
+                continue
+            part = there.get((place, topic_id))
+            at = known.offsets.get(place.partition, stop) if part is None else part.start
+            if at < stop and (part is None or part.stop <= at):
+                strict = self._options.fail_on_data_loss
+                check_kept(bounds.Place(*place, fail_on_data_loss=strict), at, stop)
 
     def _up_to_target(self, parts: Sequence[PendingPartition]) -> list[PendingPartition]:
         """The parts up to the end that was fixed; what was not there then is left to others."""
@@ -262,7 +293,7 @@ class TierStream:
             stop = max(part.start, min(part.stop, look.end_before(hole)))
             if stop == part.start:
                 if not heals:
-                    check_no_holes(look.place, look.log, hole.start, hole.stop)
+                    bounds.check_no_holes(look.place, look.log, hole.start, hole.stop)
                 log.warning(
                     "%s: waiting at offset %d for offsets [%d, %d), which may be a copy under way",
                     look.place,

@@ -10,15 +10,18 @@ import json
 import logging
 import re
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 from pyspark.sql.datasource import DataSourceStreamReader
 
+from kts_source.errors import StoreUnavailableError
 from kts_source.spark import data_source_api
 from kts_source.spark.data_source_api import ReadAllAvailable
 from kts_source.spark.datasource import TieredKafkaDataSource
+from kts_source.streaming.tier_stream import TierStream
 from tests.golden_data import SPARK_SCHEMA, assert_same_rows, expected_table, tier_options
 from tests.kts_source.streaming.running import GrowingTier
 
@@ -175,6 +178,26 @@ def test_the_reader_is_what_spark_looks_for() -> None:
     limited = TieredKafkaDataSource(tier_options("txn", maxBytesPerTrigger="1g"))
     limit = limited.streamReader(limited.schema()).getDefaultReadLimit()
     assert not isinstance(limit, ReadAllAvailable)
+    waiting = TieredKafkaDataSource(tier_options("txn", minOffsetsPerTrigger="9"))
+    limit = waiting.streamReader(waiting.schema()).getDefaultReadLimit()
+    assert not isinstance(limit, ReadAllAvailable)
+
+
+def test_where_nothing_is_new_the_text_stays_as_it_is() -> None:
+    query = Query(tier_options("txn"), older=False)
+    query.start()
+    start = {"txn": {"1": 3671, "0": 3675}}  # by Spark's Kafka source
+    assert query.reader.latestOffset(start, ReadAllAvailable()) is start
+
+
+def test_figures_that_cannot_be_had_do_not_end_a_query(caplog: pytest.LogCaptureFixture) -> None:
+    query = Query(tier_options("txn"), older=True)
+    query.start()
+    down = mock.patch.object(TierStream, "lag", side_effect=StoreUnavailableError("no answer"))
+    with down:
+        assert query.all() == 1
+        assert query.reader.reportLatestOffset() is None
+    assert "no answer" in caplog.text
 
 
 def test_no_secret_is_in_what_spark_logs() -> None:

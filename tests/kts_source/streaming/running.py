@@ -92,6 +92,11 @@ class Checkpointed:
         """Where the batch logged last ends."""
         return self.position(len(self.offset_log) - 1)
 
+    def last_offset(self, topic: str, partition: int = 0) -> int:
+        """Where it is in a partition; 0 before it was there."""
+        topics = self.last.get("topics", {}) if self.offset_log else {}
+        return int(topics.get(topic, {}).get("p", {}).get(str(partition), 0))
+
     def choose(self, *, limited: bool = True) -> bool:
         """Logs the next batch; whether there is one."""
         start = self.position(len(self.offset_log) - 1)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import logging
+import shutil
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
@@ -16,6 +17,7 @@ from kts_source.errors import (
 )
 from tests.golden_data import (
     ISOLATION_LEVELS,
+    KEY_PREFIX,
     IsolationLevel,
     assert_same_rows,
     expected_table,
@@ -25,8 +27,6 @@ from tests.kts_source.streaming.running import GrowingTier, Running
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pyarrow as pa
 
 UNCOMMITTED: IsolationLevel = "read_uncommitted"
 
@@ -46,12 +46,6 @@ def between(table: pa.Table, start: int, stop: int, partition: int = 0) -> pa.Ta
 def begin(stem: str) -> int:
     """The first offset of a segment."""
     return int(stem[:20])
-
-
-def event_seconds(tier: GrowingTier, folder: Path, stem: str) -> float:
-    """When the copy of a segment began."""
-    manifest = json.loads((folder / f"{stem}.rsm-manifest").read_text())
-    return int(manifest["remoteLogSegmentMetadata"]["eventTimestampMs"]) / 1000
 
 
 # -- the tier grows
@@ -123,6 +117,28 @@ def test_a_topic_that_is_named_must_be_there_at_the_start(tier: GrowingTier) -> 
         Running(tier.path, "txn").batch()
 
 
+def test_a_topic_that_is_not_read_for_a_while(tier: GrowingTier) -> None:
+    """It goes on where it was, and a batch that was begun with it is finished with it."""
+    folders = [tier.folder("codecs"), tier.folder("txn", 0), tier.folder("txn", 1)]
+    for folder in folders:
+        tier.add(folder, tier.stems(folder)[:2])
+    stream = Running(tier.path, "codecs,txn", maxOffsetsPerTrigger="900")
+    assert stream.batch()
+    assert stream.choose()
+    stream.start(subscribe="codecs", maxOffsetsPerTrigger="100000")
+    stream.all()
+    read = stream.last["topics"]["txn"]
+    for folder in folders:
+        tier.add(folder, tier.stems(folder))
+    stream.all()
+    assert stream.last["topics"]["txn"] == read
+    assert stream.last_offset("codecs") == 23962
+    stream.start(subscribe="codecs,txn")
+    stream.all()
+    whole = [expected_table(name, "read_committed") for name in ("codecs", "txn")]
+    assert_same_rows(stream.rows(), pa.concat_tables(whole))
+
+
 # -- the tier shrinks
 
 
@@ -146,7 +162,35 @@ def test_retention_overtakes_the_stream(tier: GrowingTier) -> None:
     assert_same_rows(stream.batches[1], between(expected, start, 1 << 60))
 
 
-def test_what_was_read_may_go(tier: GrowingTier) -> None:
+@pytest.mark.parametrize("what", ["segments", "partition", "topic"])
+def test_all_that_is_left_goes_unread(tier: GrowingTier, what: str) -> None:
+    """No later segment tells a process that has seen it."""
+    folder, other = tier.folder("txn"), tier.folder("codecs")
+    stems = tier.stems(folder)
+    tier.add(folder, stems)
+    tier.add(other, tier.stems(other))
+    strict, lenient = (
+        Running(tier.path, "codecs,txn", maxOffsetsPerTrigger="300", failOnDataLoss=text)
+        for text in ("true", "false")
+    )
+    for stream in (strict, lenient):
+        while stream.last_offset("txn") == 0:
+            assert stream.batch()
+    tier.remove(folder, stems)
+    if what != "segments":
+        shutil.rmtree(tier.here(folder) if what == "partition" else tier.here(folder).parent)
+    at, end = strict.last_offset("txn"), 3675
+    with pytest.raises(OffsetOutOfRangeError, match=rf"txn-0: .*\[{at}, {end}\).*gone unread"):
+        strict.batch()
+    lenient.all()
+    assert lenient.last_offset("codecs") == 23962
+    assert lenient.last_offset("txn") == at
+    strict.start()
+    strict.all()
+    assert strict.last_offset("codecs") == 23962, "another process has not seen it"
+
+
+def test_what_was_read_may_go(tier: GrowingTier, caplog: pytest.LogCaptureFixture) -> None:
     folder = tier.folder("codecs")
     stems = tier.stems(folder)
     tier.add(folder, stems[:2])
@@ -155,9 +199,32 @@ def test_what_was_read_may_go(tier: GrowingTier) -> None:
     tier.remove(folder, stems[:2])
     stream.start()
     assert stream.all() == 0, "a quiet partition may have nothing in the tier"
+    shutil.rmtree(tier.path / KEY_PREFIX)
+    for _ in range(3):
+        assert stream.all() == 0, "nor a topic"
+    assert caplog.text.count("the tier has nothing of it any more") == 1
+    away = tier.path.rename(tier.path.with_name("away"))
+    assert stream.all() == 0
+    away.rename(tier.path)
     tier.add(folder, stems[2:])
     assert stream.all() == 1
     assert_same_rows(stream.rows(), expected_table("codecs", "read_committed"))
+
+
+def test_only_parts_of_what_is_unread_are_left(tier: GrowingTier) -> None:
+    folder = tier.folder("codecs")
+    stems = tier.stems(folder)
+    tier.add(folder, stems[:2])
+    stream = Running(tier.path, "codecs")
+    stream.all()
+    tier.remove(folder, stems[:2])
+    tier.add(folder, stems[2:])
+    for manifest in tier.here(folder).glob("*.rsm-manifest"):
+        manifest.unlink()
+    with pytest.raises(DataLossError, match=rf"only parts .* behind offset {begin(stems[2])}"):
+        stream.batch()
+    stream.start(failOnDataLoss="false")
+    assert not stream.batch()
 
 
 def test_the_tier_ends_below_what_was_read(tier: GrowingTier) -> None:
@@ -240,85 +307,6 @@ def test_all_objects_of_a_batch_have_gone(tier: GrowingTier) -> None:
         stream.start()
     stream.start(failOnDataLoss="false")
     assert set(stream.batches[0]["topic"].to_pylist()) == {"txn"}
-
-
-# -- holes
-
-
-def test_a_hole_that_heals(tier: GrowingTier) -> None:
-    folder = tier.folder("txn")
-    stems = tier.stems(folder)
-    tier.add(folder, [*stems[:4], *stems[5:]])
-    stream = Running(tier.path, "txn")
-    stream.clock.seconds = event_seconds(tier, folder, stems[5]) + 1
-    assert stream.all() == 1
-    assert stream.rows()["offset"].to_numpy().max() < begin(stems[4])
-    tier.add(folder, stems)
-    assert stream.all() == 1
-    assert_same_rows(stream.rows(), between(expected_table("txn", "read_committed"), 0, 1 << 60))
-
-
-def test_a_hole_that_stays(tier: GrowingTier) -> None:
-    folder = tier.folder("txn")
-    stems = tier.stems(folder)
-    tier.add(folder, [*stems[:4], *stems[5:]])
-    stream = Running(tier.path, "txn", isolationLevel=UNCOMMITTED, holeGraceMs="60s")
-    stream.clock.seconds = event_seconds(tier, folder, stems[5]) + 59
-    assert stream.all() == 1, "what lies before it is read"
-    hole, end = begin(stems[4]), begin(stems[5])
-    assert stream.last["topics"]["txn"]["p"]["0"] == hole
-    stream.clock.seconds += 2
-    with pytest.raises(DataLossError, match=rf"\[{hole}, {end}\) between"):
-        stream.batch()
-    stream.start(failOnDataLoss="false")
-    assert stream.all() == 1
-    expected = between(expected_table("txn", UNCOMMITTED), 0, 1 << 60)
-    missing = between(expected, hole, end)
-    assert stream.rows().num_rows == expected.num_rows - missing.num_rows
-    assert stream.batches[1]["offset"].to_numpy().min() >= end
-
-
-def test_what_lies_before_an_old_hole_is_read_before_it_is_an_error(tier: GrowingTier) -> None:
-    folder = tier.folder("codecs")
-    stems = tier.stems(folder)
-    tier.add(folder, [stems[0], *stems[2:]])
-    stream = Running(tier.path, "codecs")
-    assert stream.batch()
-    assert stream.rows().num_rows == begin(stems[1])
-    with pytest.raises(DataLossError, match="no segment in the tier holds"):
-        stream.batch()
-
-
-def test_a_hole_is_an_error_although_other_partitions_go_on(tier: GrowingTier) -> None:
-    folder, other = tier.folder("wide", 0), tier.folder("wide", 5)
-    stems, others = tier.stems(folder), tier.stems(other)
-    tier.add(folder, [stems[0], *stems[2:]])
-    tier.add(other, others[:1])
-    stream = Running(tier.path, "wide")
-    assert stream.batch()
-    tier.add(other, others)
-    with pytest.raises(DataLossError, match="no segment in the tier holds"):
-        stream.batch()
-    assert stream.committed == 1
-
-
-def test_transactions_that_may_have_ended_in_a_hole_that_may_heal(tier: GrowingTier) -> None:
-    folder = tier.folder("txn")
-    stems = tier.stems(folder)
-    for missing in range(1, len(stems) - 1):
-        there = [stem for number, stem in enumerate(stems) if number != missing]
-        tier.remove(folder, stems)
-        tier.add(folder, there)
-        stream = Running(tier.path, "txn", maxSegmentsPerTrigger="1")
-        stream.clock.seconds = event_seconds(tier, folder, stems[missing + 1]) + 1
-        stream.all()
-        before = stream.rows().num_rows
-        assert stream.last["topics"]["txn"]["p"]["0"] <= begin(stems[missing])
-        tier.add(folder, stems)
-        stream.all()
-        assert before < stream.rows().num_rows
-        expected = between(expected_table("txn", "read_committed"), 0, 1 << 60)
-        assert_same_rows(stream.rows(), expected)
 
 
 # -- other readers

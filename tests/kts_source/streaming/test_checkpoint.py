@@ -91,8 +91,10 @@ def test_named_sources(tmp_path: Path) -> None:
 def test_in_a_store() -> None:
     files = fsspec.filesystem("memory")
     for name, text in (
-        ("offsets/3", f"v1\n{HEAD}\n{text_of({'a': {'0': 5}})}"),
-        ("commits/3", COMMIT),
+        ("offsets/9", f"v1\n{HEAD}\n{text_of({'a': {'0': 4}})}"),
+        ("offsets/10", f"v1\n{HEAD}\n{text_of({'a': {'0': 5}})}"),
+        ("commits/9", COMMIT),
+        ("commits/10", COMMIT),
     ):
         files.pipe_file(f"/checkpoint/{name}", text.encode())
     assert json.loads(end_offsets("memory://checkpoint")) == {"a": {"0": 5}}
@@ -102,6 +104,7 @@ def test_in_a_store() -> None:
     ("lines", "version", "says"),
     [
         (["{"], "v1", "not JSON"),
+        (["[" * 100_000], "v1", "not JSON"),
         (["-"], "v1", "read nothing yet"),
         (['{"v":1,"at":"initial"}'], "v1", "read nothing yet"),
         (['{"v":1,"topics":{}}'], "v1", "read nothing yet"),
@@ -128,5 +131,10 @@ def test_what_is_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "commits" / "1").write_text(COMMIT)
     with pytest.raises(StreamOffsetError, match="has no offsets/1"):
         end_offsets(str(tmp_path))
+    (tmp_path / "offsets" / "1").write_bytes(b"v1\n\xff")
+    with pytest.raises(StreamOffsetError, match="offsets/1 is not text"):
+        end_offsets(str(tmp_path))
+    with pytest.raises(StreamOffsetError, match="no committed batch"):
+        end_offsets(str(tmp_path / "offsets" / "1"))
     with pytest.raises(InvalidOptionError, match="holds credentials"):
         end_offsets("s3://key:hunter2@bucket/checkpoint")

@@ -131,6 +131,28 @@ def test_an_older_one_is_left_when_nothing_else_is(tier: GrowingTier) -> None:
         assert not one.batch()
 
 
+def test_a_process_that_begins_when_an_older_one_is_left(tier: GrowingTier) -> None:
+    """Nothing tells it which one is older."""
+    before, now = RECREATED
+    old, new = (tier.folder("recreated", topic_id=one) for one in RECREATED)
+    tier.add(new, tier.stems(new))
+    strict, lenient = (
+        Running(tier.path, "recreated", failOnDataLoss=text) for text in ("true", "false")
+    )
+    for one in (strict, lenient):
+        one.all()
+    tier.add(old, tier.stems(old))
+    tier.remove(new, tier.stems(new))
+    for one in (strict, lenient):
+        one.start()
+    with pytest.raises(DataLossError, match=f"created again.*{now}.*{before}"):
+        strict.batch()
+    strict.start(topicId=now)
+    assert not strict.batch()
+    assert lenient.batch()
+    assert lenient.last["topics"]["recreated"]["id"] == before
+
+
 @pytest.mark.parametrize("fail_on_data_loss", ["true", "false"])
 def test_a_first_copy_that_takes_its_time(tier: GrowingTier, fail_on_data_loss: str) -> None:
     before, now = RECREATED

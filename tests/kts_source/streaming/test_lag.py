@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
@@ -10,8 +11,11 @@ import pytest
 from kts_source import metrics
 from kts_source.streaming.admission import Place
 from tests.golden_data import TIER, expected_table
-from tests.kts_source.streaming.running import Running
+from tests.kts_source.streaming.running import GrowingTier, Running
 from tests.kts_source.streaming.test_triggers import Listings
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 ENDS = {"0": 3963, "1": 3671}
 """Of the golden topic `txn`, undecided transactions among it."""
@@ -45,8 +49,8 @@ def test_offsets_bytes_and_dates_fall_to_nothing() -> None:
     assert dates[-1] is None
     assert dates[:-1] == sorted(dates[:-1])
     for lag in lags:
-        for number, (end, offsets, size, oldest) in lag["topics"]["txn"].items():
-            assert end == ENDS[number]
+        for number, (end, offsets, size, oldest, start) in lag["topics"]["txn"].items():
+            assert (start, end) == (0, ENDS[number])
             assert (offsets == 0) == (size == 0) == (oldest is None)
 
 
@@ -62,6 +66,23 @@ def test_dates_are_those_of_records() -> None:
     assert dates.pop() is None
     assert all(min(times) // 1000 <= date <= max(times) // 1000 for date in dates)
     assert dates == sorted(dates)
+
+
+def test_how_far_retention_is_from_overtaking_it(tmp_path: Path) -> None:
+    tier = GrowingTier(tmp_path / "tier")
+    folder = tier.folder("codecs")
+    stems = tier.stems(folder)
+    tier.add(folder, stems)
+    stream = Running(tier.path, "codecs", maxSegmentsPerTrigger="1")
+    starts = [int(stem[:20]) for stem in stems]
+    found = []
+    for number in range(3):
+        assert stream.batch()
+        progress = {"sources": [{"latestOffset": stream.stream.lag()}]}
+        (lag,) = metrics.stream_lag(progress)
+        found.append(lag.partitions[Place("codecs", 0)].headroom)
+        tier.remove(folder, stems[: number + 1])
+    assert found == [at - log_start for at, log_start in zip(starts[1:4], starts, strict=False)]
 
 
 def test_it_asks_the_store_for_nothing(listings: Listings) -> None:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
-import pyarrow.compute as pc
 import pytest
 
-from kts_source.errors import AccessDeniedError, InvalidOptionError, StoreUnavailableError
+from kts_source.errors import (
+    AccessDeniedError,
+    DataLossError,
+    InvalidOptionError,
+    StoreUnavailableError,
+)
 from kts_source.options import check_for_stream, parse_any_options, parse_options
 from kts_source.store.local_store import LocalStore
 from kts_source.streaming.offsets import position_from_json
@@ -66,6 +72,43 @@ def test_offsets_of_a_batch_are_cut_exactly() -> None:
     stream = Running(TIER, "txn", maxOffsetsPerTrigger="1000", isolationLevel="read_uncommitted")
     stream.all()
     assert offsets_of(stream) == [1000] * 7 + [(3963 + 3671) - 7000]
+
+
+def listed_segments(topic: str) -> dict[str, list[tuple[int, int, int]]]:
+    """Of each partition its segments in order: newest date, end, original bytes."""
+    found: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
+    for path in sorted(TIER.rglob(f"{topic}-*/*/*.rsm-manifest")):
+        manifest = json.loads(path.read_text())
+        told = manifest["remoteLogSegmentMetadata"]
+        size = manifest["chunkIndex"]["originalFileSize"]
+        found[path.parent.name].append((told["maxTimestampMs"], told["endOffset"] + 1, size))
+    return found
+
+
+@pytest.mark.parametrize(("segments", "more"), [(0, 1), (1, 0), (3, -1), (3, 0), (21, -1), (21, 0)])
+def test_bytes_of_a_batch_are_those_of_manifests(segments: int, more: int) -> None:
+    left = listed_segments("txn")
+    assert set(left) == {"0", "1"}
+    # Dates ascend within each, so this is the order of batches, too.
+    in_turn = sorted(one for part in left.values() for one in part)
+    most = sum(size for _, _, size in in_turn[:segments]) + more
+    at, batches = {}, []
+    while any(left.values()):
+        size = 0
+        while any(left.values()):
+            partition = min(left, key=lambda one: (left[one] or [(1 << 62, 0, 0)])[0][0])
+            _, stop, added = left[partition][0]
+            if size and size + added > most:
+                break
+            at[partition], size = stop, size + added
+            del left[partition][0]
+        batches.append(dict(at))
+    options = {"maxBytesPerTrigger": str(most), "isolationLevel": "read_uncommitted"}
+    stream = Running(TIER, "txn", **options)
+    stream.all()
+    found = [stream.position(at)["topics"]["txn"]["p"] for at in range(len(stream.offset_log))]
+    assert [{n: at for n, at in one.items() if at} for one in found] == batches
+    assert (len(batches) == 1) == ((segments, more) == (21, 0))
 
 
 def test_without_a_limit_all_is_one_batch_and_limits_may_be_overruled() -> None:
@@ -179,6 +222,33 @@ def test_a_second_answer_is_the_first_one() -> None:
     assert stream.stream.next(position) == stream.stream.next(position) != position
 
 
+def test_a_clock_that_is_set_back_keeps_nothing_back(tier: GrowingTier) -> None:
+    folder = tier.folder("txn")
+    stems = tier.stems(folder)
+    tier.add(folder, stems[:5])
+    stream = Running(tier.path, "txn", minListingIntervalMs="10s", minOffsetsPerTrigger="1000000")
+    assert stream.batch()
+    tier.add(folder, stems)
+    stream.clock.seconds -= 86_400
+    assert stream.batch()
+
+
+def test_another_batch_is_planned_than_the_one_that_was_chosen_last() -> None:
+    stream = Running(TIER, "txn", maxOffsetsPerTrigger="500")
+    assert stream.batch()
+    assert stream.batch()
+    again, last = (position_from_json(stream.position(at)) for at in (0, 1))
+    assert stream.stream.next(last) is not last
+    plan = stream.stream.plan(again, last)
+    assert plan is not None
+    assert sum(part.stop - part.start for part in plan.partitions) == 500
+    assert {part.partition: part.stop for part in plan.partitions} == {
+        number: last.topics["txn"].offsets[number]
+        for number in last.topics["txn"].offsets
+        if last.topics["txn"].offsets[number] != again.topics["txn"].offsets.get(number)
+    }
+
+
 # -- a store that is down
 
 
@@ -226,6 +296,31 @@ def test_a_run_with_a_fixed_end_does_not_end_early(tier: GrowingTier, listings: 
         stream.batch()
 
 
+@pytest.mark.parametrize("left", [0, 3])
+def test_a_run_with_a_fixed_end_does_not_end_before_it(tier: GrowingTier, left: int) -> None:
+    folder = tier.folder("codecs")
+    stems = tier.stems(folder)
+    tier.add(folder, stems)
+    strict, lenient = (
+        Running(
+            tier.path,
+            "codecs",
+            maxSegmentsPerTrigger="1",
+            stopAtEnd="true",
+            failOnDataLoss=text,
+        )
+        for text in ("true", "false")
+    )
+    for stream in (strict, lenient):
+        assert stream.batch()
+    tier.remove(folder, stems[left:])
+    at = int(stems[max(left, 1)][:20])
+    with pytest.raises(DataLossError, match=rf"offsets \[{at}, 23962\) .* gone unread"):
+        strict.all()
+    lenient.all()
+    assert lenient.rows().num_rows == strict.rows().num_rows == at
+
+
 def test_a_store_that_never_answered_and_one_that_refuses(
     tier: GrowingTier, listings: Listings
 ) -> None:
@@ -242,81 +337,7 @@ def test_a_store_that_never_answered_and_one_that_refuses(
         stream.batch()
 
 
-# -- where it begins
-
-
-def test_latest_is_fixed_by_the_first_batch(tier: GrowingTier) -> None:
-    folder = tier.folder("txn")
-    stems = tier.stems(folder)
-    tier.add(folder, stems[:5])
-    stream = Running(tier.path, "txn", startingOffsets="latest", isolationLevel="read_uncommitted")
-    assert stream.choose()
-    tier.add(folder, stems)
-    stream.start()  # killed before the first batch was read
-    assert stream.rows().num_rows == 0
-    stream.all()
-    assert stream.rows()["offset"].to_numpy().min() >= int(stems[5][:20])
-    assert stream.last["topics"]["txn"]["p"]["0"] == 3963
-
-
-@pytest.mark.parametrize(
-    ("starting", "first"),
-    [('{"txn":{"0":500,"1":-2}}', 500), ('{"txn":{"0":-2,"1":-1}}', 0)],
-)
-def test_a_start_in_json(starting: str, first: int) -> None:
-    stream = Running(TIER, "txn", startingOffsets=starting, isolationLevel="read_uncommitted")
-    stream.all()
-    begins = stream.position(0)["from"]["txn"]["p"]
-    assert begins == {"0": first, "1": 3671 if "-1" in starting else 0}
-
-
-def test_a_start_in_json_names_all_partitions() -> None:
-    stream = Running(TIER, "txn", startingOffsets='{"txn":{"0":5}}')
-    with pytest.raises(InvalidOptionError, match="does not name txn-1"):
-        stream.batch()
-
-
-def test_a_start_behind_the_end_of_the_tier_waits_for_it(tier: GrowingTier) -> None:
-    folder = tier.folder("codecs")
-    stems = tier.stems(folder)
-    tier.add(folder, stems[:1])
-    start = int(stems[2][:20]) + 10
-    stream = Running(tier.path, "codecs", startingOffsets=f'{{"codecs":{{"0":{start}}}}}')
-    assert stream.all() == 1
-    assert stream.rows().num_rows == 0
-    tier.add(folder, stems)
-    assert stream.all() == 1
-    assert stream.rows()["offset"].to_numpy().min() == start
-    assert stream.rows().num_rows == 23962 - start
-
-
-def test_a_start_in_a_partition_of_which_nothing_is_tiered_yet(tier: GrowingTier) -> None:
-    first, second = (tier.folder("txn", number) for number in (0, 1))
-    tier.add(first, tier.stems(first)[:1])
-    stream = Running(
-        tier.path,
-        "txn",
-        startingOffsets='{"txn":{"0":-2,"1":3000}}',
-        isolationLevel="read_uncommitted",
-        minOffsetsPerTrigger="3000",
-    )
-    assert stream.all() == 1
-    tier.add(first, tier.stems(first))
-    tier.add(second, tier.stems(second)[:1])
-    assert stream.batch(), "one that waits for its start keeps no other back"
-    tier.add(second, tier.stems(second))
-    stream.clock.seconds += 3600
-    assert stream.all() == 1
-    expected = expected_table("txn", "read_uncommitted")
-    of_second = pc.equal(expected["partition"], 1)
-    wanted = expected.filter(pc.and_(of_second, pc.greater_equal(expected["offset"], 3000)))
-    assert_same_rows(stream.batches[2], wanted)
-
-
-def test_a_start_at_a_time() -> None:
-    stream = Running(TIER, "timeline", startingTimestamp="1")
-    stream.all()
-    assert_same_rows(stream.rows(), expected_table("timeline", "read_committed"))
+# -- options
 
 
 @pytest.mark.parametrize(

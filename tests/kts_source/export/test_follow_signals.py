@@ -1,0 +1,100 @@
+"""An export that follows, told to stop at any of its steps: it returns, and the next goes on."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+from collections import Counter
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kts_source.export.executor import LocalExecutor
+from kts_source.export.follow import RoundMetrics, follow
+from tests.kts_source.export.exporting import FORMATS, Lake
+from tests.kts_source.export.small_tier import SmallTier, held
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+    from types import FrameType
+
+POINTS = 4
+ROWS = list(range(30))
+
+
+class Calls:
+    """Counts calls of this package in this thread while rounds go on, and sends the signal at one
+    of them.
+
+    Attributes:
+        count: So many there were.
+    """
+
+    def __init__(self, number: int | None) -> None:
+        self.count = 0
+        self._number = number
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """For the block."""
+        sys.setprofile(self._on_event)
+        try:
+            yield
+        finally:
+            sys.setprofile(None)
+
+    def _on_event(self, frame: FrameType, event: str, _argument: object) -> None:
+        # Where nobody listens yet, or no more, the signal has its usual effect.
+        if event not in ("call", "return") or "kts_source" not in frame.f_code.co_filename:
+            return
+        if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+            return
+        self.count += 1
+        if self.count == self._number:
+            sys.setprofile(None)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def followed(lake: Lake, tier: SmallTier, calls: Calls) -> list[RoundMetrics]:
+    """Runs until the second pause, or until the signal comes."""
+    rounds: list[RoundMetrics] = []
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) > 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    settings = lake.settings(follow=True, round_bytes=1)
+    with calls.counted():
+        follow(tier.options(), settings, LocalExecutor(1), on_round=rounds.append, pause=pause)
+    return rounds
+
+
+@pytest.mark.slow
+# A file that was just opened is closed when Python finds that nobody has it.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_a_signal_at_any_step(tmp_path: Path, table_format: str) -> None:
+    tier = SmallTier(tmp_path / "tier").grow(3)
+    whole = Calls(None)
+    (tmp_path / "whole").mkdir()
+    followed(Lake(tmp_path / "whole", table_format), tier, whole)
+    source = random.Random(random.SystemRandom().randrange(1 << 31))
+    outcomes: Counter[str] = Counter()
+    for _ in range(POINTS):
+        at = source.randint(1, whole.count)
+        folder = tmp_path / str(at)
+        folder.mkdir(exist_ok=True)
+        lake = Lake(folder, table_format)
+        rounds = followed(lake, tier, Calls(at))
+        outcomes.update([one.outcome for one in rounds])
+        before = held(lake)
+        assert before == ROWS[: len(before)], f"signal at call {at}"
+        followed(lake, tier, Calls(None))
+        assert held(lake) == ROWS, f"signal at call {at}"
+    assert outcomes["abandoned"], outcomes

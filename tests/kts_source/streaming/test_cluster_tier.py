@@ -1,0 +1,107 @@
+"""A stream of tier and brokers: what becomes of the tier of a topic that was created again, and how
+often the tier is listed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from unittest import mock
+
+import pytest
+
+from kts_source.errors import DataLossError
+from kts_source.streaming.tier_listing import TierListing
+from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
+from tests.kts_source.broker.fake_broker import FakeCluster, FakePartition
+from tests.kts_source.broker.fake_log import fake_log
+from tests.kts_source.streaming.test_cluster_look import following, offsets
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.kts_source.streaming.running import Checkpointed
+
+SEGMENTS = 4
+"""Of three records each."""
+
+
+@pytest.fixture
+def brokers() -> Iterator[FakeCluster]:
+    with FakeCluster() as made:
+        yield made
+
+
+def created(brokers: FakeCluster, tier: Path, tiered: int) -> tuple[FakePartition, str]:
+    """A topic of one partition, some segments of which are in the tier, too."""
+    log = LogBuilder()
+    for _ in range(SEGMENTS):
+        log.append([SimpleRecord(b"value")] * 3)
+        log.roll()
+    built = log.build()
+    part = FakePartition(fake_log(built))
+    topic_id = brokers.create("t", [part])
+    writer = AivenTierWriter(tier, topic="t", topic_id=topic_id)
+    for segment in list(built.segments)[:tiered]:
+        writer.write_segment(segment)
+    return part, topic_id
+
+
+def both(brokers: FakeCluster, tier: Path, **options: str) -> Checkpointed:
+    """A stream over the two."""
+    return following(brokers, path=str(tier), minListingIntervalMs="0", **options)
+
+
+def test_what_is_tiered_of_the_old_topic_comes_first(brokers: FakeCluster, tmp_path: Path) -> None:
+    _, before = created(brokers, tmp_path, 3)
+    strict, lenient = (
+        both(brokers, tmp_path, maxSegmentsPerTrigger="1", failOnDataLoss=text)
+        for text in ("true", "false")
+    )
+    for stream in (strict, lenient):
+        assert stream.batch()
+    _, now = created(brokers, tmp_path, 0)
+    with pytest.raises(DataLossError, match=f"created again.*{before}.*{now}"):
+        strict.all()
+    assert offsets(strict) == list(range(9)), "what only brokers had has gone with the topic"
+    lenient.all()
+    assert offsets(lenient) == [*range(9), *range(12)]
+    strict.close()
+    lenient.close()
+
+
+@pytest.mark.parametrize("is_tiered", [True, False])
+def test_a_batch_of_the_old_topic_is_read_again(
+    brokers: FakeCluster, tmp_path: Path, is_tiered: bool
+) -> None:
+    """Never with rows of the new one."""
+    created(brokers, tmp_path, SEGMENTS * is_tiered)
+    strict, lenient = (both(brokers, tmp_path, failOnDataLoss=text) for text in ("true", "false"))
+    for stream in (strict, lenient):
+        assert stream.choose()
+    created(brokers, tmp_path, 0)
+    if is_tiered:
+        strict.start()
+        assert offsets(strict) == list(range(12))
+    else:
+        with pytest.raises(DataLossError, match=r"\[0, 12\) .* no longer in the tier"):
+            strict.start()
+    lenient.start()
+    assert offsets(lenient) == list(range(12 * is_tiered))
+    strict.close()
+    lenient.close()
+
+
+def test_the_tier_is_listed_once_in_an_interval(brokers: FakeCluster, tmp_path: Path) -> None:
+    part, _ = created(brokers, tmp_path, 2)
+    part.log.local_start = 12  # more was tiered than the listing shows
+    listed = mock.patch.object(TierListing, "_list", autospec=True, side_effect=TierListing._list)
+    with listed as asked:
+        stream = following(
+            brokers, path=str(tmp_path), minListingIntervalMs="1h", maxOffsetsPerTrigger="1"
+        )
+        assert stream.all() == 12
+    assert offsets(stream) == list(range(12))
+    assert asked.call_count == 1
+    assert stream.served["tier"] > 0, "it is listed when a stream begins"
+    stream.close()
