@@ -18,7 +18,7 @@ ROOMS = (
     ("read",),
     ("planning",),
     ("auditing", "export", "streaming", "engines"),
-    ("metrics",),
+    ("metrics", "reporting"),
     ("spark",),
     ("cli",),
 )

@@ -21,7 +21,7 @@ from kts_source.tier import Tier, open_tier
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kts_source.planning.scan_plan import PartitionPlan
+    from kts_source.planning.scan_plan import PartitionPlan, ScanPlan
     from kts_source.store.object_store import ObjectStore
 
 log = logging.getLogger(__name__)
@@ -148,6 +148,21 @@ _SCHEMA = pa.schema(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class DescribedPlan:
+    """A description, and the plan of a full read that it follows from.
+
+    Attributes:
+        description: What `describe` gives.
+        plan: Every partition from its log start to its last stable offset.
+        uri: Root of the tier, free of credentials.
+    """
+
+    description: TierDescription
+    plan: ScanPlan
+    uri: str
+
+
 def describe(
     options: Mapping[str, str] | ScanOptions, store: ObjectStore | None = None
 ) -> TierDescription:
@@ -159,6 +174,17 @@ def describe(
     Args:
         options: As for the data source.
         store: The tier; opened from the options when not given.
+
+    Raises:
+        TieredKafkaError: As planning does, holes aside.
+    """
+    return described_plan(options, store).description
+
+
+def described_plan(
+    options: Mapping[str, str] | ScanOptions, store: ObjectStore | None = None
+) -> DescribedPlan:
+    """As `describe`, with the plan.
 
     Raises:
         TieredKafkaError: As planning does, holes aside.
@@ -178,6 +204,7 @@ def describe(
         reader = SegmentSource(tier, whole.key_ring.loaded())
         side_files = SideFiles(reader, max_batch_bytes=whole.max_batch_bytes)
         found = [_watermark(part, side_files) for part in plan.partitions]
+        uri = tier.store.uri(whole.key_prefix)
         if whole.tail_paths:
             from kts_source.planning.describe_disks import with_disks
 
@@ -186,7 +213,7 @@ def describe(
         from kts_source.planning.describe_brokers import with_brokers
 
         found = with_brokers(found, plan, whole)
-    return TierDescription(tuple(found))
+    return DescribedPlan(TierDescription(tuple(found)), plan, uri)
 
 
 def _stable_timestamp(part: PartitionPlan, side_files: SideFiles) -> int | None:

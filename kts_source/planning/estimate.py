@@ -43,6 +43,18 @@ S3_PRICES: Final[Mapping[str, Price]] = {
 }
 """List prices of one large region, read within it. Give a table of your own where they differ."""
 
+S3_STORAGE: Final[Mapping[str, float]] = {
+    "STANDARD": 0.023,
+    "INTELLIGENT_TIERING": 0.023,
+    "STANDARD_IA": 0.0125,
+    "ONEZONE_IA": 0.01,
+    "GLACIER_IR": 0.004,
+    "GLACIER": 0.0036,
+    "DEEP_ARCHIVE": 0.00099,
+}
+"""US dollars for a GiB and month, list prices of the same region. A class that is not in it costs
+as `STANDARD`."""
+
 DEFAULT_CLASS: Final = "STANDARD"
 
 ARCHIVE_CLASSES: Final = frozenset({"GLACIER", "DEEP_ARCHIVE", "Archive"})
@@ -75,6 +87,14 @@ class Estimate:
             total += requests * price.per_million_requests / 1_000_000
             total += size / GIB * (price.retrieval_per_gib + price.egress_per_gib)
         return total
+
+
+def monthly_cost(bytes_by_class: Mapping[str, int]) -> float:
+    """US dollars for storing so many bytes of each storage class for a month, at list prices."""
+    return sum(
+        size / GIB * S3_STORAGE.get(name, S3_STORAGE[DEFAULT_CLASS])
+        for name, size in bytes_by_class.items()
+    )
 
 
 def estimate(tasks: Iterable[ScanTask]) -> Estimate:
