@@ -178,11 +178,11 @@ def describe(
     Raises:
         TieredKafkaError: As planning does, holes aside.
     """
-    return described_plan(options, store).description
+    return described_plan(options, None if store is None else Tier(store)).description
 
 
 def described_plan(
-    options: Mapping[str, str] | ScanOptions, store: ObjectStore | None = None
+    options: Mapping[str, str] | ScanOptions, tier: Tier | None = None
 ) -> DescribedPlan:
     """As `describe`, with the plan.
 
@@ -198,13 +198,13 @@ def described_plan(
         fail_on_data_loss=False,
         plan_file=None,
     )
-    opening = closing(open_tier(whole)) if store is None else nullcontext(Tier(store))
-    with opening as tier:
-        plan = plan_scan(whole, tier)
-        reader = SegmentSource(tier, whole.key_ring.loaded())
+    opening = closing(open_tier(whole)) if tier is None else nullcontext(tier)
+    with opening as opened:
+        plan = plan_scan(whole, opened)
+        reader = SegmentSource(opened, whole.key_ring.loaded())
         side_files = SideFiles(reader, max_batch_bytes=whole.max_batch_bytes)
         found = [_watermark(part, side_files) for part in plan.partitions]
-        uri = tier.store.uri(whole.key_prefix)
+        uri = opened.store.uri(whole.key_prefix)
         if whole.tail_paths:
             from kts_source.planning.describe_disks import with_disks
 

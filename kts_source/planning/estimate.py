@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from kts_source.read.segment_source import request_groups
+from kts_source.planning.request_count import counted_requests
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from kts_source.read.task import ScanTask, SegmentSlice
+    from kts_source.read.task import ScanTask
 
 GIB: Final = 1 << 30
 
@@ -100,20 +100,12 @@ def monthly_cost(bytes_by_class: Mapping[str, int]) -> float:
 def estimate(tasks: Iterable[ScanTask]) -> Estimate:
     """What these tasks will ask of the store."""
     by_class: dict[str, tuple[int, int]] = {}
-    for task in tasks:
-        for number, part in enumerate(task.slices):
-            requests, size = _slice(part, first=number == 0)
-            name = part.objects.log.storage_class or DEFAULT_CLASS
-            before = by_class.get(name, (0, 0))
-            by_class[name] = (before[0] + requests, before[1] + size)
+    slices = ((part, n == 0) for task in tasks for n, part in enumerate(task.slices))
+    for part, requests, size in counted_requests(slices):
+        name = part.objects.log.storage_class or DEFAULT_CLASS
+        before = by_class.get(name, (0, 0))
+        lookups = 0 if part.is_whole else 1
+        size += 0 if part.is_whole else part.offset_index.size
+        by_class[name] = (before[0] + requests + lookups, before[1] + size)
     requests = sum(requests for requests, _ in by_class.values())
     return Estimate(requests, sum(size for _, size in by_class.values()), by_class)
-
-
-def _slice(part: SegmentSlice, *, first: bool) -> tuple[int, int]:
-    chunks = part.objects.chunk_index.chunks(part.cut_start, part.cut_stop)
-    groups = list(request_groups(chunks, first))
-    size = sum(group[-1].transformed_stop - group[0].transformed_position for group in groups)
-    if part.is_whole:
-        return len(groups), size
-    return len(groups) + 1, size + part.offset_index.size

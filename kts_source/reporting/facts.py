@@ -10,6 +10,7 @@ import numpy as np
 from kts_source.planning.estimate import DEFAULT_CLASS, estimate, monthly_cost
 from kts_source.reporting.growth import Growth, Retention, growth, retentions
 from kts_source.reporting.segments import STATES, SegmentColumns, segment_columns
+from kts_source.store.joined_store import is_beside
 from kts_source.texts import printable
 
 if TYPE_CHECKING:
@@ -163,8 +164,9 @@ def tier_facts(described: DescribedPlan, made_ms: int, audit: AuditReport | None
 
 def _detail(part: PartitionPlan, mark: PartitionWatermark, made_ms: int) -> PartitionDetail:
     newest = mark.tier_end_timestamp_ms
-    tiered = [s for s in part.surviving.ranges if s not in part.disk_ranges]
-    copied = tiered[-1].segment.event_timestamp_ms if tiered else None
+    ranges = reversed(part.surviving.ranges)
+    last = next((s.segment for s in ranges if not is_beside(s.segment.objects.log.key)), None)
+    copied = None if last is None else last.event_timestamp_ms
     return PartitionDetail(
         tuple((one.producer_id, one.first_offset) for one in part.undecided),
         tuple((entry.epoch, entry.start_offset) for entry in part.surviving.lineage),

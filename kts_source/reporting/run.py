@@ -12,6 +12,7 @@ from kts_source.planning.describe import described_plan
 from kts_source.reporting.facts import TierFacts, tier_facts
 from kts_source.reporting.page import page
 from kts_source.texts import printable
+from kts_source.tier import Tier
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -67,7 +68,7 @@ def report(
         TieredKafkaError: As planning does, holes aside.
     """
     made_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
-    described = described_plan(source, store)
+    described = described_plan(source, None if store is None else Tier(store))
     if audit is not None and audit.path != described.uri:
         told, found = printable(audit.path), printable(described.uri)
         raise InvalidOptionError(f"the audit is of {told}, the report of {found}")
