@@ -12,10 +12,10 @@ _LOOKED_AT: Final = 1000
 
 
 def some(texts: Iterable[str]) -> str:
-    """The first few of many, and how many more there are."""
+    """The first few of many, printable, and how many more there are."""
     found = list(texts)
     more = f", and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    return ", ".join(found[:_SHOWN]) + more
+    return ", ".join(map(printable, found[:_SHOWN])) + more
 
 
 def one_line(reason: str) -> str:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from kts_source.auditing.kinds import KINDS, Kind, Severity
+from kts_source.notebook import rows_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -146,6 +147,38 @@ class AuditReport:
     def to_json(self) -> str:
         """The report as JSON, in ASCII: terminals obey some of what names in a store may hold."""
         return json.dumps(self.to_dict(), indent=1)
+
+    def _repr_html_(self) -> str:
+        """Tables for notebooks: the findings, and a row a partition."""
+        title = (
+            f"Audit at level {self.level}: {len(self.errors):,} errors,"
+            f" {len(self.findings):,} findings in {self.path}"
+        )
+        header = ("severity", "finding", "partition", "from offset", "what is wrong", "to do")
+        findings = [
+            (
+                one.severity.value,
+                one.name,
+                f"{one.topic}-{one.partition}",
+                "" if one.start is None else one.start,
+                one.detail,
+                one.kind.advice,
+            )
+            for one in self.findings
+        ]
+        parts = [
+            (
+                f"{part.topic}-{part.partition}",
+                *("?" if value is None else value for value in (part.start, part.stop)),
+                part.segments,
+                "" if part.records is None else part.records,
+                "whole" if part.is_whole else "NOT WHOLE",
+            )
+            for part in self.partitions
+        ]
+        places = ("partition", "start", "stop", "segments", "records", "")
+        served = rows_table("What is served", places, parts)
+        return (rows_table(title, header, findings) if findings else "") + served
 
     @classmethod
     def from_json(cls, text: str) -> AuditReport:

@@ -11,11 +11,13 @@ import pyarrow as pa
 
 from kts_source.errors import CorruptSegmentError
 from kts_source.extras import require
+from kts_source.notebook import rows_table
 from kts_source.options import READ_COMMITTED, ScanOptions, parse_options
 from kts_source.options.requested_bounds import EarliestBound, LatestBound
 from kts_source.planning.planner import plan_scan
 from kts_source.planning.side_files import SideFiles
 from kts_source.read.segment_source import SegmentSource
+from kts_source.texts import format_bytes
 from kts_source.tier import Tier, open_tier
 
 if TYPE_CHECKING:
@@ -103,6 +105,23 @@ class TierDescription:
         """One row a partition; holes and the like as lists."""
         rows = [asdict(part) for part in self.partitions]
         return pa.Table.from_pylist(rows, _SCHEMA)
+
+    def _repr_html_(self) -> str:
+        """A table for notebooks: a row a partition."""
+        header = ("partition", "log start", "tier end", "last stable", "segments", "bytes", "")
+        rows = [
+            (
+                f"{part.topic}-{part.partition}",
+                part.log_start,
+                part.tier_end,
+                part.last_stable_offset,
+                part.segments,
+                format_bytes(part.stored_bytes),
+                f"{len(part.holes)} holes" if part.holes else part.reason,
+            )
+            for part in self.partitions
+        ]
+        return rows_table("Tier", header, rows)
 
     def to_pandas(self) -> Any:  # noqa: ANN401 - pandas is optional
         """The same as a pandas DataFrame.
