@@ -197,13 +197,14 @@ def describe(
     Raises:
         TieredKafkaError: As planning does, holes aside.
     """
-    return described_plan(options, None if store is None else Tier(store)).description
+    tier = None if store is None else Tier(store)
+    return described_plan(options, tier, tasks=False).description
 
 
 def described_plan(
-    options: Mapping[str, str] | ScanOptions, tier: Tier | None = None
+    options: Mapping[str, str] | ScanOptions, tier: Tier | None = None, *, tasks: bool = True
 ) -> DescribedPlan:
-    """As `describe`, with the plan.
+    """As `describe`, with the plan; of the tier alone it has `tasks` only if they are wanted.
 
     Raises:
         TieredKafkaError: As planning does, holes aside.
@@ -219,7 +220,7 @@ def described_plan(
     )
     opening = closing(open_tier(whole)) if tier is None else nullcontext(tier)
     with opening as opened:
-        plan = plan_scan(whole, opened)
+        plan = plan_scan(whole, opened, tasks=tasks)
         reader = SegmentSource(opened, whole.key_ring.loaded())
         side_files = SideFiles(reader, max_batch_bytes=whole.max_batch_bytes)
         found = [_watermark(part, side_files) for part in plan.partitions]

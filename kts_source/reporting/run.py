@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from kts_source.errors import InvalidOptionError
 from kts_source.planning.describe import described_plan
+from kts_source.planning.gc_pause import paused_collector
 from kts_source.reporting.facts import TierFacts, tier_facts
 from kts_source.reporting.page import page
 from kts_source.texts import printable
@@ -72,4 +73,5 @@ def report(
     if audit is not None and audit.path != described.uri:
         told, found = printable(audit.path), printable(described.uri)
         raise InvalidOptionError(f"the audit is of {told}, the report of {found}")
-    return TierReport(tier_facts(described, made_ms, audit))
+    with paused_collector():
+        return TierReport(tier_facts(described, made_ms, audit))
