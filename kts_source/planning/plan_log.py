@@ -101,5 +101,5 @@ def plan_log(
         disks=disks,
     )
     check_decided(options.ending, place, stop, plan.stop, plan.end_reason)
-    slices = [*bounded(spans(plan, decisions, options, side_files))] if with_slices else []
-    return PlannedPartition(plan, slices, len(decisions.aborted))
+    slices = bounded(spans(plan, decisions, options, side_files)) if with_slices else ()
+    return PlannedPartition(plan, [*slices], len(decisions.aborted))
