@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from kts_source.auditing.report import AuditReport
     from kts_source.planning.describe import DescribedPlan, PartitionWatermark
+    from kts_source.planning.locked import LockedPartition
     from kts_source.planning.scan_plan import PartitionPlan
 
 MAX_TEXTS: Final = 200
@@ -83,6 +84,7 @@ class TierFacts:
         details: One for each of `partitions`.
         segments: All segments, served or not.
         audit: What an audit found, where one was given.
+        locked: Partitions that cannot be described for want of a key; nothing else counts them.
     """
 
     uri: str
@@ -94,6 +96,7 @@ class TierFacts:
     retentions: tuple[Retention, ...]
     cost: TierCost
     audit: AuditReport | None
+    locked: tuple[LockedPartition, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The facts as values of JSON, segments left out; lists that may be long are cut, and their
@@ -113,6 +116,7 @@ class TierFacts:
             "cost": asdict(self.cost),
             "states": STATES,
             "classes": self.segments.classes,
+            "locked": [asdict(one) | {"orphans": one.orphans[:MAX_TEXTS]} for one in self.locked],
             "audit": None if self.audit is None else _audit(self.audit),
         }
         shown: dict[str, Any] = _shown(document)
@@ -136,13 +140,19 @@ class TierFacts:
         }
 
 
-def tier_facts(described: DescribedPlan, made_ms: int, audit: AuditReport | None) -> TierFacts:
+def tier_facts(
+    described: DescribedPlan,
+    made_ms: int,
+    audit: AuditReport | None,
+    locked: tuple[LockedPartition, ...] = (),
+) -> TierFacts:
     """The facts of a described tier.
 
     Args:
         described: The tier.
         made_ms: The time in ms since 1970 that ages are counted from.
         audit: What an audit of the same tier found.
+        locked: What could not be described.
     """
     parts = described.plan.partitions
     columns = segment_columns(parts)
@@ -159,6 +169,7 @@ def tier_facts(described: DescribedPlan, made_ms: int, audit: AuditReport | None
         retentions(columns, grown.rate, made_ms),
         _cost(described, columns, sum(detail.orphan_bytes for detail in details)),
         audit,
+        locked,
     )
 
 

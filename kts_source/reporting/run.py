@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kts_source.errors import InvalidOptionError
+from kts_source.options import ScanOptions, parse_options
 from kts_source.planning.describe import described_plan
 from kts_source.planning.gc_pause import paused_collector
+from kts_source.planning.locked import (
+    LockedPartition,
+    locked_partition,
+    only,
+    partitions_with_keys,
+    unless_locked,
+)
+from kts_source.quiet import errors_only
 from kts_source.reporting.facts import TierFacts, tier_facts
 from kts_source.reporting.page import page
 from kts_source.texts import printable
@@ -19,7 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kts_source.auditing.report import AuditReport
-    from kts_source.options import ScanOptions
+    from kts_source.planning.describe import DescribedPlan
+    from kts_source.planning.segment_catalog import ListedPartition
     from kts_source.store.object_store import ObjectStore
 
 
@@ -56,7 +66,8 @@ def report(
     """Draws the selected topics of a tier: their segments over time and offsets, and what they
     hold, cost and lack.
 
-    It reads what `describe` reads, and its numbers are those of `describe`.
+    It reads what `describe` reads, and its numbers are those of `describe`. Partitions that cannot
+    be described for want of a private key are named, with what their manifests tell.
 
     Args:
         source: Options as for the data source; bounds among them are ignored.
@@ -69,9 +80,35 @@ def report(
         TieredKafkaError: As planning does, holes aside.
     """
     made_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
-    described = described_plan(source, None if store is None else Tier(store))
+    options = source if isinstance(source, ScanOptions) else parse_options(source)
+    described, locked = _described(options, None if store is None else Tier(store))
     if audit is not None and audit.path != described.uri:
         told, found = printable(audit.path), printable(described.uri)
         raise InvalidOptionError(f"the audit is of {told}, the report of {found}")
     with paused_collector():
-        return TierReport(tier_facts(described, made_ms, audit))
+        return TierReport(tier_facts(described, made_ms, audit, locked))
+
+
+def _described(
+    options: ScanOptions, tier: Tier | None
+) -> tuple[DescribedPlan, tuple[LockedPartition, ...]]:
+    """What can be described, and what cannot for want of a key."""
+    if options.by_metadata_topic:  # what follows lists
+        return described_plan(options, tier), ()
+    made = unless_locked(lambda: described_plan(options, tier))
+    if made is not None:
+        return made, ()
+    with errors_only("kts_source"):  # the first attempt has said what there is to say
+        found = partitions_with_keys(replace(options, fail_on_data_loss=False), tier)
+
+        def is_locked(part: ListedPartition) -> bool:
+            one = only(options, [part])
+            return unless_locked(lambda: described_plan(one, tier)) is None
+
+        # Old segments may be encrypted where nothing that describing needs is.
+        locked = [(part, keys) for part, keys in found if keys and is_locked(part)]
+        shut = {id(part) for part, _ in locked}
+        open_ones = [part for part, _ in found if id(part) not in shut]
+        # Where all are locked, the error says so.
+        whole = described_plan(only(options, open_ones) if open_ones else options, tier)
+    return whole, tuple(locked_partition(part, keys) for part, keys in locked)

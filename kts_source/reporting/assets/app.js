@@ -16,6 +16,7 @@ function tiles(facts) {
     tile("Undecided", plural(totals.undecided, "transaction"), totals.undecided ? "read_committed ends before them" : "every transaction is decided", bad(totals.undecided, "warn")),
     tile("Not read", plural(totals.skipped, "segment"), `${plural(totals.orphans, "orphan")}, ${plural(totals.unverifiable, "unsure gap")}`),
   ];
+  if (facts.locked.length) found.push(tile("Locked", plural(facts.locked.length, "partition"), "private keys are missing; not counted", "warn"));
   if (audit) {
     const { error, warning, info } = audit.counts;
     found.push(tile("Audit", error ? plural(error, "error") : "no error", `${plural(warning, "warning")}, ${info} info; level ${audit.level}, ${moment(audit.auditedMs / 1000)}`, error ? "bad" : warning ? "warn" : ""));
@@ -145,6 +146,7 @@ function start(facts, segments) {
     tiles(facts),
     section("lanes", "Partitions", "A bar is a segment. Over time it reaches from the newest record before it to its own newest record. Strips below the bars are segments that are not read.", tools, legend, lanes.element, keys, detail),
     ...(audit ? [section("audit", "Audit", `Level ${audit.level}, ${moment(audit.auditedMs / 1000)}. ${plural(audit.counts.error, "error")}, ${plural(audit.counts.warning, "warning")}, ${audit.counts.info} info.${audit.findings.length < audit.counts.error + audit.counts.warning + audit.counts.info ? ` The first ${grouped(audit.findings.length)} are shown.` : ""}`, findingTable(audit, showFinding).element)] : []),
+    ...(facts.locked.length ? [section("locked", "Locked", "Encrypted for keys that were not given. Nothing else on this page counts these partitions.", lockedTable(facts).element)] : []),
     section("topics", "Topics", null, tables[0].element),
     section("lag", "What lags", "The oldest first. \u201cCopied after\u201d is from the newest record of the last segment to the begin of its copy.", tables[2].element),
     section("growth", "Growth", `Stored bytes by the day of a segment's newest record, as far as retention has left them. ${rest}`, new GrowthChart(growth).element),

@@ -118,3 +118,14 @@ function findingTable(audit, onFinding) {
   ];
   return new SortedTable("Findings", columns, audit.findings, { onRow: onFinding });
 }
+
+function lockedTable(facts) {
+  const columns = [
+    { title: "Partition", value: (one) => `${one.topic}-${one.partition}` },
+    { title: "Segments", value: (one) => grouped(one.segments), sort: (one) => one.segments, number: true },
+    { title: "Stored", value: (one) => sized(one.stored_bytes), sort: (one) => Number(one.stored_bytes), number: true },
+    { title: "Original", value: (one) => sized(one.original_bytes), sort: (one) => Number(one.original_bytes), number: true },
+    { title: "Keys that are needed", value: (one) => one.keys_needed.join(", ") },
+  ];
+  return new SortedTable("Locked", columns, facts.locked);
+}

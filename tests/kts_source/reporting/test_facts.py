@@ -239,3 +239,26 @@ def test_the_command_wants_a_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", *where, "-o", "/nowhere/x.html"]) == 2
     assert "cannot be written" in capsys.readouterr().err
     assert main(["report", *where, "-o", "a.html", "-o", "b.html"]) == 2
+
+
+def test_partitions_whose_key_is_missing_are_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    where = [str(TIER), "--keyPrefix", KEY_PREFIX]
+    assert main(["topics", *where, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert main(["report", *where, "-o", str(tmp_path / "report.html")]) == 0
+    page = read_page((tmp_path / "report.html").read_text())
+    open_rows = [row for row in rows if row["log_start"] is not None]
+    locked = [row for row in rows if row["log_start"] is None]
+    assert {"encrypted", "epochs"} <= {row["topic"] for row in locked}
+    assert len(open_rows) > 8
+    shown = [(part["topic"], part["partition"]) for part in page.partitions]
+    assert shown == [(row["topic"], row["partition"]) for row in open_rows]
+    names = ("topic", "topic_id", "partition", "segments", "stored_bytes", "orphans", "keys_needed")
+    assert page.facts["locked"] == [
+        {name: row[name] for name in (*names, "original_bytes")} for row in locked
+    ]
+    only_locked = [*where, "--subscribe", "encrypted", "-o", str(tmp_path / "none.html")]
+    assert main(["report", *only_locked]) == 1
+    assert "encryption.key.pairs" in capsys.readouterr().err
