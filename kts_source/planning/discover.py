@@ -21,7 +21,7 @@ from kts_source.errors import (
 )
 from kts_source.options.selection import Assign, Subscribe, SubscribePattern
 from kts_source.planning.key_prefix import did_you_mean, likely_prefixes, prefixes_of_names
-from kts_source.texts import printable, some
+from kts_source.texts import some
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -275,7 +275,7 @@ def _check_newest(
             f"{text}; choose with option 'topicId', or wait for a copy that is under way",
             topic=chosen.topic,
         )
-    log.warning("%s", printable(text))
+    log.warning("%s", text)
 
 
 def _choose(
