@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from kts_source.planning.describe import describe
     from kts_source.planning.explain import explain
     from kts_source.planning.planner import plan
+    from kts_source.reporting.run import TierReport, report
     from kts_source.spark.available_now import run_available_now
     from kts_source.spark.backfill import backfill
     from kts_source.spark.datasource import TieredKafkaDataSource, register
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AuditReport",
     "Scan",
+    "TierReport",
     "TieredKafkaDataSource",
     "audit",
     "backfill",
@@ -28,6 +30,7 @@ __all__ = [
     "explain",
     "plan",
     "register",
+    "report",
     "run_available_now",
     "scan",
 ]
@@ -35,6 +38,7 @@ __all__ = [
 _HOMES: Final = {
     "AuditReport": "kts_source.auditing.report",
     "Scan": "kts_source.engines.scan",
+    "TierReport": "kts_source.reporting.run",
     "TieredKafkaDataSource": "kts_source.spark.datasource",
     "audit": "kts_source.auditing.run",
     "backfill": "kts_source.spark.backfill",
@@ -42,6 +46,7 @@ _HOMES: Final = {
     "explain": "kts_source.planning.explain",
     "plan": "kts_source.planning.planner",
     "register": "kts_source.spark.datasource",
+    "report": "kts_source.reporting.run",
     "run_available_now": "kts_source.spark.available_now",
     "scan": "kts_source.engines.scan",
 }

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Final, Self, TypedDict, Unpack
 
+from kts_source.texts import printable
+
 
 class Place(TypedDict, total=False):
     """What an error concerns."""
@@ -55,7 +57,8 @@ class TieredKafkaError(Exception):
     def __str__(self) -> str:
         facts = ((label, getattr(self, name)) for name, label in _LABELS.items())
         where = [f"{label} {value}" for label, value in facts if value is not None]
-        return f"{self.message} [{', '.join(where)}]" if where else self.message
+        # Names of objects come from strangers, and terminals and logs show this text.
+        return printable(f"{self.message} [{', '.join(where)}]" if where else self.message)
 
     def located(self, **place: Unpack[Place]) -> Self:
         """The same error with the facts that were still unknown filled in; known ones stay."""

@@ -12,10 +12,10 @@ _LOOKED_AT: Final = 1000
 
 
 def some(texts: Iterable[str]) -> str:
-    """The first few of many, and how many more there are."""
+    """The first few of many, printable, and how many more there are."""
     found = list(texts)
     more = f", and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    return ", ".join(found[:_SHOWN]) + more
+    return ", ".join(map(printable, found[:_SHOWN])) + more
 
 
 def one_line(reason: str) -> str:
@@ -31,3 +31,14 @@ def format_bytes(size: int) -> str:
             break
         amount, unit = amount / 1024, larger
     return f"{size} B" if unit == "B" else f"{amount:.1f} {unit}"
+
+
+def printable(text: str) -> str:
+    """The text without what a terminal or a reader's eye obeys: control characters, line ends and
+    marks that turn the direction of writing become escapes. Names in a store come from strangers.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )

@@ -6,7 +6,8 @@ from tests.test_rings import ALL_IMPORTS
 
 # The rooms of ring 1 and what is around them, inner ones first: each imports only those before it.
 ROOMS = (
-    ("errors", "secret", "columns", "quiet", "texts", "callbacks"),
+    ("texts",),
+    ("errors", "secret", "columns", "quiet", "callbacks", "notebook"),
     ("extras",),
     ("store", "predicate", "keyring"),
     ("broker",),
@@ -18,7 +19,7 @@ ROOMS = (
     ("read",),
     ("planning",),
     ("auditing", "export", "streaming", "engines"),
-    ("metrics",),
+    ("metrics", "reporting"),
     ("spark",),
     ("cli",),
 )

@@ -70,6 +70,8 @@ def test_it_holds_the_packages_and_nothing_else(wheel: Path) -> None:
     assert {PurePosixPath(name).name for name in info} >= {"METADATA", "RECORD", "WHEEL", "LICENSE"}
     assert "segment_format/py.typed" in names
     assert "kts_source/py.typed" in names
+    assets = {name for name in names if name.startswith("kts_source/reporting/assets/")}
+    assert {PurePosixPath(name).suffix for name in assets} == {".js", ".css"}
 
 
 def test_every_module_imports_elsewhere_without_spark(python: Path, tmp_path: Path) -> None:
@@ -119,6 +121,8 @@ def test_the_command_runs_with_its_extra(wheel: Path, tmp_path: Path) -> None:
     flags = [text for name in options for text in (f"--{name}", options[name]) if "." not in name]
     kts = bin_folder / "kts"
     assert "codecs" in run(kts, "topics", *flags, cwd=tmp_path)
+    run(kts, "report", *flags, "--output", "report.html", cwd=tmp_path)
+    assert "DecompressionStream" in (tmp_path / "report.html").read_text()
     printed = run(kts, "cat", *flags, "--limit", "2", cwd=tmp_path)
     assert [json.loads(line)["offset"] for line in printed.splitlines()] == [0, 1]
     assert "23,962 rows" in run(kts, "export", "lake", *flags, cwd=tmp_path)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from kts_source.texts import printable
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -68,4 +70,6 @@ def _lines(samples: Iterable[tuple[str, Mapping[str, str], float]]) -> Iterable[
 
 
 def _escaped(text: str) -> str:
+    # The format has no escape for what is not printable, and takes no invalid UTF-8.
+    text = "\n".join(map(printable, text.split("\n")))
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')

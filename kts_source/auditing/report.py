@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from kts_source.auditing.kinds import KINDS, Kind, Severity
+from kts_source.notebook import rows_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -146,6 +147,110 @@ class AuditReport:
     def to_json(self) -> str:
         """The report as JSON, in ASCII: terminals obey some of what names in a store may hold."""
         return json.dumps(self.to_dict(), indent=1)
+
+    def _repr_html_(self) -> str:
+        """Tables for notebooks: the findings, and a row a partition."""
+        title = (
+            f"Audit at level {self.level}: {len(self.errors):,} errors,"
+            f" {len(self.findings):,} findings in {self.path}"
+        )
+        header = ("severity", "finding", "partition", "from offset", "what is wrong", "to do")
+        findings = [
+            (
+                one.severity.value,
+                one.name,
+                f"{one.topic}-{one.partition}",
+                "" if one.start is None else one.start,
+                one.detail,
+                one.kind.advice,
+            )
+            for one in self.findings
+        ]
+        parts = [
+            (
+                f"{part.topic}-{part.partition}",
+                *("?" if value is None else value for value in (part.start, part.stop)),
+                part.segments,
+                "" if part.records is None else part.records,
+                "whole" if part.is_whole else "NOT WHOLE",
+            )
+            for part in self.partitions
+        ]
+        places = ("partition", "start", "stop", "segments", "records", "")
+        served = rows_table("What is served", places, parts)
+        return (rows_table(title, header, findings) if findings else "") + served
+
+    @classmethod
+    def from_json(cls, text: str) -> AuditReport:
+        """The report that `to_json` gave.
+
+        Raises:
+            ValueError: The text is no report, or one of another version.
+        """
+        document = json.loads(text)
+        if not isinstance(document, dict) or document.get("version") != REPORT_VERSION:
+            raise ValueError(f"not of version {REPORT_VERSION}")
+        try:
+            findings = tuple(_finding_of(one) for one in document["findings"])
+            partitions = tuple(_statement_of(one) for one in document["partitions"])
+            path = _typed(document, "path", str)
+            return cls(
+                _typed(document, "level", str),
+                _typed(document, "auditedMs", int),
+                path,
+                findings,
+                partitions,
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"malformed: {error}") from None
+
+
+def _typed(document: Any, name: str, *kinds: type) -> Any:  # noqa: ANN401  # of JSON
+    value = document[name]
+    if type(value) not in kinds:
+        raise TypeError(f"{name} is a {type(value).__name__}")
+    return value
+
+
+def _finding_of(one: Any) -> Finding:  # noqa: ANN401
+    kind = _typed(one, "kind", str)
+    if kind not in KINDS:
+        raise TypeError(f"no such kind of finding: {kind!r}")
+    objects = _typed(one, "objects", list)
+    if not all(type(key) is str for key in objects):
+        raise TypeError("objects are texts")
+    return Finding(
+        kind,
+        _typed(one, "topic", str),
+        _typed(one, "topicId", str),
+        _typed(one, "partition", int),
+        _typed(one, "start", int, type(None)),
+        _typed(one, "stop", int, type(None)),
+        tuple(objects),
+        _typed(one, "storedBytes", int),
+        _typed(one, "detail", str),
+    )
+
+
+_STATEMENT: Final[dict[str, tuple[type, ...]]] = {
+    "topic": (str,),
+    "topic_id": (str,),
+    "partition": (int,),
+    "start": (int, type(None)),
+    "stop": (int, type(None)),
+    "last_stable_offset": (int, type(None)),
+    "segments": (int,),
+    "stored_bytes": (int,),
+    "is_whole": (bool,),
+    "records": (int, type(None)),
+    "batches": (int, type(None)),
+    "digest": (str, type(None)),
+}
+
+
+def _statement_of(one: Any) -> PartitionStatement:  # noqa: ANN401
+    values = {name: _typed(one, _camel(name), *kinds) for name, kinds in _STATEMENT.items()}
+    return PartitionStatement(**values)
 
 
 def _finding(one: Finding) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import sys
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ import click
 
 from kts_source.cli.json_values import json_values
 from kts_source.cli.scan_options import json_flag, scan_options
-from kts_source.cli.tables import print_json, print_table, time_text
+from kts_source.cli.tables import json_text, print_json, print_table, time_text
 from kts_source.cli.topics import topic_rows
 from kts_source.engines.scan import scan
 from kts_source.errors import InvalidOptionError
@@ -141,7 +140,7 @@ def _write(batch: pa.RecordBatch, form: str) -> None:
             found = record | {name: values[number] for name, values in typed.items()}
             first = {name: found.pop(name) for name in names if name in found}
             record = first | found
-        out.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+        out.write(json_text(record).encode() + b"\n")
 
 
 def _is_bytes(field: pa.Field) -> bool:

@@ -22,7 +22,10 @@ json_flag = click.option("--json", "as_json", is_flag=True, help="One JSON docum
 
 
 def scan_options(
-    *places: str, every_topic: bool = False, by_option_only: tuple[str, ...] = ()
+    *places: str,
+    every_topic: bool = False,
+    by_option_only: tuple[str, ...] = (),
+    bare: str | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Adds every option of the data source to a command, and `-o` for those that come in families.
 
@@ -32,6 +35,7 @@ def scan_options(
         places: Of `path` and `topic`, those that are arguments, too.
         every_topic: Whether all topics are selected where none is named.
         by_option_only: Those that only `-o` gives, as the command has a flag of that name.
+        bare: The command's parameter that `-o` gives where its text has no `=`.
     """
     flags = [option for option in OPTIONS if option.name not in by_option_only]
 
@@ -48,6 +52,9 @@ def scan_options(
             add_places(options, given_path, given_topic)
             for pair in dotted:
                 name, equals, text = pair.partition("=")
+                if not equals and bare is not None and values[bare] is None:
+                    values[bare] = pair
+                    continue
                 if not equals:
                     raise InvalidOptionError(f"-o takes NAME=VALUE, not {pair!r}")
                 options[name] = text

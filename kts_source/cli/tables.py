@@ -12,6 +12,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from kts_source.texts import printable
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -23,7 +25,20 @@ _LAST_YEAR: Final = 9999
 
 def print_json(value: object) -> None:
     """One JSON document on standard output."""
-    click.echo(json.dumps(value, ensure_ascii=False, indent=1))
+    click.echo(json_text(value, indent=1))
+
+
+def json_text(value: object, indent: int | None = None) -> str:
+    """JSON that a terminal only shows: what it would obey is escaped, as JSON has it."""
+    text = json.dumps(value, ensure_ascii=False, indent=indent)
+    if text.isprintable():
+        return text
+    lines = (line if line.isprintable() else _escaped(line) for line in text.split("\n"))
+    return "\n".join(lines)
+
+
+def _escaped(text: str) -> str:
+    return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text)
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
@@ -31,14 +46,18 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None
     table = Table(box=None, header_style="bold")
     for number, name in enumerate(header):
         numeric = any(isinstance(row[number], int) for row in rows)
-        table.add_column(name, no_wrap=True, justify="right" if numeric else "left")
+        table.add_column(printable(name), no_wrap=True, justify="right" if numeric else "left")
     for row in rows:
         # As `Text`, so that nothing in a value is markup.
-        table.add_row(*(Text(f"{cell:,}" if isinstance(cell, int) else str(cell)) for cell in row))
+        table.add_row(*(Text(_shown(cell)) for cell in row))
     console = Console()
     # Ids must stay whole: a table wider than the terminal is the terminal's to wrap.
     needed = Measurement.get(console, console.options.update(max_width=_WIDEST), table).maximum
     Console(width=max(needed, console.width)).print(table)
+
+
+def _shown(cell: object) -> str:
+    return f"{cell:,}" if isinstance(cell, int) else printable(str(cell))
 
 
 def preview_bytes(value: bytes | None, width: int) -> str:

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from kts_source.errors import KeyPrefixError, StoreError, TieredKafkaError, TierNotFoundError
+from kts_source.errors import KeyPrefixError, StoreError, TierNotFoundError
 from kts_source.layout.find_layout import find_layout
 from kts_source.options import parse_options
-from kts_source.options.selection import Assign
 from kts_source.planning.describe import PartitionWatermark, describe
-from kts_source.planning.discover import discover
 from kts_source.planning.key_prefix import likely_prefixes
-from kts_source.planning.segment_catalog import ListedPartition, SegmentCatalog
+from kts_source.planning.locked import (
+    locked_partition,
+    only,
+    partitions_with_keys,
+    unless_locked,
+)
 from kts_source.quiet import errors_only
 from kts_source.tier import open_tier
-from segment_format.errors import UnknownKeyError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kts_source.options import ScanOptions
-
-_THREADS: Final = 16
+    from kts_source.planning.segment_catalog import ListedPartition
 
 
 def topic_rows(options: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -76,12 +76,12 @@ def _meant(options: ScanOptions, error: TierNotFoundError | KeyPrefixError) -> s
 def _rows(parsed: ScanOptions) -> list[dict[str, Any]]:
     if parsed.by_metadata_topic:  # what follows lists
         return _described(parsed)
-    if (described := _unless_locked(parsed)) is not None:
+    if (described := unless_locked(lambda: _described(parsed))) is not None:
         return described
     with errors_only("kts_source"):  # the first attempt has said what there is to say
-        found = _partitions(parsed)
+        found = partitions_with_keys(parsed)
         open_ones = [part for part, keys in found if not keys]
-        rows = _described(_only(parsed, open_ones)) if open_ones else []
+        rows = _described(only(parsed, open_ones)) if open_ones else []
         for part, keys in found:
             if keys:
                 rows += _of_locked(parsed, part, keys)
@@ -92,66 +92,15 @@ def _described(options: ScanOptions) -> list[dict[str, Any]]:
     return [{**row, "keys_needed": []} for row in describe(options).to_arrow().to_pylist()]
 
 
-def _unless_locked(options: ScanOptions) -> list[dict[str, Any]] | None:
-    """See `_described`; `None` where a private key that is not given is what the error is about."""
-    try:
-        return _described(options)
-    except TieredKafkaError as error:
-        cause: BaseException | None = error
-        while not isinstance(cause, UnknownKeyError):
-            if cause is None:
-                raise
-            cause = cause.__cause__
-    return None
-
-
-def _partitions(options: ScanOptions) -> list[tuple[ListedPartition, tuple[str, ...]]]:
-    """Every partition, and the ids of keys that some of its segments want and the ring lacks."""
-    layout = find_layout(
-        options.layout, end_of_log=options.end_of_log, paths=1 + len(options.disk_paths)
-    )
-    held = set(options.key_ring.key_ids)
-    with (
-        closing(open_tier(options)) as tier,
-        ThreadPoolExecutor(_THREADS) as pool,
-        ThreadPoolExecutor(_THREADS) as describing,
-    ):
-        catalog = SegmentCatalog(tier, layout, describing, fail_on_data_loss=False)
-        topics = discover(options, catalog, pool)
-        parts = [part for topic in topics for part in topic.partitions]
-        return [(part, _keys_lacking(part, held)) for part in parts]
-
-
-def _keys_lacking(part: ListedPartition, held: set[str]) -> tuple[str, ...]:
-    encryptions = (segment.objects.encryption for segment in part.all())
-    wanted = {found.data_key.key_id for found in encryptions if found is not None}
-    return tuple(sorted(key_id for key_id in wanted if key_id.lower() not in held))
-
-
-def _only(options: ScanOptions, parts: list[ListedPartition]) -> ScanOptions:
-    numbers: dict[str, tuple[int, ...]] = {}
-    for part in parts:
-        numbers[part.topic] = (*numbers.get(part.topic, ()), part.partition)
-    return replace(options, selection=Assign(numbers))
-
-
 def _of_locked(
     options: ScanOptions, part: ListedPartition, keys: tuple[str, ...]
 ) -> list[dict[str, Any]]:
     # Old segments may be encrypted where nothing that describing needs is.
-    if (described := _unless_locked(_only(options, [part]))) is not None:
+    described = unless_locked(lambda: _described(only(options, [part])))
+    if described is not None:
         return described
-    segments = part.all()
+    locked = locked_partition(part, keys)
     row: dict[str, Any] = dict.fromkeys(field.name for field in fields(PartitionWatermark))
-    row |= {
-        "topic": part.topic,
-        "topic_id": part.topic_id,
-        "partition": part.partition,
-        "reason": f"key {', '.join(keys)} needed",
-        "segments": len(segments),
-        "stored_bytes": sum(segment.objects.log.size for segment in segments),
-        "original_bytes": sum(segment.objects.size_in_bytes for segment in segments),
-        "orphans": [f"{', '.join(o.keys)}: {o.reason}" for o in part.orphans],
-        "keys_needed": list(keys),
-    }
+    told = {name: getattr(locked, name) for name in row if hasattr(locked, name)}
+    row |= told | {"orphans": list(locked.orphans), "keys_needed": list(keys)}
     return [row]

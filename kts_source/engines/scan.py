@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import os
 import threading
 from dataclasses import replace
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from kts_source.engines.task_reader import TaskReader
 from kts_source.errors import InvalidOptionError
 from kts_source.extras import require
+from kts_source.notebook import facts_table
 from kts_source.options import check_for_batch, parse_any_options
 from kts_source.options.scan_options import checked_columns
 from kts_source.planning.infer_types import with_types
@@ -312,11 +312,7 @@ class Scan:
             facts["tasks"] = f"{len(plan.tasks):,} of {plan.nominal_bytes:,} bytes"
             for part in plan.partitions:
                 facts[part.topic_partition] = f"[{part.start:,}, {part.stop:,}) {part.end_reason}"
-        rows = "".join(
-            f"<tr><th>{html.escape(name)}</th><td>{html.escape(text)}</td></tr>"
-            for name, text in facts.items()
-        )
-        return f"<table>{rows}</table>"
+        return facts_table("Scan", facts)
 
     def _batches(
         self,

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
+from kts_source.notebook import rows_table
 from kts_source.texts import format_bytes
 
 if TYPE_CHECKING:
@@ -94,6 +95,14 @@ class BackfillReport:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
         return {**asdict(self), "ratio": self.ratio}
+
+    def _repr_html_(self) -> str:
+        """A table for notebooks: the sums, and a row a range."""
+        first, *facts = (line.strip() for line in _summary(self))
+        rows = [(f"{r.topic}-{r.partition}", r.start, r.stop, "written") for r in self.ranges]
+        rows += [(f"{g.topic}-{g.partition}", g.start, g.stop, g.reason) for g in self.skipped]
+        table = rows_table("Ranges", ("partition", "start", "stop", ""), rows)
+        return rows_table(first, (), [(fact,) for fact in facts]) + (table if rows else "")
 
     def save_png(self, path: str | Path) -> None:
         """The same as a picture.

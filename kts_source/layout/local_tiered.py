@@ -28,6 +28,7 @@ from kts_source.layout.remote_segment import (
     epochs_between,
     plain_chunks,
 )
+from kts_source.texts import printable
 from segment_format.errors import CorruptIndexError, SegmentFormatError
 from segment_format.index.leader_epoch_checkpoint import LeaderEpochCheckpoint
 from segment_format.index.offset_index import OffsetIndex
@@ -201,7 +202,7 @@ def _offset_index(
     """The index, or `None` when it is not usable: the log is then walked from its start."""
     index = _usable(store, info, base_offset, OffsetIndex)
     if index and info and of and int(index.positions[-1]) >= of.size:
-        log.warning("%s points behind the end of its log", store.uri(info.key))
+        log.warning("%s points behind the end of its log", printable(store.uri(info.key)))
         return None
     return index
 
@@ -215,7 +216,7 @@ def _usable(
     try:
         return kind.from_bytes(_read(store, info), base_offset=base_offset)
     except SegmentFormatError as error:
-        log.warning("%s is not usable: %s", store.uri(info.key), error)
+        log.warning("%s is not usable: %s", printable(store.uri(info.key)), error)
         return None
 
 

@@ -24,7 +24,7 @@ from kts_source.options.requested_bounds import (
     TimestampBound,
 )
 from kts_source.planning.lineage import PartitionLog
-from kts_source.texts import some
+from kts_source.texts import printable, some
 
 if TYPE_CHECKING:
     from kts_source.layout.layout import Orphan
@@ -91,7 +91,7 @@ class Place:
         """Raises an error about the partition, or warns where loss is allowed."""
         if self.fail_on_data_loss:
             raise error(f"{self}: {text}")
-        log.warning("%s: %s", self, text)
+        log.warning("%s: %s", self, printable(text))
 
 
 def requested_bounds(

@@ -11,17 +11,19 @@ import pyarrow as pa
 
 from kts_source.errors import CorruptSegmentError
 from kts_source.extras import require
+from kts_source.notebook import rows_table
 from kts_source.options import READ_COMMITTED, ScanOptions, parse_options
 from kts_source.options.requested_bounds import EarliestBound, LatestBound
 from kts_source.planning.planner import plan_scan
 from kts_source.planning.side_files import SideFiles
 from kts_source.read.segment_source import SegmentSource
+from kts_source.texts import format_bytes
 from kts_source.tier import Tier, open_tier
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kts_source.planning.scan_plan import PartitionPlan
+    from kts_source.planning.scan_plan import PartitionPlan, ScanPlan
     from kts_source.store.object_store import ObjectStore
 
 log = logging.getLogger(__name__)
@@ -104,6 +106,23 @@ class TierDescription:
         rows = [asdict(part) for part in self.partitions]
         return pa.Table.from_pylist(rows, _SCHEMA)
 
+    def _repr_html_(self) -> str:
+        """A table for notebooks: a row a partition."""
+        header = ("partition", "log start", "tier end", "last stable", "segments", "bytes", "")
+        rows = [
+            (
+                f"{part.topic}-{part.partition}",
+                part.log_start,
+                part.tier_end,
+                part.last_stable_offset,
+                part.segments,
+                format_bytes(part.stored_bytes),
+                f"{len(part.holes)} holes" if part.holes else part.reason,
+            )
+            for part in self.partitions
+        ]
+        return rows_table("Tier", header, rows)
+
     def to_pandas(self) -> Any:  # noqa: ANN401 - pandas is optional
         """The same as a pandas DataFrame.
 
@@ -148,6 +167,21 @@ _SCHEMA = pa.schema(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class DescribedPlan:
+    """A description, and the plan of a full read that it follows from.
+
+    Attributes:
+        description: What `describe` gives.
+        plan: Every partition from its log start to its last stable offset.
+        uri: Root of the tier, free of credentials.
+    """
+
+    description: TierDescription
+    plan: ScanPlan
+    uri: str
+
+
 def describe(
     options: Mapping[str, str] | ScanOptions, store: ObjectStore | None = None
 ) -> TierDescription:
@@ -163,6 +197,18 @@ def describe(
     Raises:
         TieredKafkaError: As planning does, holes aside.
     """
+    tier = None if store is None else Tier(store)
+    return described_plan(options, tier, tasks=False).description
+
+
+def described_plan(
+    options: Mapping[str, str] | ScanOptions, tier: Tier | None = None, *, tasks: bool = True
+) -> DescribedPlan:
+    """As `describe`, with the plan; of the tier alone it has `tasks` only if they are wanted.
+
+    Raises:
+        TieredKafkaError: As planning does, holes aside.
+    """
     parsed = options if isinstance(options, ScanOptions) else parse_options(options)
     whole = replace(
         parsed,
@@ -172,12 +218,13 @@ def describe(
         fail_on_data_loss=False,
         plan_file=None,
     )
-    opening = closing(open_tier(whole)) if store is None else nullcontext(Tier(store))
-    with opening as tier:
-        plan = plan_scan(whole, tier)
-        reader = SegmentSource(tier, whole.key_ring.loaded())
+    opening = closing(open_tier(whole)) if tier is None else nullcontext(tier)
+    with opening as opened:
+        plan = plan_scan(whole, opened, tasks=tasks)
+        reader = SegmentSource(opened, whole.key_ring.loaded())
         side_files = SideFiles(reader, max_batch_bytes=whole.max_batch_bytes)
         found = [_watermark(part, side_files) for part in plan.partitions]
+        uri = opened.store.uri(whole.key_prefix)
         if whole.tail_paths:
             from kts_source.planning.describe_disks import with_disks
 
@@ -186,7 +233,7 @@ def describe(
         from kts_source.planning.describe_brokers import with_brokers
 
         found = with_brokers(found, plan, whole)
-    return TierDescription(tuple(found))
+    return DescribedPlan(TierDescription(tuple(found)), plan, uri)
 
 
 def _stable_timestamp(part: PartitionPlan, side_files: SideFiles) -> int | None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from kts_source.read.segment_source import request_groups
+from kts_source.planning.request_count import counted_requests
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from kts_source.read.task import ScanTask, SegmentSlice
+    from kts_source.read.task import ScanTask
 
 GIB: Final = 1 << 30
 
@@ -42,6 +42,18 @@ S3_PRICES: Final[Mapping[str, Price]] = {
     "GLACIER_IR": Price(10.00, 0.03),
 }
 """List prices of one large region, read within it. Give a table of your own where they differ."""
+
+S3_STORAGE: Final[Mapping[str, float]] = {
+    "STANDARD": 0.023,
+    "INTELLIGENT_TIERING": 0.023,
+    "STANDARD_IA": 0.0125,
+    "ONEZONE_IA": 0.01,
+    "GLACIER_IR": 0.004,
+    "GLACIER": 0.0036,
+    "DEEP_ARCHIVE": 0.00099,
+}
+"""US dollars for a GiB and month, list prices of the same region. A class that is not in it costs
+as `STANDARD`."""
 
 DEFAULT_CLASS: Final = "STANDARD"
 
@@ -77,23 +89,23 @@ class Estimate:
         return total
 
 
+def monthly_cost(bytes_by_class: Mapping[str, int]) -> float:
+    """US dollars for storing so many bytes of each storage class for a month, at list prices."""
+    return sum(
+        size / GIB * S3_STORAGE.get(name, S3_STORAGE[DEFAULT_CLASS])
+        for name, size in bytes_by_class.items()
+    )
+
+
 def estimate(tasks: Iterable[ScanTask]) -> Estimate:
     """What these tasks will ask of the store."""
     by_class: dict[str, tuple[int, int]] = {}
-    for task in tasks:
-        for number, part in enumerate(task.slices):
-            requests, size = _slice(part, first=number == 0)
-            name = part.objects.log.storage_class or DEFAULT_CLASS
-            before = by_class.get(name, (0, 0))
-            by_class[name] = (before[0] + requests, before[1] + size)
+    slices = ((part, n == 0) for task in tasks for n, part in enumerate(task.slices))
+    for part, requests, size in counted_requests(slices):
+        name = part.objects.log.storage_class or DEFAULT_CLASS
+        before = by_class.get(name, (0, 0))
+        lookups = 0 if part.is_whole else 1
+        size += 0 if part.is_whole else part.offset_index.size
+        by_class[name] = (before[0] + requests + lookups, before[1] + size)
     requests = sum(requests for requests, _ in by_class.values())
     return Estimate(requests, sum(size for _, size in by_class.values()), by_class)
-
-
-def _slice(part: SegmentSlice, *, first: bool) -> tuple[int, int]:
-    chunks = part.objects.chunk_index.chunks(part.cut_start, part.cut_stop)
-    groups = list(request_groups(chunks, first))
-    size = sum(group[-1].transformed_stop - group[0].transformed_position for group in groups)
-    if part.is_whole:
-        return len(groups), size
-    return len(groups) + 1, size + part.offset_index.size

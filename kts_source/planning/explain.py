@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from kts_source.planning.estimate import S3_PRICES, Price, estimate
 from kts_source.planning.scan_plan import segment_name
 from kts_source.store.joined_store import is_beside
+from kts_source.texts import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -50,7 +51,7 @@ def explain(plan: ScanPlan, prices: Mapping[str, Price] = S3_PRICES) -> str:
         lines.append(_where(plan, kept))
     for part in plan.partitions:
         lines.extend(_partition(part, kept))
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))
 
 
 def _kept(plan: ScanPlan) -> dict[SegmentName, tuple[int, int]]:

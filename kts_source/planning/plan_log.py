@@ -62,8 +62,11 @@ def plan_log(
     view: LogView,
     bounds_of: BoundsOf,
     disks: DiskPart | None = None,
+    *,
+    with_slices: bool = True,
 ) -> PlannedPartition:
     """Plans what is read of a log; `disks` tells of those that it is read from, beside a tier.
+    The plan is to be run only `with_slices`.
 
     Raises:
         TieredKafkaError: See `requested_bounds` and the checks of `bounds`.
@@ -98,5 +101,5 @@ def plan_log(
         disks=disks,
     )
     check_decided(options.ending, place, stop, plan.stop, plan.end_reason)
-    slices = bounded(spans(plan, decisions, options, side_files))
+    slices = bounded(spans(plan, decisions, options, side_files)) if with_slices else ()
     return PlannedPartition(plan, [*slices], len(decisions.aborted))

@@ -56,13 +56,18 @@ def plan(options: Mapping[str, str], store: ObjectStore | None = None) -> ScanPl
 
 
 def plan_scan(
-    options: ScanOptions, tier: Tier | None = None, progress: Progress | None = None
+    options: ScanOptions,
+    tier: Tier | None = None,
+    progress: Progress | None = None,
+    *,
+    tasks: bool = True,
 ) -> ScanPlan:
     """Plans one scan. Lists and reads manifests, checkpoints and transactional side files; no log
     bytes.
 
     The tier is opened from the options when not given. What the reader has already by `progress`
-    is neither planned nor checked.
+    is neither planned nor checked. A plan that nobody runs may do without `tasks`: of the tier
+    alone, it then has none.
 
     Raises:
         TieredKafkaError: See `discover`, `requested_bounds` and `check_no_holes`.
@@ -83,12 +88,14 @@ def plan_scan(
 
             plan = planned_with_disks(options, opened, progress)
         else:
-            plan = _planned(options, opened, progress)
+            plan = _planned(options, opened, progress, tasks=tasks)
         check_plan(plan, options, opened.store)
     return plan
 
 
-def _planned(options: ScanOptions, tier: Tier, progress: Progress | None) -> ScanPlan:
+def _planned(
+    options: ScanOptions, tier: Tier, progress: Progress | None, *, tasks: bool
+) -> ScanPlan:
     key_ring = options.key_ring.loaded()
     layout = find_layout(
         options.layout, end_of_log=options.end_of_log, paths=1 + len(options.disk_paths)
@@ -110,7 +117,7 @@ def _planned(options: ScanOptions, tier: Tier, progress: Progress | None) -> Sca
             source = SegmentSource(tier, key_ring, pack=part.side_files)
             side_files = SideFiles(source, max_batch_bytes=options.max_batch_bytes)
             try:
-                return _plan_partition(options, part, side_files, progress)
+                return _plan_partition(options, part, side_files, progress, tasks=tasks)
             except TieredKafkaError as error:
                 raise error.located(topic=part.topic, partition=part.partition) from error.__cause__
             finally:
@@ -126,7 +133,12 @@ def _planned(options: ScanOptions, tier: Tier, progress: Progress | None) -> Sca
 
 
 def _plan_partition(
-    options: ScanOptions, part: ListedPartition, side_files: SideFiles, progress: Progress | None
+    options: ScanOptions,
+    part: ListedPartition,
+    side_files: SideFiles,
+    progress: Progress | None,
+    *,
+    tasks: bool,
 ) -> PlannedPartition | None:
     place = Place(part.topic, part.partition, part.orphans, options.fail_on_data_loss)
     goes_on = None
@@ -143,7 +155,9 @@ def _plan_partition(
     bounds_of = goes_on or partial(requested_bounds, options, place)
     while not view.is_empty:
         in_part = not view.is_complete
-        planned = plan_log(options, place, part.topic_id, side_files, view, bounds_of)
+        planned = plan_log(
+            options, place, part.topic_id, side_files, view, bounds_of, with_slices=tasks
+        )
         # What a part of the log said of its start and end may be wrong where it did not do.
         if not (in_part and view.is_complete):
             return planned

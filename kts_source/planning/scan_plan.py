@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from kts_source.notebook import rows_table
+from kts_source.planning.estimate import estimate
 from kts_source.read.task import ScanTask
 from kts_source.store.joined_store import is_beside
+from kts_source.texts import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -186,6 +189,19 @@ class ScanPlan:
         from kts_source.planning.explain import explain
 
         return explain(self) if prices is None else explain(self, prices)
+
+    def _repr_html_(self) -> str:
+        """A table for notebooks: a row a partition; `explain` says more."""
+        work = estimate(self.tasks)
+        title = (
+            f"Plan: {len(self.tasks):,} tasks, {work.requests:,} requests,"
+            f" {format_bytes(work.bytes)}, about ${work.cost():.4f}"
+        )
+        rows = [
+            (p.topic_partition, p.start, p.stop, len(p.surviving.ranges), p.end_reason)
+            for p in self.partitions
+        ]
+        return rows_table(title, ("partition", "start", "stop", "segments", "ends"), rows)
 
     def to_json(self) -> str:
         """The plan as JSON, for option `planFile`; there is no secret in it."""

@@ -12,6 +12,7 @@ from kts_source.cache.segment_pack import SegmentPack
 from kts_source.cache.side_file_pack import SideFilePack
 from kts_source.errors import CorruptSegmentError, ObjectNotFoundError
 from kts_source.store.storage_options import MAX_POOL_CONNECTIONS
+from kts_source.texts import printable
 from segment_format.errors import SegmentFormatError
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class SegmentCatalog:
         try:
             return self.layout.describe(self.store, entry)
         except ObjectNotFoundError:
-            uri = self.store.uri(entry.described_by)
+            uri = printable(self.store.uri(entry.described_by))
             log.warning("%s has gone since it was listed: a delete under way; not read", uri)
             return None
         except SegmentFormatError as error:

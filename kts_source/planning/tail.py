@@ -30,7 +30,7 @@ from kts_source.planning.tail_log import TailLog, Tiered, tail_log
 from kts_source.planning.timestamps import first_offset_at_or_after
 from kts_source.read.segment_source import SegmentSource
 from kts_source.store.joined_store import beside
-from kts_source.texts import some
+from kts_source.texts import printable, some
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -262,7 +262,7 @@ def _plan_partition(
     )
     notes = (*disks.set_aside((topic.topic, number)), *found.notes)
     for note in notes:
-        log.warning("%s: not read: %s", place, note)
+        log.warning("%s: not read: %s", place, printable(str(note)))
     place = replace(
         place, orphans=(*orphans, *notes), holder=_HOLDER, beyond="above the end of the log"
     )

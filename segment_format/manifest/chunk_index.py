@@ -126,6 +126,10 @@ class ChunkIndex(ABC):
         size = self.original_chunk_size
         return tuple(self.chunk(index) for index in range(start // size, -(-stop // size)))
 
+    @abstractmethod
+    def transformed_stops(self) -> npt.NDArray[np.int64]:
+        """End of each chunk in the stored object, exclusive: int64 array, shape (chunks,)."""
+
     def chunk_at_transformed(self, position: int) -> Chunk | None:
         """The chunk that holds byte `position` of the stored object, None beyond its end.
 
@@ -189,6 +193,12 @@ class FixedChunkIndex(ChunkIndex):
         return (
             self.chunk_count - 1
         ) * self.transformed_chunk_size + self.final_transformed_chunk_size
+
+    def transformed_stops(self) -> npt.NDArray[np.int64]:
+        """See `ChunkIndex.transformed_stops`."""
+        stops = np.arange(1, self.chunk_count + 1, dtype=np.int64) * self.transformed_chunk_size
+        stops[-1:] = self.transformed_size
+        return stops
 
     def _transformed_range(self, index: int) -> tuple[int, int]:
         is_last = index == self.chunk_count - 1
@@ -287,6 +297,12 @@ class VariableChunkIndex(ChunkIndex):
                 raise InvalidManifestError(f"chunks of {self._total} bytes, not {known} as before")
         assert self._sizes is not None
         return self._sizes, self._stops
+
+    def transformed_stops(self) -> npt.NDArray[np.int64]:
+        """See `ChunkIndex.transformed_stops`; read-only."""
+        stops = self._decoded()[1].view()
+        stops.setflags(write=False)
+        return stops
 
     def _transformed_range(self, index: int) -> tuple[int, int]:
         sizes, stops = self._decoded()

@@ -1,0 +1,75 @@
+"""A report of 100,000 segments in 500 partitions, and what `kts topics` does of them.
+
+The store takes 20 ms a request, and an earlier plan has cached what manifests say. Each case runs
+in a process of its own. Wall time is from the options to the page, imports and a small report
+before left out.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.plan import SEGMENTS
+from benchmarks.report import Row, at_most
+from benchmarks.simulated import FIRST_MS, TOPIC, SimulatedTier
+from kts_source.cache.caches import Caches, CacheSettings
+from kts_source.cache.disk_cache import CacheLimits
+from kts_source.options import parse_options
+from kts_source.planning.describe import described_plan
+from kts_source.reporting.facts import tier_facts
+from kts_source.reporting.page import page
+from kts_source.tier import Tier
+
+MONTH_MS = 30 * 86_400_000
+
+
+def run(*, quick: bool) -> list[Row]:
+    """The figures.
+
+    Args:
+        quick: A tenth of the segments; the same goals.
+    """
+    partitions = 50 if quick else 500
+    folder = Path(tempfile.mkdtemp(prefix="kts-picture-"))
+    try:
+        _measured(partitions, folder)
+        described, made, size = _measured(partitions, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return [
+        at_most("partitions described, warm (kts topics)", described, "s", 5),
+        at_most("report made, warm", made, "s", 10),
+        at_most("report's file", size / 1e6, "MB", 2),
+    ]
+
+
+def _measured(partitions: int, folder: Path) -> tuple[float, float, int]:
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(1) as pool:
+        seconds_described, seconds, html = pool.apply(measure, (partitions, str(folder)))
+    return seconds_described, seconds, len(html.encode())
+
+
+def measure(partitions: int, folder: str) -> tuple[float, float, str]:
+    """Makes a report once, in this process.
+
+    Returns:
+        Seconds until all is described, seconds until the page is there, the page.
+    """
+    small, tier = SimulatedTier(1, 2, latency_seconds=0), SimulatedTier(partitions, SEGMENTS)
+    tier.prepare()
+    caches = Caches(CacheSettings(index=CacheLimits(1 << 30, 900), folder=folder))
+    parsed = parse_options({"path": "simulated", "subscribe": TOPIC})
+    now_ms = FIRST_MS + MONTH_MS
+    page(tier_facts(described_plan(parsed, Tier(small)), now_ms, None))
+    started = time.perf_counter()
+    described_plan(parsed, Tier(tier, caches), tasks=False)
+    described = time.perf_counter() - started
+    started = time.perf_counter()
+    found = described_plan(parsed, Tier(tier, caches))
+    html = page(tier_facts(found, now_ms, None))
+    return described, time.perf_counter() - started, html

@@ -1,0 +1,24 @@
+"""Files that appear as a whole."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from kts_source.errors import InvalidOptionError
+
+
+def write_whole(path: str, text: str) -> None:
+    """Writes a file as a whole: who reads it meanwhile sees the one before.
+
+    Raises:
+        InvalidOptionError: It cannot be written.
+    """
+    target = Path(path)
+    fresh = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        fresh.write_text(text, encoding="utf-8", newline="\n")
+        fresh.replace(target)
+    except OSError as error:
+        fresh.unlink(missing_ok=True)
+        raise InvalidOptionError(f"{path} cannot be written: {error.strerror}") from None

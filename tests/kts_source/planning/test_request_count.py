@@ -1,0 +1,67 @@
+"""Requests counted of many slices at once are those that the reader makes of each."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kts_source.planning import request_count
+from kts_source.planning.request_count import counted_requests
+from kts_source.read.segment_source import request_groups
+from segment_format.manifest.chunk_index import ChunkIndex, FixedChunkIndex, VariableChunkIndex
+
+MIB = 1 << 20
+SIZES = st.one_of(
+    st.integers(0, 40 * MIB),
+    st.sampled_from([0, 1, MIB - 1, MIB, MIB + 1, 8 * MIB, 16 * MIB, 16 * MIB + 1, 4 * MIB]),
+)
+
+
+@st.composite
+def indexes(draw: st.DrawFn) -> ChunkIndex:
+    chunk = draw(st.sampled_from([1, 7, 1000]))
+    count = draw(st.integers(0, 40))
+    size = count * chunk - (draw(st.integers(0, chunk - 1)) if count else 0)
+    if draw(st.booleans()):
+        sizes = draw(st.lists(SIZES, min_size=count, max_size=count))
+        return VariableChunkIndex(chunk, size, sizes)
+    return FixedChunkIndex(chunk, size, draw(SIZES), draw(SIZES))
+
+
+@st.composite
+def slices(draw: st.DrawFn) -> tuple[Any, bool]:
+    index = draw(indexes())
+    start = draw(st.integers(0, index.original_file_size))
+    stop = draw(st.integers(start, index.original_file_size))
+    if draw(st.booleans()):
+        start, stop = 0, index.original_file_size
+    part = SimpleNamespace(
+        objects=SimpleNamespace(chunk_index=index), cut_start=start, cut_stop=stop
+    )
+    return part, draw(st.booleans())
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(slices(), max_size=12), st.sampled_from([1, 50, 1 << 18]))
+def test_it_is_what_the_reader_groups(parts: list[tuple[Any, bool]], at_a_time: int) -> None:
+    before = request_count._CHUNKS_AT_A_TIME
+    request_count._CHUNKS_AT_A_TIME = at_a_time  # type: ignore[misc]
+    try:
+        found = [(n, size) for _, n, size in counted_requests(cast("Any", parts))]
+    finally:
+        request_count._CHUNKS_AT_A_TIME = before  # type: ignore[misc]
+    expected = []
+    for part, is_first in parts:
+        chunks = part.objects.chunk_index.chunks(part.cut_start, part.cut_stop)
+        groups = list(request_groups(chunks, is_first))
+        sizes = [g[-1].transformed_stop - g[0].transformed_position for g in groups]
+        expected.append((len(groups), sum(sizes)))
+    assert found == expected
+
+
+@given(indexes())
+def test_stops_are_those_of_the_chunks(index: ChunkIndex) -> None:
+    assert index.transformed_stops().tolist() == [c.transformed_stop for c in index.chunks()]

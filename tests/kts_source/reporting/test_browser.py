@@ -1,0 +1,217 @@
+"""The page in a real browser: it opens fast and in silence, and shows the numbers it holds."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import kts_source
+from kts_source.planning.estimate import S3_STORAGE
+from kts_source.reporting.page import page
+from tests.browser import Browser, browser, chromium
+from tests.golden_data import TOPICS, tier_options
+from tests.kts_source.auditing.damaged_tier import TOPIC, healthy_segments, write_tier
+from tests.kts_source.reporting.test_page import HOSTILE, columns_of
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from kts_source.reporting.run import TierReport
+
+NOW_MS = 1_800_000_000_000
+
+pytestmark = pytest.mark.slow
+
+
+def looked_at(
+    tmp_path: Path, html: str, look: Callable[[Browser], Awaitable[None]], name: str
+) -> float:
+    """Opens a page, looks at it, and checks that it was silent and asked for nothing.
+
+    Returns:
+        Seconds until it was drawn.
+    """
+    chromium()
+    file = tmp_path / f"{name}.html"
+    file.write_text(html, encoding="utf-8", newline="\n")
+
+    async def run() -> float:
+        async with browser(tmp_path) as tab:
+            seconds = await tab.open(file)
+            await look(tab)
+            _keep(name, await tab.screenshot(whole=True))
+            assert tab.console == []
+            assert tab.requests == [file.as_uri()]
+            return seconds
+
+    return asyncio.run(run())
+
+
+def _keep(name: str, picture: bytes) -> None:
+    """Leaves a picture for people, where a variable names a folder."""
+    assert picture.startswith(b"\x89PNG")
+    assert len(picture) > 20_000
+    if folder := os.environ.get("KTS_SCREENSHOTS"):
+        (Path(folder) / f"{name}.png").write_bytes(picture)
+
+
+def golden() -> TierReport:
+    options = tier_options(TOPICS)
+    return kts_source.report(options, audit=kts_source.audit(options))
+
+
+def test_it_shows_the_numbers_of_describe(tmp_path: Path) -> None:
+    described = kts_source.describe(tier_options(TOPICS)).partitions
+
+    async def look(tab: Browser) -> None:
+        rows = await tab.run(
+            "[...document.querySelectorAll('#partitions tbody tr')]"
+            ".map(row => [...row.cells].map(cell => cell.textContent))"
+        )
+        assert [row[:5] for row in rows] == [
+            [
+                f"{mark.topic}-{mark.partition}",
+                f"{mark.log_start:,}",
+                f"{mark.tier_end:,}",
+                f"{mark.last_stable_offset:,}",
+                f"{mark.segments:,}",
+            ]
+            for mark in described
+        ]
+        assert [row[10] for row in rows] == [mark.reason for mark in described]
+        tiles = await tab.run("document.querySelector('.tiles').textContent")
+        assert f"{sum(mark.stored_bytes for mark in described):,} bytes" in tiles
+        assert f"{sum(mark.segments for mark in described):,} segments" in tiles
+
+    looked_at(tmp_path, golden().to_html(), look, "light")
+
+
+def test_keys_search_and_the_mouse(tmp_path: Path) -> None:
+    async def look(tab: Browser) -> None:
+        await tab.press("/", *"txn-0")
+        assert await tab.run("document.querySelector('input[type=search]').value") == "txn-0"
+        assert "1 of 17 partitions" in await tab.run("document.querySelector('.tools').textContent")
+        await tab.press("Escape")
+        assert "17 partitions" in await tab.run("document.querySelector('.tools').textContent")
+        await tab.press("o", "ArrowDown", "ArrowDown")
+        detail = "document.querySelector('.detail')"
+        assert await tab.run(f"{detail}.querySelector('h3').textContent") == "codecs-0"
+        await tab.press(".")
+        tip = await tab.run("document.querySelector('.tip').textContent")
+        assert "served: [0, " in tip
+        assert "segment " in tip
+        await tab.press("+", "+", "ArrowRight", "-", "0", "t")
+        box = await tab.run(
+            "(() => { const box = document.querySelector('.lanes').getBoundingClientRect();"
+            " return [box.left, box.top, box.width]; })()"
+        )
+        # Lane of `timeline`, which has segments over two months.
+        await tab.move(box[0] + 210 + 60, box[1] + 28 + 22 * 9.5)
+        await tab.settle()
+        assert "timeline-0" in await tab.run("document.querySelector('.tip').textContent")
+        await tab.run("document.querySelector('#topics tbody button').click()")
+        assert "of 17 partitions" in await tab.run("document.querySelector('.tools').textContent")
+        await tab.run("document.querySelector('#audit tbody button').click()")
+        assert await tab.run(f"{detail}.querySelector('h3').textContent") == "crashed-0"
+
+    looked_at(tmp_path, golden().to_html(), look, "used")
+
+
+def test_the_dark_and_on_paper(tmp_path: Path) -> None:
+    async def look(tab: Browser) -> None:
+        light = await tab.screenshot()
+        await tab.look(prefers_color_scheme="dark")
+        assert await tab.screenshot() != light
+        paper = "getComputedStyle(document.documentElement).getPropertyValue('--page').trim()"
+        assert await tab.run(paper) == "#12161c"
+        printed = await tab.print()
+        assert printed.startswith(b"%PDF")
+        if folder := os.environ.get("KTS_SCREENSHOTS"):
+            (Path(folder) / "paper.pdf").write_bytes(printed)
+        assert await tab.run(paper) == "#12161c"
+
+    looked_at(tmp_path, golden().to_html(), look, "dark")
+
+
+def test_holes_are_seen(tmp_path: Path) -> None:
+    tier = write_tier(tmp_path / "tier", healthy_segments())
+    tier.lose(2, "log", "indexes", "rsm-manifest")
+    source = {"path": str(tier.root), "subscribe": TOPIC}
+    made = kts_source.report(source, audit=kts_source.audit(source))
+
+    async def look(tab: Browser) -> None:
+        assert "41 offsets missing" in await tab.run(
+            "document.querySelector('.tile.bad').textContent"
+        )
+        await tab.press("o")
+        await tab.run("document.querySelector('.lanes').focus()")
+        await tab.press("ArrowDown")
+        assert "[82, 123)" in await tab.run("document.querySelector('.detail').textContent")
+
+    looked_at(tmp_path, made.to_html(), look, "hole")
+
+
+def test_hostile_texts_do_nothing(tmp_path: Path) -> None:
+    facts = kts_source.report(tier_options("epochs"), now_ms=NOW_MS).facts
+    marks = tuple(
+        replace(facts.partitions[0], topic=text, topic_id=text, reason=text, orphans=(text,))
+        for text in HOSTILE
+    )
+    hostile = replace(
+        facts,
+        uri=HOSTILE[0],
+        partitions=marks,
+        details=facts.details * len(marks),
+        segments=replace(facts.segments, ids=(HOSTILE[0],) * len(facts.segments)),
+    )
+
+    async def look(tab: Browser) -> None:
+        await tab.press("ArrowDown")
+        assert await tab.run("document.scripts.length") == 2
+        assert await tab.run("document.querySelectorAll('img').length") == 0
+        names = await tab.run(
+            "[...document.querySelectorAll('#partitions tbody th')].map(cell => cell.textContent)"
+        )
+        assert names[0] == f"{HOSTILE[0]}-0"
+        assert len(names) == len(HOSTILE)
+
+    looked_at(tmp_path, page(hostile), look, "hostile")
+
+
+def test_the_policy_stops_a_script_that_gets_in(tmp_path: Path) -> None:
+    """Even if a text were made HTML one day: the browser runs nothing of it."""
+    chromium()
+    html = golden().to_html()
+    file = tmp_path / "broken.html"
+    file.write_text(html.replace("</main>", "</main><script>window.hit = 1</script>"))
+
+    async def run() -> None:
+        async with browser(tmp_path) as tab:
+            await tab.open(file)
+            assert await tab.run("window.hit") is None
+            assert any("Content Security Policy" in text for text in tab.console)
+            denied = "(() => { try { document.body.innerHTML = 'x'; } catch { return 1; } })()"
+            assert await tab.run(denied) == 1
+
+    asyncio.run(run())
+
+
+def test_100_000_segments_open_in_two_seconds(tmp_path: Path) -> None:
+    facts = kts_source.report(tier_options("codecs"), now_ms=NOW_MS).facts
+    columns = columns_of(100_000)
+    marks = tuple(replace(facts.partitions[0], partition=number) for number in range(30))
+    large = replace(facts, partitions=marks, details=facts.details * len(marks), segments=columns)
+    assert set(columns.classes) <= set(S3_STORAGE)
+    html = page(large)
+
+    async def look(tab: Browser) -> None:
+        await tab.press("o")
+
+    # The machine may have other work, too.
+    times = [looked_at(tmp_path, html, look, "large") for _ in range(3)]
+    assert min(times) <= 2, times

@@ -1,0 +1,264 @@
+"""Every number of a report is one of `describe`, or follows from segments told otherwise."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+import kts_source
+from kts_source.auditing.report import AuditReport
+from kts_source.cli.app import main
+from kts_source.errors import InvalidOptionError
+from kts_source.planning.estimate import monthly_cost
+from kts_source.planning.lineage import COVERED
+from kts_source.reporting.facts import MAX_TEXTS
+from kts_source.reporting.growth import RETENTIONS
+from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
+from tests.golden_data import KEY_PREFIX, KEYS, TIER, TOPICS, tier_options
+from tests.kts_source.auditing.damaged_tier import TOPIC, healthy_segments, write_tier
+from tests.kts_source.reporting.pages import as_shown, read_page
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NOW_MS = 1_800_000_000_000
+DAY_MS = 86_400_000
+
+
+def cli(capsys: pytest.CaptureFixture[str], command: str, *rest: str) -> str:
+    keys = [
+        f"encryption.key.pairs.{path.name.removesuffix('.private.pem')}.private.key.file={path}"
+        for path in sorted(KEYS.glob("*.private.pem"))
+    ]
+    flags = [text for key in keys for text in ("-o", key)]
+    assert main([command, str(TIER), "--keyPrefix", KEY_PREFIX, *flags, *rest]) == 0
+    return capsys.readouterr().out
+
+
+def test_the_page_s_numbers_are_those_of_kts_topics(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    rows = json.loads(cli(capsys, "topics", "--json"))
+    cli(capsys, "report", "-o", str(tmp_path / "report.html"))
+    page = read_page((tmp_path / "report.html").read_text())
+    assert len(page.partitions) == len(rows) > 15
+    for shown, row in zip(page.partitions, rows, strict=True):
+        del row["keys_needed"]
+        for name in ("holes", "unverifiable", "skipped", "orphans"):
+            assert shown[f"{name}_count"] == len(row[name])
+        assert {name: shown[name] for name in row} == {
+            name: as_shown(value) for name, value in row.items()
+        }
+    totals = page.facts["totals"]
+    assert totals["segments"] == sum(row["segments"] for row in rows)
+    assert totals["stored_bytes"] == sum(row["stored_bytes"] for row in rows)
+    assert totals["original_bytes"] == sum(row["original_bytes"] for row in rows)
+    assert totals["topics"] == len(TOPICS)
+
+
+def test_the_page_s_segments_are_those_of_kts_segments(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows = json.loads(cli(capsys, "segments", "--json"))
+    page = read_page(kts_source.report(tier_options(TOPICS), now_ms=NOW_MS).to_html())
+    names = [(part["topic"], part["partition"]) for part in page.partitions]
+    columns = page.columns
+    ids = page.facts["ids"]
+    found = {
+        (
+            *names[columns["partition"][row]],
+            ids[str(row)],
+            columns["start"][row],
+            columns["stop"][row],
+            columns["stored"][row],
+            columns["original"][row],
+            columns["newest"][row],
+            bool(columns["flags"][row] & 1),
+            bool(columns["flags"][row] & 2),
+            columns["state"][row] == 0,
+        )
+        for row in range(page.facts["count"])
+    }
+    used = {
+        (row["topic"], row["partition"], row["segment"]) for row in rows if row["state"] == "read"
+    }
+    expected = {
+        (
+            row["topic"],
+            row["partition"],
+            row["segment"],
+            row["start"],
+            row["stop"],
+            row["storedBytes"],
+            row["bytes"],
+            -1 if row["maxTimestampMs"] < 0 else row["maxTimestampMs"] // 1000,
+            row["compression"],
+            row["encrypted"],
+            row["state"] == "read",
+        )
+        for row in rows
+        # The part of a served segment that lies below the log start is no segment of its own.
+        if row["state"] == "read" or (row["topic"], row["partition"], row["segment"]) not in used
+    }
+    assert found == expected
+    assert columns["partition"] == sorted(columns["partition"])
+    states = {page.facts["states"][code] for code in columns["state"]}
+    assert states == {"served", COVERED}
+
+
+def test_the_cost_of_a_full_read_is_the_plan_s() -> None:
+    facts = kts_source.report(tier_options(TOPICS), now_ms=NOW_MS).facts
+    plan = kts_source.plan(tier_options(TOPICS, isolationLevel="read_committed"))
+    told = plan.explain().splitlines()[1]
+    assert f"{facts.cost.read_requests:,} requests for {facts.cost.read_bytes:,} stored" in told
+
+
+def test_stored_bytes_are_those_of_the_objects() -> None:
+    facts = kts_source.report(tier_options(TOPICS), now_ms=NOW_MS).facts
+    told = sum(facts.cost.served_bytes.values()) + sum(facts.cost.unserved_bytes.values())
+    told += facts.cost.side_file_bytes + facts.cost.orphan_bytes
+    objects = [path for path in TIER.rglob("*") if path.is_file()]
+    # The other incarnation of topic `recreated` is not described, and manifests are not counted.
+    other = next(TIER.rglob("recreated-Y0eIqb0wSCGvx1A44Duolw"))
+    counted = [p for p in objects if p.suffix != ".rsm-manifest" and other not in p.parents]
+    assert told == sum(path.stat().st_size for path in counted)
+    assert facts.cost.monthly == pytest.approx(told / 2**30 * 0.023)
+    assert monthly_cost({"DEEP_ARCHIVE": 2**40}) < monthly_cost({"of another store": 2**40})
+
+
+def dated_tier(root: Path, days: list[int]) -> dict[str, str]:
+    """One segment a day, and one whose records are dated in the future."""
+    builder = LogBuilder()
+    for day in [*days, 400]:
+        builder.append([SimpleRecord(bytes(500), timestamp=NOW_MS + day * DAY_MS)])
+        builder.roll()
+    writer = AivenTierWriter(str(root), topic="dated")
+    for one in builder.build().segments:
+        writer.write_segment(one)
+    return {"path": str(root), "subscribe": "dated"}
+
+
+def test_growth_and_retention_follow_from_days(tmp_path: Path) -> None:
+    days = [-1000, -100, -40, -10, -10, -1]
+    facts = kts_source.report(dated_tier(tmp_path, days), now_ms=NOW_MS).facts
+    size = next(tmp_path.rglob("*.log")).stat().st_size
+    today = NOW_MS // DAY_MS
+    assert [(one.day - today, one.segments, one.stored_bytes) for one in facts.growth.days] == [
+        (-1000, 1, size),
+        (-100, 1, size),
+        (-40, 1, size),
+        (-10, 2, 2 * size),
+        (-1, 1, size),
+    ]
+    assert facts.growth.future_bytes == size
+    assert facts.growth.undated_bytes == 0
+    assert facts.growth.rate_days == 30
+    assert facts.growth.rate == pytest.approx(3 * size / 30)
+    assert [(one.retention_days, one.older_segments) for one in facts.retentions] == [
+        (limit, sum(-day > limit for day in days)) for limit in RETENTIONS
+    ]
+    for one in facts.retentions:
+        assert one.older_bytes == one.older_segments * size
+        assert one.steady_bytes == round(facts.growth.rate * one.retention_days)
+
+
+def test_what_is_lost_and_undecided_is_told(tmp_path: Path) -> None:
+    tier = write_tier(tmp_path, healthy_segments())
+    tier.lose(2, "log", "indexes", "rsm-manifest")
+    source = {"path": str(tmp_path), "keyPrefix": "", "subscribe": TOPIC}
+    made = kts_source.report(source, now_ms=NOW_MS)
+    described = kts_source.describe(source)
+    assert made.facts.partitions == described.partitions
+    assert made.facts.totals()["holes"] == 1
+    assert made.facts.totals()["missing_offsets"] == 41
+    (part,) = read_page(made.to_html()).partitions
+    assert part["holes"] == [[82, 123]]
+
+
+def test_long_lists_are_cut_and_counted(tmp_path: Path) -> None:
+    builder = LogBuilder()
+    for _ in range(MAX_TEXTS + 5):
+        builder.append([SimpleRecord(b"x")])
+        builder.roll()
+        builder.append([SimpleRecord(b"y")])
+        builder.roll()
+    writer = AivenTierWriter(str(tmp_path), topic="many")
+    for one in builder.build().segments[::2]:
+        writer.write_segment(one)
+    made = kts_source.report({"path": str(tmp_path), "subscribe": "many"}, now_ms=NOW_MS)
+    (part,) = read_page(made.to_html()).partitions
+    assert part["holes_count"] == MAX_TEXTS + 4 == made.facts.totals()["holes"]
+    assert len(part["holes"]) == MAX_TEXTS
+
+
+def test_an_audit_is_shown_beside_and_of_another_tier_refused() -> None:
+    options = tier_options("crashed")
+    found = kts_source.audit(options)
+    assert AuditReport.from_json(found.to_json()) == found
+    page = read_page(kts_source.report(options, audit=found, now_ms=NOW_MS).to_html())
+    assert page.facts["audit"]["findings"] == found.to_dict()["findings"]
+    assert sum(page.facts["audit"]["counts"].values()) == len(found.findings) > 0
+    with pytest.raises(InvalidOptionError, match="the audit is of file:///elsewhere"):
+        kts_source.report(options, audit=replace(found, path="file:///elsewhere"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: "[]",
+        lambda text: text[:-10],
+        lambda text: text.replace('"version": 1', '"version": 2'),
+        lambda text: text.replace('"kind": "', '"kind": "no-such-'),
+        lambda text: text.replace('"storedBytes": ', '"storedBytes": "x", "y": '),
+        lambda text: text.replace('"objects": [', '"objects": [1, '),
+        lambda text: text.replace('"isWhole": true', '"isWhole": 1').replace(
+            '"isWhole": false', '"isWhole": 0'
+        ),
+    ],
+)
+def test_what_is_no_audit_is_refused(
+    change: object, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert callable(change)
+    options = tier_options("crashed")
+    path = tmp_path / "audit.json"
+    path.write_text(change(kts_source.audit(options).to_json()))
+    flags = ["--subscribe", "crashed", "--keyPrefix", KEY_PREFIX, "--audit", str(path)]
+    assert main(["report", str(TIER), *flags, "-o", str(tmp_path / "x.html")]) == 2
+    assert "is no report of kts audit" in capsys.readouterr().err
+    assert not (tmp_path / "x.html").exists()
+
+
+def test_the_command_wants_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    where = [str(TIER), "--keyPrefix", KEY_PREFIX, "--subscribe", "codecs"]
+    assert main(["report", *where]) == 2
+    assert "--output" in capsys.readouterr().err
+    assert main(["report", *where, "-o", "/nowhere/x.html"]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+    assert main(["report", *where, "-o", "a.html", "-o", "b.html"]) == 2
+
+
+def test_partitions_whose_key_is_missing_are_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    where = [str(TIER), "--keyPrefix", KEY_PREFIX]
+    assert main(["topics", *where, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert main(["report", *where, "-o", str(tmp_path / "report.html")]) == 0
+    page = read_page((tmp_path / "report.html").read_text())
+    open_rows = [row for row in rows if row["log_start"] is not None]
+    locked = [row for row in rows if row["log_start"] is None]
+    assert {"encrypted", "epochs"} <= {row["topic"] for row in locked}
+    assert len(open_rows) > 8
+    shown = [(part["topic"], part["partition"]) for part in page.partitions]
+    assert shown == [(row["topic"], row["partition"]) for row in open_rows]
+    names = ("topic", "topic_id", "partition", "segments", "stored_bytes", "orphans", "keys_needed")
+    assert page.facts["locked"] == [
+        {name: row[name] for name in (*names, "original_bytes")} for row in locked
+    ]
+    only_locked = [*where, "--subscribe", "encrypted", "-o", str(tmp_path / "none.html")]
+    assert main(["report", *only_locked]) == 1
+    assert "encryption.key.pairs" in capsys.readouterr().err
