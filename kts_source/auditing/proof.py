@@ -5,11 +5,12 @@ transactions; and of what is served, the counts and the digest of the completene
 from __future__ import annotations
 
 import hashlib
-import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from kts_source.auditing.batches import records_from, segment_batches
+import numpy as np
+
+from kts_source.auditing.batches import rows_of, segment_tables
 from kts_source.auditing.index_checks import SegmentIndexes
 from kts_source.auditing.place import is_archived
 from kts_source.auditing.transactions import Transactions
@@ -35,8 +36,9 @@ if TYPE_CHECKING:
     from kts_source.planning.lineage import PartitionLog, SegmentRange
     from kts_source.read.fetch import ReadAhead
     from kts_source.read.segment_source import SegmentSource
+    from segment_format.kernels.batch_scanner import BatchTable
 
-_CHAINED: Final = struct.Struct(">qI")
+_CHAINED: Final = np.dtype([("base_offset", ">i8"), ("crc", ">u4")])
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,18 +131,21 @@ class PartitionReader:
         indexes = SegmentIndexes(self._place, segment, self._source)
         self._findings += indexes.findings
         own = len(indexes.findings)
-        check = _LogCheck(segment)
+        check = LogCheck(segment)
         if transactions is not None:
             transactions.begin_segment()
         failed = None
         try:
-            for batch in segment_batches(
-                segment, self._source, self._read_ahead, max_batch_bytes=self._max_batch_bytes
+            for table in segment_tables(
+                segment,
+                self._source,
+                self._read_ahead,
+                max_batch_bytes=self._max_batch_bytes,
+                start_offset=0 if span is None else span.start,
             ):
-                check.see(batch)
-                indexes.see(batch)
+                see_all(table, check, indexes)
                 if span is not None and transactions is not None:
-                    self._serve(batch, span, transactions)
+                    self._serve(table, span, transactions)
             indexes.finish()
         except SegmentFormatError as error:
             failed = "batch-invalid", str(error), error.offset
@@ -160,19 +165,33 @@ class PartitionReader:
             self._on_read(segment.objects.size_in_bytes)
         return not check.found
 
-    def _serve(self, batch: BatchFacts, span: SegmentRange, transactions: Transactions) -> None:
-        """Counts a batch that is served, if it is."""
-        inside = batch.last_offset >= span.start and batch.base_offset < span.stop
-        if batch.base_offset < span.stop and (inside or not self._batches):
-            transactions.see(batch)
+    def _serve(self, table: BatchTable, span: SegmentRange, transactions: Transactions) -> None:
+        """Counts the batches that are served."""
+        is_before = table.base_offsets < span.stop
+        is_inside = is_before & (table.last_offsets >= span.start)
+        transactions.see(table, is_inside if self._batches else is_before)
         # A log start inside a batch, of a later copy: both segments hold the batch.
-        if not inside or batch.base_offset < self._next_offset:
+        served = np.flatnonzero(is_inside & (table.base_offsets >= self._next_offset))
+        if not len(served):
             return
-        self._next_offset = batch.last_offset + 1
-        self._digest.update(_CHAINED.pack(batch.base_offset, batch.crc))
-        self._batches += 1
-        if not batch.is_control:
-            self._records += records_from(batch, span.start)
+        self._next_offset = int(table.last_offsets[served[-1]]) + 1
+        chained = np.empty(len(served), _CHAINED)
+        chained["base_offset"], chained["crc"] = table.base_offsets[served], table.crcs[served]
+        self._digest.update(chained.tobytes())
+        self._batches += len(served)
+        is_data = ~table.are_control[served]
+        self._records += int(table.records[served][is_data].sum())
+
+
+def see_all(table: BatchTable, check: LogCheck, indexes: SegmentIndexes) -> None:
+    """Checks the next batches of a segment: all at once, or one by one where something is wrong."""
+    if check.fits(table) and indexes.fits(table):
+        check.pass_by(table)
+        indexes.pass_by(table)
+        return
+    for batch in rows_of(table):
+        check.see(batch)
+        indexes.see(batch)
 
 
 def _compare(
@@ -196,7 +215,7 @@ def _compare(
             indexes.find("snapshot-disagrees", IndexType.PRODUCER_SNAPSHOT, text)
 
 
-class _LogCheck:
+class LogCheck:
     """What is wrong in the batches of one segment: of each kind the first place.
 
     Attributes:
@@ -210,6 +229,31 @@ class _LogCheck:
         self._segment = segment
         self._epochs = tuple(epoch_ranges(segment))
         self._has_batch = False
+
+    def fits(self, table: BatchTable) -> bool:
+        """Whether nothing is wrong in the next batches."""
+        if not len(table):
+            return True
+        segment, bases, lasts = self._segment, table.base_offsets, table.last_offsets
+        least = self.next_offset if self._has_batch else segment.start_offset
+        if (
+            not table.are_sound.all()
+            or bases[0] < least
+            or (bases[1:] <= lasts[:-1]).any()
+            or (segment.end_is_exact and lasts[-1] > segment.end_offset)
+        ):
+            return False
+        told = table.leader_epochs
+        return not any(
+            ((told != epoch) & (told != -1) & (low <= bases) & (bases < high)).any()
+            for epoch, low, high in self._epochs
+        )
+
+    def pass_by(self, table: BatchTable) -> None:
+        """Goes on behind batches that fit."""
+        if len(table):
+            self._has_batch = True
+            self.next_offset = max(self.next_offset, int(table.last_offsets[-1]) + 1)
 
     def see(self, batch: BatchFacts) -> None:
         """Checks the next batch."""
