@@ -1,6 +1,6 @@
 """`python -m benchmarks [PART...] [--quick] [--json FILE]`: all parts, or those that are named.
 
-A quick run leaves out hybrid, fetch, plan and export unless they are named.
+A quick run leaves out hybrid, fetch, plan, audit and export unless they are named.
 A full run leaves build/bench/results.json and results.png; `--results` also renews
 benchmarks/RESULTS.md and its figure from them. `--from-json benchmarks/RESULTS.json NEW.json`
 renews the parts that a later run measured.
@@ -39,10 +39,11 @@ PARTS: Final = (
     "engines",
     "fetch",
     "plan",
+    "audit",
     "export",
 )
 # What a quick run leaves out unless it is named.
-LONG_PARTS: Final = frozenset({"hybrid", "fetch", "plan", "export"})
+LONG_PARTS: Final = frozenset({"hybrid", "fetch", "plan", "audit", "export"})
 FOLDER: Final = Path("build/bench")
 
 

@@ -11,13 +11,13 @@ from kts_source.planning.estimate import ARCHIVE_CLASSES
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from kts_source.auditing.place import PartitionObjects
     from kts_source.auditing.report import Finding
     from kts_source.layout.layout import SegmentEntry
     from kts_source.planning.lineage import Hole
-    from kts_source.planning.segment_catalog import ListedPartition
 
 
-def place_of(part: ListedPartition) -> Place:
+def place_of(part: PartitionObjects) -> Place:
     """The partition, with the sizes of its objects."""
     sizes = {info.key: info.size for entry in part.entries for _, info in entry.objects}
     for orphan in part.orphans:
@@ -25,7 +25,7 @@ def place_of(part: ListedPartition) -> Place:
     return Place(part.topic, part.topic_id, part.partition, sizes)
 
 
-def other_incarnation(part: ListedPartition, chosen: str) -> list[Finding]:
+def other_incarnation(part: PartitionObjects, chosen: str) -> list[Finding]:
     """What there is of a topic id that is not read."""
     place = place_of(part)
     if not place.sizes:
@@ -36,7 +36,7 @@ def other_incarnation(part: ListedPartition, chosen: str) -> list[Finding]:
     return [place.finding("other-topic-id", first, None, sorted(place.sizes), text)]
 
 
-def of_every_object(place: Place, part: ListedPartition) -> list[Finding]:
+def of_every_object(place: Place, part: PartitionObjects) -> list[Finding]:
     """Objects that are empty or archived; the latter of a class together."""
     found = []
     archived: dict[str, list[SegmentEntry]] = defaultdict(list)
@@ -63,7 +63,7 @@ def _holds_bytes(suffix: str) -> bool:
     return suffix not in ("index", "timeindex", "txnindex")
 
 
-def duplicates(place: Place, part: ListedPartition) -> list[Finding]:
+def duplicates(place: Place, part: PartitionObjects) -> list[Finding]:
     """Segments that share their base offset, as far as names tell."""
     by_base: dict[int, list[SegmentEntry]] = defaultdict(list)
     for entry in part.entries:
@@ -83,7 +83,7 @@ def duplicates(place: Place, part: ListedPartition) -> list[Finding]:
 
 def half_segments(
     place: Place,
-    part: ListedPartition,
+    part: PartitionObjects,
     known: tuple[Sequence[Hole], Mapping[str, int | None]] | None,
     *,
     now_ms: int,

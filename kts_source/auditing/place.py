@@ -1,4 +1,4 @@
-"""Findings of one partition, made short."""
+"""A partition's objects, and findings of it made short."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from kts_source.planning.estimate import ARCHIVE_CLASSES
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from kts_source.layout.layout import SegmentEntry
+    from kts_source.layout.layout import Orphan, SegmentEntry
     from kts_source.layout.remote_segment import ObjectRef, RemoteSegment
+    from kts_source.planning.segment_catalog import ListedPartition
     from kts_source.store.object_store import ObjectInfo
 
 
@@ -57,3 +58,24 @@ def keys_of(entry: SegmentEntry) -> tuple[str, ...]:
 def is_archived(one: ObjectInfo | ObjectRef) -> bool:
     """Whether an object must be restored before it can be read."""
     return one.storage_class in ARCHIVE_CLASSES
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionObjects:
+    """What the listing of a partition shows."""
+
+    topic: str
+    topic_id: str
+    partition: int
+    entries: tuple[SegmentEntry, ...]
+    orphans: tuple[Orphan, ...]
+
+    @classmethod
+    def of(cls, part: ListedPartition) -> PartitionObjects:
+        """Without what belongs to a plan."""
+        return cls(part.topic, part.topic_id, part.partition, part.entries, part.orphans)
+
+    @property
+    def place(self) -> str:
+        """Its name in the state of an audit."""
+        return f"{self.topic_id}/{self.partition}"

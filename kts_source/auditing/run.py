@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
@@ -11,7 +12,9 @@ from typing import TYPE_CHECKING, Final
 from kts_source.auditing.kinds import BYTES, LEVELS, METADATA
 from kts_source.auditing.listed import other_incarnation
 from kts_source.auditing.partition import PartitionAudit
+from kts_source.auditing.place import PartitionObjects
 from kts_source.auditing.report import AuditReport, in_order
+from kts_source.auditing.state import NO_STATE, AuditState
 from kts_source.errors import InvalidOptionError
 from kts_source.layout.find_layout import find_layout
 from kts_source.options import ScanOptions, parse_options
@@ -22,7 +25,7 @@ from kts_source.tier import Tier, open_tier
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from kts_source.auditing.report import Finding
+    from kts_source.auditing.report import Finding, PartitionStatement
     from kts_source.planning.segment_catalog import ListedPartition
     from kts_source.store.object_store import ObjectStore
 
@@ -52,6 +55,7 @@ def audit(
     store: ObjectStore | None = None,
     now_ms: int | None = None,
     on_read: Callable[[int], object] | None = None,
+    state: str | None = None,
 ) -> AuditReport:
     """Proves the selected topics of a tier whole, or names every fault.
 
@@ -64,9 +68,12 @@ def audit(
         store: The tier; opened from the options when not given.
         now_ms: The time in ms since 1970 that ages are counted from; the clock's unless given.
         on_read: Called with the bytes of each segment once it was read, at level `bytes`.
+        state: File that keeps what was proven, of mode 0600, and is made if need be: only what is
+            new, changed or at fault is read. An audit that was killed goes on with it.
 
     Raises:
-        InvalidOptionError: A level that there is not, or an option that an audit cannot honour.
+        InvalidOptionError: A level that there is not, an option that an audit cannot honour, or a
+            state of another tier, of something else, or in use.
         TopicNotFoundError: A topic that the tier does not have.
         StoreError: The store does not answer.
     """
@@ -93,17 +100,38 @@ def audit(
             parts += [*found.partitions, *(part for part in here if part.orphans)]
             for part in found.others:
                 if part.topic_id != found.topic_id:
-                    findings += other_incarnation(part, found.topic_id)
-        # The bytes of one partition after the other: reading ahead keeps the store busy.
-        results = map(run.audit, parts) if level == BYTES else pool.map(run.audit, parts)
+                    findings += other_incarnation(PartitionObjects.of(part), found.topic_id)
+        objects = [PartitionObjects.of(part) for part in parts]
         statements = []
-        for statement, more in results:
-            statements.append(statement)
-            findings += more
+        with _state(state, tier, options) as kept:
+
+            def one(part: PartitionObjects) -> tuple[PartitionStatement, list[Finding]]:
+                return run.audit(part, NO_STATE if kept is None else kept.of(part.place))
+
+            # The bytes of one partition after the other: reading ahead keeps the store busy.
+            results = map(one, objects) if level == BYTES else pool.map(one, objects)
+            for statement, more in results:
+                statements.append(statement)
+                findings += more
+            if kept is not None:
+                kept.finish({part.place: _names(part) for part in objects})
     statements.sort(key=lambda one: (one.topic, one.partition))
     return AuditReport(
         level, now, tier.store.uri(options.key_prefix), in_order(findings), tuple(statements)
     )
+
+
+def _state(
+    path: str | None, tier: Tier, options: ScanOptions
+) -> contextlib.AbstractContextManager[AuditState | None]:
+    if path is None:
+        return nullcontext(None)
+    root = tier.store.uri(options.key_prefix)
+    return AuditState(path, tier.caches.entry_name(options.layout, root).strip())
+
+
+def _names(part: PartitionObjects) -> list[str]:
+    return [entry.segment_id for entry in part.entries]
 
 
 def _check(options: ScanOptions) -> None:

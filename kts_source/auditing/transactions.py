@@ -16,7 +16,7 @@ from kts_source.planning.lineage import MAX_OFFSET
 from segment_format.record.control_record import ControlRecordType
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from numpy.typing import NDArray
 
@@ -26,20 +26,24 @@ if TYPE_CHECKING:
 
 
 class Transactions:
-    """Follows the transactions of a partition, from segment to segment."""
+    """Follows the transactions of a segment.
 
-    def __init__(self) -> None:
-        self._open: dict[int, int] = {}
+    Args:
+        open_before: Producer id to first offset of the transactions known to be open at its begin.
+    """
+
+    def __init__(self, open_before: Mapping[int, int]) -> None:
+        self._open = dict(open_before)
         self._seen_from = MAX_OFFSET
         self._markers: dict[int, int] = {}
         self._aborted: list[tuple[int, int | None, int]] = []
         self._aborted_at: dict[int, int] = {}
         self._last_data: dict[int, int] = {}
 
-    def begin_segment(self) -> None:
-        """Forgets what only the segment before needed."""
-        self._markers, self._aborted, self._aborted_at, self._last_data = {}, [], {}, {}
-        self._seen_from = MAX_OFFSET
+    @property
+    def open(self) -> Mapping[int, int]:
+        """The same after the batches seen so far."""
+        return self._open
 
     def see(self, table: BatchTable, wanted: NDArray[np.bool_]) -> None:
         """Takes the wanted rows of the next batches into account."""

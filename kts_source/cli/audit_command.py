@@ -47,6 +47,11 @@ def _command(level: str, help_text: str, name: str) -> click.Command:
     @click.option(
         "--prometheus", type=click.Path(dir_okay=False), help="File for metrics, as a whole."
     )
+    @click.option(
+        "--state",
+        type=click.Path(dir_okay=False),
+        help="File that keeps what was proven: only what is new, changed or at fault is read.",
+    )
     @json_flag
     @scan_options("path", "topic", every_topic=True)
     def command(
@@ -56,9 +61,10 @@ def _command(level: str, help_text: str, name: str) -> click.Command:
         grace_minutes: int,
         report: str | None,
         prometheus: str | None,
+        state: str | None,
         as_json: bool,
     ) -> None:
-        found = _audited(options, level, grace_minutes * _MS_OF_A_MINUTE)
+        found = _audited(options, level, grace_minutes * _MS_OF_A_MINUTE, state)
         if report is not None:
             _write(report, found.to_json() + "\n")
         if prometheus is not None:
@@ -79,13 +85,15 @@ audit_command = _command(METADATA, _AUDIT_HELP, "audit")
 verify_command = _command(BYTES, _VERIFY_HELP, "verify")
 
 
-def _audited(options: Mapping[str, str], level: str, grace_ms: int) -> AuditReport:
+def _audited(
+    options: Mapping[str, str], level: str, grace_ms: int, state: str | None
+) -> AuditReport:
     console = Console(stderr=True)
     columns = (*Progress.get_default_columns(), DownloadColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         done = bar.add_task("segments", total=None)
         advance: Callable[[int], object] = lambda size: bar.advance(done, size)  # noqa: E731
-        return audit(options, level=level, grace_ms=grace_ms, on_read=advance)
+        return audit(options, level=level, grace_ms=grace_ms, on_read=advance, state=state)
 
 
 def _write(path: str, text: str) -> None:
