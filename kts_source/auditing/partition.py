@@ -92,7 +92,7 @@ class PartitionAudit:
             findings += self._half_segments(place, part, None)
             return statement_of(place, part, findings), findings
         key_ring = self.options.key_ring.loaded()
-        identity = whole_identity(part)
+        identity = whole_identity(part) if state is not NO_STATE else ""
         if identity and (kept := kept_result(state.whole(identity), self.level, key_ring)):
             return kept
         place = place_of(part)
