@@ -79,3 +79,8 @@ class PartitionObjects:
     def place(self) -> str:
         """Its name in the state of an audit."""
         return f"{self.topic_id}/{self.partition}"
+
+    @property
+    def stored_bytes(self) -> int:
+        """All listed objects of its segments."""
+        return sum(info.size for entry in self.entries for _, info in entry.objects)

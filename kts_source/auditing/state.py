@@ -33,7 +33,7 @@ from kts_source.errors import InvalidOptionError
 from segment_format.errors import SegmentFormatError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
     from types import TracebackType
 
     from kts_source.layout.layout import SegmentEntry
@@ -185,14 +185,23 @@ class AuditState:
             InvalidOptionError: The disk is full, or the like.
         """
         self._count += 1
-        self._write(self._file, _checked(line).encode())
+        _write(self._file, self._path, _checked(line).encode())
 
-    def take(self, place: str, lines: Collection[str]) -> None:
-        """Writes the new lines of a partition that a process without the file has sent."""
+    def take(self, place: str, lines: Collection[str], *, are_written: bool) -> None:
+        """Takes the new lines of a partition from another process.
+
+        Args:
+            place: Of the partition.
+            lines: What is known now.
+            are_written: Whether that process had the file.
+        """
         known = self.lines(place)
         for line in lines:
             known[line.split("\t", 3)[2]] = line
-            self.append(line)
+            if are_written:
+                self._count += 1
+            else:
+                self.append(line)
 
     def finish(self, listed: Mapping[str, Collection[str]]) -> None:
         """Writes the file anew where most of its lines do not count any more.
@@ -213,7 +222,7 @@ class AuditState:
             file = os.open(fresh, flags, 0o600)
             try:
                 text = "".join([self._head, *map(_checked, kept)])
-                self._write(file, text.encode())
+                _write(file, fresh, text.encode())
             finally:
                 os.close(file)
             fresh.replace(self._path)
@@ -227,7 +236,7 @@ class AuditState:
             data = file.read()
         lines = data.decode(errors="replace").split("\n") if data else []
         if not lines:
-            self._write(self._file, self._head.encode())
+            _write(self._file, self._path, self._head.encode())
             return
         head = lines[0].split("\t")
         if len(head) < 4 or head[1] != _VERSION or not head[2].startswith("kts-audit-state "):
@@ -235,7 +244,7 @@ class AuditState:
         if head[2] != VERSION:
             log.warning("%s is of another version (%s): begun anew", self._path, head[2][:40])
             os.ftruncate(self._file, 0)
-            self._write(self._file, self._head.encode())
+            _write(self._file, self._path, self._head.encode())
             return
         if lines[0] + "\n" != self._head:
             raise InvalidOptionError(
@@ -252,17 +261,35 @@ class AuditState:
             self._count += 1
         if lines[-1]:  # cut: the next line begins on its own
             damaged += 1
-            self._write(self._file, b"\n")
+            _write(self._file, self._path, b"\n")
         if damaged:
             log.warning("%s: %d lines are cut or damaged and do not count", self._path, damaged)
 
-    def _write(self, file: int, data: bytes) -> None:
-        view = memoryview(data)
-        try:
-            while view:
-                view = view[os.write(file, view) :]
-        except OSError as error:
-            raise InvalidOptionError(f"{self._path} cannot be written: {error.strerror}") from None
+
+@contextlib.contextmanager
+def appending(path: str) -> Iterator[Callable[[str], None]]:
+    """What writes lines into a state that another process of this machine holds.
+
+    Raises:
+        InvalidOptionError: It cannot be opened, or written.
+    """
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError as error:
+        raise InvalidOptionError(f"{path} cannot be opened: {error.strerror}") from None
+    try:
+        yield lambda line: _write(file, path, _checked(line).encode())
+    finally:
+        os.close(file)
+
+
+def _write(file: int, path: str | Path, data: bytes) -> None:
+    view = memoryview(data)
+    try:
+        while view:
+            view = view[os.write(file, view) :]
+    except OSError as error:
+        raise InvalidOptionError(f"{path} cannot be written: {error.strerror}") from None
 
 
 def _checked(line: str) -> str:

@@ -52,6 +52,13 @@ def _command(level: str, help_text: str, name: str) -> click.Command:
         type=click.Path(dir_okay=False),
         help="File that keeps what was proven: only what is new, changed or at fault is read.",
     )
+    @click.option(
+        "--jobs",
+        type=click.IntRange(min=1),
+        default=1,
+        show_default=True,
+        help="Processes that audit partitions.",
+    )
     @json_flag
     @scan_options("path", "topic", every_topic=True)
     def command(
@@ -62,9 +69,10 @@ def _command(level: str, help_text: str, name: str) -> click.Command:
         report: str | None,
         prometheus: str | None,
         state: str | None,
+        jobs: int,
         as_json: bool,
     ) -> None:
-        found = _audited(options, level, grace_minutes * _MS_OF_A_MINUTE, state)
+        found = _audited(options, level, grace_minutes * _MS_OF_A_MINUTE, state, jobs)
         if report is not None:
             _write(report, found.to_json() + "\n")
         if prometheus is not None:
@@ -86,14 +94,16 @@ verify_command = _command(BYTES, _VERIFY_HELP, "verify")
 
 
 def _audited(
-    options: Mapping[str, str], level: str, grace_ms: int, state: str | None
+    options: Mapping[str, str], level: str, grace_ms: int, state: str | None, jobs: int
 ) -> AuditReport:
     console = Console(stderr=True)
     columns = (*Progress.get_default_columns(), DownloadColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         done = bar.add_task("segments", total=None)
         advance: Callable[[int], object] = lambda size: bar.advance(done, size)  # noqa: E731
-        return audit(options, level=level, grace_ms=grace_ms, on_read=advance, state=state)
+        return audit(
+            options, level=level, grace_ms=grace_ms, on_read=advance, state=state, jobs=jobs
+        )
 
 
 def _write(path: str, text: str) -> None:
