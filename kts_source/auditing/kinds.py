@@ -37,6 +37,7 @@ class Kind:
         meaning: What it is, and what follows.
         advice: What to do.
         loses_data: Whether offsets that the tier should hold are not there.
+        is_orphan: Whether its objects are of no use to brokers and readers, and cost money.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Kind:
     meaning: str
     advice: str
     loses_data: bool = False
+    is_orphan: bool = False
 
 
 _RESTORE: Final = (
@@ -74,6 +76,7 @@ _TABLE: Final = (
         "Objects of a segment without its manifest: a copy that did not finish. They are not read"
         " and cost money.",
         _DELETE,
+        is_orphan=True,
     ),
     Kind(
         "half-delete",
@@ -82,6 +85,7 @@ _TABLE: Final = (
         "A segment of which objects are missing and whose offsets nobody needs: a delete that did"
         " not finish.",
         _DELETE,
+        is_orphan=True,
     ),
     Kind(
         "object-missing",
@@ -104,6 +108,7 @@ _TABLE: Final = (
         LISTING,
         "An object whose name is none of a segment's.",
         "Find out who wrote it; brokers never delete it.",
+        is_orphan=True,
     ),
     Kind(
         "other-topic-id",
@@ -111,6 +116,7 @@ _TABLE: Final = (
         LISTING,
         "Objects of another incarnation of the topic, which was deleted and created again.",
         "Delete them if the cluster does not know the topic id; read them with option topicId.",
+        is_orphan=True,
     ),
     Kind(
         "duplicate-upload",

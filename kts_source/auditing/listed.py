@@ -19,10 +19,13 @@ if TYPE_CHECKING:
 
 def place_of(part: PartitionObjects) -> Place:
     """The partition, with the sizes of its objects."""
-    sizes = {info.key: info.size for entry in part.entries for _, info in entry.objects}
+    described = [one.described for one in part.orphans if one.described is not None]
+    infos = [info for entry in (*part.entries, *described) for _, info in entry.objects]
+    sizes = {info.key: info.size for info in infos}
+    classes = {info.key: info.storage_class for info in infos if info.storage_class}
     for orphan in part.orphans:
         sizes.update(zip(orphan.keys, orphan.sizes or (0,) * len(orphan.keys), strict=True))
-    return Place(part.topic, part.topic_id, part.partition, sizes)
+    return Place(part.topic, part.topic_id, part.partition, sizes, classes)
 
 
 def other_incarnation(part: PartitionObjects, chosen: str) -> list[Finding]:

@@ -6,7 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kts_source.auditing.report import Finding
-from kts_source.planning.estimate import ARCHIVE_CLASSES
+from kts_source.planning.estimate import (
+    ARCHIVE_CLASSES,
+    DEFAULT_CLASS,
+    GIB,
+    S3_STORAGE_PRICES,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,12 +28,14 @@ class Place:
 
     Attributes:
         sizes: Listed bytes of every object of it, by key.
+        classes: Storage class of its objects, by key, where the store tells.
     """
 
     topic: str
     topic_id: str
     partition: int
     sizes: Mapping[str, int]
+    classes: Mapping[str, str]
 
     def finding(
         self,
@@ -41,7 +48,13 @@ class Place:
         """A finding about offsets [start, stop) and these objects."""
         stored = sum(self.sizes.get(key, 0) for key in objects)
         place = self.topic, self.topic_id, self.partition
-        return Finding(name, *place, start, stop, tuple(objects), stored, detail)
+        dollars = sum((self._dollars_a_month(key) for key in objects), 0.0)
+        return Finding(name, *place, start, stop, tuple(objects), stored, detail, dollars)
+
+    def _dollars_a_month(self, key: str) -> float:
+        name = self.classes.get(key, DEFAULT_CLASS)
+        price = S3_STORAGE_PRICES.get(name, S3_STORAGE_PRICES[DEFAULT_CLASS])
+        return self.sizes.get(key, 0) / GIB * price
 
     def of_segment(
         self, name: str, segment: RemoteSegment, keys: Sequence[str], detail: str

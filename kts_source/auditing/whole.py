@@ -83,9 +83,10 @@ def _finding(  # as many as a finding has
     objects: Iterable[str],
     stored_bytes: int,
     detail: str,
+    dollars_a_month: float,
 ) -> Finding:
     place = topic, topic_id, partition
-    return Finding(name, *place, start, stop, tuple(objects), stored_bytes, detail)
+    return Finding(name, *place, start, stop, tuple(objects), stored_bytes, detail, dollars_a_month)
 
 
 def opens_with(segment: RemoteSegment, key_ring: KeyRing, known: dict[str, bool]) -> bool:

@@ -150,6 +150,9 @@ def _print(report: AuditReport) -> None:
         counts += f"; {report.records:,} records"
         counts += " are sound" if not report.errors else " are served"
     _say(counts)
+    if report.orphan_bytes:
+        dollars = f"about ${report.orphan_dollars_a_month:,.2f} a month"
+        _say(f"orphans: {format_bytes(report.orphan_bytes)}, {dollars}")
 
 
 def _where(one: Finding) -> str:
