@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypedDict
 
-from kts_source.auditing.kinds import BYTES, LEVELS, METADATA
+from kts_source.auditing.kinds import BYTES, LEVELS, METADATA, Severity
 from kts_source.auditing.listed import other_incarnation
 from kts_source.auditing.partition import PartitionAudit
 from kts_source.auditing.place import PartitionObjects
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from concurrent.futures import Executor
 
+    from kts_source.auditing.brokers import BrokerSide
     from kts_source.auditing.report import Finding, PartitionStatement
     from kts_source.auditing.tasks import AuditExecutor
     from kts_source.layout.layout import Layout
@@ -112,7 +114,9 @@ def audit(  # named ones
         ThreadPoolExecutor(PLANNING_THREADS, "kts-audit") as pool,
         _state(state, tier, options) as kept,
     ):
+        before = _asked(options)
         objects, findings = _listed(options, tier, layout, describing, pool)
+        after = _asked(options)
         if executor is None:
             run = PartitionAudit(options, level, grace_ms, now, tier, layout, describing, on_read)
 
@@ -131,6 +135,14 @@ def audit(  # named ones
         statements = []
         for statement, more in results:
             statements.append(statement)
+            findings += more
+        if before is not None and after is not None:
+            more = _compared(objects, statements, findings, before, after, now, grace_ms)
+            faulty = {(f.topic_id, f.partition) for f in more if f.severity is Severity.ERROR}
+            statements = [
+                replace(one, is_whole=one.is_whole and (one.topic_id, one.partition) not in faulty)
+                for one in statements
+            ]
             findings += more
         if kept is not None:
             kept.finish({part.place: _names(part) for part in objects})
@@ -183,6 +195,38 @@ def _elsewhere(
         raise StoreError(f"the audits of {len(missing)} partitions did not answer")
 
 
+def _asked(options: ScanOptions) -> BrokerSide | None:
+    """What brokers say now, where they are given."""
+    if options.brokers is None:
+        return None
+    from kts_source.auditing.brokers import BrokerSide  # with the client
+
+    return BrokerSide.now(options.brokers, options)
+
+
+def _compared(
+    objects: Sequence[PartitionObjects],
+    statements: Sequence[PartitionStatement],
+    findings: Sequence[Finding],
+    before: BrokerSide,
+    after: BrokerSide,
+    now_ms: int,
+    grace_ms: int,
+) -> list[Finding]:
+    from kts_source.auditing.brokers import against_brokers
+
+    stated = {(one.topic_id, one.partition): one for one in statements}
+    told = defaultdict(list)
+    for finding in findings:
+        told[finding.topic_id, finding.partition].append(finding)
+    found = []
+    for part in objects:
+        at = part.topic_id, part.partition
+        times = {"now_ms": now_ms, "grace_ms": grace_ms}
+        found += against_brokers(part, stated[at], told[at], before, after, **times)
+    return found
+
+
 def _state(
     path: str | None, tier: Tier, options: ScanOptions
 ) -> contextlib.AbstractContextManager[AuditState | None]:
@@ -198,8 +242,6 @@ def _names(part: PartitionObjects) -> list[str]:
 
 def _check(options: ScanOptions) -> None:
     named = sorted(options.given & set(_NOT_OF_A_TIER))
-    if options.brokers is not None:
-        named.append("kafka.bootstrap.servers")
     if options.layout == "kafka-logs":
         named.append("layout=kafka-logs")
     if named:

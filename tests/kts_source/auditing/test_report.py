@@ -146,7 +146,6 @@ def test_metrics_of_partitions_without_figures_are_left_out(tmp_path: Path) -> N
         {"planFile": "plan.json"},
         {"tailPath": "disk"},
         {"catalog": "metadata-topic", "kafka.bootstrap.servers": "localhost:1"},
-        {"kafka.bootstrap.servers": "localhost:1"},
         {"layout": "kafka-logs"},
     ],
 )
