@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from kts_source.auditing.listed import place_of
-from kts_source.auditing.place import keys_of
+from kts_source.auditing.place import PartitionObjects, keys_of
 from kts_source.planning.cluster_view import ClusterView
 from kts_source.planning.metadata_topic import read_metadata_topic
 from segment_format.kafka_uuid import uuid_to_text
@@ -22,7 +22,7 @@ from segment_format.kafka_uuid import uuid_to_text
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from kts_source.auditing.place import PartitionObjects, Place
+    from kts_source.auditing.place import Place
     from kts_source.auditing.report import Finding, PartitionStatement
     from kts_source.broker.settings import BrokerSettings
     from kts_source.broker.topics import TopicPartition
@@ -89,6 +89,9 @@ def against_brokers(
     """
     at, place = (part.topic, part.partition), place_of(part)
     first, second = before.logs.get(at), after.logs.get(at)
+    if first is None and second is None:
+        text = "the cluster has no such partition, or does not show it"
+        return [place.finding("other-topic-id", None, None, sorted(place.sizes), text)]
     if first is None or second is None or first.topic_id != second.topic_id:
         return []  # made or deleted meanwhile
     if second.topic_id != part.topic_id:
@@ -107,6 +110,21 @@ def against_brokers(
         if (one.name, one.start) not in told
         and not (one.name == "named-not-there" and one.start in lost)
     ]
+
+
+def unlisted(
+    objects: Sequence[PartitionObjects], before: BrokerSide, after: BrokerSide
+) -> list[Finding]:
+    """Segments that are not there, of partitions of which the tier has nothing at all."""
+    listed = {(part.topic, part.partition) for part in objects}
+    found: list[Finding] = []
+    for at, named in after.named.items():
+        if at in before.named and at not in listed:
+            topic_id = after.logs[at].topic_id
+            if before.logs[at].topic_id == topic_id:
+                part = PartitionObjects(at[0], topic_id, at[1], (), ())
+                found += _differences(part, place_of(part), before.named[at], named, 0)
+    return found
 
 
 def _differences(

@@ -213,13 +213,13 @@ def _compared(
     now_ms: int,
     grace_ms: int,
 ) -> list[Finding]:
-    from kts_source.auditing.brokers import against_brokers
+    from kts_source.auditing.brokers import against_brokers, unlisted
 
     stated = {(one.topic_id, one.partition): one for one in statements}
     told = defaultdict(list)
     for finding in findings:
         told[finding.topic_id, finding.partition].append(finding)
-    found = []
+    found = unlisted(objects, before, after)
     for part in objects:
         at = part.topic_id, part.partition
         times = {"now_ms": now_ms, "grace_ms": grace_ms}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import kts_source
-from kts_source.auditing.brokers import BrokerSide, against_brokers
+from kts_source.auditing.brokers import BrokerSide, against_brokers, unlisted
 from kts_source.auditing.place import PartitionObjects
 from kts_source.auditing.report import PartitionStatement
 from kts_source.errors import TopicNotFoundError
@@ -185,6 +185,16 @@ def test_where_logs_begin() -> None:
     assert compared(side(30, 30, owned, ONE), side(30, 30, owned, ONE)) == {
         ("below-log-start", 10, 30)
     }
+
+
+def test_a_partition_that_one_side_has_not() -> None:
+    one, nothing = side(10, 10, {1: (0, 60)}, ONE), BrokerSide({}, {}, {})
+    found = {(f.name, f.topic, f.partition, f.start, f.stop) for f in unlisted([], one, one)}
+    assert found == {("named-not-there", "t", 0, 10, 30)}
+    part = PartitionObjects("t", TEXT, 0, (), ())
+    assert unlisted([part], one, one) == unlisted([], nothing, one) == []
+    assert compared(nothing, nothing) == {("other-topic-id", None, None)}
+    assert compared(nothing, one) == compared(one, nothing) == set()
 
 
 def test_branches_that_the_leader_does_not_have() -> None:
