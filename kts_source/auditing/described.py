@@ -83,23 +83,23 @@ def _by_manifest(
     if foreign := _foreign(entry, manifest):
         found = place.finding("manifest-foreign", entry.base_offset, None, keys, foreign)
         return Described(entry, None, False, (found,))
-    # Facts without the objects: what does not fit is told apart here.
-    segment = segment_of(replace(entry, objects=()), manifest)
-    findings = list(clock_findings(place, segment, entry, now_ms))
     log, indexes = entry.object(LOG_SUFFIX), entry.object(INDEXES_SUFFIX)
-    size = manifest.chunk_index.transformed_size
-    if log is not None and log.size != size and log.size:
+    size, wanted = manifest.chunk_index.transformed_size, manifest.segment_indexes.transformed_size
+    has_log = log is None or log.size == size
+    has_indexes = indexes is None or indexes.size >= wanted
+    own = entry.objects  # side files tell the lineage, whatever became of the log
+    if not has_indexes:
+        own = ()
+    elif not has_log:
+        own = tuple(pair for pair in own if pair[0] != LOG_SUFFIX)
+    segment = segment_of(entry if own is entry.objects else replace(entry, objects=own), manifest)
+    findings = clock_findings(place, segment, entry, now_ms)
+    if log is not None and not has_log and log.size:
         text = f"{log.key} has {log.size} bytes; the manifest's chunks make {size}"
         findings.append(place.of_segment("log-size", segment, [log.key], text))
-    wanted = manifest.segment_indexes.transformed_size
     if indexes is not None and indexes.size != wanted and indexes.size:
         text = f"{indexes.key} has {indexes.size} bytes; the manifest's side files make {wanted}"
         findings.append(place.of_segment("indexes-size", segment, [indexes.key], text))
-    has_log = log is None or log.size == size
-    has_indexes = indexes is None or indexes.size >= wanted
-    if has_indexes:  # they tell the lineage, whatever became of the log
-        own = entry.objects if has_log else tuple(p for p in entry.objects if p[0] != LOG_SUFFIX)
-        segment = segment_of(replace(entry, objects=own), manifest)
     return Described(entry, segment, has_log and has_indexes, tuple(findings))
 
 
