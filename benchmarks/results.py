@@ -30,6 +30,7 @@ _TITLES: Final = {
     "engines": "Without Spark",
     "fetch": "Fetching",
     "plan": "Planning 100,000 segments",
+    "audit": "Audits, one core",
     "picture": "A report of 100,000 segments",
     "export": "Export, against the Parquet writer alone",
 }

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from kts_source.auditing.report import AuditReport
-    from kts_source.auditing.run import audit
     from kts_source.engines.scan import Scan, scan
     from kts_source.planning.describe import describe
     from kts_source.planning.explain import explain
     from kts_source.planning.planner import plan
     from kts_source.reporting.run import TierReport, report
+    from kts_source.spark.audit import audit
     from kts_source.spark.available_now import run_available_now
     from kts_source.spark.backfill import backfill
     from kts_source.spark.datasource import TieredKafkaDataSource, register
@@ -40,7 +40,7 @@ _HOMES: Final = {
     "Scan": "kts_source.engines.scan",
     "TierReport": "kts_source.reporting.run",
     "TieredKafkaDataSource": "kts_source.spark.datasource",
-    "audit": "kts_source.auditing.run",
+    "audit": "kts_source.spark.audit",
     "backfill": "kts_source.spark.backfill",
     "describe": "kts_source.planning.describe",
     "explain": "kts_source.planning.explain",

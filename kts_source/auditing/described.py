@@ -12,9 +12,6 @@ from segment_format.errors import SegmentFormatError
 from segment_format.kafka_uuid import uuid_to_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from concurrent.futures import Executor
-
     from kts_source.auditing.report import Finding
     from kts_source.layout.layout import Layout, SegmentEntry
     from kts_source.layout.remote_segment import RemoteSegment
@@ -46,49 +43,37 @@ class Described:
 
 
 def described(
-    place: Place,
-    entries: Sequence[SegmentEntry],
-    layout: Layout,
-    store: ObjectStore,
-    pool: Executor,
-    *,
-    now_ms: int,
-) -> list[Described]:
-    """Describes segments side by side in `pool`; what cannot be is among the findings.
+    place: Place, entry: SegmentEntry, layout: Layout, store: ObjectStore, *, now_ms: int
+) -> Described:
+    """Describes a segment; what cannot be is among the findings.
 
     Args:
-        place: Their partition.
-        entries: Whole segments, or damaged ones that something describes.
+        place: Its partition.
+        entry: A whole segment, or a damaged one that something describes.
         layout: Of the tier.
-        store: Where they are.
-        pool: Not the caller's own.
+        store: Where it is.
         now_ms: The time in ms since 1970.
 
     Raises:
         StoreError: The store does not answer.
         KeyPrefixError: The topic's name is cut by the key prefix.
     """
-
-    def one(entry: SegmentEntry) -> Described:
-        name, error = "manifest-invalid", None
-        if any(info.key == entry.described_by and is_archived(info) for _, info in entry.objects):
-            return Described(entry, None, False, ())
-        try:
-            if isinstance(layout, AivenLayout):
-                return _by_manifest(place, entry, layout.manifest(store, entry), now_ms)
-            segment = layout.describe(store, entry)
-            return Described(entry, segment, True, tuple(_clock(place, segment, entry, now_ms)))
-        except SegmentFormatError as failure:
-            error = str(failure)
-        except (ObjectNotFoundError, ObjectChangedError) as failure:
-            name, error = "object-gone", failure.message
-        except TruncatedObjectError as failure:
-            error = failure.message
-        keys = [entry.described_by]
-        finding = place.finding(name, entry.base_offset, None, keys, error)
-        return Described(entry, None, False, (finding,))
-
-    return list(pool.map(one, entries))
+    name, error = "manifest-invalid", None
+    if any(info.key == entry.described_by and is_archived(info) for _, info in entry.objects):
+        return Described(entry, None, False, ())
+    try:
+        if isinstance(layout, AivenLayout):
+            return _by_manifest(place, entry, layout.manifest(store, entry), now_ms)
+        segment = layout.describe(store, entry)
+        return Described(entry, segment, True, tuple(clock_findings(place, segment, entry, now_ms)))
+    except SegmentFormatError as failure:
+        error = str(failure)
+    except (ObjectNotFoundError, ObjectChangedError) as failure:
+        name, error = "object-gone", failure.message
+    except TruncatedObjectError as failure:
+        error = failure.message
+    finding = place.finding(name, entry.base_offset, None, [entry.described_by], error)
+    return Described(entry, None, False, (finding,))
 
 
 def _by_manifest(
@@ -98,23 +83,23 @@ def _by_manifest(
     if foreign := _foreign(entry, manifest):
         found = place.finding("manifest-foreign", entry.base_offset, None, keys, foreign)
         return Described(entry, None, False, (found,))
-    # Facts without the objects: what does not fit is told apart here.
-    segment = segment_of(replace(entry, objects=()), manifest)
-    findings = list(_clock(place, segment, entry, now_ms))
     log, indexes = entry.object(LOG_SUFFIX), entry.object(INDEXES_SUFFIX)
-    size = manifest.chunk_index.transformed_size
-    if log is not None and log.size != size and log.size:
+    size, wanted = manifest.chunk_index.transformed_size, manifest.segment_indexes.transformed_size
+    has_log = log is None or log.size == size
+    has_indexes = indexes is None or indexes.size >= wanted
+    own = entry.objects  # side files tell the lineage, whatever became of the log
+    if not has_indexes:
+        own = ()
+    elif not has_log:
+        own = tuple(pair for pair in own if pair[0] != LOG_SUFFIX)
+    segment = segment_of(entry if own is entry.objects else replace(entry, objects=own), manifest)
+    findings = clock_findings(place, segment, entry, now_ms)
+    if log is not None and not has_log and log.size:
         text = f"{log.key} has {log.size} bytes; the manifest's chunks make {size}"
         findings.append(place.of_segment("log-size", segment, [log.key], text))
-    wanted = manifest.segment_indexes.transformed_size
     if indexes is not None and indexes.size != wanted and indexes.size:
         text = f"{indexes.key} has {indexes.size} bytes; the manifest's side files make {wanted}"
         findings.append(place.of_segment("indexes-size", segment, [indexes.key], text))
-    has_log = log is None or log.size == size
-    has_indexes = indexes is None or indexes.size >= wanted
-    if has_indexes:  # they tell the lineage, whatever became of the log
-        own = entry.objects if has_log else tuple(p for p in entry.objects if p[0] != LOG_SUFFIX)
-        segment = segment_of(replace(entry, objects=own), manifest)
     return Described(entry, segment, has_log and has_indexes, tuple(findings))
 
 
@@ -139,7 +124,9 @@ def _foreign(entry: SegmentEntry, manifest: SegmentManifest) -> str:
     )
 
 
-def _clock(place: Place, segment: RemoteSegment, entry: SegmentEntry, now_ms: int) -> list[Finding]:
+def clock_findings(
+    place: Place, segment: RemoteSegment, entry: SegmentEntry, now_ms: int
+) -> list[Finding]:
     """Times that cannot be."""
     event, newest = segment.event_timestamp_ms, segment.max_timestamp_ms
     texts = []

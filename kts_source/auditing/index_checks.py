@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
 
 from kts_source.auditing.file_facts import SideFileReader
 from kts_source.layout.remote_segment import IndexType
@@ -14,10 +16,15 @@ from segment_format.record.batch_header import HEADER_SIZE, MAGIC_2, RecordBatch
 from segment_format.record.framing import read_prefix
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from kts_source.auditing.batches import BatchFacts
     from kts_source.auditing.place import Place
     from kts_source.layout.remote_segment import RemoteSegment
     from kts_source.read.segment_source import SegmentSource
+    from segment_format.kernels.batch_scanner import BatchTable
+
+_NONE: Final = np.empty(0, np.int64)
 
 
 class SegmentIndexes(SideFileReader):
@@ -107,6 +114,53 @@ class SegmentIndexes(SideFileReader):
         if not segment.start_offset <= base <= most or entry.size > max_batch_bytes:
             text = f"a batch of {entry.size} bytes from offset {base} on"
             self._disagrees(f"entry for offset {offset} at byte {at}: {text}")
+
+    def fits(self, table: BatchTable) -> bool:
+        """Whether the entries that are due agree with the next batches, whose offsets ascend."""
+        return self._offsets_fit(table) and self._times_fit(table)
+
+    def _offsets_fit(self, table: BatchTable) -> bool:
+        positions, offsets = self._due_offsets(table)
+        at = np.searchsorted(table.positions, positions)
+        return (
+            np.array_equal(table.positions[at], positions)
+            and not (table.base_offsets[at] > offsets).any()
+        )
+
+    def _times_fit(self, table: BatchTable) -> bool:
+        timestamps, offsets = self._due_times(table)
+        at = np.searchsorted(table.last_offsets, offsets)
+        return (
+            np.array_equal(table.max_timestamps[at], timestamps)
+            and not (table.base_offsets[at] > offsets).any()
+        )
+
+    def _due_offsets(self, table: BatchTable) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Positions and offsets of the next entries that do not stand behind the table."""
+        if self.offsets is None or not len(table):
+            return _NONE, _NONE
+        positions = self.offsets.positions
+        stop = int(np.searchsorted(positions, table.positions[-1], side="right"))
+        due = slice(self._next_offset, max(stop, self._next_offset))
+        return positions[due], self.offsets.offsets[due]
+
+    def _due_times(self, table: BatchTable) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Timestamps and offsets of the next entries that do not stand behind the table."""
+        if self.times is None or not len(table):
+            return _NONE, _NONE
+        offsets = self.times.offsets
+        stop = int(np.searchsorted(offsets, table.last_offsets[-1], side="right"))
+        due = slice(self._next_time, max(stop, self._next_time))
+        return self.times.timestamps[due], offsets[due]
+
+    def pass_by(self, table: BatchTable) -> None:
+        """Goes on behind batches that fit."""
+        if not len(table):
+            return
+        self._next_offset += len(self._due_offsets(table)[0])
+        self._next_time += len(self._due_times(table)[0])
+        self._last_offset = int(table.last_offsets[-1])
+        self._has_time |= bool((table.max_timestamps >= 0).any())
 
     def see(self, batch: BatchFacts) -> None:
         """Compares the entries that are due with the next batch of the segment."""

@@ -26,6 +26,12 @@ class Severity(StrEnum):
     INFO = "info"
 
 
+_RESTORE: Final = (
+    "Restore the object from a replica or a version of the bucket; until then set fallbackPath, or"
+    " read around its offsets."
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """One thing that can be found.
@@ -37,20 +43,18 @@ class Kind:
         meaning: What it is, and what follows.
         advice: What to do.
         loses_data: Whether offsets that the tier should hold are not there.
+        is_orphan: Whether its objects are of no use to brokers and readers, and cost money.
     """
 
     name: str
     severity: Severity
     level: str
     meaning: str
-    advice: str
+    advice: str = _RESTORE
     loses_data: bool = False
+    is_orphan: bool = False
 
 
-_RESTORE: Final = (
-    "Restore the object from a replica or a version of the bucket; until then set fallbackPath, or"
-    " read around its offsets."
-)
 _WAIT: Final = "None, unless it is still there when it is older."
 _DELETE: Final = (
     "Compare with the metadata topic (catalog=metadata-topic); delete the objects if brokers do not"
@@ -74,6 +78,7 @@ _TABLE: Final = (
         "Objects of a segment without its manifest: a copy that did not finish. They are not read"
         " and cost money.",
         _DELETE,
+        is_orphan=True,
     ),
     Kind(
         "half-delete",
@@ -82,13 +87,13 @@ _TABLE: Final = (
         "A segment of which objects are missing and whose offsets nobody needs: a delete that did"
         " not finish.",
         _DELETE,
+        is_orphan=True,
     ),
     Kind(
         "object-missing",
         Severity.ERROR,
         LISTING,
         "A segment of which objects are missing, and no other is known to hold its offsets.",
-        _RESTORE,
         loses_data=True,
     ),
     Kind(
@@ -96,7 +101,6 @@ _TABLE: Final = (
         Severity.ERROR,
         LISTING,
         "An object of a segment without a byte: it was cut, or its upload failed.",
-        _RESTORE,
     ),
     Kind(
         "stray-object",
@@ -104,6 +108,7 @@ _TABLE: Final = (
         LISTING,
         "An object whose name is none of a segment's.",
         "Find out who wrote it; brokers never delete it.",
+        is_orphan=True,
     ),
     Kind(
         "other-topic-id",
@@ -111,6 +116,7 @@ _TABLE: Final = (
         LISTING,
         "Objects of another incarnation of the topic, which was deleted and created again.",
         "Delete them if the cluster does not know the topic id; read them with option topicId.",
+        is_orphan=True,
     ),
     Kind(
         "duplicate-upload",
@@ -132,28 +138,24 @@ _TABLE: Final = (
         Severity.ERROR,
         METADATA,
         "A manifest that cannot be read, or contradicts itself: the segment cannot be read.",
-        _RESTORE,
     ),
     Kind(
         "manifest-foreign",
         Severity.ERROR,
         METADATA,
         "A manifest of another segment than its name says: objects were swapped or copied wrongly.",
-        _RESTORE,
     ),
     Kind(
         "log-size",
         Severity.ERROR,
         METADATA,
         "A log object whose size is not the sum of its manifest's chunks: cut, or not of it.",
-        _RESTORE,
     ),
     Kind(
         "indexes-size",
         Severity.ERROR,
         METADATA,
         "An object of side files whose size is not what the manifest says: cut, or not of it.",
-        _RESTORE,
     ),
     Kind(
         "key-missing",
@@ -184,7 +186,6 @@ _TABLE: Final = (
         Severity.ERROR,
         METADATA,
         "A leader-epoch checkpoint that is not valid, or whose epochs skip back.",
-        _RESTORE,
     ),
     Kind(
         "epochs-disagree",
@@ -192,14 +193,12 @@ _TABLE: Final = (
         METADATA,
         "A leader-epoch checkpoint that gives the segment's offsets other epochs than its manifest:"
         " a side file of another segment.",
-        _RESTORE,
     ),
     Kind(
         "snapshot-invalid",
         Severity.ERROR,
         METADATA,
         "A producer snapshot that is missing or not valid. Readers replay batch headers instead.",
-        _RESTORE,
     ),
     Kind(
         "snapshot-disagrees",
@@ -207,14 +206,12 @@ _TABLE: Final = (
         METADATA,
         "A producer snapshot that knows other open transactions than the segments around it, or"
         " offsets behind its segment: read_committed may end at the wrong place.",
-        _RESTORE,
     ),
     Kind(
         "transactions-invalid",
         Severity.ERROR,
         METADATA,
         "A transaction index that is not valid. Readers replay batch headers instead.",
-        _RESTORE,
     ),
     Kind(
         "transactions-disagree",
@@ -222,7 +219,6 @@ _TABLE: Final = (
         METADATA,
         "A transaction index with a transaction whose abort marker is not in the segment:"
         " read_committed leaves committed records out.",
-        _RESTORE,
     ),
     Kind(
         "hole",
@@ -278,27 +274,63 @@ _TABLE: Final = (
         " stands still.",
         "Find and abort it: kafka-transactions.sh find-hanging, then abort.",
     ),
+    # what brokers say
+    Kind(
+        "named-not-there",
+        Severity.ERROR,
+        LISTING,
+        "A segment that brokers say is in the tier, and that is not there as a whole: consumers of"
+        " its offsets fail.",
+        loses_data=True,
+    ),
+    Kind(
+        "unknown-to-brokers",
+        Severity.WARNING,
+        LISTING,
+        "A segment that the metadata topic does not name: brokers neither read nor delete it.",
+        "Delete the objects, unless another cluster writes to the same place.",
+        is_orphan=True,
+    ),
+    Kind(
+        "copy-not-finished",
+        Severity.WARNING,
+        LISTING,
+        "A whole segment whose copy brokers did not finish: they do not read it, and copied its"
+        " offsets again.",
+        "None if brokers delete it; else delete the objects once its offsets are in another one.",
+    ),
+    Kind(
+        "delete-not-finished",
+        Severity.WARNING,
+        LISTING,
+        "A segment that brokers began to delete, and that is still there.",
+        "Look into the log of the partition's leader for failing deletes.",
+    ),
+    Kind(
+        "metadata-incomplete",
+        Severity.WARNING,
+        LISTING,
+        "The metadata topic has lost entries: which segments brokers do not know cannot be told.",
+        "Set cleanup.policy and retention of __remote_log_metadata so that nothing is lost.",
+    ),
     # what indexes say
     Kind(
         "offset-index-invalid",
         Severity.ERROR,
         INDEXES,
         "An offset index that is not valid, or leaves its segment. Readers take the segment whole.",
-        _RESTORE,
     ),
     Kind(
         "offset-index-disagrees",
         Severity.ERROR,
         INDEXES,
         "An offset index with an entry that does not point at its batch.",
-        _RESTORE,
     ),
     Kind(
         "time-index-invalid",
         Severity.ERROR,
         INDEXES,
         "A time index that is not valid, is out of order, or leaves its segment.",
-        _RESTORE,
     ),
     Kind(
         "time-index-disagrees",
@@ -306,7 +338,6 @@ _TABLE: Final = (
         INDEXES,
         "A time index with an entry that no batch has, or that does not end at the segment's"
         " largest timestamp: reads by timestamp begin at the wrong place.",
-        _RESTORE,
     ),
     # what the bytes say
     Kind(
@@ -314,28 +345,24 @@ _TABLE: Final = (
         Severity.ERROR,
         BYTES,
         "Chunks that do not decrypt or decompress, or are not as long as the manifest says.",
-        _RESTORE,
     ),
     Kind(
         "crc",
         Severity.ERROR,
         BYTES,
         "A batch whose checksum is not that of its bytes.",
-        _RESTORE,
     ),
     Kind(
         "batch-invalid",
         Severity.ERROR,
         BYTES,
         "Bytes that are no record batch, or a batch that is cut: what follows was not checked.",
-        _RESTORE,
     ),
     Kind(
         "offset-order",
         Severity.ERROR,
         BYTES,
         "A batch whose offsets do not lie behind those of the batch before.",
-        _RESTORE,
     ),
     Kind(
         "out-of-bounds",
@@ -343,14 +370,12 @@ _TABLE: Final = (
         BYTES,
         "Batches outside of the offsets that the segment is said to hold: the log of another"
         " segment.",
-        _RESTORE,
     ),
     Kind(
         "epoch",
         Severity.ERROR,
         BYTES,
         "A batch of another leader epoch than the one that owns its offset: of a dead branch.",
-        _RESTORE,
     ),
     Kind(
         "aborted-not-indexed",
@@ -358,7 +383,6 @@ _TABLE: Final = (
         BYTES,
         "A transaction with an abort marker in the segment that its transaction index does not"
         " know: read_committed gives aborted records.",
-        _RESTORE,
     ),
 )
 

@@ -11,21 +11,24 @@ from kts_source.planning.estimate import ARCHIVE_CLASSES
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence, Set
 
+    from kts_source.auditing.place import PartitionObjects
     from kts_source.auditing.report import Finding
     from kts_source.layout.layout import SegmentEntry
     from kts_source.planning.lineage import Hole
-    from kts_source.planning.segment_catalog import ListedPartition
 
 
-def place_of(part: ListedPartition) -> Place:
+def place_of(part: PartitionObjects) -> Place:
     """The partition, with the sizes of its objects."""
-    sizes = {info.key: info.size for entry in part.entries for _, info in entry.objects}
+    described = [one.described for one in part.orphans if one.described is not None]
+    infos = [info for entry in (*part.entries, *described) for _, info in entry.objects]
+    sizes = {info.key: info.size for info in infos}
+    classes = {info.key: info.storage_class for info in infos if info.storage_class}
     for orphan in part.orphans:
         sizes.update(zip(orphan.keys, orphan.sizes or (0,) * len(orphan.keys), strict=True))
-    return Place(part.topic, part.topic_id, part.partition, sizes)
+    return Place(part.topic, part.topic_id, part.partition, sizes, classes)
 
 
-def other_incarnation(part: ListedPartition, chosen: str) -> list[Finding]:
+def other_incarnation(part: PartitionObjects, chosen: str) -> list[Finding]:
     """What there is of a topic id that is not read."""
     place = place_of(part)
     if not place.sizes:
@@ -36,7 +39,7 @@ def other_incarnation(part: ListedPartition, chosen: str) -> list[Finding]:
     return [place.finding("other-topic-id", first, None, sorted(place.sizes), text)]
 
 
-def of_every_object(place: Place, part: ListedPartition) -> list[Finding]:
+def of_every_object(place: Place, part: PartitionObjects) -> list[Finding]:
     """Objects that are empty or archived; the latter of a class together."""
     found = []
     archived: dict[str, list[SegmentEntry]] = defaultdict(list)
@@ -63,7 +66,7 @@ def _holds_bytes(suffix: str) -> bool:
     return suffix not in ("index", "timeindex", "txnindex")
 
 
-def duplicates(place: Place, part: ListedPartition) -> list[Finding]:
+def duplicates(place: Place, part: PartitionObjects) -> list[Finding]:
     """Segments that share their base offset, as far as names tell."""
     by_base: dict[int, list[SegmentEntry]] = defaultdict(list)
     for entry in part.entries:
@@ -98,7 +101,7 @@ class KnownLog(NamedTuple):
 
 def half_segments(
     place: Place,
-    part: ListedPartition,
+    part: PartitionObjects,
     known: KnownLog | None,
     *,
     now_ms: int,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from kts_source.auditing.described import Described, described
+from kts_source.auditing.described import Described, clock_findings, described
 from kts_source.auditing.file_facts import NO_FACTS, FileFacts, KnownFiles, file_facts
 from kts_source.auditing.index_checks import SegmentIndexes
-from kts_source.auditing.kinds import BYTES, INDEXES, LISTING, Severity
+from kts_source.auditing.joined import locked, once, statement_of, with_end
+from kts_source.auditing.kinds import BYTES, INDEXES, LISTING
 from kts_source.auditing.listed import (
     KnownLog,
     duplicates,
@@ -19,8 +19,10 @@ from kts_source.auditing.listed import (
 )
 from kts_source.auditing.place import is_archived
 from kts_source.auditing.proof import PartitionReader
-from kts_source.auditing.report import PartitionStatement
+from kts_source.auditing.proven import ProvenSegment
 from kts_source.auditing.served import served
+from kts_source.auditing.state import NO_STATE
+from kts_source.auditing.whole import keep_result, kept_result, opens_with, whole_identity
 from kts_source.layout.remote_segment import IndexType
 from kts_source.read.read_settings import ReadSettings
 from kts_source.read.segment_source import SegmentSource
@@ -29,17 +31,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from concurrent.futures import Executor
 
-    from kts_source.auditing.place import Place
+    from kts_source.auditing.place import PartitionObjects, Place
     from kts_source.auditing.proof import Proof
-    from kts_source.auditing.report import Finding
+    from kts_source.auditing.proven import LogProof
+    from kts_source.auditing.report import Finding, PartitionStatement
     from kts_source.auditing.served import Served
+    from kts_source.auditing.state import PartitionState
     from kts_source.keyring import KeyRing
     from kts_source.layout.layout import Layout, SegmentEntry
     from kts_source.layout.remote_segment import RemoteSegment
     from kts_source.options import ScanOptions
-    from kts_source.planning.lineage import Hole
-    from kts_source.planning.segment_catalog import ListedPartition
     from kts_source.tier import Tier
+
+_GROUPS: Final = 64
+_GROUP_SEGMENTS: Final = 16
+"""Segments that a thread reads one after the other: handing over takes longer than all else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,41 +72,72 @@ class PartitionAudit:
     pool: Executor
     on_read: Callable[[int], object] | None
 
-    def audit(self, part: ListedPartition) -> tuple[PartitionStatement, list[Finding]]:
+    def audit(
+        self, part: PartitionObjects, state: PartitionState = NO_STATE
+    ) -> tuple[PartitionStatement, list[Finding]]:
         """What is wrong with a partition, and what it serves.
+
+        Args:
+            part: Its objects.
+            state: What was proven before, and takes what is proven now.
 
         Raises:
             StoreError: The store does not answer.
             KeyPrefixError: The topic's name is cut by the key prefix.
+            InvalidOptionError: The state cannot be written.
         """
-        place = place_of(part)
-        findings = of_every_object(place, part)
         if self.level == LISTING:
-            findings += duplicates(place, part)
+            place = place_of(part)
+            findings = of_every_object(place, part) + duplicates(place, part)
             findings += self._half_segments(place, part, None)
-            return _statement(place, part, findings), findings
-        known = self._known(place, part, findings)
+            return statement_of(place, part, findings), findings
+        key_ring = self.options.key_ring.loaded()
+        identity = whole_identity(part) if state is not NO_STATE else ""
+        if identity and (kept := kept_result(state.whole(identity), self.level, key_ring)):
+            return kept
+        place = place_of(part)
+        known = self._known(place, part, of_every_object(place, part), key_ring, state)
         findings = [*known.findings]
         if self.level == INDEXES:
-            findings += self._indexes(place, known)
-        proof = self._proof(place, known) if self.level == BYTES else None
+            findings += self._indexes(place, known, state)
+        proof = self._proof(place, known, state) if self.level == BYTES else None
         if proof is not None:
             findings += proof.findings
-        return _statement(place, part, findings, known.state, proof), findings
+        statement = statement_of(place, part, findings, known.state, proof)
+        if identity and self._is_proven(part, known):
+            keep_result(state, identity, self.level, known.segments, statement, findings)
+        return statement, findings
 
-    def _known(self, place: Place, part: ListedPartition, listed: Sequence[Finding]) -> _Known:
-        """What manifests and side files tell, and all findings so far."""
-        segments = self._described(place, [*part.entries])
-        damaged = self._described(
-            place, [one.described for one in part.orphans if one.described is not None]
+    def _is_proven(self, part: PartitionObjects, known: _Known) -> bool:
+        """Whether every segment is, as far as the level goes."""
+        found = [known.proven.get(entry.described_by) for entry in part.entries]
+        return all(
+            one is not None
+            and (self.level != INDEXES or one.has_indexes or one.log is not None)
+            and (self.level != BYTES or one.log is not None)
+            for one in found
         )
+
+    def _known(
+        self,
+        place: Place,
+        part: PartitionObjects,
+        listed: Sequence[Finding],
+        key_ring: KeyRing,
+        state: PartitionState,
+    ) -> _Known:
+        """What manifests and side files tell, and all findings so far."""
+        segments, facts, proven = self._read(place, part.entries, key_ring, state)
+        damaged = [
+            described(place, one.described, self.layout, self.tier.store, now_ms=self.now_ms)
+            for one in part.orphans
+            if one.described is not None
+        ]
         readable = [one for one in segments if one.is_readable and one.segment is not None]
         broken = [one for one in segments if not one.is_readable or one.segment is None]
-        key_ring = self.options.key_ring.loaded()
-        facts = self._facts(place, readable, key_ring)
         findings = [*listed, *(found for one in (*segments, *damaged) for found in one.findings)]
         findings += [found for one in facts.values() for found in one.findings]
-        findings += _locked(place, readable, facts)
+        findings += locked(place, readable, facts)
         facts |= self._lineage_of(place, [*broken, *damaged], key_ring)
         explained: list[tuple[int, int | None]] = [
             (one.entry.base_offset, one.stop) for one in (*broken, *damaged)
@@ -111,7 +148,7 @@ class PartitionAudit:
             if one.base_offset is not None and one.described is None
         ]
         source = SegmentSource(self.tier, key_ring)
-        state = served(
+        served_now = served(
             place,
             readable,
             [one.segment for one in (*broken, *damaged) if one.segment is not None],
@@ -119,54 +156,108 @@ class PartitionAudit:
             KnownFiles(facts, source, max_batch_bytes=self.options.max_batch_bytes),
         )
         stops = {one.entry.described_by: one.stop for one in damaged}
-        doubted = {id(segment) for segment in state.in_doubt}
+        doubted = {id(segment) for segment in served_now.in_doubt}
         in_doubt = {one.entry.described_by for one in damaged if id(one.segment) in doubted}
-        findings += self._half_segments(place, part, KnownLog(state.log.holes, stops, in_doubt))
-        findings = [_with_end(one, explained, state.log.holes) for one in findings]
+        known_log = KnownLog(served_now.log.holes, stops, in_doubt)
+        findings += self._half_segments(place, part, known_log)
+        findings = [with_end(one, explained, served_now.log.holes) for one in findings]
         whole = tuple(one.segment for one in readable if one.segment is not None)
-        return _Known(whole, facts, state, source, tuple(_once([*findings, *state.findings])))
+        entries = {id(one.segment): one.entry for one in readable}
+        found = tuple(once([*findings, *served_now.findings]))
+        return _Known(whole, entries, facts, served_now, source, proven, found)
 
-    def _proof(self, place: Place, known: _Known) -> Proof:
+    def _read(
+        self,
+        place: Place,
+        entries: Sequence[SegmentEntry],
+        key_ring: KeyRing,
+        state: PartitionState,
+    ) -> tuple[list[Described], dict[str, FileFacts], dict[str, ProvenSegment]]:
+        """The segments, the side files of the readable ones by key of the log object, and what is
+        proven by key of the manifest. Those of which nothing is known are read side by side.
+        """
+
+        def read(group: Sequence[SegmentEntry]) -> list[tuple[Described, FileFacts | None]]:
+            return [self._segment(place, entry, key_ring) for entry in group]
+
+        proven: dict[str, ProvenSegment] = {}
+        opens: dict[str, bool] = {}
+        for entry in entries:
+            known = state.segment(entry)
+            if known is not None and opens_with(known.segment, key_ring, opens):
+                proven[entry.described_by] = known
+        missing = [entry for entry in entries if entry.described_by not in proven]
+        size = min(max(len(missing) // _GROUPS, 1), _GROUP_SEGMENTS)
+        groups = [missing[at : at + size] for at in range(0, len(missing), size)]
+        fresh = {}
+        facts: dict[str, FileFacts] = {}
+        for group in self.pool.map(read, groups):
+            for one, files in group:
+                fresh[one.entry.described_by] = one
+                if one.segment is None or files is None:
+                    continue
+                facts[one.segment.objects.log.key] = files
+                sound = files.are_sound and not files.findings
+                if sound and all(found.name == "clock" for found in one.findings):
+                    proven[one.entry.described_by] = ProvenSegment(one.segment, files)
+                    state.add_segment(one.entry, proven[one.entry.described_by])
+        segments = []
+        for entry in entries:
+            if entry.described_by in fresh:
+                segments.append(fresh[entry.described_by])
+                continue
+            known = proven[entry.described_by]
+            clock = clock_findings(place, known.segment, entry, self.now_ms)
+            segments.append(Described(entry, known.segment, True, tuple(clock)))
+            facts[known.segment.objects.log.key] = known.files
+        return segments, facts, proven
+
+    def _segment(
+        self, place: Place, entry: SegmentEntry, key_ring: KeyRing
+    ) -> tuple[Described, FileFacts | None]:
+        """A segment, and its side files if it is readable."""
+        one = described(place, entry, self.layout, self.tier.store, now_ms=self.now_ms)
+        if one.segment is None or not one.is_readable:
+            return one, None
+        if _are_archived(one.segment):
+            return one, NO_FACTS
+        return one, file_facts(place, one.segment, self.tier, key_ring)
+
+    def _proof(self, place: Place, known: _Known, state: PartitionState) -> Proof:
+        def keep(segment: RemoteSegment, log: LogProof) -> None:
+            entry = known.entries[id(segment)]
+            if entry.described_by in known.proven:
+                proven = replace(known.proven[entry.described_by], log=log)
+                known.proven[entry.described_by] = proven
+                state.add_segment(entry, proven)
+
         reader = PartitionReader(
             place,
             known.source,
             ReadSettings.of(self.options).read_ahead,
             max_batch_bytes=self.options.max_batch_bytes,
             on_read=self.on_read,
+            on_proof=keep,
         )
         log = known.state.log
         if not known.state.is_sure:  # each segment for itself: the next may be of another branch
             log = replace(log, ranges=())
         serving = {id(span.segment) for span in log.ranges}
         others = [segment for segment in known.segments if id(segment) not in serving]
-        return reader.prove(log, others, known.facts)
+        proofs = {
+            one.segment.objects.log.key: one.log
+            for one in known.proven.values()
+            if one.log is not None
+        }
+        return reader.prove(log, others, known.facts, proofs)
 
     def _half_segments(
         self,
         place: Place,
-        part: ListedPartition,
+        part: PartitionObjects,
         known: KnownLog | None,
     ) -> list[Finding]:
         return half_segments(place, part, known, now_ms=self.now_ms, grace_ms=self.grace_ms)
-
-    def _described(self, place: Place, entries: Sequence[SegmentEntry]) -> list[Described]:
-        return described(
-            place, entries, self.layout, self.tier.store, self.pool, now_ms=self.now_ms
-        )
-
-    def _facts(
-        self, place: Place, segments: Sequence[Described], key_ring: KeyRing
-    ) -> dict[str, FileFacts]:
-        """The side files of the readable segments, by key of the log object."""
-
-        def of(segment: RemoteSegment) -> FileFacts:
-            if _are_archived(segment):
-                return NO_FACTS
-            return file_facts(place, segment, self.tier, key_ring)
-
-        readable = [one.segment for one in segments if one.segment is not None]
-        keys = [segment.objects.log.key for segment in readable]
-        return dict(zip(keys, self.pool.map(of, readable), strict=True))
 
     def _lineage_of(
         self, place: Place, damaged: Sequence[Described], key_ring: KeyRing
@@ -184,15 +275,22 @@ class PartitionAudit:
                 found[segment.objects.log.key] = facts
         return found
 
-    def _indexes(self, place: Place, known: _Known) -> list[Finding]:
+    def _indexes(self, place: Place, known: _Known, state: PartitionState) -> list[Finding]:
         found: list[Finding] = []
         for segment in known.segments:
+            entry = known.entries[id(segment)]
+            proven = known.proven.get(entry.described_by)
+            if proven is not None and (proven.has_indexes or proven.log is not None):
+                continue
             if known.facts[segment.objects.log.key].is_closed:
                 continue
             indexes = SegmentIndexes(place, segment, known.source)
             if not is_archived(segment.objects.log):
                 indexes.look_up_last(self.options.max_batch_bytes)
             found += indexes.findings
+            if proven is not None and not indexes.findings and not is_archived(segment.objects.log):
+                known.proven[entry.described_by] = replace(proven, has_indexes=True)
+                state.add_segment(entry, known.proven[entry.described_by])
         return found
 
 
@@ -202,82 +300,22 @@ class _Known:
 
     Attributes:
         segments: Those whose objects are whole, as far as names and sizes tell.
+        entries: Their listing, by `id`.
         facts: Their side files, by key of the log object.
         state: What is served.
         source: Reads more of it.
+        proven: What is proven of whole segments, by key of the manifest.
     """
 
     segments: tuple[RemoteSegment, ...]
+    entries: Mapping[int, SegmentEntry]
     facts: Mapping[str, FileFacts]
     state: Served
     source: SegmentSource
+    proven: dict[str, ProvenSegment]
     findings: tuple[Finding, ...]
 
 
 def _are_archived(segment: RemoteSegment) -> bool:
     """Whether side files of a segment must be restored before they can be read."""
     return any(is_archived(stored.source) for stored in segment.objects.indexes.values())
-
-
-def _once(findings: Sequence[Finding]) -> list[Finding]:
-    """Without empty objects of which something else tells more."""
-    told = {key for one in findings if one.name != "empty-object" for key in one.objects}
-    return [one for one in findings if one.name != "empty-object" or not told & {*one.objects}]
-
-
-def _with_end(
-    one: Finding, explained: Sequence[tuple[int, int | None]], holes: Sequence[Hole]
-) -> Finding:
-    """A finding about a segment whose end nothing tells, up to where the next one begins that
-    serves nothing, or the hole ends that it leaves.
-    """
-    start = one.start
-    if start is None or one.stop is not None:
-        return one
-    hole = next((hole for hole in holes if hole.start <= start < hole.stop), None)
-    if hole is None:
-        return one
-    following = min((base for base, _ in explained if base > start), default=hole.stop)
-    return replace(one, stop=min(following, hole.stop))
-
-
-def _locked(
-    place: Place, segments: Sequence[Described], facts: Mapping[str, FileFacts]
-) -> list[Finding]:
-    """Segments whose key is missing, those of a key together."""
-    by_key: dict[str, list[RemoteSegment]] = defaultdict(list)
-    for one in segments:
-        if one.segment is not None:
-            known = facts.get(one.segment.objects.log.key, NO_FACTS)
-            if known.locked_by:
-                by_key[known.locked_by].append(one.segment)
-    return [
-        place.finding(
-            "key-missing",
-            min(segment.start_offset for segment in locked),
-            max(segment.stop_offset for segment in locked),
-            [segment.objects.log.key for segment in locked],
-            f"{len(locked)} segments are encrypted with key id {key_id!r}",
-        )
-        for key_id, locked in sorted(by_key.items())
-    ]
-
-
-def _statement(
-    place: Place,
-    part: ListedPartition,
-    findings: Sequence[Finding],
-    state: Served | None = None,
-    proof: Proof | None = None,
-) -> PartitionStatement:
-    of = place.topic, place.topic_id, place.partition
-    listed = len(part.entries), sum(place.sizes.values())
-    errors = any(one.severity is Severity.ERROR for one in findings)
-    if state is None:
-        return PartitionStatement(*of, None, None, None, *listed, not errors)
-    log = state.log
-    bounds = log.log_start, log.stop, state.stable
-    if proof is None or not proof.is_sound or log.missing or not state.is_sure:
-        return PartitionStatement(*of, *bounds, *listed, not errors)
-    counted = (proof.records, proof.batches)
-    return PartitionStatement(*of, *bounds, *listed, not errors, *counted, proof.digest)

@@ -1,4 +1,4 @@
-"""Findings of one partition, made short."""
+"""A partition's objects, and findings of it made short."""
 
 from __future__ import annotations
 
@@ -6,13 +6,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kts_source.auditing.report import Finding
-from kts_source.planning.estimate import ARCHIVE_CLASSES
+from kts_source.planning.estimate import (
+    ARCHIVE_CLASSES,
+    DEFAULT_CLASS,
+    GIB,
+    S3_STORAGE_PRICES,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from kts_source.layout.layout import SegmentEntry
+    from kts_source.layout.layout import Orphan, SegmentEntry
     from kts_source.layout.remote_segment import ObjectRef, RemoteSegment
+    from kts_source.planning.segment_catalog import ListedPartition
     from kts_source.store.object_store import ObjectInfo
 
 
@@ -22,12 +28,14 @@ class Place:
 
     Attributes:
         sizes: Listed bytes of every object of it, by key.
+        classes: Storage class of its objects, by key, where the store tells.
     """
 
     topic: str
     topic_id: str
     partition: int
     sizes: Mapping[str, int]
+    classes: Mapping[str, str]
 
     def finding(
         self,
@@ -40,7 +48,13 @@ class Place:
         """A finding about offsets [start, stop) and these objects."""
         stored = sum(self.sizes.get(key, 0) for key in objects)
         place = self.topic, self.topic_id, self.partition
-        return Finding(name, *place, start, stop, tuple(objects), stored, detail)
+        dollars = sum((self._dollars_a_month(key) for key in objects), 0.0)
+        return Finding(name, *place, start, stop, tuple(objects), stored, detail, dollars)
+
+    def _dollars_a_month(self, key: str) -> float:
+        name = self.classes.get(key, DEFAULT_CLASS)
+        price = S3_STORAGE_PRICES.get(name, S3_STORAGE_PRICES[DEFAULT_CLASS])
+        return self.sizes.get(key, 0) / GIB * price
 
     def of_segment(
         self, name: str, segment: RemoteSegment, keys: Sequence[str], detail: str
@@ -57,3 +71,29 @@ def keys_of(entry: SegmentEntry) -> tuple[str, ...]:
 def is_archived(one: ObjectInfo | ObjectRef) -> bool:
     """Whether an object must be restored before it can be read."""
     return one.storage_class in ARCHIVE_CLASSES
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionObjects:
+    """What the listing of a partition shows."""
+
+    topic: str
+    topic_id: str
+    partition: int
+    entries: tuple[SegmentEntry, ...]
+    orphans: tuple[Orphan, ...]
+
+    @classmethod
+    def of(cls, part: ListedPartition) -> PartitionObjects:
+        """Without what belongs to a plan."""
+        return cls(part.topic, part.topic_id, part.partition, part.entries, part.orphans)
+
+    @property
+    def place(self) -> str:
+        """Its name in the state of an audit."""
+        return f"{self.topic_id}/{self.partition}"
+
+    @property
+    def stored_bytes(self) -> int:
+        """All listed objects of its segments."""
+        return sum(info.size for entry in self.entries for _, info in entry.objects)

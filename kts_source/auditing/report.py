@@ -30,6 +30,7 @@ class Finding:
         objects: Keys of the objects concerned, below the root of the store.
         stored_bytes: What these objects take in the store, as listed.
         detail: What is wrong there, in words.
+        dollars_a_month: About what keeping these objects costs, at list prices of S3.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Finding:
     objects: tuple[str, ...]
     stored_bytes: int
     detail: str
+    dollars_a_month: float = 0.0
 
     @property
     def kind(self) -> Kind:
@@ -123,6 +125,16 @@ class AuditReport:
         return 1 if self.errors else 0
 
     @property
+    def orphan_bytes(self) -> int:
+        """Stored bytes of objects that nobody needs, as far as the tier tells."""
+        return sum(one.stored_bytes for one in self.findings if one.kind.is_orphan)
+
+    @property
+    def orphan_dollars_a_month(self) -> float:
+        """About what they cost."""
+        return sum((one.dollars_a_month for one in self.findings if one.kind.is_orphan), 0.0)
+
+    @property
     def records(self) -> int | None:
         """Records of all partitions together, where each of them knows."""
         counts = [part.records for part in self.partitions]
@@ -137,6 +149,8 @@ class AuditReport:
             "path": self.path,
             "exitCode": self.exit_code,
             "records": self.records,
+            "orphanBytes": self.orphan_bytes,
+            "orphanDollarsAMonth": round(self.orphan_dollars_a_month, 6),
             "findings": [_finding(one) for one in self.findings],
             "partitions": [
                 {_camel(name): value for name, value in asdict(part).items()}
@@ -264,6 +278,7 @@ def _finding(one: Finding) -> dict[str, Any]:
         "stop": one.stop,
         "objects": list(one.objects),
         "storedBytes": one.stored_bytes,
+        "dollarsAMonth": round(one.dollars_a_month, 6),
         "detail": one.detail,
         "meaning": one.kind.meaning,
         "advice": one.kind.advice,

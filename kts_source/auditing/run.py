@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypedDict
 
-from kts_source.auditing.kinds import BYTES, LEVELS, METADATA
+from kts_source.auditing.kinds import BYTES, LEVELS, METADATA, Severity
 from kts_source.auditing.listed import other_incarnation
 from kts_source.auditing.partition import PartitionAudit
+from kts_source.auditing.place import PartitionObjects
 from kts_source.auditing.report import AuditReport, in_order
-from kts_source.errors import InvalidOptionError
+from kts_source.auditing.state import NO_STATE, AuditState
+from kts_source.auditing.tasks import AuditJob, AuditProcesses, AuditTask
+from kts_source.errors import InvalidOptionError, StoreError
 from kts_source.layout.find_layout import find_layout
 from kts_source.options import ScanOptions, parse_options
 from kts_source.planning.discover import discover_topic, incarnations
@@ -20,9 +25,13 @@ from kts_source.planning.segment_catalog import PLANNING_THREADS, SegmentCatalog
 from kts_source.tier import Tier, open_tier
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from concurrent.futures import Executor
 
-    from kts_source.auditing.report import Finding
+    from kts_source.auditing.brokers import BrokerSide
+    from kts_source.auditing.report import Finding, PartitionStatement
+    from kts_source.auditing.tasks import AuditExecutor
+    from kts_source.layout.layout import Layout
     from kts_source.planning.segment_catalog import ListedPartition
     from kts_source.store.object_store import ObjectStore
 
@@ -44,7 +53,19 @@ _NOT_OF_A_TIER: Final = (
 """Options that would make an audit look at less than the tier, or at something else."""
 
 
-def audit(
+class AuditArguments(TypedDict, total=False):
+    """See `audit`."""
+
+    level: str
+    grace_ms: int
+    store: ObjectStore | None
+    now_ms: int | None
+    on_read: Callable[[int], object] | None
+    state: str | None
+    jobs: int
+
+
+def audit(  # named ones
     source: Mapping[str, str] | ScanOptions,
     *,
     level: str = METADATA,
@@ -52,21 +73,25 @@ def audit(
     store: ObjectStore | None = None,
     now_ms: int | None = None,
     on_read: Callable[[int], object] | None = None,
+    state: str | None = None,
+    jobs: int = 1,
+    executor: AuditExecutor | None = None,
 ) -> AuditReport:
-    """Proves the selected topics of a tier whole, or names every fault.
-
-    What is wrong with the tier is in the report, never raised.
+    """See `kts_source.audit`.
 
     Args:
         source: Options as for the data source.
-        level: `listing`, `metadata`, `indexes` or `bytes`: each looks at more than the one before.
+        level: How far to look.
         grace_ms: Objects of an unfinished copy that are younger count as a copy under way.
-        store: The tier; opened from the options when not given.
+        store: The tier; opened from the options when not given. Only for an audit in this process.
         now_ms: The time in ms since 1970 that ages are counted from; the clock's unless given.
-        on_read: Called with the bytes of each segment once it was read, at level `bytes`.
+        on_read: Called with the bytes of segments that were read, at level `bytes`.
+        state: File that keeps what was proven.
+        jobs: Processes.
+        executor: What runs the audits of partitions, in place of processes.
 
     Raises:
-        InvalidOptionError: A level that there is not, or an option that an audit cannot honour.
+        InvalidOptionError: See `kts_source.audit`.
         TopicNotFoundError: A topic that the tier does not have.
         StoreError: The store does not answer.
     """
@@ -74,6 +99,12 @@ def audit(
         raise InvalidOptionError(f"an audit's level is one of {', '.join(LEVELS)}, not {level!r}")
     options = source if isinstance(source, ScanOptions) else parse_options(source)
     _check(options)
+    if jobs < 1:
+        raise InvalidOptionError(f"an audit takes one process or more, not {jobs}")
+    if jobs > 1 and executor is None:
+        executor = AuditProcesses(jobs)
+    if store is not None and executor is not None:
+        raise InvalidOptionError("a store that is handed over is audited in this process alone")
     now = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     opening = closing(open_tier(options)) if store is None else nullcontext(Tier(store))
     layout = find_layout(options.layout)
@@ -81,35 +112,136 @@ def audit(
         opening as tier,
         ThreadPoolExecutor(PLANNING_THREADS, "kts-describe") as describing,
         ThreadPoolExecutor(PLANNING_THREADS, "kts-audit") as pool,
+        _state(state, tier, options) as kept,
     ):
-        run = PartitionAudit(options, level, grace_ms, now, tier, layout, describing, on_read)
-        tolerant = replace(options, fail_on_data_loss=False)
-        catalog = SegmentCatalog(tier, layout, describing, fail_on_data_loss=False)
-        findings: list[Finding] = []
-        parts: list[ListedPartition] = []
-        for topic, folders in sorted(incarnations(options, catalog).items()):
-            found = discover_topic(tolerant, topic, folders, catalog, pool)
-            here = [part for part in found.others if part.topic_id == found.topic_id]
-            parts += [*found.partitions, *(part for part in here if part.orphans)]
-            for part in found.others:
-                if part.topic_id != found.topic_id:
-                    findings += other_incarnation(part, found.topic_id)
-        # The bytes of one partition after the other: reading ahead keeps the store busy.
-        results = map(run.audit, parts) if level == BYTES else pool.map(run.audit, parts)
+        before = _asked(options)
+        objects, findings = _listed(options, tier, layout, describing, pool)
+        after = _asked(options)
+        if executor is None:
+            run = PartitionAudit(options, level, grace_ms, now, tier, layout, describing, on_read)
+
+            def one(part: PartitionObjects) -> tuple[PartitionStatement, Sequence[Finding]]:
+                return run.audit(part, NO_STATE if kept is None else kept.of(part.place))
+
+            # The bytes of one partition after the other: reading ahead keeps the store busy.
+            results = map(one, objects) if level == BYTES else pool.map(one, objects)
+        else:
+            job = AuditJob(
+                replace(options, key_ring=options.key_ring.loaded()),
+                *(level, grace_ms, now, kept is not None),
+                state if executor.is_near else None,
+            )
+            results = _elsewhere(executor, job, objects, kept, on_read)
         statements = []
         for statement, more in results:
             statements.append(statement)
             findings += more
+        if before is not None and after is not None:
+            more = _compared(objects, statements, findings, before, after, now, grace_ms)
+            faulty = {(f.topic_id, f.partition) for f in more if f.severity is Severity.ERROR}
+            statements = [
+                replace(one, is_whole=one.is_whole and (one.topic_id, one.partition) not in faulty)
+                for one in statements
+            ]
+            findings += more
+        if kept is not None:
+            kept.finish({part.place: _names(part) for part in objects})
     statements.sort(key=lambda one: (one.topic, one.partition))
     return AuditReport(
         level, now, tier.store.uri(options.key_prefix), in_order(findings), tuple(statements)
     )
 
 
+def _listed(
+    options: ScanOptions, tier: Tier, layout: Layout, describing: Executor, pool: Executor
+) -> tuple[list[PartitionObjects], list[Finding]]:
+    """The objects of every partition, and what there is of other incarnations."""
+    tolerant = replace(options, fail_on_data_loss=False)
+    catalog = SegmentCatalog(tier, layout, describing, fail_on_data_loss=False)
+    findings: list[Finding] = []
+    parts: list[ListedPartition] = []
+    for topic, folders in sorted(incarnations(options, catalog).items()):
+        found = discover_topic(tolerant, topic, folders, catalog, pool)
+        here = [part for part in found.others if part.topic_id == found.topic_id]
+        parts += [*found.partitions, *(part for part in here if part.orphans)]
+        for part in found.others:
+            if part.topic_id != found.topic_id:
+                findings += other_incarnation(PartitionObjects.of(part), found.topic_id)
+    return [PartitionObjects.of(part) for part in parts], findings
+
+
+def _elsewhere(
+    executor: AuditExecutor,
+    job: AuditJob,
+    objects: Sequence[PartitionObjects],
+    kept: AuditState | None,
+    on_read: Callable[[int], object] | None,
+) -> Iterator[tuple[PartitionStatement, Sequence[Finding]]]:
+    """The audits of all partitions by an executor."""
+    tasks = [
+        AuditTask(number, part, {} if kept is None else kept.lines(part.place))
+        for number, part in enumerate(objects)
+    ]
+    missing = {task.number for task in tasks}
+    for outcome in executor.run(tasks, job):
+        missing.discard(outcome.number)
+        if kept is not None:
+            place = objects[outcome.number].place
+            kept.take(place, outcome.lines, are_written=job.state is not None)
+        if on_read is not None:
+            on_read(outcome.read_bytes)
+        yield outcome.statement, outcome.findings
+    if missing:
+        raise StoreError(f"the audits of {len(missing)} partitions did not answer")
+
+
+def _asked(options: ScanOptions) -> BrokerSide | None:
+    """What brokers say now, where they are given."""
+    if options.brokers is None:
+        return None
+    from kts_source.auditing.brokers import BrokerSide  # with the client
+
+    return BrokerSide.now(options.brokers, options)
+
+
+def _compared(
+    objects: Sequence[PartitionObjects],
+    statements: Sequence[PartitionStatement],
+    findings: Sequence[Finding],
+    before: BrokerSide,
+    after: BrokerSide,
+    now_ms: int,
+    grace_ms: int,
+) -> list[Finding]:
+    from kts_source.auditing.brokers import against_brokers, unlisted
+
+    stated = {(one.topic_id, one.partition): one for one in statements}
+    told = defaultdict(list)
+    for finding in findings:
+        told[finding.topic_id, finding.partition].append(finding)
+    found = unlisted(objects, before, after)
+    for part in objects:
+        at = part.topic_id, part.partition
+        times = {"now_ms": now_ms, "grace_ms": grace_ms}
+        found += against_brokers(part, stated[at], told[at], before, after, **times)
+    return found
+
+
+def _state(
+    path: str | None, tier: Tier, options: ScanOptions
+) -> contextlib.AbstractContextManager[AuditState | None]:
+    if path is None:
+        return nullcontext(None)
+    root = tier.store.uri(options.key_prefix)
+    return AuditState(path, tier.caches.entry_name(options.layout, root).strip())
+
+
+def _names(part: PartitionObjects) -> list[str]:
+    return [entry.segment_id for entry in part.entries]
+
+
 def _check(options: ScanOptions) -> None:
     named = sorted(options.given & set(_NOT_OF_A_TIER))
-    if options.brokers is not None:
-        named.append("kafka.bootstrap.servers")
     if options.layout == "kafka-logs":
         named.append("layout=kafka-logs")
     if named:

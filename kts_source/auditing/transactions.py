@@ -10,48 +10,79 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from kts_source.planning.lineage import MAX_OFFSET
 from segment_format.record.control_record import ControlRecordType
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
-    from kts_source.auditing.batches import BatchFacts
+    from numpy.typing import NDArray
+
     from segment_format.index.producer_snapshot import ProducerStateEntry
     from segment_format.index.transaction_index import AbortedTxn
+    from segment_format.kernels.batch_scanner import BatchTable
 
 
 class Transactions:
-    """Follows the transactions of a partition, from segment to segment."""
+    """Follows the transactions of a segment.
 
-    def __init__(self) -> None:
-        self._open: dict[int, int] = {}
+    Args:
+        open_before: Producer id to first offset of the transactions known to be open at its begin.
+    """
+
+    def __init__(self, open_before: Mapping[int, int]) -> None:
+        self._open = dict(open_before)
         self._seen_from = MAX_OFFSET
         self._markers: dict[int, int] = {}
         self._aborted: list[tuple[int, int | None, int]] = []
         self._aborted_at: dict[int, int] = {}
         self._last_data: dict[int, int] = {}
 
-    def begin_segment(self) -> None:
-        """Forgets what only the segment before needed."""
-        self._markers, self._aborted, self._aborted_at, self._last_data = {}, [], {}, {}
-        self._seen_from = MAX_OFFSET
+    @property
+    def open(self) -> Mapping[int, int]:
+        """The same after the batches seen so far."""
+        return self._open
 
-    def see(self, batch: BatchFacts) -> None:
-        """Takes the next batch into account."""
-        producer = batch.producer_id
-        self._seen_from = min(self._seen_from, batch.base_offset)
-        if not batch.is_control:
+    def see(self, table: BatchTable, wanted: NDArray[np.bool_]) -> None:
+        """Takes the wanted rows of the next batches into account."""
+        if not wanted.any():
+            return
+        self._seen_from = min(self._seen_from, int(table.base_offsets[wanted].min()))
+        first = 0
+        for row in sorted(table.markers):
+            if wanted[row]:
+                self._see_data(table, wanted, first, row)
+                self._see_marker(table, row)
+                first = row + 1
+        self._see_data(table, wanted, first, len(table))
+
+    def _see_data(
+        self, table: BatchTable, wanted: NDArray[np.bool_], first: int, stop: int
+    ) -> None:
+        """Rows [first, stop), between which no transaction ends."""
+        rows = first + np.flatnonzero(wanted[first:stop] & ~table.are_control[first:stop])
+        producers = table.producer_ids[rows]
+        # Of each producer its last row.
+        known, back = np.unique(producers[::-1], return_index=True)
+        lasts = table.last_offsets[rows][::-1][back]
+        for producer, last in zip(known.tolist(), lasts.tolist(), strict=True):
             if producer >= 0:
-                self._last_data[producer] = batch.last_offset
-            if batch.is_transactional:
-                self._open.setdefault(producer, batch.base_offset)
-        elif batch.marker is not None:
-            first = self._open.pop(producer, None)
-            if batch.marker is ControlRecordType.ABORT:
-                self._aborted_at[batch.base_offset] = producer
-                self._aborted.append((producer, first, batch.base_offset))
-            self._markers[producer] = batch.base_offset
+                self._last_data[producer] = last
+        of_transactions = rows[table.are_transactional[rows]]
+        known, at = np.unique(table.producer_ids[of_transactions], return_index=True)
+        bases = table.base_offsets[of_transactions][at]
+        for producer, base in zip(known.tolist(), bases.tolist(), strict=True):
+            self._open.setdefault(producer, base)
+
+    def _see_marker(self, table: BatchTable, row: int) -> None:
+        producer, base = int(table.producer_ids[row]), int(table.base_offsets[row])
+        first = self._open.pop(producer, None)
+        if table.markers[row] is ControlRecordType.ABORT:
+            self._aborted_at[base] = producer
+            self._aborted.append((producer, first, base))
+        self._markers[producer] = base
 
     def missing_in(self, index: Iterable[AbortedTxn]) -> str:
         """What a transaction index lacks of the abort markers seen in its segment, in words."""

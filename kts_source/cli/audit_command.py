@@ -45,6 +45,18 @@ def _command(level: str, help_text: str, name: str) -> click.Command:
     @click.option(
         "--prometheus", type=click.Path(dir_okay=False), help="File for metrics, as a whole."
     )
+    @click.option(
+        "--state",
+        type=click.Path(dir_okay=False),
+        help="File that keeps what was proven: only what is new, changed or at fault is read.",
+    )
+    @click.option(
+        "--jobs",
+        type=click.IntRange(min=1),
+        default=1,
+        show_default=True,
+        help="Processes that audit partitions.",
+    )
     @json_flag
     @scan_options("path", "topic", every_topic=True)
     def command(
@@ -54,9 +66,11 @@ def _command(level: str, help_text: str, name: str) -> click.Command:
         grace_minutes: int,
         report: str | None,
         prometheus: str | None,
+        state: str | None,
+        jobs: int,
         as_json: bool,
     ) -> None:
-        found = _audited(options, level, grace_minutes * _MS_OF_A_MINUTE)
+        found = _audited(options, level, grace_minutes * _MS_OF_A_MINUTE, state, jobs)
         if report is not None:
             write_whole(report, found.to_json() + "\n")
         if prometheus is not None:
@@ -77,13 +91,17 @@ audit_command = _command(METADATA, _AUDIT_HELP, "audit")
 verify_command = _command(BYTES, _VERIFY_HELP, "verify")
 
 
-def _audited(options: Mapping[str, str], level: str, grace_ms: int) -> AuditReport:
+def _audited(
+    options: Mapping[str, str], level: str, grace_ms: int, state: str | None, jobs: int
+) -> AuditReport:
     console = Console(stderr=True)
     columns = (*Progress.get_default_columns(), DownloadColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         done = bar.add_task("segments", total=None)
         advance: Callable[[int], object] = lambda size: bar.advance(done, size)  # noqa: E731
-        return audit(options, level=level, grace_ms=grace_ms, on_read=advance)
+        return audit(
+            options, level=level, grace_ms=grace_ms, on_read=advance, state=state, jobs=jobs
+        )
 
 
 def _print(report: AuditReport) -> None:
@@ -118,6 +136,9 @@ def _print(report: AuditReport) -> None:
         counts += f"; {report.records:,} records"
         counts += " are sound" if not report.errors else " are served"
     _say(counts)
+    if report.orphan_bytes:
+        dollars = f"about ${report.orphan_dollars_a_month:,.2f} a month"
+        _say(f"orphans: {format_bytes(report.orphan_bytes)}, {dollars}")
 
 
 def _where(one: Finding) -> str:

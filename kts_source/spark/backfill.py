@@ -12,7 +12,7 @@ from kts_source.export.follow import follow
 from kts_source.export.progress import NO_PROGRESS, default_progress
 from kts_source.export.run import export
 from kts_source.export.settings import ExportArguments, export_settings
-from kts_source.spark.counting import counted_tasks
+from kts_source.spark.running import run_tasks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -115,31 +115,5 @@ class SparkExecutor:
 
     def run(self, tasks: Sequence[RunnableTask], job: ExportJob) -> Iterator[TaskReport]:
         """See `ExportExecutor.run`. Reports come when all tasks are done."""
-        from kts_source.spark.export_source import export_data_source
-
-        spark = self._spark
-        spark.dataSource.register(export_data_source(self._tag, tasks, job))
-        tagged = _tagging(spark, self._tag)
-        try:
-            with counted_tasks(spark, self._tag, self._progress):
-                rows = spark.read.format(self._tag).load().collect()
-        except KeyboardInterrupt:
-            if tagged:
-                spark.interruptTag(self._tag)
-            raise
-        finally:
-            if tagged:
-                spark.removeTag(self._tag)
-            # The session keeps the class: do not let it keep the tasks and the credentials.
-            spark.dataSource.register(export_data_source(self._tag, (), None))
-        for row in rows:
-            yield TaskReport.from_text(row["report"])
-
-
-def _tagging(spark: SparkSession, tag: str) -> bool:
-    """Tags what this thread runs, so that it can be interrupted."""
-    try:
-        spark.addTag(tag)
-    except (AttributeError, NotImplementedError):
-        return False
-    return True
+        texts = run_tasks(self._spark, self._tag, tasks, job, self._progress)
+        return map(TaskReport.from_text, texts)

@@ -1,14 +1,14 @@
-"""An internal data source whose tasks write files and yield one row per task.
+"""An internal data source whose tasks do their work in the workers and yield one row each.
 
-So an export runs wherever Python data sources do: classic mode, Spark Connect, clusters. Rows do
-not pass through the JVM. The job holds credentials: it travels inside the pickled class, never in
-an option, which plans and the UI show.
+So an export, or an audit, runs wherever Python data sources do: classic mode, Spark Connect,
+clusters. Rows do not pass through the JVM. The job holds credentials: it travels inside the pickled
+class, never in an option, which plans and the UI show.
 """
 
 from __future__ import annotations
 
 import pickle
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 from pyspark import cloudpickle
@@ -27,10 +27,29 @@ if TYPE_CHECKING:
 
     from pyspark.sql.types import StructType
 
-    from kts_source.export.job import ExportJob, RunnableTask
-
 
 SCHEMA = "task int, report string"
+
+
+class Report(Protocol):
+    """What a task gives."""
+
+    def to_text(self) -> str:
+        """As a text."""
+        ...
+
+
+class WorkerTask(Protocol):
+    """Anything that workers run: picklable, and free of credentials and keys."""
+
+    @property
+    def number(self) -> int:
+        """Within the run."""
+        ...
+
+    def run(self, job: Any) -> Report:  # noqa: ANN401  # what all tasks of a run share
+        """One attempt."""
+        ...
 
 
 class ExportReader(DataSourceReader, metaclass=Travels):
@@ -39,7 +58,7 @@ class ExportReader(DataSourceReader, metaclass=Travels):
     It travels with every task, so a pickled one carries the job only.
     """
 
-    def __init__(self, tasks: Sequence[RunnableTask], job: ExportJob | None) -> None:
+    def __init__(self, tasks: Sequence[WorkerTask], job: object | None) -> None:
         self._tasks = tuple(tasks)
         self._job = job
 
@@ -52,10 +71,10 @@ class ExportReader(DataSourceReader, metaclass=Travels):
         return [InputPartition(task) for task in self._tasks]
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        """Writes the files of one task, then yields its report.
+        """Runs one task, then yields its report.
 
         Raises:
-            TieredKafkaError: See `ExportTask.run`.
+            TieredKafkaError: What the task raises.
         """
         # Spark makes one partition of nothing out of an empty list; 4.0 hands over None itself.
         task = None if partition is None else partition.value
@@ -73,7 +92,7 @@ class ExportReader(DataSourceReader, metaclass=Travels):
 
 
 def export_data_source(
-    name: str, tasks: Sequence[RunnableTask], job: ExportJob | None
+    name: str, tasks: Sequence[WorkerTask], job: object | None
 ) -> type[DataSource]:
     """A data source class that carries its tasks.
 

@@ -43,6 +43,7 @@ _STORED: Final = {
     "decode_window": (("window", 1), ("payload", 1), ("frame", 8)),
     "run_avro": (("frame", 8),),
     "mark_repeated": (("frame", 8),),
+    "scan_batches": (("frame", 8),),
 }
 """The kernels that are kept, and the arrays that each takes: name, and bytes of an item."""
 _FAILED: Final = -(2**63)

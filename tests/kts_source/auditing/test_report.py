@@ -54,7 +54,7 @@ def test_the_exit_code_tells_loss_from_damage() -> None:
 
 def conforms(value: Any, schema: dict[str, Any]) -> bool:  # noqa: ANN401
     """Whether JSON is of a schema, as far as the page's schema goes."""
-    kinds = {"integer": int, "string": str, "boolean": bool, "null": type(None)}
+    kinds = {"integer": int, "number": float, "string": str, "boolean": bool, "null": type(None)}
     kinds |= {"array": list, "object": dict}
     allowed = schema.get("type", [])
     names = allowed if isinstance(allowed, list) else [allowed]
@@ -66,7 +66,7 @@ def conforms(value: Any, schema: dict[str, Any]) -> bool:  # noqa: ANN401
         return False
     if isinstance(value, str) and not re.search(schema.get("pattern", ""), value):
         return False
-    if isinstance(value, int) and value < schema.get("minimum", value):
+    if isinstance(value, int | float) and value < schema.get("minimum", value):
         return False
     if isinstance(value, list):
         return all(conforms(one, schema["items"]) for one in value)
@@ -94,6 +94,23 @@ def test_the_json_is_of_the_schema_on_the_page(tmp_path: Path, level: str) -> No
     assert bool(document["findings"]) == (level != "listing")
     document["findings"] = [{"kind": "hole"}]
     assert not conforms(document, schema)
+
+
+def test_orphans_are_added_up_with_their_price(tmp_path: Path) -> None:
+    tier = write_tier(tmp_path, healthy_segments())
+    tier.lose(4, "rsm-manifest")
+    tier.lose(2, "indexes")  # lost, not an orphan
+    stray = tier.path(4, "log").with_name("notes.txt")
+    stray.write_bytes(bytes(1 << 20))
+    report = kts_source.audit({"path": str(tmp_path), "subscribe": TOPIC}, now_ms=NOW_MS)
+    sizes = [tier.path(4, suffix).stat().st_size for suffix in ("log", "indexes")]
+    total = sum(sizes) + (1 << 20)
+    assert report.orphan_bytes == total
+    # A GiB of S3 Standard costs 2.3 cents a month.
+    assert report.orphan_dollars_a_month == pytest.approx(total / (1 << 30) * 0.023)
+    document = report.to_dict()
+    assert document["orphanBytes"] == total
+    assert document["orphanDollarsAMonth"] == round(total / (1 << 30) * 0.023, 6)
 
 
 def test_names_from_strangers_are_escaped() -> None:
@@ -129,7 +146,6 @@ def test_metrics_of_partitions_without_figures_are_left_out(tmp_path: Path) -> N
         {"planFile": "plan.json"},
         {"tailPath": "disk"},
         {"catalog": "metadata-topic", "kafka.bootstrap.servers": "localhost:1"},
-        {"kafka.bootstrap.servers": "localhost:1"},
         {"layout": "kafka-logs"},
     ],
 )

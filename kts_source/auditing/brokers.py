@@ -1,0 +1,220 @@
+"""A tier against what its brokers say: which segments they know, where logs begin, which branches
+died.
+
+Brokers write to `__remote_log_metadata` before they copy the first object of a segment, and before
+they delete the first. They are asked before the tier is listed and once more behind: what is live
+both times was in the listing, and what is in the listing was known at one of the times.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from kts_source.auditing.listed import place_of
+from kts_source.auditing.place import PartitionObjects, keys_of
+from kts_source.planning.cluster_view import ClusterView
+from kts_source.planning.metadata_topic import read_metadata_topic
+from segment_format.kafka_uuid import uuid_to_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from kts_source.auditing.place import Place
+    from kts_source.auditing.report import Finding, PartitionStatement
+    from kts_source.broker.settings import BrokerSettings
+    from kts_source.broker.topics import TopicPartition
+    from kts_source.options import ScanOptions
+    from kts_source.planning.cluster_view import BrokerLog
+    from kts_source.planning.metadata_topic import NamedSegments
+    from segment_format.metadata.model import RemoteLogSegmentMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSide:
+    """What brokers said at one time.
+
+    Attributes:
+        logs: By topic and partition.
+        named: The segments that the metadata topic names, likewise.
+        owned: Epoch to the offsets [start, stop) that it owns on the leader's branch, likewise, of
+            the epochs of named segments.
+    """
+
+    logs: Mapping[TopicPartition, BrokerLog]
+    named: Mapping[TopicPartition, NamedSegments]
+    owned: Mapping[TopicPartition, Mapping[int, tuple[int, int]]]
+
+    @classmethod
+    def now(cls, settings: BrokerSettings, options: ScanOptions) -> Self:
+        """Asks them.
+
+        Raises:
+            TopicNotFoundError: The cluster has not the topics, or no metadata topic.
+            InvalidOptionError: It has another incarnation than option `topicId` names.
+            BrokerError: Brokers refuse, or do not answer.
+        """
+        with closing(ClusterView(settings, options)) as view:
+            wanted = {place: log.topic_id for place, log in view.logs.items()}
+            state = read_metadata_topic(settings, wanted, max_batch_bytes=options.max_batch_bytes)
+            owned = {}
+            for place, of in state.partitions.items():
+                epochs = {e.epoch for one in of.live for e in one.segment_leader_epochs}
+                owned[place] = view.owned(view.logs[place], epochs) if epochs else {}
+            return cls(dict(view.logs), state.partitions, owned)
+
+
+def against_brokers(
+    part: PartitionObjects,
+    statement: PartitionStatement,
+    findings: Sequence[Finding],
+    before: BrokerSide,
+    after: BrokerSide,
+    *,
+    now_ms: int,
+    grace_ms: int,
+) -> list[Finding]:
+    """Where a partition of the tier is not what brokers say it is.
+
+    Args:
+        part: Its objects.
+        statement: What the tier serves of it.
+        findings: What is known to be wrong; it is not told again.
+        before: What brokers said before the listing.
+        after: And behind it.
+        now_ms: The time in ms since 1970.
+        grace_ms: What brokers began less long ago may be under way.
+    """
+    at, place = (part.topic, part.partition), place_of(part)
+    first, second = before.logs.get(at), after.logs.get(at)
+    if first is None and second is None:
+        text = "the cluster has no such partition, or does not show it"
+        return [place.finding("other-topic-id", None, None, sorted(place.sizes), text)]
+    if first is None or second is None or first.topic_id != second.topic_id:
+        return []  # made or deleted meanwhile
+    if second.topic_id != part.topic_id:
+        text = f"the cluster has topic id {second.topic_id}"
+        return [place.finding("other-topic-id", None, None, sorted(place.sizes), text)]
+    told = {(one.name, one.start) for one in findings}
+    found = [
+        *_differences(part, place, before.named[at], after.named[at], now_ms - grace_ms),
+        *_borders(place, statement, first, second),
+        *_branches(part, place, before, after),
+    ]
+    lost = {one.start for one in findings if one.kind.loses_data}
+    return [
+        one
+        for one in found
+        if (one.name, one.start) not in told
+        and not (one.name == "named-not-there" and one.start in lost)
+    ]
+
+
+def unlisted(
+    objects: Sequence[PartitionObjects], before: BrokerSide, after: BrokerSide
+) -> list[Finding]:
+    """Segments that are not there, of partitions of which the tier has nothing at all."""
+    listed = {(part.topic, part.partition) for part in objects}
+    found: list[Finding] = []
+    for at, named in after.named.items():
+        if at in before.named and at not in listed:
+            topic_id = after.logs[at].topic_id
+            if before.logs[at].topic_id == topic_id:
+                part = PartitionObjects(at[0], topic_id, at[1], (), ())
+                found += _differences(part, place_of(part), before.named[at], named, 0)
+    return found
+
+
+def _differences(
+    part: PartitionObjects,
+    place: Place,
+    before: NamedSegments,
+    after: NamedSegments,
+    old_ms: int,
+) -> Iterator[Finding]:
+    """Segments that only one side knows, and what brokers began and did not finish."""
+    whole = {entry.segment_id: entry for entry in part.entries}
+    rest: dict[int | None, list[str]] = defaultdict(list)
+    for orphan in part.orphans:
+        rest[orphan.base_offset] += orphan.keys
+    live_before = {_id(one) for one in before.live}
+    for one in after.live:
+        if _id(one) in live_before and _id(one) not in whole:
+            text = f"segment {_id(one)} is named by the metadata topic"
+            keys = rest[one.start_offset]
+            yield place.finding("named-not-there", one.start_offset, one.end_offset + 1, keys, text)
+    for name, unfinished, what in (
+        ("copy-not-finished", after.copying, "copied"),
+        ("delete-not-finished", after.deleting, "deleted"),
+    ):
+        for one in unfinished:
+            entry = whole.get(_id(one))
+            if entry is not None and one.event_timestamp_ms < old_ms:
+                text = f"{what} since {one.event_timestamp_ms} ms since 1970"
+                stop = one.end_offset + 1
+                yield place.finding(name, one.start_offset, stop, keys_of(entry), text)
+    missing = [*before.read.missing, *after.read.missing]
+    if missing:
+        yield place.finding("metadata-incomplete", None, None, [], missing[-1])
+        return
+    known = {
+        _id(one) for side in (before, after) for one in (*side.live, *side.copying, *side.deleting)
+    }
+    for entry in part.entries:
+        if entry.segment_id not in known:
+            text = f"segment {entry.segment_id} is not named by the metadata topic"
+            base = entry.base_offset
+            yield place.finding("unknown-to-brokers", base, None, keys_of(entry), text)
+
+
+def _borders(
+    place: Place, statement: PartitionStatement, before: BrokerLog, after: BrokerLog
+) -> Iterator[Finding]:
+    """Offsets that are neither in the tier nor on the leader's disk.
+
+    Below where its disk began before the listing, all was copied; above where the log starts now,
+    all is wanted.
+    """
+    if before.local_start is None or after.log_start >= before.local_start:
+        return
+    low, high = after.log_start, before.local_start
+    text = f"the leader's log starts at {low}, its disk at {high}"
+    if statement.start is None or statement.stop is None:
+        return
+    if low < min(statement.start, high):
+        yield place.finding("hole", low, min(statement.start, high), [], text)
+    if max(low, statement.stop) < high:
+        yield place.finding("hole", max(low, statement.stop), high, [], text)
+
+
+def _branches(
+    part: PartitionObjects, place: Place, before: BrokerSide, after: BrokerSide
+) -> Iterator[Finding]:
+    """Named segments below the log start, and of branches that the leader does not have."""
+    at = part.topic, part.partition
+    log_start, owned = before.logs[at].log_start, after.owned[at]
+    whole = {entry.segment_id: entry for entry in part.entries}
+    for one in after.named[at].live:
+        entry = whole.get(_id(one))
+        if entry is None:
+            continue
+        stop = one.end_offset + 1
+        if stop <= log_start:
+            text = f"the leader's log starts at {log_start}"
+            yield place.finding("below-log-start", one.start_offset, stop, keys_of(entry), text)
+            continue
+        starts = [epoch.start_offset for epoch in one.segment_leader_epochs[1:]]
+        for epoch, end in zip(one.segment_leader_epochs, [*starts, stop], strict=True):
+            # Below its log start the leader does not remember epochs.
+            low = max(epoch.start_offset, one.start_offset, after.logs[at].log_start)
+            own = owned.get(epoch.epoch, (end, end))
+            if low < end and not (own[0] <= low and end <= own[1]):
+                text = f"offsets [{low}, {end}) of epoch {epoch.epoch} are not the leader's"
+                yield place.finding("dead-branch", low, stop, keys_of(entry), text)
+                break
+
+
+def _id(one: RemoteLogSegmentMetadata) -> str:
+    return uuid_to_text(one.segment_id.id)

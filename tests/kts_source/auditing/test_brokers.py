@@ -1,0 +1,213 @@
+"""Audits beside brokers: what only one side knows, and what the leader says for sure."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING
+
+import pytest
+
+import kts_source
+from kts_source.auditing.brokers import BrokerSide, against_brokers, unlisted
+from kts_source.auditing.place import PartitionObjects
+from kts_source.auditing.report import PartitionStatement
+from kts_source.errors import TopicNotFoundError
+from kts_source.layout.layout import SegmentEntry
+from kts_source.planning.cluster_view import BrokerLog
+from kts_source.planning.metadata_topic import MetadataRead, NamedSegments
+from kts_source.store.object_store import ObjectInfo
+from segment_format.index.leader_epoch_checkpoint import EpochEntry
+from segment_format.kafka_uuid import uuid_to_text
+from segment_format.metadata.model import (
+    RemoteLogSegmentId,
+    RemoteLogSegmentMetadata,
+    TopicIdPartition,
+)
+from segment_format.testing import AivenTierWriter
+from tests.kts_source.broker.fake_broker import FakeCluster
+from tests.kts_source.planning.memory_store import MemoryStore
+from tests.kts_source.planning.metadata_events import DELETED, DELETING, FINISHED, copied
+from tests.kts_source.planning.metadata_world import World, five_segments
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kts_source.auditing.report import AuditReport
+
+NOW_MS = 1 << 45
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    with FakeCluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def world(cluster: FakeCluster) -> World:
+    return World(cluster, five_segments())
+
+
+def audited(world: World, level: str = "bytes", now_ms: int = NOW_MS) -> AuditReport:
+    options = {
+        "path": "/",
+        "subscribe": "t",
+        "kafka.bootstrap.servers": world.cluster.bootstrap,
+        "kafka.request.timeout.ms": "5000",
+        "kafka.fetch.max.wait.ms": "10",
+    }
+    return kts_source.audit(options, level=level, store=MemoryStore(world.store), now_ms=now_ms)
+
+
+def found(report: AuditReport) -> set[tuple[str, int | None, int | None]]:
+    return {(one.name, one.start, one.stop) for one in report.findings}
+
+
+def test_a_tier_that_brokers_know(world: World) -> None:
+    world.write_metadata()
+    report = audited(world)
+    assert report.findings == ()
+    assert report.partitions[0].is_whole
+
+
+def test_a_segment_that_brokers_do_not_know(world: World) -> None:
+    world.records[1].clear()
+    world.write_metadata()
+    report = audited(world)
+    assert found(report) == {("unknown-to-brokers", 12, None)}
+    assert set(report.findings[0].objects) == set(world.keys(1))
+    assert report.orphan_bytes == sum(len(world.store[key]) for key in world.keys(1))
+    assert report.exit_code == 0
+
+
+@pytest.mark.parametrize("level", ["listing", "bytes"])
+def test_a_segment_that_is_not_there(world: World, level: str) -> None:
+    world.write_metadata()
+    for key in world.keys(3):  # the last: the tier alone does not miss it
+        del world.store[key]
+    report = audited(world, level)
+    assert found(report) == {("named-not-there", 36, 48)}
+    assert report.exit_code == 3
+    assert not report.partitions[0].is_whole
+
+
+def test_a_loss_is_told_once(world: World) -> None:
+    world.write_metadata()
+    for key in world.keys(1):
+        del world.store[key]
+    assert found(audited(world)) == {("hole", 12, 24)}
+
+
+def test_what_brokers_did_not_finish(world: World) -> None:
+    del world.records[0][1:]
+    third = world.segment_ids[2]
+    world.records[2] = [*copied(world.place, world.closed[2], third, FINISHED, DELETING)]
+    world.write_metadata()
+    assert found(audited(world)) == {
+        ("copy-not-finished", 0, 12),
+        ("delete-not-finished", 24, 36),
+    }
+    # Just begun, it is usual.
+    assert found(audited(world, now_ms=1)) <= {("clock", 12 * n, 12 * n + 12) for n in range(4)}
+
+
+def test_what_was_deleted_and_is_there_again(world: World) -> None:
+    second = world.segment_ids[1]
+    world.records[1] = [*copied(world.place, world.closed[1], second, DELETING, DELETED)]
+    world.write_metadata()
+    assert found(audited(world)) == {("unknown-to-brokers", 12, None)}
+
+
+def test_another_incarnation(world: World) -> None:
+    world.write_metadata()
+    other: dict[str, bytes] = {}
+    writer = AivenTierWriter(other, topic="t", topic_id="AAAAAAAAAAAAAAAAAAAAIQ")
+    for files in world.closed:
+        writer.write_segment(files)
+    world.store.clear()
+    world.store.update(other)
+    assert found(audited(world)) == {("other-topic-id", None, None)}
+
+
+def test_a_topic_that_has_lost_entries(world: World) -> None:
+    del world.records[1][:1]
+    world.records[0].clear()
+    world.write_metadata()
+    assert found(audited(world)) == {("metadata-incomplete", None, None)}
+
+
+def test_a_cluster_without_the_topic(world: World) -> None:
+    with pytest.raises(TopicNotFoundError):
+        audited(world)
+
+
+ID = uuid.UUID(int=33)
+TEXT = uuid_to_text(ID)
+AT = ("t", 0)
+
+
+def side(
+    log_start: int, local_start: int, owned: dict[int, tuple[int, int]], *epochs: EpochEntry
+) -> BrokerSide:
+    """A leader with one named segment of offsets [10, 30)."""
+    log = BrokerLog("t", TEXT, 0, 9, log_start, 60, 60, 60, local_start)
+    segment_id = RemoteLogSegmentId(TopicIdPartition("t", ID, 0), ID)
+    one = RemoteLogSegmentMetadata(segment_id, 10, 29, 5, 1, 20, epochs, 100)
+    named = NamedSegments(MetadataRead(0, 0, 2, 2, ()), [one])
+    return BrokerSide({AT: log}, {AT: named}, {AT: owned})
+
+
+def compared(
+    before: BrokerSide, after: BrokerSide, *, start: int = 10, stop: int = 30
+) -> set[tuple[str, int | None, int | None]]:
+    info = ObjectInfo("key", 5, "1")
+    entry = SegmentEntry("t", TEXT, 0, 10, TEXT, "key", (("log", info),))
+    part = PartitionObjects("t", TEXT, 0, (entry,), ())
+    statement = PartitionStatement("t", TEXT, 0, start, stop, stop, 1, 5, is_whole=True)
+    more = against_brokers(part, statement, [], before, after, now_ms=50, grace_ms=1)
+    return {(one.name, one.start, one.stop) for one in more}
+
+
+ONE = EpochEntry(1, 10)
+
+
+def test_where_logs_begin() -> None:
+    owned = {1: (0, 60)}
+    # Before the listing the disk began at 30: all below was copied.
+    assert compared(side(10, 30, owned, ONE), side(10, 45, owned, ONE)) == set()
+    assert compared(side(4, 30, owned, ONE), side(4, 30, owned, ONE)) == {("hole", 4, 10)}
+    assert compared(side(10, 45, owned, ONE), side(10, 45, owned, ONE)) == {("hole", 30, 45)}
+    # What retention took meanwhile is not missed.
+    assert compared(side(4, 30, owned, ONE), side(10, 30, owned, ONE)) == set()
+    assert compared(side(30, 45, owned, ONE), side(50, 55, owned, ONE)) == {
+        ("below-log-start", 10, 30)
+    }
+    assert compared(side(30, 30, owned, ONE), side(30, 30, owned, ONE)) == {
+        ("below-log-start", 10, 30)
+    }
+
+
+def test_a_partition_that_one_side_has_not() -> None:
+    one, nothing = side(10, 10, {1: (0, 60)}, ONE), BrokerSide({}, {}, {})
+    found = {(f.name, f.topic, f.partition, f.start, f.stop) for f in unlisted([], one, one)}
+    assert found == {("named-not-there", "t", 0, 10, 30)}
+    part = PartitionObjects("t", TEXT, 0, (), ())
+    assert unlisted([part], one, one) == unlisted([], nothing, one) == []
+    assert compared(nothing, nothing) == {("other-topic-id", None, None)}
+    assert compared(nothing, one) == compared(one, nothing) == set()
+
+
+def test_branches_that_the_leader_does_not_have() -> None:
+    epochs = ONE, EpochEntry(4, 20)
+
+    def dead(owned: dict[int, tuple[int, int]], log_start: int = 10) -> set[object]:
+        one = side(log_start, log_start, owned, *epochs)
+        return set(compared(one, one))
+
+    assert dead({1: (0, 20), 4: (20, 60)}) == set()
+    assert dead({1: (0, 15), 4: (15, 60)}) == {("dead-branch", 10, 30)}
+    assert dead({1: (0, 20), 4: (20, 25)}) == {("dead-branch", 20, 30)}
+    assert dead({1: (0, 20)}) == {("dead-branch", 20, 30)}
+    # The leader forgets epochs below its log start, and where they began.
+    assert dead({4: (20, 60)}, log_start=20) == set()
+    assert dead({4: (24, 60)}, log_start=24) == set()

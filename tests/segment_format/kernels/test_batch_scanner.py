@@ -1,0 +1,183 @@
+"""The scan of batch headers against the readable parsers: same facts or the same class of error."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from segment_format.errors import (
+    CorruptRecordError,
+    SegmentFormatError,
+    TruncatedBatchError,
+    UnsupportedMagicError,
+)
+from segment_format.index.transaction_replay import marker_of
+from segment_format.kernels.batch_scanner import BatchScanner
+from segment_format.record.batch_header import CRC_START, RecordBatchHeader
+from segment_format.record.checksum import crc32c
+from segment_format.record.framing import iter_entries
+from segment_format.record.records import iter_batches
+from segment_format.testing import SimpleRecord, strategies, write_batch
+from segment_format.testing.legacy import write_message_set
+from tests.segment_format.kernels.test_equal_to_reference import plain_segments
+from tests.segment_format.kernels.yardstick import pieces
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from segment_format.kernels.batch_scanner import BatchTable
+    from segment_format.testing.rows import BuiltLog
+
+MANY = settings(
+    deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+Facts = tuple[Any, ...]
+
+
+def rows(table: BatchTable) -> list[Facts]:
+    columns = (
+        table.positions,
+        table.base_offsets,
+        table.last_offsets,
+        table.leader_epochs,
+        table.crcs,
+        table.are_sound,
+        table.max_timestamps,
+        table.records,
+        table.producer_ids,
+        table.are_transactional,
+        table.are_control,
+    )
+    return [
+        (*(column[row].item() for column in columns), table.markers.get(row))
+        for row in range(len(table))
+    ]
+
+
+def scanned(
+    data: bytes, cut: Sequence[int] = (), *, start: int = 0, most: int = 1 << 20
+) -> tuple[list[Facts], type | None]:
+    """All batches, and the class of what ended them."""
+    scanner = BatchScanner(len(data), max_batch_bytes=most, start_offset=start)
+    found: list[Facts] = []
+    error = None
+    try:
+        for piece in pieces(data, cut or [1 << 20]):
+            for table in scanner.feed(piece):
+                found += rows(table)
+        scanner.finish()
+    except SegmentFormatError as failure:
+        error = type(failure)
+    return found + rows(scanner.rest()), error
+
+
+def readable(data: bytes, *, start: int = 0) -> tuple[list[Facts], type | None]:
+    """The same by the parsers of single entries."""
+    found: list[Facts] = []
+    try:
+        found.extend(  # what comes before an error, too
+            facts(data[entry.position : entry.stop], entry.position, start)
+            for entry in iter_entries(data)
+        )
+    except SegmentFormatError as failure:
+        return found, type(failure)
+    return found, None
+
+
+def facts(batch: bytes, position: int, start: int) -> Facts:
+    if batch[16] != 2:
+        try:
+            decoded, is_sound = next(iter_batches(batch)), True
+        except SegmentFormatError:
+            decoded, is_sound = next(iter_batches(batch, check_crcs=False)), False
+        times = [record.timestamp for record in decoded.records]
+        counted = sum(record.offset >= start for record in decoded.records)
+        offsets = decoded.base_offset, decoded.last_offset
+        crc = int.from_bytes(batch[12:16], "big")
+        newest = max(times, default=-1)
+        return (position, *offsets, -1, crc, is_sound, newest, counted, -1, False, False, None)
+    header = RecordBatchHeader.from_bytes(batch)
+    is_sound = crc32c(batch[CRC_START:]) == header.crc
+    marker, counted = None, header.record_count
+    is_cut = header.base_offset < start <= header.last_offset
+    if header.is_control_batch:
+        if is_sound:
+            marker = marker_of(next(iter_batches(batch, check_crcs=False)))
+    elif is_cut:
+        decoded = next(iter_batches(batch, check_crcs=False))
+        counted = sum(record.offset >= start for record in decoded.records)
+    return (
+        *(position, header.base_offset, header.last_offset, header.partition_leader_epoch),
+        *(header.crc, is_sound, header.max_timestamp, counted, header.producer_id),
+        *(header.is_transactional, header.is_control_batch, marker),
+    )
+
+
+CUTS = st.lists(st.integers(1, 200), max_size=3)
+
+
+@MANY
+@given(log=strategies.logs(legacy=True), cut=CUTS, at=st.integers(0, 60))
+def test_logs(log: BuiltLog, cut: list[int], at: int) -> None:
+    for segment in log.segments:
+        start = segment.base_offset + at
+        assert scanned(segment.log, cut, start=start) == readable(segment.log, start=start)
+
+
+@MANY
+@given(data=st.data(), log=strategies.logs(max_steps=6), cut=CUTS)
+def test_spoiled_logs(data: st.DataObject, log: BuiltLog, cut: list[int]) -> None:
+    spoiled = data.draw(strategies.mutations(log.segments[0].log))
+    found, error = scanned(spoiled, cut)
+    expected, expected_error = readable(spoiled)
+    # Which of two errors it is depends on whether the entry's end is seen first.
+    assert (found, error is None) == (expected, expected_error is None)
+
+
+@pytest.mark.parametrize("path", plain_segments(), ids=lambda path: path.parent.name[:20])
+def test_logs_of_brokers(path: Any) -> None:  # noqa: ANN401
+    data = path.read_bytes()
+    assert scanned(data, [4096]) == readable(data)
+    assert readable(data)[1] is None
+
+
+def test_more_batches_than_a_table_has_room_for() -> None:
+    one = write_batch([SimpleRecord(b"x")], base_offset=0)
+    count = 10_000
+    data = np.tile(np.frombuffer(one, np.uint8), count).reshape(count, -1)
+    data[:, :8] = np.arange(count).astype(">i8").view(np.uint8).reshape(-1, 8)
+    found, error = scanned(data.tobytes(), [100_000])
+    assert error is None
+    assert [row[1] for row in found] == list(range(count))
+
+
+def test_what_is_too_large_is_not_waited_for() -> None:
+    first = write_batch([SimpleRecord(b"x")], base_offset=0)
+    large = write_batch([SimpleRecord(bytes(5000))], base_offset=1)
+    found, error = scanned(first + large, [100], most=1000)
+    assert ([row[1] for row in found], error) == ([0], CorruptRecordError)
+    lying = first + large[:8] + (2**31 - 1).to_bytes(4, "big") + large[12:]
+    found, error = scanned(lying, [100], most=2**31 - 1)
+    assert ([row[1] for row in found], error) == ([0], TruncatedBatchError)
+    unknown = first + large[:16] + b"\x03" + large[17:]
+    assert scanned(unknown)[1] is UnsupportedMagicError
+
+
+def test_the_log_of_old_messages() -> None:
+    data = write_message_set([SimpleRecord(b"a"), SimpleRecord(b"b")], base_offset=4, magic=1)
+    spoiled = data[:-1] + bytes([data[-1] ^ 1])
+    assert [row[5] for row in scanned(spoiled, [3])[0]] == [True, False]
+    assert scanned(data, [3]) == readable(data)
+
+
+def test_a_log_that_ends_early() -> None:
+    one = write_batch([SimpleRecord(b"x")], base_offset=0)
+    scanner = BatchScanner(2 * len(one), max_batch_bytes=1000)
+    assert list(scanner.feed(one)) == []
+    with pytest.raises(TruncatedBatchError):
+        scanner.finish()
+    assert len(scanner.rest()) == 1

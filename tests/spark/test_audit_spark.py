@@ -1,0 +1,38 @@
+"""Audits as Spark jobs: the report of one process, and the state stays with the driver."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+import kts_source
+from tests.golden_data import TOPICS, tier_options
+from tests.kts_source.auditing.damaged_tier import NOW_MS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.usefixtures("spark")
+
+
+def test_spark_says_what_one_process_says(spark: SparkSession, tmp_path: Path) -> None:
+    options = tier_options(TOPICS)
+    expected = kts_source.audit(options, level="bytes", now_ms=NOW_MS)
+    state = tmp_path / "state"
+    read: list[int] = []
+    for _ in range(2):
+        report = kts_source.audit(
+            options,
+            spark=spark,
+            level="bytes",
+            now_ms=NOW_MS,
+            state=str(state),
+            on_read=read.append,
+        )
+        assert report == expected
+    half = len(read) // 2
+    assert sum(read[:half]) > 0
+    assert sum(read[half:]) == 0
