@@ -18,6 +18,7 @@ class DecodeCounters:
         batches_skipped_offset: Entries that end before the first offset wanted.
         records_skipped_offset: Records outside the offsets wanted, inside decoded batches.
         batches_skipped_timestamp: Batches without a timestamp wanted, by their header.
+        records_skipped_key: Records of the offsets wanted whose key is not looked for.
     """
 
     batches: int
@@ -28,3 +29,4 @@ class DecodeCounters:
     batches_skipped_offset: int
     records_skipped_offset: int
     batches_skipped_timestamp: int = 0
+    records_skipped_key: int = 0
