@@ -105,9 +105,10 @@ class KeySet:
         slots[c.SOUGHT_LENGTHS] = _signed(self.lengths)
         slots[c.SOUGHT_SEED] = _signed(self.seed)
         slots[c.SOUGHT_SHIFT] = self.shift
-        arrays = self.borders, self.tags, self.starts, self.data
-        for slot, array in enumerate(arrays, c.SOUGHT_BORDERS):
-            slots[slot] = array.ctypes.data
+        slots[c.SOUGHT_BORDERS] = self.borders.ctypes.data
+        slots[c.SOUGHT_TAGS] = self.tags.ctypes.data
+        slots[c.SOUGHT_STARTS] = self.starts.ctypes.data
+        slots[c.SOUGHT_DATA] = self.data.ctypes.data
 
     def __len__(self) -> int:
         return len(self.tags) + self.has_null

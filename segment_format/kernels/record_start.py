@@ -36,7 +36,8 @@ def read_start(at: Address) -> Value:
     """`(size, body, behind, offset delta)` of a record, `body` 0 where a field is unusual.
 
     `size` is not negative and counts from address `body`; whether it is possible is for the caller
-    to see. Address `behind` follows the offset delta. Words are little-endian, as on every machine that numba runs on.
+    to see. Address `behind` follows the offset delta. Words are little-endian, as on every machine
+    that numba runs on.
 
     Args:
         at: The record's address; `WORD_SIZE` bytes can be read there.
