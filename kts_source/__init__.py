@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from kts_source.auditing.report import AuditReport
     from kts_source.auditing.run import audit
     from kts_source.engines.scan import Scan, scan
+    from kts_source.finding.certificate import Certificate
+    from kts_source.finding.search import Search, find
     from kts_source.planning.describe import describe
     from kts_source.planning.explain import explain
     from kts_source.planning.planner import plan
@@ -20,12 +22,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AuditReport",
+    "Certificate",
     "Scan",
+    "Search",
     "TieredKafkaDataSource",
     "audit",
     "backfill",
     "describe",
     "explain",
+    "find",
     "plan",
     "register",
     "run_available_now",
@@ -34,12 +39,15 @@ __all__ = [
 
 _HOMES: Final = {
     "AuditReport": "kts_source.auditing.report",
+    "Certificate": "kts_source.finding.certificate",
     "Scan": "kts_source.engines.scan",
+    "Search": "kts_source.finding.search",
     "TieredKafkaDataSource": "kts_source.spark.datasource",
     "audit": "kts_source.auditing.run",
     "backfill": "kts_source.spark.backfill",
     "describe": "kts_source.planning.describe",
     "explain": "kts_source.planning.explain",
+    "find": "kts_source.finding.search",
     "plan": "kts_source.planning.planner",
     "register": "kts_source.spark.datasource",
     "run_available_now": "kts_source.spark.available_now",

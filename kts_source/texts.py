@@ -1,4 +1,4 @@
-"""Lists and sizes in texts that people read."""
+"""Lists, sizes and names in texts that people read."""
 
 from __future__ import annotations
 
@@ -31,3 +31,9 @@ def format_bytes(size: int) -> str:
             break
         amount, unit = amount / 1024, larger
     return f"{size} B" if unit == "B" else f"{amount:.1f} {unit}"
+
+
+def camel_case(name: str) -> str:
+    """An attribute's name as JSON has it: `firstOffset` for `first_offset`."""
+    first, *rest = name.split("_")
+    return first + "".join(part.capitalize() for part in rest)

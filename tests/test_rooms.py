@@ -17,6 +17,7 @@ ROOMS = (
     ("tier",),
     ("read",),
     ("planning",),
+    ("finding",),
     ("auditing", "export", "streaming", "engines"),
     ("metrics",),
     ("spark",),

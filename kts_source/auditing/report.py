@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from kts_source.auditing.kinds import KINDS, Kind, Severity
+from kts_source.texts import camel_case
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -138,7 +139,7 @@ class AuditReport:
             "records": self.records,
             "findings": [_finding(one) for one in self.findings],
             "partitions": [
-                {_camel(name): value for name, value in asdict(part).items()}
+                {camel_case(name): value for name, value in asdict(part).items()}
                 for part in self.partitions
             ],
         }
@@ -163,11 +164,6 @@ def _finding(one: Finding) -> dict[str, Any]:
         "meaning": one.kind.meaning,
         "advice": one.kind.advice,
     }
-
-
-def _camel(name: str) -> str:
-    first, *rest = name.split("_")
-    return first + "".join(part.capitalize() for part in rest)
 
 
 def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
