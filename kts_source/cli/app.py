@@ -18,6 +18,7 @@ from kts_source.cli.audit_command import audit_command, verify_command
 from kts_source.cli.commands import cat, plan, schema, segments, topics
 from kts_source.cli.demo import demo
 from kts_source.cli.export_command import export
+from kts_source.cli.find_command import find_command
 from kts_source.errors import DataLossError, InvalidOptionError, TieredKafkaError
 
 
@@ -35,6 +36,7 @@ for command in (
     schema,
     audit_command,
     verify_command,
+    find_command,
     export,
     demo,
 ):

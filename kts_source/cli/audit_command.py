@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -15,8 +13,7 @@ from kts_source.auditing.kinds import BYTES, LEVELS, METADATA
 from kts_source.auditing.prometheus import to_prometheus
 from kts_source.auditing.run import DEFAULT_GRACE_MS, audit
 from kts_source.cli.scan_options import json_flag, scan_options
-from kts_source.cli.tables import print_table
-from kts_source.errors import InvalidOptionError
+from kts_source.cli.tables import plain, print_table, write_whole
 from kts_source.texts import format_bytes, some
 
 if TYPE_CHECKING:
@@ -60,9 +57,9 @@ def _command(level: str, help_text: str, name: str) -> click.Command:
     ) -> None:
         found = _audited(options, level, grace_minutes * _MS_OF_A_MINUTE)
         if report is not None:
-            _write(report, found.to_json() + "\n")
+            write_whole(report, found.to_json() + "\n")
         if prometheus is not None:
-            _write(prometheus, to_prometheus(found))
+            write_whole(prometheus, to_prometheus(found))
         if as_json:
             click.echo(found.to_json())
         else:
@@ -88,18 +85,6 @@ def _audited(options: Mapping[str, str], level: str, grace_ms: int) -> AuditRepo
         return audit(options, level=level, grace_ms=grace_ms, on_read=advance)
 
 
-def _write(path: str, text: str) -> None:
-    """Writes a file as a whole: who reads it meanwhile sees the one before."""
-    target = Path(path)
-    fresh = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        fresh.write_text(text, encoding="utf-8")
-        fresh.replace(target)
-    except OSError as error:
-        fresh.unlink(missing_ok=True)
-        raise InvalidOptionError(f"{path} cannot be written: {error.strerror}") from None
-
-
 def _print(report: AuditReport) -> None:
     for one in report.findings:
         _say(f"{one.severity.value.upper()} {one.name}: {_where(one)}")
@@ -114,7 +99,7 @@ def _print(report: AuditReport) -> None:
     header = ("topic", "partition", "start", "stop", "last stable", "segments", "records", "")
     rows = [
         (
-            _plain(part.topic),
+            plain(part.topic),
             part.partition,
             *(
                 "?" if value is None else value
@@ -142,11 +127,4 @@ def _where(one: Finding) -> str:
 
 
 def _say(text: str) -> None:
-    click.echo(_plain(text), file=sys.stdout)
-
-
-def _plain(text: str) -> str:
-    """The text without what a terminal obeys: names in a store come from strangers."""
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
-    )
+    click.echo(plain(text), file=sys.stdout)

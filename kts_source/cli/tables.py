@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -11,6 +13,8 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
+
+from kts_source.errors import InvalidOptionError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,3 +69,22 @@ def time_text(microseconds: int, precision: str = "milliseconds") -> str:
     year = time.year + 400 * cycles
     years = f"{year:04d}" if 0 <= year <= _LAST_YEAR else f"{year:+05d}"
     return f"{years}{time.isoformat(timespec=precision)[4:]}"
+
+
+def write_whole(path: str, text: str) -> None:
+    """Writes a file as a whole: who reads it meanwhile sees the one before."""
+    target = Path(path)
+    fresh = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        fresh.write_text(text, encoding="utf-8")
+        fresh.replace(target)
+    except OSError as error:
+        fresh.unlink(missing_ok=True)
+        raise InvalidOptionError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def plain(text: str) -> str:
+    """The text without what a terminal obeys: names in a store come from strangers."""
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )

@@ -74,7 +74,7 @@ class Query:
             )
         if self.value_matches is not None:
             try:
-                self.mask(_NO_ROWS)
+                pc.match_substring_regex(pa.array([b""]), pattern=self.value_matches)
             except pa.ArrowInvalid as error:
                 raise InvalidOptionError(
                     f"{self.value_matches!r} is no regular expression of RE2: {error}"
@@ -107,15 +107,6 @@ class Query:
         for mask in masks:
             found = mask if found is None else pc.and_kleene(found, mask)
         return found
-
-
-_NO_ROWS: Final = pa.record_batch(
-    {
-        "value": pa.array([b""], pa.binary()),
-        HEADERS: pa.array([[]], pa.list_(pa.struct({"key": pa.string(), "value": pa.binary()}))),
-        _PRODUCER: pa.array([None], pa.int64()),
-    }
-)
 
 
 class Conditions(TypedDict, total=False):

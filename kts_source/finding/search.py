@@ -21,7 +21,7 @@ from kts_source.finding.certificate import (
     UnservedObjects,
     digest_of_objects,
 )
-from kts_source.finding.query import query_of
+from kts_source.finding.query import Query, query_of
 from kts_source.finding.read_apart import PLACE, TaskSearch
 from kts_source.finding.statements import assumptions_of, conditions_of
 from kts_source.options import check_for_batch, parse_any_options
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from kts_source.finding.query import Conditions, Query
+    from kts_source.finding.query import Conditions
     from kts_source.options import ScanOptions
     from kts_source.planning.scan_plan import PartitionPlan, ScanPlan
     from kts_source.read.task_metrics import TaskMetrics
@@ -93,8 +93,7 @@ class Search:
     """
 
     def __init__(self, options: ScanOptions, query: Query) -> None:
-        _check(options)
-        query.check(options)
+        _check(options, query)
         if _ISOLATION not in options.given:
             options = replace(options, isolation_level="read_uncommitted")
         self._options = replace(options, fail_on_data_loss=True)
@@ -217,7 +216,10 @@ class Search:
         return self._plan
 
 
-def _check(options: ScanOptions) -> None:
+def _check(options: ScanOptions, query: Query) -> None:
+    if query == Query() and options.where is None:
+        raise InvalidOptionError("say what to look for: keys, values, headers, producers, or where")
+    query.check(options)
     named = [name for name in ("planFile",) if name in options.given]
     if options.brokers is not None:
         named.append("kafka.bootstrap.servers")

@@ -180,6 +180,7 @@ def test_the_certificate_is_of_what_was_read_to_the_end() -> None:
     ("conditions", "options", "text"),
     [
         ({"keys": []}, {}, "no key"),
+        ({}, {}, "what to look for"),
         ({"value_matches": "("}, {}, "no regular expression"),
         ({"value_contains": "x"}, {"value.format": "utf8"}, "leave value.format out"),
         ({"keys": [b"x"]}, {"kafka.bootstrap.servers": "localhost:1"}, "leave out kafka"),
