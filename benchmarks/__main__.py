@@ -33,6 +33,7 @@ PARTS: Final = (
     "typed",
     "typed_where",
     "metadata",
+    "find",
     "hybrid",
     "hybrid_disk",
     "stream",

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -22,7 +23,7 @@ import numpy as np
 from segment_format.kernels import contract as c
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -109,6 +110,11 @@ class KeySet:
         slots[c.SOUGHT_TAGS] = self.tags.ctypes.data
         slots[c.SOUGHT_STARTS] = self.starts.ctypes.data
         slots[c.SOUGHT_DATA] = self.data.ctypes.data
+
+    def __iter__(self) -> Iterator[bytes]:
+        """The keys, without `None`, in an order of the set's own."""
+        data, starts = self.data.tobytes(), self.starts.tolist()
+        return (data[start:stop] for start, stop in pairwise(starts))
 
     def __len__(self) -> int:
         return len(self.tags) + self.has_null

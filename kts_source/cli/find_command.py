@@ -45,6 +45,17 @@ _INCOMPLETE = 3
     "--header", "headers", multiple=True, metavar="NAME[=VALUE]", help="A header, as UTF-8."
 )
 @click.option("--producer-id", "producers", multiple=True, type=int, help="Who wrote the record.")
+@click.option(
+    "--partitionerPruning",
+    "pruning",
+    is_flag=True,
+    help="Search only the partitions that Kafka's default partitioner writes the keys to.",
+)
+@click.option(
+    "--num-partitions",
+    type=click.IntRange(min=1),
+    help="How many a topic has, for --partitionerPruning; as many as the tier shows.",
+)
 @click.option("--offsets", is_flag=True, help="Where the records are, and nothing else of them.")
 @click.option(
     "--certificate", type=click.Path(dir_okay=False), help="File for the certificate, as JSON."
@@ -99,6 +110,9 @@ def _conditions(flags: Mapping[str, Any]) -> Conditions:
         conditions["value_matches"] = flags["value_matches"]
     conditions["headers"] = _headers(flags["headers"])
     conditions["producer_ids"] = flags["producers"]
+    conditions["partitioner_pruning"] = flags["pruning"]
+    if flags["num_partitions"] is not None:
+        conditions["num_partitions"] = flags["num_partitions"]
     return conditions
 
 

@@ -55,6 +55,8 @@ class Query:
         value_matches: A regular expression of RE2 that matches somewhere in the value.
         headers: Headers that records have.
         producer_ids: Producers that wrote them; empty = any.
+        partitioner_pruning: Whether only the partitions are searched that the keys belong to.
+        num_partitions: How many each topic has; `None` = as many as the tier shows.
     """
 
     keys: KeySet | None = None
@@ -63,9 +65,12 @@ class Query:
     value_matches: str | None = None
     headers: tuple[HeaderQuery, ...] = ()
     producer_ids: tuple[int, ...] = ()
+    partitioner_pruning: bool = False
+    num_partitions: int | None = None
 
     def check(self, options: ScanOptions) -> None:
         """Raises `InvalidOptionError` for conditions that a scan of these options cannot answer."""
+        self._check_pruning()
         by_value = self.value_contains is not None or self.value_matches is not None
         if by_value and any(one.column == "value" for one in options.formats):
             raise InvalidOptionError(
@@ -79,6 +84,18 @@ class Query:
                 raise InvalidOptionError(
                     f"{self.value_matches!r} is no regular expression of RE2: {error}"
                 ) from None
+
+    def _check_pruning(self) -> None:
+        if not self.partitioner_pruning:
+            if self.num_partitions is not None:
+                raise InvalidOptionError("a number of partitions is for partitionerPruning alone")
+            return
+        if self.keys is None or self.keys.has_null:
+            raise InvalidOptionError(
+                "partitionerPruning needs keys, and records without a key are in any partition"
+            )
+        if self.num_partitions is not None and self.num_partitions < 1:
+            raise InvalidOptionError(f"{self.num_partitions} partitions")
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -120,6 +137,9 @@ class Conditions(TypedDict, total=False):
         headers: Names, or pairs of a name and its value: each is the one of some header of the
             record, not only of the last one of the name.
         producer_ids: Ids of producers that wrote them.
+        partitioner_pruning: Whether to search only the partitions that Kafka's default partitioner
+            writes the keys to. An assumption, which the certificate states.
+        num_partitions: How many each topic has; default: as many as the tier shows.
     """
 
     keys: Iterable[bytes | None]
@@ -127,6 +147,8 @@ class Conditions(TypedDict, total=False):
     value_matches: str
     headers: Iterable[str | tuple[str, bytes]]
     producer_ids: Iterable[int]
+    partitioner_pruning: bool
+    num_partitions: int
 
 
 def query_of(**conditions: Unpack[Conditions]) -> Query:
@@ -150,6 +172,8 @@ def query_of(**conditions: Unpack[Conditions]) -> Query:
         conditions.get("value_matches"),
         tuple(HeaderQuery(one) if isinstance(one, str) else HeaderQuery(*one) for one in headers),
         tuple(conditions.get("producer_ids", ())),
+        conditions.get("partitioner_pruning", False),
+        conditions.get("num_partitions"),
     )
 
 

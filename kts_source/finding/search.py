@@ -21,6 +21,7 @@ from kts_source.finding.certificate import (
     UnservedObjects,
     digest_of_objects,
 )
+from kts_source.finding.partitioner import assumption, partition_counts, partitions_of
 from kts_source.finding.query import Query, query_of
 from kts_source.finding.read_apart import PLACE, TaskSearch
 from kts_source.finding.statements import assumptions_of, conditions_of
@@ -102,6 +103,8 @@ class Search:
         self._is_whole = False
         self._began_ms = 0
         self._plan: tuple[ScanPlan, tuple[str, ...]] | None = None
+        self._counts: dict[str, int] = {}
+        self._wanted: dict[str, frozenset[int]] = {}
         self._lock = threading.Lock()
 
     @property
@@ -128,7 +131,11 @@ class Search:
         self._is_whole, self._done = False, []
         self._began_ms = time.time_ns() // 1_000_000
         plan, _ = self._planned()
-        tasks = list(_of_one_partition(plan.tasks))
+        tasks = [
+            task
+            for task in _of_one_partition(plan.tasks)
+            if self._holds(task.slices[0].topic, task.slices[0].partition)
+        ]
         every = sum(task.nominal_bytes for task in tasks)
         columns = (*self._options.columns, *PLACE, *self._query.columns)
         settings = replace(
@@ -189,10 +196,15 @@ class Search:
             keys=None if query.keys is None else len(query.keys),
             key_digest=query.key_digest,
             conditions=conditions_of(options, query),
-            assumptions=assumptions_of(options, plan),
+            assumptions=(
+                *assumptions_of(options, plan),
+                *([assumption(self._counts)] if query.partitioner_pruning else ()),
+            ),
             faults=faults,
             partitions=tuple(
                 _certified(part, by_place.get((part.topic, part.partition), []))
+                if self._holds(part.topic, part.partition)
+                else _pruned(part)
                 for part in plan.partitions
             ),
             requests=sum(done.metrics.requests for done in self._done),
@@ -213,7 +225,18 @@ class Search:
                 except (DataLossError, CorruptSegmentError) as error:
                     lenient = replace(self._options, fail_on_data_loss=False)
                     self._plan = plan_scan(lenient, tier), (one_line(str(error)),)
+            if self._query.partitioner_pruning:
+                counts = partition_counts(self._options, self._plan[0], self._query.num_partitions)
+                self._counts = counts
+                keys = self._query.keys
+                assert keys is not None, "checked by the query"
+                of_count = {count: partitions_of(keys, count) for count in set(counts.values())}
+                self._wanted = {topic: of_count[count] for topic, count in counts.items()}
         return self._plan
+
+    def _holds(self, topic: str, partition: int) -> bool:
+        """Whether a partition may hold one of the keys."""
+        return not self._query.partitioner_pruning or partition in self._wanted[topic]
 
 
 def _check(options: ScanOptions, query: Query) -> None:
@@ -239,6 +262,14 @@ def _of_one_partition(tasks: Sequence[ScanTask]) -> Iterator[ScanTask]:
             )
             yield ScanTask(tuple(slices[:stop]))
             del slices[:stop]
+
+
+def _pruned(part: PartitionPlan) -> PartitionCertificate:
+    """Of a partition that was not searched."""
+    left_out = "partitionerPruning: none of the keys belongs to this partition"
+    nothing = replace(part, undecided=(), orphans=(), stop=part.start, wanted_stop=part.start)
+    found = _certified(nothing, ())
+    return replace(found, unserved=(), left_out=left_out)
 
 
 def _certified(part: PartitionPlan, done: Sequence[_Done]) -> PartitionCertificate:

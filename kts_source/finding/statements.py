@@ -43,6 +43,7 @@ def assumptions_of(options: ScanOptions, plan: ScanPlan) -> tuple[str, ...]:
         yield "brokers were not asked: what they have not yet copied to the tier was not searched"
         if options.read_committed:
             yield "records of aborted transactions lie in the tier, and were left out"
+            yield "the tier's transaction indexes, which have no checksum, say which those are"
         if not options.check_crcs:
             yield "the bytes are those that were written: checksums of batches were not compared"
         if options.where is not None:
