@@ -3,12 +3,13 @@
     h       = seed xor length * M                                all numbers have 64 bits
     h       = (h xor word) * M;  h = h xor (h >> 32)              for each word, see below
     h       = (h xor (h >> 29)) * M
-    bucket  = h >> shift,  tag = low 32 bits of h
+    bucket  = h >> shift,  bit = h >> (shift - 3),  tag = low 32 bits of h
 
 Words are little-endian, 8 bytes each; the last one ends where the key ends, and may overlap the one
 before. A key of 4 to 7 bytes is one word: its first four and its last four bytes. One of 1 to 3
 bytes is its first, middle and last byte. Keys of one bucket stand side by side, so a look-up
-compares the tags between two borders, and then all bytes. A hash only ever says "perhaps".
+compares the tags between two borders, and then all bytes. Most keys that are not there have no bit,
+in memory that is small enough for a cache. A hash only ever says "perhaps".
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class KeySet:
         lengths: Bit n: some key has n bytes; bit `LONG`: or at least so many.
         seed: Of the hash; by chance, so that nobody can choose keys that collide.
         shift: How many low bits of a hash name no bucket.
+        bits: uint8, which hashes there are, eight bits a bucket; bit 0 of a byte comes first.
         borders: uint32, first key of each bucket, and behind the last one the number of keys.
         tags: uint32, one a key.
         starts: int64, first byte of each key, and behind the last one the number of bytes.
@@ -57,6 +59,7 @@ class KeySet:
     lengths: int
     seed: int
     shift: int
+    bits: NDArray[np.uint8]
     borders: NDArray[np.uint32]
     tags: NDArray[np.uint32]
     starts: NDArray[np.int64]
@@ -86,6 +89,8 @@ class KeySet:
         order = np.argsort(hashes, kind="stable")
         hashes = hashes[order]
         buckets = (hashes >> np.uint64(64 - bits)).astype(np.int64)
+        places = np.zeros(8 << bits, np.bool_)
+        places[(hashes >> np.uint64(61 - bits)).astype(np.int64)] = True
         borders = np.searchsorted(buckets, np.arange((1 << bits) + 1)).astype(np.uint32)
         in_order = [found[number] for number in order]
         starts = np.zeros(len(found) + 1, np.int64)
@@ -95,7 +100,8 @@ class KeySet:
             lengths |= 1 << min(length, LONG)
         data = np.frombuffer(b"".join(in_order), np.uint8)
         tags = hashes.astype(np.uint32)
-        return cls(has_null, lengths, seed, 64 - bits, borders, tags, starts, data)
+        packed = np.packbits(places, bitorder="little")
+        return cls(has_null, lengths, seed, 64 - bits, packed, borders, tags, starts, data)
 
     def tell(self, slots: memoryview) -> None:
         """Write into a frame which keys are looked for; the set must outlive it."""
@@ -106,6 +112,7 @@ class KeySet:
         slots[c.SOUGHT_LENGTHS] = _signed(self.lengths)
         slots[c.SOUGHT_SEED] = _signed(self.seed)
         slots[c.SOUGHT_SHIFT] = self.shift
+        slots[c.SOUGHT_BITS] = self.bits.ctypes.data
         slots[c.SOUGHT_BORDERS] = self.borders.ctypes.data
         slots[c.SOUGHT_TAGS] = self.tags.ctypes.data
         slots[c.SOUGHT_STARTS] = self.starts.ctypes.data

@@ -147,14 +147,15 @@ class Search:
         tiers = ThreadTiers(self._options)
         read = 0
 
-        def search(task: ScanTask) -> Iterator[pa.RecordBatch]:
+        def search(task: ScanTask) -> Generator[pa.RecordBatch]:
             nonlocal read
             tier = tiers.mine()
             meter = TaskMeter(task, tier, TaskPlace())
             reader = SegmentSource(tier, self._options.key_ring)
             found = TaskSearch(task, self._query)
-            for batch in found.rows(reader, settings, meter):
-                yield batch.select(self._options.columns)
+            with closing(found.rows(reader, settings, meter)) as rows:
+                for batch in rows:
+                    yield batch.select(self._options.columns)
             with self._lock:
                 self._done.append(_Done(found, meter.finished(DONE)))
                 read += task.nominal_bytes
@@ -163,9 +164,13 @@ class Search:
 
         threads = (os.cpu_count() or 1) if threads is None else threads
         with closing(tiers):
-            reads = [partial(search, task) for task in tasks]
-            with closing(in_threads(reads, threads, ordered=True)) as batches:
-                yield from batches
+            if threads == 1 or len(tasks) < 2:
+                for task in tasks:
+                    yield from search(task)
+            else:
+                reads = [partial(search, task) for task in tasks]
+                with closing(in_threads(reads, threads, ordered=True)) as batches:
+                    yield from batches
         self._is_whole = True
 
     def to_table(self, *, threads: int | None = None) -> pa.Table:

@@ -142,8 +142,9 @@ SOUGHT_BORDERS: Final = 118  # addresses, see the attributes
 SOUGHT_TAGS: Final = 119
 SOUGHT_STARTS: Final = 120
 SOUGHT_DATA: Final = 121
-SOUGHT_FIRST_SIZE: Final = 122  # bytes of the first key
-SOUGHT_STOP: Final = 123  # by the kernel: where the record that was found ends
+SOUGHT_BITS: Final = 122
+SOUGHT_FIRST_SIZE: Final = 123  # bytes of the first key
+SOUGHT_STOP: Final = 124  # by the kernel: where the record that was found ends
 
 FRAME_SIZE: Final = 128
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 _NOWHERE = np.uint64(0)
 _ONE = np.uint64(1)
+_THREE = np.uint64(3)
+_SEVEN = np.uint64(7)
 _EIGHT = np.uint64(8)
 _WORD = np.uint64(WORD_SIZE)
 _M = np.uint64(MULTIPLIER)
@@ -90,7 +92,12 @@ def _hash(at: Address, size: Value, seed: Value) -> Value:
 def _in_set(at: Address, size: Value, frame: Frame) -> Value:
     """Whether the set has the key of `size` bytes at an address."""
     hashed = _hash(at, size, frame[c.SOUGHT_SEED])
-    bucket = hashed >> np.uint64(frame[c.SOUGHT_SHIFT])
+    shift = np.uint64(frame[c.SOUGHT_SHIFT])
+    place = hashed >> (shift - _THREE)
+    byte = load_u8(np.uint64(frame[c.SOUGHT_BITS]) + (place >> _THREE))
+    if not (byte >> (place & _SEVEN)) & _ONE:
+        return False
+    bucket = hashed >> shift
     borders = np.uint64(frame[c.SOUGHT_BORDERS]) + bucket * np.uint64(4)
     number = load_u32_native(borders)
     behind = load_u32_native(borders + np.uint64(4))

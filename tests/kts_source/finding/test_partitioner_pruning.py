@@ -24,7 +24,8 @@ KEYS = [b"user-%d" % number for number in range(300)]
 
 def partition_of(key: bytes, count: int = PARTITIONS) -> int:
     """By another client's code."""
-    return (murmur2_of_kafka_python(key) & 0x7FFFFFFF) % count
+    hashed: int = murmur2_of_kafka_python(key)
+    return (hashed & 0x7FFFFFFF) % count
 
 
 def write(root: Path, *, last: int = PARTITIONS) -> None:
