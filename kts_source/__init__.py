@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from kts_source.auditing.report import AuditReport
     from kts_source.auditing.run import audit
     from kts_source.engines.scan import Scan, scan
+    from kts_source.finding.build_index import index_keys
     from kts_source.finding.certificate import Certificate
     from kts_source.finding.search import Search, find
     from kts_source.planning.describe import describe
@@ -31,6 +32,7 @@ __all__ = [
     "describe",
     "explain",
     "find",
+    "index_keys",
     "plan",
     "register",
     "run_available_now",
@@ -48,6 +50,7 @@ _HOMES: Final = {
     "describe": "kts_source.planning.describe",
     "explain": "kts_source.planning.explain",
     "find": "kts_source.finding.search",
+    "index_keys": "kts_source.finding.build_index",
     "plan": "kts_source.planning.planner",
     "register": "kts_source.spark.datasource",
     "run_available_now": "kts_source.spark.available_now",

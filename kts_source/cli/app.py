@@ -19,6 +19,7 @@ from kts_source.cli.commands import cat, plan, schema, segments, topics
 from kts_source.cli.demo import demo
 from kts_source.cli.export_command import export
 from kts_source.cli.find_command import find_command
+from kts_source.cli.index_command import index_command
 from kts_source.errors import DataLossError, InvalidOptionError, TieredKafkaError
 
 
@@ -37,6 +38,7 @@ for command in (
     audit_command,
     verify_command,
     find_command,
+    index_command,
     export,
     demo,
 ):

@@ -10,6 +10,7 @@ import click
 from rich.console import Console
 from rich.progress import DownloadColumn, Progress
 
+from kts_source.cli.index_command import read_secret
 from kts_source.cli.key_file import FORMATS, LINES, from_hex, read_keys
 from kts_source.cli.record_lines import write_records
 from kts_source.cli.scan_options import scan_options
@@ -55,6 +56,12 @@ _INCOMPLETE = 3
     "--num-partitions",
     type=click.IntRange(min=1),
     help="How many a topic has, for --partitionerPruning; as many as the tier shows.",
+)
+@click.option(
+    "--key-index", metavar="FOLDER", help="What kts index wrote: other segments are not read."
+)
+@click.option(
+    "--secret-file", type=click.Path(dir_okay=False), help="The one that it was written with."
 )
 @click.option("--offsets", is_flag=True, help="Where the records are, and nothing else of them.")
 @click.option(
@@ -111,6 +118,11 @@ def _conditions(flags: Mapping[str, Any]) -> Conditions:
     conditions["headers"] = _headers(flags["headers"])
     conditions["producer_ids"] = flags["producers"]
     conditions["partitioner_pruning"] = flags["pruning"]
+    if flags["key_index"] is not None:
+        conditions["key_index"] = flags["key_index"]
+        conditions["key_index_secret"] = read_secret(flags["secret_file"])
+    elif flags["secret_file"] is not None:
+        raise InvalidOptionError("--secret-file is for --key-index alone")
     if flags["num_partitions"] is not None:
         conditions["num_partitions"] = flags["num_partitions"]
     return conditions

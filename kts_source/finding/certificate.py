@@ -77,6 +77,8 @@ class PartitionCertificate:
         segments: Segments read.
         stored_bytes: Bytes of their logs in the store.
         objects_digest: SHA-256 in hex over these logs, see `digest_of_objects`.
+        ruled_out: Segments that were not read, as their filter has none of the keys.
+        ruled_out_digest: As `objects_digest`, over their logs.
         records: Records whose key or condition was looked at.
         matches: Records found.
     """
@@ -93,6 +95,8 @@ class PartitionCertificate:
     segments: int
     stored_bytes: int
     objects_digest: str
+    ruled_out: int
+    ruled_out_digest: str
     records: int
     matches: int
 

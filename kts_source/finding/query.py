@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from kts_source.columns import HEADERS
 from kts_source.errors import InvalidOptionError
+from kts_source.secret import Secret
 from segment_format.key_set import KeySet
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ class Query:
         producer_ids: Producers that wrote them; empty = any.
         partitioner_pruning: Whether only the partitions are searched that the keys belong to.
         num_partitions: How many each topic has; `None` = as many as the tier shows.
+        key_index: Where filters of keys are; `None` = none are asked.
+        key_index_secret: What they were made with.
     """
 
     keys: KeySet | None = None
@@ -67,10 +70,14 @@ class Query:
     producer_ids: tuple[int, ...] = ()
     partitioner_pruning: bool = False
     num_partitions: int | None = None
+    key_index: str | None = None
+    key_index_secret: Secret[bytes] | None = None
 
     def check(self, options: ScanOptions) -> None:
         """Raises `InvalidOptionError` for conditions that a scan of these options cannot answer."""
         self._check_pruning()
+        if self.key_index is not None and self.keys is None:
+            raise InvalidOptionError("an index of keys is asked for keys")
         by_value = self.value_contains is not None or self.value_matches is not None
         if by_value and any(one.column == "value" for one in options.formats):
             raise InvalidOptionError(
@@ -140,6 +147,9 @@ class Conditions(TypedDict, total=False):
         partitioner_pruning: Whether to search only the partitions that Kafka's default partitioner
             writes the keys to. An assumption, which the certificate states.
         num_partitions: How many each topic has; default: as many as the tier shows.
+        key_index: Folder that `index_keys` wrote: segments are left out whose filter tells that
+            they have none of the keys.
+        key_index_secret: The one that it was written with.
     """
 
     keys: Iterable[bytes | None]
@@ -149,6 +159,8 @@ class Conditions(TypedDict, total=False):
     producer_ids: Iterable[int]
     partitioner_pruning: bool
     num_partitions: int
+    key_index: str
+    key_index_secret: bytes | None
 
 
 def query_of(**conditions: Unpack[Conditions]) -> Query:
@@ -165,6 +177,7 @@ def query_of(**conditions: Unpack[Conditions]) -> Query:
         found, digest = KeySet.of(keys), digest_of_keys(keys)
     text = conditions.get("value_contains")
     headers = conditions.get("headers", ())
+    secret = conditions.get("key_index_secret")
     return Query(
         found,
         digest,
@@ -174,6 +187,8 @@ def query_of(**conditions: Unpack[Conditions]) -> Query:
         tuple(conditions.get("producer_ids", ())),
         conditions.get("partitioner_pruning", False),
         conditions.get("num_partitions"),
+        conditions.get("key_index"),
+        None if secret is None else Secret(secret),
     )
 
 

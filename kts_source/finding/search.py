@@ -21,10 +21,12 @@ from kts_source.finding.certificate import (
     UnservedObjects,
     digest_of_objects,
 )
+from kts_source.finding.key_index import IndexFolder
 from kts_source.finding.partitioner import assumption, partition_counts, partitions_of
 from kts_source.finding.query import Query, query_of
 from kts_source.finding.read_apart import PLACE, TaskSearch
-from kts_source.finding.statements import assumptions_of, conditions_of
+from kts_source.finding.rule_out import RuleOut
+from kts_source.finding.statements import OF_FILTERS, assumptions_of, conditions_of
 from kts_source.options import check_for_batch, parse_any_options
 from kts_source.planning.infer_types import with_types
 from kts_source.planning.planner import plan_scan
@@ -39,11 +41,12 @@ from kts_source.texts import one_line
 from kts_source.tier import open_tier
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
     from kts_source.finding.query import Conditions
+    from kts_source.layout.remote_segment import ObjectRef
     from kts_source.options import ScanOptions
     from kts_source.planning.scan_plan import PartitionPlan, ScanPlan
     from kts_source.read.task_metrics import TaskMetrics
@@ -105,6 +108,7 @@ class Search:
         self._plan: tuple[ScanPlan, tuple[str, ...]] | None = None
         self._counts: dict[str, int] = {}
         self._wanted: dict[str, frozenset[int]] = {}
+        self._filters: RuleOut | None = None
         self._lock = threading.Lock()
 
     @property
@@ -136,6 +140,9 @@ class Search:
             for task in _of_one_partition(plan.tasks)
             if self._holds(task.slices[0].topic, task.slices[0].partition)
         ]
+        filters = self._filters = self._rule_out(plan)
+        if filters is not None:
+            tasks = list(filters.narrowed(tasks))
         every = sum(task.nominal_bytes for task in tasks)
         columns = (*self._options.columns, *PLACE, *self._query.columns)
         settings = replace(
@@ -204,17 +211,32 @@ class Search:
             assumptions=(
                 *assumptions_of(options, plan),
                 *([assumption(self._counts)] if query.partitioner_pruning else ()),
+                *([OF_FILTERS] if self._filters is not None else ()),
             ),
             faults=faults,
             partitions=tuple(
-                _certified(part, by_place.get((part.topic, part.partition), []))
-                if self._holds(part.topic, part.partition)
-                else _pruned(part)
+                self._certified(part, by_place.get((part.topic, part.partition), []))
                 for part in plan.partitions
             ),
             requests=sum(done.metrics.requests for done in self._done),
             bytes=sum(done.metrics.bytes for done in self._done),
         )
+
+    def _certified(self, part: PartitionPlan, done: Sequence[_Done]) -> PartitionCertificate:
+        if not self._holds(part.topic, part.partition):
+            return _pruned(part)
+        place = part.topic, part.partition
+        logs = () if self._filters is None else self._filters.logs.get(place, ())
+        return _certified(part, done, logs)
+
+    def _rule_out(self, plan: ScanPlan) -> RuleOut | None:
+        query = self._query
+        if query.key_index is None or query.keys is None:
+            return None
+        secret = None if query.key_index_secret is None else query.key_index_secret.reveal()
+        folder = IndexFolder.of(query.key_index, secret, self._options)
+        ids = {(part.topic, part.partition): part.topic_id for part in plan.partitions}
+        return RuleOut(folder, self._uri, query.keys, ids)
 
     def _planned(self) -> tuple[ScanPlan, tuple[str, ...]]:
         """The plan, made once, and what had to be overlooked to make it.
@@ -273,11 +295,13 @@ def _pruned(part: PartitionPlan) -> PartitionCertificate:
     """Of a partition that was not searched."""
     left_out = "partitionerPruning: none of the keys belongs to this partition"
     nothing = replace(part, undecided=(), orphans=(), stop=part.start, wanted_stop=part.start)
-    found = _certified(nothing, ())
+    found = _certified(nothing, (), ())
     return replace(found, unserved=(), left_out=left_out)
 
 
-def _certified(part: PartitionPlan, done: Sequence[_Done]) -> PartitionCertificate:
+def _certified(
+    part: PartitionPlan, done: Sequence[_Done], ruled_out: Collection[ObjectRef]
+) -> PartitionCertificate:
     unread = [one for each in done for one in each.search.unread]
     for hole in part.surviving.missing:
         start, stop = max(hole.start, part.start), min(hole.stop, part.wanted_stop)
@@ -307,6 +331,8 @@ def _certified(part: PartitionPlan, done: Sequence[_Done]) -> PartitionCertifica
         segments=len(logs),
         stored_bytes=sum(log.size for log in logs),
         objects_digest=digest_of_objects(logs),
+        ruled_out=len(ruled_out),
+        ruled_out_digest=digest_of_objects(ruled_out),
         records=sum(each.metrics.records + each.metrics.records_skipped_key for each in done),
         matches=sum(each.search.matches for each in done),
     )

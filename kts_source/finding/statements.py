@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -10,6 +10,12 @@ if TYPE_CHECKING:
     from kts_source.finding.query import Query
     from kts_source.options import ScanOptions
     from kts_source.planning.scan_plan import ScanPlan
+
+
+OF_FILTERS: Final = (
+    "filters of keys hold every key of the segments that they were made of: those ruled out by them"
+    " were not read"
+)
 
 
 def conditions_of(options: ScanOptions, query: Query) -> tuple[str, ...]:
