@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import random
+import tempfile
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import kts_source
-from benchmarks.report import Row, at_least, best_seconds
-from benchmarks.tiers import TierShape, make_tier
+from benchmarks.report import Row, at_least, at_most, best_seconds
+from benchmarks.tiers import TOPIC, TierShape, make_tier
 from segment_format.arrow import RECORD_COLUMNS, RecordDecoder
 from segment_format.key_set import KeySet
-from segment_format.testing.uniform import write_uniform_batches
+from segment_format.testing.tiers import AivenTierWriter
+from segment_format.testing.uniform import uniform_segment, write_uniform_batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
 _VALUE_BYTES: Final = 100
 _BATCH_BYTES: Final = 16 << 10
 _KEY_BYTES: Final = 8
+_KEYS: Final = 200
+"""Of a segment of the tier that has filters."""
 _MEGA: Final = 1e6
 
 
@@ -30,7 +35,8 @@ def run(*, quick: bool) -> list[Row]:
     rows = []
     for codec in ("none", "lz4", "zstd"):
         rows += _in_memory(codec, (8 << 20) if quick else (48 << 20), repeats)
-    return rows + _on_disk((64 << 20) if quick else (1536 << 20), 3 if quick else 5)
+    rows += _on_disk((64 << 20) if quick else (1536 << 20), 3 if quick else 5)
+    return rows + _with_filters(300 if quick else 10_000)
 
 
 def _key(number: int) -> bytes:
@@ -102,6 +108,46 @@ def _on_disk(log_bytes: int, repeats: int) -> list[Row]:
         Row(f"{what}, files of this machine", tier.records / found / _MEGA, "M records/s"),
         at_least(f"{what}: against kts_source.scan", whole / found, "×", 1.25),
     ]
+
+
+def _with_filters(segments: int) -> list[Row]:
+    """One partition of small segments, each key in one of them; a hundredth of these are wanted."""
+    with tempfile.TemporaryDirectory(prefix="kts-bench-find-") as scratch:
+        root, folder = f"{scratch}/tier", f"{scratch}/index"
+        write_segments(root, segments)
+        options = {"path": root, "subscribe": TOPIC}
+        made = kts_source.index_keys(options, folder)
+        total = sum(path.stat().st_size for path in Path(root).rglob("*.log"))
+        chance = random.Random(2)
+        count = segments // 100
+        keys = [_key(number) for number in chance.sample(range(segments * _KEYS), count)]
+        search = kts_source.find(options, keys=keys, key_index=folder)
+        began = time.perf_counter()
+        _check(search.to_table(threads=1).num_rows, count)
+        seconds = time.perf_counter() - began
+        proof = search.certificate
+    what = f"find {count} keys in {segments:,} segments with filters"
+    return [
+        Row(f"{what}: planning and all", seconds, "s"),
+        at_most(f"{what}: share of the bytes", 100 * proof.bytes / total, "%", 1),
+        at_most(f"{what}: requests", proof.requests, "", segments / 100 + 3),
+        Row(f"{what}: size of the filters", made.bytes / (segments * _KEYS), "B a key"),
+    ]
+
+
+def write_segments(root: str, segments: int) -> None:
+    """Each of `_KEYS` records, whose keys count on from segment to segment."""
+    writer = AivenTierWriter(root, topic=TOPIC)
+    for number in range(segments):
+        batches = write_uniform_batches(
+            batch_count=4,
+            records_per_batch=_KEYS // 4,
+            value_size=_VALUE_BYTES,
+            key_size=_KEY_BYTES,
+            base_offset=number * _KEYS,
+            seed=number,
+        )
+        writer.write_segment(uniform_segment(batches, log_start=0))
 
 
 def _check(rows: int, wanted: int) -> None:
