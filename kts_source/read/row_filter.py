@@ -81,8 +81,10 @@ class FilteringDecoder:
 
     @property
     def counters(self) -> DecodeCounters:
-        """Of the first pass, since the last change of the way; rows before they are left out."""
-        return self._decoder.counters
+        """Of the first pass, and of the only one since the way changed; rows that are left out
+        later are in them.
+        """
+        return self._earlier + self._decoder.counters
 
     def feed(self, window: memoryview) -> Iterator[pa.RecordBatch]:
         """The matching rows that are complete with the next bytes."""

@@ -219,13 +219,31 @@ def test_secrets_and_folders(tmp_path: Path) -> None:
 
 def test_filters_are_of_the_offsets_that_were_read(tmp_path: Path) -> None:
     """A search that begins earlier than the index did finds what has no filter."""
+    builder = LogBuilder()
+    builder.append([SimpleRecord(b"v", key) for key in (b"early", b"late", b"late")])
+    builder.roll()
+    tier = write_tier(tmp_path / "tier", list(builder.build().segments))
+    folder = tmp_path / "index"
+    bounds = {"startingOffsets": f'{{"{TOPIC}":{{"0":1}}}}'}
+    assert kts_source.index_keys({**options_of(tier), **bounds}, str(folder)).segments == 1
+    assert len(found(options_of(tier), folder, [b"early"])[0]) == 1
+    assert found({**options_of(tier), **bounds}, folder, [b"early"])[1].requests == 0
+
+
+def test_a_filter_that_was_changed_is_not_used(tmp_path: Path) -> None:
+    """Its borders still fit, so that nothing but the checksum tells."""
     tier = some_tier(tmp_path / "tier")
     folder = tmp_path / "index"
-    bounds = {"startingOffsets": f'{{"{TOPIC}":{{"0":15}}}}'}
-    kts_source.index_keys({**options_of(tier), **bounds}, str(folder))
-    table, proof = found(options_of(tier), folder, [b"k1"])
-    assert len(table) == 10
-    assert proof.partitions[0].segments >= 2  # the first has none, the second one of a part
+    kts_source.index_keys(options_of(tier), str(folder))
+    (file,) = folder.iterdir()
+    data = bytearray(file.read_bytes())
+    for number in range(12):  # two borders and one key each
+        data[12 * number + 8] ^= 1
+    file.write_bytes(data)
+    for number in range(12):
+        table, proof = found(options_of(tier), folder, [b"k%d" % number])
+        assert len(table) == 10
+        assert proof.partitions[0].ruled_out == 0
 
 
 def test_the_commands(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
