@@ -35,6 +35,7 @@ PARTS: Final = (
     "typed_where",
     "typed_peers",
     "metadata",
+    "find",
     "hybrid",
     "hybrid_disk",
     "stream",

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from kts_source.auditing.report import AuditReport
     from kts_source.engines.scan import Scan, scan
+    from kts_source.finding.build_index import index_keys
+    from kts_source.finding.certificate import Certificate
+    from kts_source.finding.search import Search, find
     from kts_source.planning.describe import describe
     from kts_source.planning.explain import explain
     from kts_source.planning.planner import plan
@@ -21,13 +24,17 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AuditReport",
+    "Certificate",
     "Scan",
+    "Search",
     "TierReport",
     "TieredKafkaDataSource",
     "audit",
     "backfill",
     "describe",
     "explain",
+    "find",
+    "index_keys",
     "plan",
     "register",
     "report",
@@ -37,13 +44,17 @@ __all__ = [
 
 _HOMES: Final = {
     "AuditReport": "kts_source.auditing.report",
+    "Certificate": "kts_source.finding.certificate",
     "Scan": "kts_source.engines.scan",
+    "Search": "kts_source.finding.search",
     "TierReport": "kts_source.reporting.run",
     "TieredKafkaDataSource": "kts_source.spark.datasource",
     "audit": "kts_source.spark.audit",
     "backfill": "kts_source.spark.backfill",
     "describe": "kts_source.planning.describe",
     "explain": "kts_source.planning.explain",
+    "find": "kts_source.finding.search",
+    "index_keys": "kts_source.finding.build_index",
     "plan": "kts_source.planning.planner",
     "register": "kts_source.spark.datasource",
     "report": "kts_source.reporting.run",

@@ -1,4 +1,4 @@
-"""Lists and sizes in texts that people read."""
+"""Lists, sizes and names in texts that people read."""
 
 from __future__ import annotations
 
@@ -42,3 +42,9 @@ def printable(text: str) -> str:
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
     )
+
+
+def camel_case(name: str) -> str:
+    """An attribute's name as JSON has it: `firstOffset` for `first_offset`."""
+    first, *rest = name.split("_")
+    return first + "".join(part.capitalize() for part in rest)

@@ -18,6 +18,7 @@ ROOMS = (
     ("tier",),
     ("read",),
     ("planning",),
+    ("finding",),
     ("auditing", "export", "streaming", "engines"),
     ("metrics", "reporting"),
     ("spark",),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kts_source.auditing.kinds import KINDS, Kind, Severity
 from kts_source.notebook import rows_table
+from kts_source.texts import camel_case
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -153,7 +154,7 @@ class AuditReport:
             "orphanDollarsAMonth": round(self.orphan_dollars_a_month, 6),
             "findings": [_finding(one) for one in self.findings],
             "partitions": [
-                {_camel(name): value for name, value in asdict(part).items()}
+                {camel_case(name): value for name, value in asdict(part).items()}
                 for part in self.partitions
             ],
         }
@@ -263,7 +264,7 @@ _STATEMENT: Final[dict[str, tuple[type, ...]]] = {
 
 
 def _statement_of(one: Any) -> PartitionStatement:  # noqa: ANN401
-    values = {name: _typed(one, _camel(name), *kinds) for name, kinds in _STATEMENT.items()}
+    values = {name: _typed(one, camel_case(name), *kinds) for name, kinds in _STATEMENT.items()}
     return PartitionStatement(**values)
 
 
@@ -283,11 +284,6 @@ def _finding(one: Finding) -> dict[str, Any]:
         "meaning": one.kind.meaning,
         "advice": one.kind.advice,
     }
-
-
-def _camel(name: str) -> str:
-    first, *rest = name.split("_")
-    return first + "".join(part.capitalize() for part in rest)
 
 
 def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:

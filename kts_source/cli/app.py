@@ -18,6 +18,8 @@ from kts_source.cli.audit_command import audit_command, verify_command
 from kts_source.cli.commands import cat, plan, schema, segments, topics
 from kts_source.cli.demo import demo
 from kts_source.cli.export_command import export
+from kts_source.cli.find_command import find_command
+from kts_source.cli.index_command import index_command
 from kts_source.cli.report_command import report_command
 from kts_source.errors import DataLossError, InvalidOptionError, TieredKafkaError
 
@@ -36,6 +38,8 @@ for command in (
     schema,
     audit_command,
     verify_command,
+    find_command,
+    index_command,
     report_command,
     export,
     demo,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import threading
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
+from kts_source.engines.planned_once import PlannedOnce
 from kts_source.engines.task_reader import TaskReader
 from kts_source.errors import InvalidOptionError
 from kts_source.extras import require
@@ -15,7 +15,6 @@ from kts_source.options import check_for_batch, parse_any_options
 from kts_source.options.scan_options import checked_columns
 from kts_source.planning.infer_types import with_types
 from kts_source.planning.narrowing import conjunction, narrowed
-from kts_source.planning.planner import plan_scan
 from kts_source.predicate.implied_ranges import TRUE
 
 if TYPE_CHECKING:
@@ -24,6 +23,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from kts_source.engines.duckdb_dataset import TierDataset
+    from kts_source.finding.query import Conditions
+    from kts_source.finding.search import Search
     from kts_source.options import ScanOptions
     from kts_source.planning.scan_plan import ScanPlan
     from kts_source.predicate.model import Predicate
@@ -71,12 +72,12 @@ class Scan:
         *,
         where: Predicate | None = None,
         most_rows: int | None = None,
-        planned: _Planned | None = None,
+        planned: PlannedOnce | None = None,
     ) -> None:
         self._options = options
         self._where = where
         self._most_rows = most_rows
-        self._planned = _Planned(options) if planned is None else planned
+        self._planned = PlannedOnce(options) if planned is None else planned
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -283,6 +284,21 @@ class Scan:
 
         return ray_dataset(self, **arguments)
 
+    def find(self, **conditions: Unpack[Conditions]) -> Search:
+        """Those of the records that meet more conditions, and proof that there are no others; see
+        `kts_source.find`. It plans for itself.
+
+        Raises:
+            InvalidOptionError: Conditions that contradict each other; a limit.
+        """
+        from kts_source.finding.query import query_of
+        from kts_source.finding.search import Search
+
+        if self.is_limited:
+            raise InvalidOptionError("find() after limit(): all records are searched, or none")
+        where = conjunction(self._options.where, self._where)
+        return Search(replace(self._options, where=where), query_of(**conditions))
+
     def count(self, *, threads: int | None = None) -> int:
         """How many rows there are. Reads all bytes, but decodes next to nothing of them."""
         counted = self._like(replace(self._options, columns=("offset",)))
@@ -364,32 +380,11 @@ class Scan:
         )
 
 
-class _Planned:
-    """A plan that is made once, whoever asks first.
-
-    Args:
-        options: What is planned.
-        made: The plan, where there is one.
-    """
-
-    def __init__(self, options: ScanOptions, made: ScanPlan | None = None) -> None:
-        self.made = made
-        self._options = options
-        self._lock = threading.Lock()
-
-    def plan(self) -> ScanPlan:
-        """The plan."""
-        with self._lock:
-            if self.made is None:
-                self.made = plan_scan(self._options)
-            return self.made
-
-
 def _rebuilt(
     options: ScanOptions,
     where: Predicate | None,
     most_rows: int | None,
     made: ScanPlan | None,
 ) -> Scan:
-    planned = _Planned(options, made)
+    planned = PlannedOnce(options, made)
     return Scan(options, where=where, most_rows=most_rows, planned=planned)

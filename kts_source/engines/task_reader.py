@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from kts_source.engines.handover import in_threads
+from kts_source.read.handover import in_threads
 from kts_source.read.read_settings import FOR_ENGINES, BatchLimits
 from kts_source.read.task_metrics import TaskPlace
-from kts_source.tier import open_tier
+from kts_source.read.thread_tiers import ThreadTiers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from kts_source.options import ScanOptions
     from kts_source.read.task import ScanTask
-    from kts_source.tier import Tier
 
 _SMALL: Final = 1 << 16
 """Rows of a limit up to which one thread reads: a second one would read what nobody wants."""
@@ -111,8 +110,7 @@ class OpenedTasks:
         self._progress = progress
         self._whole = whole
         self._lock = threading.Lock()
-        # A store and its counters are one thread's.
-        self._tiers: dict[int, Tier] = {}
+        self._tiers = ThreadTiers(options)
         self._all = sum(task.nominal_bytes for task in tasks)
         self._done = 0
         self._run = uuid.uuid4().hex
@@ -129,9 +127,7 @@ class OpenedTasks:
 
     def close(self) -> None:
         """Lets the connections go."""
-        tiers, self._tiers = self._tiers, {}
-        for tier in tiers.values():
-            tier.close()
+        self._tiers.close()
 
     def _read(self, number: int) -> Generator[pa.RecordBatch]:
         from kts_source.read.run_task import run_task
@@ -143,7 +139,7 @@ class OpenedTasks:
             TaskPlace(self._run, partition=number),
             batches=self._limits,
             whole=self._whole,
-            opened=self._tier(),
+            opened=self._tiers.mine(),
         )
         with closing(rows):
             yield from rows
@@ -151,13 +147,6 @@ class OpenedTasks:
             with self._lock:
                 self._done += task.nominal_bytes
                 self._progress(self._done, self._all)
-
-    def _tier(self) -> Tier:
-        thread = threading.get_ident()
-        tier = self._tiers.get(thread)
-        if tier is None:
-            tier = self._tiers[thread] = open_tier(self._options)
-        return tier
 
 
 def batch_limits(options: ScanOptions, most_rows: int | None) -> BatchLimits:

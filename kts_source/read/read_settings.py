@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from kts_source.options import ScanOptions
     from kts_source.options.value_formats import ColumnFormat
     from kts_source.predicate.model import Predicate
+    from segment_format.key_set import KeySet
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class ReadSettings:
         brokers: How brokers are reached; `None` = the tier alone is read.
         broker_fallback: Whether brokers finish a slice that the tier does not give.
         formats: How keys and values are decoded; what is not named stays bytes.
+        keys: Records with other keys are left out; `None` wants all.
     """
 
     columns: tuple[str, ...]
@@ -64,6 +66,7 @@ class ReadSettings:
     brokers: BrokerSettings | None = None
     broker_fallback: bool = True
     formats: tuple[ColumnFormat, ...] = ()
+    keys: KeySet | None = None
 
     @classmethod
     def of(cls, options: ScanOptions) -> ReadSettings:

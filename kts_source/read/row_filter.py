@@ -16,13 +16,14 @@ import pyarrow.compute as pc
 
 from kts_source.predicate.evaluate import wanted_rows
 from kts_source.predicate.model import columns_of
+from segment_format.kernels.decode_counters import DecodeCounters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from kts_source.predicate.model import Predicate
     from kts_source.read.read_settings import BatchLimits
-    from segment_format.arrow import DecodeCounters, RecordDecoder
+    from segment_format.arrow import RecordDecoder
 
 _PROBE_ROWS: Final = 32768
 """More than a window of small records has: every batch costs the same calls."""
@@ -66,6 +67,7 @@ class FilteringDecoder:
         # Of the first pass: the entry under way, and the position behind all bytes fed.
         self._carry = bytearray()
         self._fed = position
+        self._earlier = DecodeCounters()
 
     @property
     def done(self) -> bool:
@@ -79,8 +81,10 @@ class FilteringDecoder:
 
     @property
     def counters(self) -> DecodeCounters:
-        """Of the first pass, since the last change of the way; rows before they are left out."""
-        return self._decoder.counters
+        """Of the first pass, and of the only one since the way changed; rows that are left out
+        later are in them.
+        """
+        return self._earlier + self._decoder.counters
 
     def feed(self, window: memoryview) -> Iterator[pa.RecordBatch]:
         """The matching rows that are complete with the next bytes."""
@@ -168,6 +172,7 @@ class FilteringDecoder:
     def _decode_at_once(self) -> Iterator[pa.RecordBatch]:
         """Go on without a second pass."""
         self._late = False
+        self._earlier = self._decoder.counters
         self._decoder = self._make(position=self._fed - len(self._carry))
         yield from self._filtered(self._decoder.feed(bytes(self._carry)))
         self._carry = bytearray()

@@ -81,6 +81,7 @@ def _decoder(
         first_timestamp=first_millisecond(box),
         last_timestamp=last_millisecond(box),
         constants=place,
+        keys=settings.keys,
         **wanted,
     )
     if rest == TRUE:

@@ -90,6 +90,7 @@ class TaskMetrics:
         batches_skipped_offset: Batches outside the offsets wanted.
         records_skipped_offset: Records outside the offsets wanted, in batches that were decoded.
         batches_skipped_timestamp: Batches dated, by their headers, outside what `where` wants.
+        records_skipped_key: Records that `find` left out for their key.
         broker_ranges: Ranges of offsets that were planned to come from brokers.
         broker_requests: Fetches sent to brokers.
         broker_bytes: Bytes of record batches that brokers sent.
@@ -131,6 +132,7 @@ class TaskMetrics:
     batches_skipped_offset: int = 0
     records_skipped_offset: int = 0
     batches_skipped_timestamp: int = 0
+    records_skipped_key: int = 0
     broker_ranges: int = 0
     broker_requests: int = 0
     broker_bytes: int = 0

@@ -123,14 +123,30 @@ BATCHES_SKIPPED_ABORTED: Final = 100
 BATCHES_SKIPPED_OFFSET: Final = 101
 RECORDS_SKIPPED_OFFSET: Final = 102
 BATCHES_SKIPPED_TIMESTAMP: Final = 103
+RECORDS_SKIPPED_KEY: Final = 104
 
 # --- With a negative status ----------------------------------------------------------------------
-ERROR_POSITION: Final = 104  # of the entry, in the window
-ERROR_OFFSET: Final = 105
-ERROR_FOUND: Final = 106  # what stands there
-ERROR_EXPECTED: Final = 107  # what should
+ERROR_POSITION: Final = 105  # of the entry, in the window
+ERROR_OFFSET: Final = 106
+ERROR_FOUND: Final = 107  # what stands there
+ERROR_EXPECTED: Final = 108  # what should
 
-FRAME_SIZE: Final = 112
+# --- Keys looked for, a `segment_format.key_set.KeySet`: written once by the owner ---------------
+SOUGHT: Final = 112  # 1: records with other keys are left out
+SOUGHT_NULL: Final = 113  # 1: records without a key are wanted
+SOUGHT_COUNT: Final = 114  # keys in the set
+SOUGHT_LENGTHS: Final = 115  # bits
+SOUGHT_SEED: Final = 116
+SOUGHT_SHIFT: Final = 117
+SOUGHT_BORDERS: Final = 118  # addresses, see the attributes
+SOUGHT_TAGS: Final = 119
+SOUGHT_STARTS: Final = 120
+SOUGHT_DATA: Final = 121
+SOUGHT_BITS: Final = 122
+SOUGHT_FIRST_SIZE: Final = 123  # bytes of the first key
+SOUGHT_STOP: Final = 124  # by the kernel: where the record that was found ends
+
+FRAME_SIZE: Final = 128
 
 COPY_SLACK: Final = 32
 """Bytes behind the room of every byte buffer that kernels may overwrite: they copy in steps of
@@ -177,6 +193,7 @@ FINISHED: Final = 5  # an entry at or beyond STOP_OFFSET was met
 GROW_SCRATCH: Final = 6  # decompression takes SCRATCH_NEEDED bytes of room
 CONTINUE: Final = 7  # between the kernels themselves: go on
 CHECKED: Final = 8  # between the kernels themselves: the batch is what its checksum says
+FOUND: Final = 9  # between the kernels themselves: a record whose key is looked for
 
 ERROR_LENGTH: Final = -1
 ERROR_MAGIC: Final = -2

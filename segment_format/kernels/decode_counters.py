@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import operator
+from dataclasses import astuple, dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,13 +19,19 @@ class DecodeCounters:
         batches_skipped_offset: Entries that end before the first offset wanted.
         records_skipped_offset: Records outside the offsets wanted, inside decoded batches.
         batches_skipped_timestamp: Batches without a timestamp wanted, by their header.
+        records_skipped_key: Records of the offsets wanted whose key is not looked for.
     """
 
-    batches: int
-    records: int
-    bytes: int
-    batches_skipped_control: int
-    batches_skipped_aborted: int
-    batches_skipped_offset: int
-    records_skipped_offset: int
+    batches: int = 0
+    records: int = 0
+    bytes: int = 0
+    batches_skipped_control: int = 0
+    batches_skipped_aborted: int = 0
+    batches_skipped_offset: int = 0
+    records_skipped_offset: int = 0
     batches_skipped_timestamp: int = 0
+    records_skipped_key: int = 0
+
+    def __add__(self, other: DecodeCounters) -> DecodeCounters:
+        """Of both together."""
+        return DecodeCounters(*map(operator.add, astuple(self), astuple(other)))

@@ -29,6 +29,7 @@ from segment_format.kernels.memory import (
     load_u8,
     load_u32,
 )
+from segment_format.kernels.seek_key import seek_key
 from segment_format.kernels.snappy_stream import decompress_snappy, snappy_bound
 from segment_format.kernels.step_records import step_records
 from segment_format.kernels.zstd_frame import zstd_bound
@@ -338,6 +339,7 @@ def decode_window(window: Value, payload: Value, frame: Frame) -> Value:
     window_stop = window_at + np.uint64(window.size)
     payload_at = array_address(payload)
     payload_stop = payload_at + np.uint64(payload.size)
+    sought = frame[c.SOUGHT] != 0
     needs_body = frame[c.WANTED] & c.NEEDS_BODY != 0
     while True:
         if frame[c.IN_BATCH] == 0:
@@ -358,10 +360,27 @@ def decode_window(window: Value, payload: Value, frame: Frame) -> Value:
         if frame[c.PLACE] == c.PLACE_SCRATCH:
             source = np.uint64(frame[c.SCRATCH])
             readable_stop = source + np.uint64(frame[c.SCRATCH_ROOM] + c.COPY_SLACK)
+        left = np.int64(0)
+        records_stop = frame[c.RECORDS_STOP]
+        if sought:
+            status = seek_key(source, frame)
+            if status == c.CONTINUE:
+                frame[c.IN_BATCH] = 0
+                continue
+            if status != c.FOUND:
+                return status
+            # The record that was found is a batch of its own, as far as the next step goes.
+            left = frame[c.RECORDS_LEFT] - 1
+            frame[c.RECORDS_LEFT] = 1
+            frame[c.RECORDS_STOP] = frame[c.SOUGHT_STOP]
         if needs_body:
             status = decode_records(source, readable_stop, frame)
         else:
             status = step_records(source, frame)
+        if sought:
+            frame[c.RECORDS_LEFT] += left
+            frame[c.RECORDS_STOP] = records_stop
         if status != c.CONTINUE:
             return status
-        frame[c.IN_BATCH] = 0
+        if not sought:
+            frame[c.IN_BATCH] = 0

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from segment_format._cursor import BytesLike
     from segment_format.index.leader_epoch_checkpoint import EpochEntry
     from segment_format.kernels.object_code import Kernel
+    from segment_format.key_set import KeySet
 
     Bytes = NDArray[np.uint8]
 
@@ -84,6 +85,8 @@ class RecordDecoder:
         last_timestamp: Largest one, inclusive.
         constants: Columns that are no part of a record: what all rows have, a string, an int32, or
             `None` for a string that is null.
+        keys: If given, records with other keys are left out. Of those, only what stands before the
+            key, and the key's length, is checked.
 
     Raises:
         ValueError: Unknown columns or a bound out of range.
@@ -106,6 +109,7 @@ class RecordDecoder:
         first_timestamp: int = MIN_OFFSET,
         last_timestamp: int = MAX_OFFSET,
         constants: Mapping[str, str | int | None] = MappingProxyType({}),
+        keys: KeySet | None = None,
     ) -> None:
         _check_range("max_rows", max_rows, 1, _LIMIT_MAX_ROWS)
         _check_range("max_bytes", max_bytes, 1, _LIMIT_MAX_BYTES)
@@ -158,6 +162,9 @@ class RecordDecoder:
         )
         for slot, array in zip(addresses, self._arrays, strict=True):
             frame[slot] = array.ctypes.data
+        self._keys = keys  # the frame holds addresses of its arrays, too
+        if keys is not None:
+            keys.tell(self._slots)
         self._buffers = ColumnBuffers(self._slots, names, max_rows=max_rows, max_bytes=max_bytes)
         self._scratch = _NO_BYTES
         self._tail = bytearray()
@@ -172,7 +179,7 @@ class RecordDecoder:
     @property
     def counters(self) -> DecodeCounters:
         """Counts up to now, also while a window is being decoded."""
-        return DecodeCounters(*self._slots[c.BATCHES : c.BATCHES_SKIPPED_TIMESTAMP + 1].tolist())
+        return DecodeCounters(*self._slots[c.BATCHES : c.RECORDS_SKIPPED_KEY + 1].tolist())
 
     @property
     def next_offset(self) -> int:

@@ -58,7 +58,7 @@ def _step_offsets(
     while left > last_left and at <= last_word:
         prefetch(at + ahead)
         prefetch(at + ahead + np.uint64(64))
-        size, body, offset_delta = read_start(at)
+        size, body, _, offset_delta = read_start(at)
         if (
             body == _NOWHERE
             or size < MIN_BODY

@@ -19,7 +19,7 @@ import pytest
 
 import kts_source
 from kts_source import metrics
-from kts_source.engines import scan as scan_module
+from kts_source.engines import planned_once
 from kts_source.errors import InvalidOptionError, TieredKafkaError
 from kts_source.planning import planner
 from kts_source.read import run_task as run_task_module
@@ -180,7 +180,7 @@ def test_all_that_comes_from_a_scan_has_its_plan(monkeypatch: pytest.MonkeyPatch
         plans.append(real(*arguments))  # type: ignore[arg-type]
         return plans[-1]
 
-    monkeypatch.setattr(scan_module, "plan_scan", counted)
+    monkeypatch.setattr(planned_once, "plan_scan", counted)
     base = scanned()
     first = base.where("offset > 100").limit(3)
     assert plans == [], "nothing is asked before it is wanted"

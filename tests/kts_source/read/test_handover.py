@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kts_source.engines import handover
-from kts_source.engines.handover import in_threads
+from kts_source.read import handover
+from kts_source.read.handover import in_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

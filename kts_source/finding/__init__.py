@@ -1,0 +1,1 @@
+"""Records that somebody looks for, and a certificate of what was searched for them."""

@@ -1,0 +1,193 @@
+"""What a search has looked at, and what it has not: the proof that there are no other records."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from kts_source.texts import camel_case
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from kts_source.layout.remote_segment import ObjectRef
+
+CERTIFICATE_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadRange:
+    """Offsets [start, stop) that were asked for and not searched, or not all of them.
+
+    Attributes:
+        start: First offset, inclusive.
+        stop: One past the last.
+        reason: Why, in words.
+        object: Where they should be read; `None` where no object holds them.
+    """
+
+    start: int
+    stop: int
+    reason: str
+    object: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Undecided:
+    """A transaction that had not ended, as far as the tier tells.
+
+    Attributes:
+        producer_id: Whose.
+        first_offset: Where it begins.
+    """
+
+    producer_id: int
+    first_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnservedObjects:
+    """Objects of the partition that hold nothing of its log, and were not searched.
+
+    Attributes:
+        objects: Keys below the root of the store.
+        reason: Why a reader never sees their records.
+    """
+
+    objects: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionCertificate:
+    """What was searched of one partition.
+
+    Attributes:
+        topic: Topic.
+        topic_id: Its incarnation.
+        partition: Partition number.
+        start: First offset searched, inclusive.
+        stop: One past the last.
+        unread: Offsets in [start, stop), or behind it, that were not searched.
+        undecided: Transactions that end the range, with `read_committed`.
+        unserved: Objects that were left alone.
+        left_out: Why nothing of the partition was read; `None` where it was.
+        segments: Segments read.
+        stored_bytes: Bytes of their logs in the store.
+        objects_digest: SHA-256 in hex over these logs, see `digest_of_objects`.
+        ruled_out: Segments that were not read, as their filter has none of the keys.
+        ruled_out_digest: As `objects_digest`, over their logs.
+        records: Records whose key or condition was looked at.
+        matches: Records found.
+    """
+
+    topic: str
+    topic_id: str
+    partition: int
+    start: int
+    stop: int
+    unread: tuple[UnreadRange, ...]
+    undecided: tuple[Undecided, ...]
+    unserved: tuple[UnservedObjects, ...]
+    left_out: str | None
+    segments: int
+    stored_bytes: int
+    objects_digest: str
+    ruled_out: int
+    ruled_out_digest: str
+    records: int
+    matches: int
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """All that a search has to say about itself.
+
+    Attributes:
+        searched_ms: When it began, in ms since 1970.
+        path: Root of the tier, free of credentials.
+        isolation_level: `read_uncommitted` finds records of aborted transactions, too.
+        keys: How many keys were looked for; `None` = no key was asked for.
+        key_digest: SHA-256 in hex over them; empty without keys.
+        conditions: What else records must meet, in words.
+        assumptions: What is taken for granted, in words.
+        faults: What is wrong with the tier as a whole, in words.
+        partitions: In order of topic and partition.
+        requests: Reads of the store.
+        bytes: Stored bytes received.
+    """
+
+    searched_ms: int
+    path: str
+    isolation_level: str
+    keys: int | None
+    key_digest: str
+    conditions: tuple[str, ...]
+    assumptions: tuple[str, ...]
+    faults: tuple[str, ...]
+    partitions: tuple[PartitionCertificate, ...]
+    requests: int
+    bytes: int
+
+    @property
+    def complete(self) -> bool:
+        """Whether every offset that was asked for was searched: there are no other records, as far
+        as the assumptions hold.
+        """
+        return not self.faults and not any(part.unread for part in self.partitions)
+
+    @property
+    def exhaustive(self) -> bool:
+        """Whether it is complete, and no object of the partitions was left alone: the bytes of
+        other records are not in the tier either, be they served or not.
+        """
+        return self.complete and not any(part.unserved for part in self.partitions)
+
+    @property
+    def matches(self) -> int:
+        """Records found."""
+        return sum(part.matches for part in self.partitions)
+
+    @property
+    def records(self) -> int:
+        """Records looked at."""
+        return sum(part.records for part in self.partitions)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The certificate as the values of JSON; the page on `find` has its schema."""
+        fields = {camel_case(name): value for name, value in asdict(self).items()}
+        fields["partitions"] = [
+            {camel_case(name): value for name, value in asdict(part).items()}
+            | {"unread": [asdict(one) for one in part.unread]}
+            | {
+                "undecided": [
+                    {camel_case(name): value for name, value in asdict(one).items()}
+                    for one in part.undecided
+                ]
+            }
+            for part in self.partitions
+        ]
+        return {
+            "version": CERTIFICATE_VERSION,
+            "complete": self.complete,
+            "exhaustive": self.exhaustive,
+            "records": self.records,
+            "matches": self.matches,
+            **fields,
+        }
+
+    def to_json(self) -> str:
+        """The certificate as JSON, in ASCII: terminals obey some of what names may hold."""
+        return json.dumps(self.to_dict(), indent=1)
+
+
+def digest_of_objects(logs: Iterable[ObjectRef]) -> str:
+    """SHA-256 in hex over objects in order of their keys, each as a line of JSON: key, size and
+    version as listed (ETag, generation or the like; null where the store has none).
+    """
+    digest = hashlib.sha256()
+    for log in sorted(set(logs), key=lambda one: one.key):
+        digest.update(json.dumps([log.key, log.size, log.version]).encode() + b"\n")
+    return digest.hexdigest()

@@ -1,0 +1,67 @@
+"""What a certificate says in words: the conditions of a search, and what it takes for granted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kts_source.finding.query import Query
+    from kts_source.options import ScanOptions
+    from kts_source.planning.scan_plan import ScanPlan
+
+
+OF_FILTERS: Final = (
+    "filters of keys hold every key of the segments that they were made of: those ruled out by them"
+    " were not read"
+)
+
+
+def conditions_of(options: ScanOptions, query: Query) -> tuple[str, ...]:
+    """What records must meet beside their keys. No key is named: a certificate is passed on."""
+
+    def each() -> Iterator[str]:
+        if options.where is not None:
+            yield f"where {options.where!r}"
+        if query.value_contains is not None:
+            yield f"the value contains the bytes {query.value_contains.hex()}"
+        if query.value_matches is not None:
+            yield f"the value matches the regular expression {query.value_matches!r}"
+        for header in query.headers:
+            value = "" if header.value is None else f" with the bytes {header.value.hex()}"
+            yield f"a header {header.name!r}{value}"
+        if query.producer_ids:
+            yield f"the producer id is one of {', '.join(map(str, query.producer_ids))}"
+
+    return tuple(each())
+
+
+def assumptions_of(options: ScanOptions, plan: ScanPlan) -> tuple[str, ...]:
+    """What must hold so that the certificate says what it seems to say."""
+
+    def each() -> Iterator[str]:
+        yield (
+            "the log of a partition is the one that the tier proves: its newest lineage from its"
+            " log start on; objects that hold nothing of it are named as unserved and were not"
+            " searched, and neither were records below the log start in a segment that holds it"
+        )
+        yield "brokers were not asked: what they have not yet copied to the tier was not searched"
+        if options.read_committed:
+            yield "records of aborted transactions lie in the tier, and were left out"
+            yield "the tier's transaction indexes, which have no checksum, say which those are"
+        if not options.check_crcs:
+            yield "the bytes are those that were written: checksums of batches were not compared"
+        if options.where is not None:
+            yield (
+                "manifests and time indexes say how records are dated: segments that they rule out"
+                " by the condition were not read"
+            )
+        if options.max_timestamp_ahead_ms is not None:
+            yield (
+                "no record is dated later than maxTimestampAheadMs="
+                f"{options.max_timestamp_ahead_ms} after its upload"
+            )
+        yield from plan.notes
+
+    return tuple(each())

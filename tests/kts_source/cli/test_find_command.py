@@ -1,0 +1,137 @@
+"""`kts find`: what it prints, files of keys, and exit codes."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kts_source.cli.app import main
+from kts_source.cli.key_file import read_keys
+from kts_source.errors import InvalidOptionError
+from segment_format.testing import LogBuilder, SimpleRecord
+from tests.kts_source.auditing.damaged_tier import write_tier
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.kts_source.auditing.damaged_tier import DamagedTier
+
+KEYS = (b"a", b"\xc3\xa9", b"", None, b"\x00\xff")
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, list[int], str]:
+    """Exit code, the offsets printed, and what stands on standard error."""
+    code = main(["find", *arguments])
+    out, err = capsys.readouterr()
+    return code, [json.loads(line)["offset"] for line in out.splitlines()], err
+
+
+@pytest.fixture
+def tier(tmp_path: Path) -> DamagedTier:
+    """Offset n has key n % 5 of `KEYS`."""
+    builder = LogBuilder()
+    for number in range(2):
+        records = [
+            SimpleRecord(b"value %d" % n, KEYS[n % 5], ((f"h{n % 3}", b"%d" % n),))
+            for n in range(10)
+        ]
+        builder.append(records, producer_id=number)
+        builder.roll()
+    return write_tier(tmp_path / "tier", list(builder.build().segments))
+
+
+def test_conditions(capsys: pytest.CaptureFixture[str], tier: DamagedTier) -> None:
+    path = str(tier.root)
+    cases: dict[tuple[str, ...], list[int]] = {
+        ("--key", "a"): [0, 5, 10, 15],
+        ("--key", "é", "--key", ""): [1, 2, 6, 7, 11, 12, 16, 17],
+        ("--key-hex", "00fF"): [4, 9, 14, 19],
+        ("--no-key", "--key-hex", "61"): [0, 3, 5, 8, 10, 13, 15, 18],
+        ("--value-contains", "e 7"): [7, 17],
+        ("--value-matches", "[35]$"): [3, 5, 13, 15],
+        ("--header", "h2", "--key", "a"): [5, 15],
+        ("--header", "h2=5"): [5, 15],
+        ("--producer-id", "1", "--no-key"): [13, 18],
+        ("--where", "offset < 6", "--key", "a"): [0, 5],
+        ("--key", "nobody"): [],
+    }
+    for arguments, offsets in cases.items():
+        code, found, err = run(capsys, path, *arguments)
+        assert (code, found) == (0, offsets), arguments
+        assert err.endswith("complete\n")
+
+
+def test_offsets_and_the_certificate(
+    capsys: pytest.CaptureFixture[str], tier: DamagedTier, tmp_path: Path
+) -> None:
+    file = tmp_path / "proof.json"
+    place = ("--certificate", str(file))
+    assert main(["find", str(tier.root), "t", "--key", "a", "--offsets", *place]) == 0
+    first, *_ = capsys.readouterr().out.splitlines()
+    assert json.loads(first) == {"topic": "t", "partition": 0, "offset": 0}
+    proof = json.loads(file.read_text())
+    assert (proof["complete"], proof["matches"], proof["records"]) == (True, 4, 20)
+    path = next(tier.root.rglob("*.log"))
+    data = bytearray(path.read_bytes())
+    data[30] ^= 1
+    path.write_bytes(data)
+    code, found, err = run(capsys, str(tier.root), "t", "--key", "a", *place)
+    assert (code, len(found)) == (3, 2)
+    assert "NOT SEARCHED: t-0, offsets [" in err
+    assert err.endswith("NOT COMPLETE: there may be other records\n")
+    assert json.loads(file.read_text())["complete"] is False
+
+
+def test_mistakes(capsys: pytest.CaptureFixture[str], tier: DamagedTier, tmp_path: Path) -> None:
+    path = str(tier.root)
+    for arguments, text in (
+        ((), "what to look for"),
+        (("--key-hex", "0g"), "hex digits"),
+        (("--key", "a", "--offsets", "--columns", "key"), "give one"),
+        (("--keys-file", str(tmp_path / "none")), "cannot be read"),
+        (("--key", "a", "--certificate", str(tmp_path / "no" / "c.json")), "cannot be written"),
+    ):
+        code, _, err = run(capsys, path, *arguments)
+        assert code == 2, arguments
+        assert text in err
+
+
+def test_files_of_keys(
+    capsys: pytest.CaptureFixture[str], tier: DamagedTier, tmp_path: Path
+) -> None:
+    file = tmp_path / "keys"
+    sized = b"\x00\x00\x00\x01a" + b"\xff\xff\xff\xff" + b"\x00\x00\x00\x00"
+    for form, data, keys in (
+        ("lines", "a\né\nx y ".encode(), [b"a", "é".encode(), b"x y "]),
+        ("hex", b"61\n00ff\n", [b"a", b"\x00\xff"]),
+        ("length", sized, [b"a", None, b""]),
+    ):
+        file.write_bytes(data)
+        assert read_keys(str(file), form) == keys
+        files = ("--keys-file", str(file), "--keys-format", form)
+        _, found, _ = run(capsys, str(tier.root), *files)
+        assert found == [n for n in range(20) if KEYS[n % 10 % 5] in keys]
+
+
+@pytest.mark.parametrize(
+    ("form", "data"),
+    [
+        ("lines", b""),
+        ("lines", b"a\r\nb\r\n"),
+        ("lines", b"a\n\nb\n"),
+        ("lines", b"\xef\xbb\xbfa\n"),
+        ("hex", b"6\n"),
+        ("hex", b"\xff\xff\n"),
+        ("length", b"\x00\x00\x00\x02a"),
+        ("length", b"\xff\xff\xff\xfe"),
+        ("length", b"\x00\x00\x00"),
+        ("length", b"\x7f\xff\xff\xff"),
+    ],
+)
+def test_files_that_may_mean_something_else(tmp_path: Path, form: str, data: bytes) -> None:
+    file = tmp_path / "keys"
+    file.write_bytes(data)
+    with pytest.raises(InvalidOptionError):
+        read_keys(str(file), form)
