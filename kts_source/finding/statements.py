@@ -19,7 +19,7 @@ OF_FILTERS: Final = (
 
 
 def conditions_of(options: ScanOptions, query: Query) -> tuple[str, ...]:
-    """What records must meet beside their keys. No key is named: a certificate is passed on."""
+    """What records must meet beside their keys, which are not named: a certificate is passed on."""
 
     def each() -> Iterator[str]:
         if options.where is not None:
