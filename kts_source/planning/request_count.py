@@ -56,8 +56,10 @@ def _bounds(part: SegmentSlice) -> npt.NDArray[np.int64]:
     if part.cut_start >= part.cut_stop or first >= last:
         return np.zeros(1, np.int64)
     stops = index.transformed_stops()
-    start = stops[first - 1] if first else np.int64(0)
-    return np.concatenate([[start], stops[first:last]])
+    found = np.empty(last - first + 1, np.int64)
+    found[0] = stops[first - 1] if first else 0
+    found[1:] = stops[first:last]
+    return found
 
 
 def _counted(

@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import base64
 import struct
-from typing import TYPE_CHECKING
+import threading
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
+    import zstandard
 
     ChunkSizes = npt.NDArray[np.int32]
 
@@ -38,6 +40,7 @@ _LEVEL = 3
 _MANY = struct.Struct(">iib")
 _COUNT = struct.Struct(">i")
 _SIZE = struct.Struct(">i")
+_LOCAL: Final = threading.local()
 # zstd cannot expand a frame below its input by more than a few bytes per 128 KiB block.
 _MAX_TEXT_LENGTH = (MAX_PAYLOAD_BYTES + (64 << 10)) * 4 // 3
 
@@ -75,10 +78,20 @@ def decode_chunk_sizes(text: str) -> ChunkSizes:
             f"transformedChunks of {size} bytes, at most {MAX_PAYLOAD_BYTES} are allowed"
         )
     try:
-        payload = zstandard.ZstdDecompressor().decompress(frame, allow_extra_data=False)
+        payload = _decompressor().decompress(frame, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise InvalidManifestError("transformedChunks does not decompress") from error
     return unpack_chunk_sizes(payload)
+
+
+def _decompressor() -> zstandard.ZstdDecompressor:
+    """One a thread: making it takes longer than a list does, and threads cannot share it."""
+    import zstandard
+
+    found: zstandard.ZstdDecompressor | None = getattr(_LOCAL, "decompressor", None)
+    if found is None:
+        found = _LOCAL.decompressor = zstandard.ZstdDecompressor()
+    return found
 
 
 def encode_chunk_sizes(sizes: Sequence[int] | npt.NDArray[np.integer]) -> str:
