@@ -116,6 +116,14 @@ class AsyncClient:
         finally:
             give_up()  # when this thread was interrupted; else without effect
 
+    def drop(self, filesystem: Any) -> None:  # noqa: ANN401
+        """Makes another one at the next use, unless this one was replaced already. Who still uses
+        it may go on.
+        """
+        with self._lock:
+            if self._filesystem is filesystem:
+                self._filesystem = None
+
     def close(self, disconnect: Callable[[Any], Coroutine[Any, Any, object]] | None = None) -> None:
         """Drops the file system of this process; `disconnect` ends its connections."""
         if self._process != os.getpid():

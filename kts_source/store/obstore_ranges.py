@@ -54,6 +54,10 @@ _FOR_THE_OTHER: Final = ("Received redirect", "ETag Header missing", "Last-Modif
 _WRONG_REGION: Final = frozenset({"AuthorizationHeaderMalformed", "IllegalLocationConstraint"})
 _NO_TOKEN: Final = "NoToken"
 _REFUSED: Final = 401
+EXPIRED_CODES: Final = frozenset(
+    {"ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "TokenRefreshRequired"}
+)
+"""S3's words for credentials that hold no longer; their status is 400 or 403."""
 _DEBUG: Final = "\n\nDebug source"
 _CAUSE: Final = re.compile(r'"([^"\\]+)"|\b(IncompleteMessage|TimedOut|ConnectionReset)\b')
 
@@ -209,7 +213,8 @@ class RangeReader:
             try:
                 data = attempt(store)
             except RangeError as refusal:
-                if refusal.status != _REFUSED or not self._renewed(store):
+                expired = refusal.status == _REFUSED or refusal.code in EXPIRED_CODES
+                if not expired or not self._renewed(store):
                     raise
                 self._tally.add(requests=1)
                 data = attempt(self._store())

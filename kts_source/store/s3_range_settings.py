@@ -49,6 +49,39 @@ _REGION: Final = re.compile(r"(?!cn-|us-iso|eu-isoe|eusc-)[a-z]{2}(-[a-z]+)+-[0-
 Keys: TypeAlias = tuple[str, str, str | None]
 
 
+class AwsChain:
+    """The credentials that botocore finds, renewed by it in time. Whatever renews them without
+    telling when they expire, such as a tool that writes the file of shared credentials, is looked
+    at again after a refusal.
+
+    Args:
+        profile: Of the AWS configuration; `None`: the default.
+        session: botocore's, for that profile.
+    """
+
+    def __init__(self, profile: str | None, session: Any) -> None:  # noqa: ANN401  # botocore ships no types
+        self._profile = profile
+        self._session = session
+        self._given: Secret[Keys] | None = None
+
+    def keys(self) -> Secret[Keys] | None:
+        """Those of now; `None`: there are none. Not for several threads at a time."""
+        self._given = _keys(self._session)
+        return self._given
+
+    def renew(self) -> bool:
+        """Whether it has other keys now than it gave last. May ask who gives them."""
+        try:
+            session = _session(self._profile)
+            found = _keys(session)
+        except Exception:  # noqa: BLE001  # the refusal is the better error
+            return False
+        if found is None or found == self._given:
+            return False
+        self._session = session
+        return True
+
+
 @dataclass(frozen=True, slots=True)
 class S3RangeSettings:
     """What opens obstore's store of a bucket.
@@ -58,7 +91,7 @@ class S3RangeSettings:
         config: Other configuration of `obstore.store.S3Store`.
         client_options: Its client's.
         keys: Access key, secret key and token as given; `None`: the AWS chain, or unsigned.
-        chain: botocore's session, where the chain gives the credentials.
+        chain: Where it gives the credentials.
         is_aws: Whether the endpoint is one of AWS's own.
     """
 
@@ -66,7 +99,7 @@ class S3RangeSettings:
     config: Mapping[str, Any]
     client_options: ClientConfig = field(repr=False)  # a proxy's URL may hold a password
     keys: Secret[Keys | None]
-    chain: Any
+    chain: AwsChain | None
     is_aws: bool
 
     def credentials(self) -> Secret[Keys | None]:
@@ -79,13 +112,12 @@ class S3RangeSettings:
         """
         if self.chain is None:
             return self._checked(self.keys)
-        found = self.chain.get_credentials()
+        found = self.chain.keys()
         if found is None:
             raise LeftToFsspecError("there are no credentials")
-        frozen = found.get_frozen_credentials()
-        return self._checked(Secret((frozen.access_key, frozen.secret_key, frozen.token)))
+        return self._checked(found)
 
-    def _checked(self, keys: Secret[Keys | None]) -> Secret[Keys | None]:
+    def _checked(self, keys: Secret[Any]) -> Secret[Any]:
         """Refuses tokens where a redirect may lead anywhere: obstore sends them along."""
         given = keys.reveal()
         if not self.is_aws and given is not None and given[2] is not None:
@@ -93,8 +125,8 @@ class S3RangeSettings:
         return keys
 
     def renew(self) -> bool:
-        """Never: S3 refuses what has expired by another status; the chain renews in time."""
-        return False
+        """Looks into the AWS chain again; keys that were given as they are stay."""
+        return self.chain is not None and self.chain.renew()
 
     def open(self, credentials: Secret[Keys | None]) -> Any:  # noqa: ANN401
         """A store that tries each request once."""
@@ -161,7 +193,7 @@ def range_settings(
         },
         of_client,
         Secret(keys),
-        None if has_keys or arguments["anon"] else session,
+        None if has_keys or arguments["anon"] else AwsChain(arguments.get("profile"), session),
         given is None,
     )
     if has_keys:
@@ -189,6 +221,14 @@ def _require_known(bucket: str, arguments: Mapping[str, Any]) -> None:
             raise LeftToFsspecError(f"{name} is set")
     if "proxies" not in config:
         require_no_proxy()
+
+
+def _keys(session: Any) -> Secret[Keys] | None:  # noqa: ANN401  # botocore's
+    found = session.get_credentials()
+    if found is None:
+        return None
+    frozen = found.get_frozen_credentials()
+    return Secret((frozen.access_key, frozen.secret_key, frozen.token))
 
 
 def _session(profile: str | None) -> Any:  # noqa: ANN401  # botocore ships no types

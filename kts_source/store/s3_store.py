@@ -8,7 +8,7 @@ servers that ignore the condition; the answer must be the very range that was as
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kts_source.errors import (
     AccessDeniedError,
@@ -21,13 +21,15 @@ from kts_source.secret import Secret, scrub
 from kts_source.store.client_store import ClientStore
 from kts_source.store.http_answer import require_range
 from kts_source.store.object_store import ObjectInfo, check_version
-from kts_source.store.obstore_ranges import RangeError, RangeReader
+from kts_source.store.obstore_ranges import EXPIRED_CODES, RangeError, RangeReader
 from kts_source.store.retry import DEFAULT_RETRY_POLICY, RetryPolicy, TransientError
 from kts_source.store.s3_range_settings import range_settings
 from kts_source.store.storage_options import s3_arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Coroutine, Iterator, Mapping
+
+T = TypeVar("T")
 
 # Error codes that may pass although their HTTP status does not say so.
 _TRANSIENT_CODES = frozenset(
@@ -86,6 +88,7 @@ class S3Store(ClientStore):
         super().__init__(url, storage, retry_policy)
         self._check_key(prefix)
         given = Secret(s3_arguments(storage.reveal(), retry_policy))
+        self._has_chain = given.reveal().get("key") is None and not given.reveal()["anon"]
         self._ranges = RangeReader(
             f"the bucket {self._bucket}",
             "s3fs",
@@ -133,7 +136,7 @@ class S3Store(ClientStore):
         arguments["Prefix"] = self._prefix + prefix
 
         def page() -> dict[str, Any]:
-            answer = self._answer("list_objects_v2", arguments)
+            answer = self._answer("list_objects_v2", arguments, listing=True)
             # An error document with status 200 would read as an empty listing.
             if "IsTruncated" not in answer:
                 raise TransientError("the answer is not a listing")
@@ -160,10 +163,33 @@ class S3Store(ClientStore):
         answer = self._answer("head_object", {"Key": self._prefix + key})
         return _info(key, answer, size=answer["ContentLength"])
 
-    def _answer(self, method: str, arguments: Mapping[str, str]) -> dict[str, Any]:
-        return self._client.run(
-            lambda filesystem: filesystem._call_s3(method, Bucket=self._bucket, **arguments)  # noqa: SLF001  # its public methods retry on their own
+    def _answer(
+        self, method: str, arguments: Mapping[str, str], *, listing: bool = False
+    ) -> dict[str, Any]:
+        return self._by_s3fs(
+            lambda filesystem: filesystem._call_s3(method, Bucket=self._bucket, **arguments),  # noqa: SLF001  # its public methods retry on their own
+            listing=listing,
         )
+
+    def _by_s3fs(
+        self,
+        call: Callable[[Any], Coroutine[Any, Any, T]],
+        *,
+        hedge: bool = False,
+        listing: bool = False,
+    ) -> T:
+        """As `AsyncClient.run`; once more with what the AWS chain gives then, where its credentials
+        do not hold any longer.
+        """
+        filesystem = self._client.filesystem
+        try:
+            return self._client.run(call, hedge=hedge)
+        except Exception as error:
+            if not self._has_chain or not _is_expiry(error):
+                raise
+        self._client.drop(filesystem)
+        self._tally.add(requests=not listing, list_requests=listing)
+        return self._client.run(call, hedge=hedge)
 
     def _read(self, key: str, start: int, stop: int, version: str | None) -> bytes:
         return self._ranges.read_or(
@@ -194,7 +220,7 @@ class S3Store(ClientStore):
             finally:
                 answer["Body"].close()
 
-        return self._client.run(read, hedge=True)
+        return self._by_s3fs(read, hedge=True)
 
     def _failure(self, error: Exception, key: str, *, listing: bool) -> tuple[int, str]:
         from botocore import exceptions
@@ -202,7 +228,7 @@ class S3Store(ClientStore):
         if isinstance(error, RangeError):
             text = scrub(error.text, self._secret_values.reveal())
             return self._named(error.status or 503, error.code, text, key, listing=listing)
-        origin = error.__cause__ if isinstance(error.__cause__, exceptions.ClientError) else error
+        origin = _origin(error)
         text = self._text(origin)
         if isinstance(origin, exceptions.NoCredentialsError | exceptions.PartialCredentialsError):
             raise AccessDeniedError(
@@ -233,6 +259,19 @@ class S3Store(ClientStore):
         if code in _DENIED_CODES:
             return 403, text
         return 503 if code in _TRANSIENT_CODES else status, text
+
+
+def _origin(error: Exception) -> Exception:
+    """The error of botocore behind one of s3fs."""
+    from botocore.exceptions import ClientError
+
+    return error.__cause__ if isinstance(error.__cause__, ClientError) else error
+
+
+def _is_expiry(error: Exception) -> bool:
+    """Whether S3 refused credentials that do not hold any longer. An answer to HEAD has no word."""
+    code = getattr(_origin(error), "response", {}).get("Error", {}).get("Code")
+    return code in EXPIRED_CODES or code == "400"
 
 
 def _is_transient(error: BaseException) -> bool:

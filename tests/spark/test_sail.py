@@ -169,6 +169,24 @@ def test_no_channel_is_ever_full(sail: SparkSession, many_batches: None) -> None
     assert batches.agg(functions.sum("offset")).collect()[0][0] == total
 
 
+def test_a_task_that_no_channel_holds_is_refused(
+    sail: SparkSession, many_batches: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing hangs: the server answers others, and the same once its tasks are small."""
+    options = tier_options("codecs", targetPartitionBytes="64m")
+    frame = sail.read.format("tiered-kafka").options(**options).load()
+    expected = expected_table("codecs", "read_committed").num_rows
+    with monkeypatch.context() as patched:
+        patched.setattr(shared_process, "_MOST_COLUMN_BYTES", 20_000)
+        with pytest.raises(PySparkException, match="make option targetPartitionBytes smaller"):
+            frame.collect()
+        assert sail.range(5).count() == 5
+        small = {**options, "where": "offset < 20"}
+        found = sail.read.format("tiered-kafka").options(**small).load()
+        assert 0 < found.count() < expected
+    assert frame.count() == expected
+
+
 def test_backfill_through_it(sail: SparkSession, tmp_path: Path) -> None:
     report = backfill(sail, source=tier_options("txn"), target=str(tmp_path), progress=False)
     expected = expected_table("txn", "read_committed")

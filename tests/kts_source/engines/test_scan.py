@@ -221,6 +221,15 @@ def test_no_credential_shows() -> None:
     assert "offset" in found._repr_html_()
 
 
+def test_tasks_hold_no_credential() -> None:
+    keys = {"s3.access-key-id": "the-id-of-a-key", "s3.secret-access-key": "the-secret-of-a-key"}
+    found = scanned(**keys)
+    assert found.tasks
+    assert b"of-a-key" not in pickle.dumps(found.tasks)
+    assert "of-a-key" not in repr(found.tasks)
+    assert b"the-secret-of-a-key" in pickle.dumps(found.task_reader), "it opens the store"
+
+
 def test_a_plan_shows_in_a_notebook() -> None:
     found = scanned()
     assert "txn-0" not in found._repr_html_()

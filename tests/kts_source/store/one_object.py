@@ -28,6 +28,7 @@ class OneObject:
         self.headers: dict[str, str | None] = {}
         self.body: Callable[[bytes], bytes] = lambda body: body
         self.error: tuple[int, str] | None = None
+        self.refusal = 401, "Refused"
         self.refuses: Callable[[Mapping[str, str]], bool] = lambda _headers: False
         bucket = self
 
@@ -40,7 +41,7 @@ class OneObject:
             def do_GET(self) -> None:
                 named = {name.lower(): text for name, text in self.headers.items()}
                 bucket.seen.append((self.path, named))
-                error = (401, "Refused") if bucket.refuses(named) else bucket.error
+                error = bucket.refusal if bucket.refuses(named) else bucket.error
                 if error is not None:
                     status, code = error
                     body = f"<Error><Code>{code}</Code><Message>no</Message></Error>".encode()
@@ -55,6 +56,13 @@ class OneObject:
                     **bucket.headers,
                 }
                 self._answer(206, headers, body)
+
+            def do_HEAD(self) -> None:
+                named = {name.lower(): text for name, text in self.headers.items()}
+                bucket.seen.append((self.path, named))
+                status = bucket.refusal[0] if bucket.refuses(named) else 200
+                size = 0 if status != 200 else len(DATA)
+                self._answer(status, {"ETag": ETAG, "Content-Length": str(size)}, b"")
 
             def _answer(self, status: int, headers: Mapping[str, str | None], body: bytes) -> None:
                 self.send_response(status)

@@ -80,6 +80,16 @@ def test_the_environment_has_no_say(bucket: OneObject, monkeypatch: pytest.Monke
     store.close()
 
 
+def test_a_proxy_of_the_options_is_used(bucket: OneObject) -> None:
+    """The endpoint cannot be reached, and the server plays the proxy."""
+    there = "http://store.invalid:9000"
+    store = bucket.store(**KEYS, **{"s3.endpoint": there, "s3.proxy-uri": bucket.endpoint})
+    assert store.get_range("x", 3, 9, version=ETAG) == DATA[3:9]
+    assert [path for path, _ in bucket.seen] == [f"{there}/bucket/x"]
+    assert store._ranges.why_not == ""
+    store.close()
+
+
 class Chain:
     """Stands for botocore's session: each call has newer credentials, as they expire at once."""
 

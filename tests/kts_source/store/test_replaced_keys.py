@@ -1,0 +1,93 @@
+"""Keys of the AWS chain that were replaced while a store is in use: it looks for the new ones."""
+
+from __future__ import annotations
+
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kts_source.errors import AccessDeniedError
+from tests.kts_source.store.one_object import DATA, ETAG, KEYS, OneObject
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+# An argument that changes nothing, but that only s3fs knows.
+BY_S3FS = {"storageOptions": '{"use_ssl": true}'}
+
+
+@pytest.fixture
+def bucket(clean_environment: None) -> Iterator[OneObject]:
+    with OneObject().serving() as server:
+        yield server
+
+
+def _from_a_file(key: str) -> None:
+    text = f"[default]\naws_access_key_id = {key}\naws_secret_access_key = secret-of-{key}\n"
+    Path(os.environ["AWS_SHARED_CREDENTIALS_FILE"]).write_text(text)
+
+
+def _from_a_process(key: str) -> None:
+    told = {"Version": 1, "AccessKeyId": key, "SecretAccessKey": f"secret-of-{key}"}
+    answer = Path(os.environ["AWS_CONFIG_FILE"]).with_name("answer.json")
+    answer.write_text(json.dumps(told))
+    command = f"[default]\ncredential_process = cat {answer}\n"
+    Path(os.environ["AWS_CONFIG_FILE"]).write_text(command)
+
+
+@pytest.mark.parametrize("write", [_from_a_file, _from_a_process])
+@pytest.mark.parametrize("options", [{}, BY_S3FS], ids=["obstore", "s3fs"])
+@pytest.mark.parametrize("refusal", [(400, "ExpiredToken"), (403, "InvalidAccessKeyId")])
+def test_keys_that_were_replaced_are_looked_up_again(
+    bucket: OneObject,
+    write: Callable[[str], None],
+    options: dict[str, str],
+    refusal: tuple[int, str],
+) -> None:
+    """The AWS chain did not know when they would expire."""
+    write("AKOLD")
+    bucket.refusal = refusal
+    store = bucket.store(**options, **{"s3.connect-timeout": "10"})
+    assert bool(store._ranges.why_not) == bool(options)
+    assert store.get_range("x", 0, 4, version=ETAG) == DATA[:4]
+    bucket.refuses = lambda headers: "AKOLD" in headers["authorization"]
+    write("AKNEW")
+    before = store.counters
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda at: store.get_range("x", at, at + 4), range(32)))
+    assert found == [DATA[at : at + 4] for at in range(32)]
+    assert (store.counters - before).retries == 0
+    assert bool(store._ranges.why_not) == bool(options)
+    store.close()
+
+
+@pytest.mark.parametrize("options", [{}, BY_S3FS], ids=["obstore", "s3fs"])
+def test_a_refusal_stays_one_where_no_other_keys_are(
+    bucket: OneObject, options: dict[str, str]
+) -> None:
+    _from_a_file("AKOLD")
+    bucket.refusal, bucket.refuses = (400, "ExpiredToken"), lambda _headers: True
+    for number, given in enumerate((KEYS, {})):
+        store = bucket.store(**options, **given)
+        bucket.seen.clear()
+        with pytest.raises(AccessDeniedError, match="ExpiredToken"):
+            store.get_range("x", 0, 4)
+        # s3fs cannot tell whether the chain has others.
+        assert len(bucket.seen) == store.counters.requests == (2 if number and options else 1)
+        store.close()
+
+
+def test_look_ups_have_new_keys_too(bucket: OneObject) -> None:
+    _from_a_file("AKOLD")
+    bucket.refusal = 400, ""
+    store = bucket.store()
+    assert store.head("x").size == len(DATA)
+    bucket.refuses = lambda headers: "AKOLD" in headers["authorization"]
+    _from_a_file("AKNEW")
+    assert store.head("x").size == len(DATA)
+    assert store.counters.requests == 3  # botocore asks for the region by itself
+    store.close()
