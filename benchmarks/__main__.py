@@ -1,7 +1,7 @@
 """`python -m benchmarks [PART...] [--quick] [--json FILE]`: all parts, or those that are named.
 
-A quick run leaves out typed_peers, hybrid, fetch, plan, audit, picture and export unless they are
-named.
+A quick run leaves out loopback_s3, typed_peers, hybrid, fetch, plan, audit, picture and export
+unless they are named.
 A full run leaves build/bench/results.json and results.png; `--results` also renews
 benchmarks/RESULTS.md and its figure from them. `--from-json benchmarks/RESULTS.json NEW.json`
 renews the parts that a later run measured.
@@ -29,6 +29,7 @@ PARTS: Final = (
     "export_peers",
     "where",
     "scan",
+    "loopback_s3",
     "fixed",
     "decode",
     "typed",
@@ -48,7 +49,7 @@ PARTS: Final = (
 )
 # What a quick run leaves out unless it is named.
 LONG_PARTS: Final = frozenset(
-    {"typed_peers", "hybrid", "fetch", "plan", "audit", "picture", "export"}
+    {"loopback_s3", "typed_peers", "hybrid", "fetch", "plan", "audit", "picture", "export"}
 )
 FOLDER: Final = Path("build/bench")
 

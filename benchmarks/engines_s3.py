@@ -115,7 +115,7 @@ def s3_rows(bench: Bench, *, tier: Tier, what: str) -> list[Row]:
             "×",
         ).noted(
             f"one thread, both through the same proxy, without the plan; of {seconds['far']:.2f} s,"
-            f" the first answer alone takes {start:.2f}; parts fetch and scan have longer reads"
+            f" the first answer alone takes {start:.2f}; parts fetch and loopback_s3 read longer"
         ),
         at_most(
             f"first rows of scan().limit(10), plan included, from S3 with 60 ms, {what}",

@@ -26,7 +26,7 @@ _NEAR: Final = "S3 on loopback, through a proxy"
 _FAR_AWAY: Final = "S3 on loopback, through a proxy with 60 ms and 90 MB/s"
 
 
-def s3_rows(bench: Bench) -> list[Row]:
+def run(bench: Bench) -> list[Row]:
     """The same tier from a folder and from versitygw, directly and through one proxy with 60 ms and
     without.
 

@@ -14,16 +14,19 @@ if TYPE_CHECKING:
     from benchmarks.report import Report
 
 HERE: Final = Path(__file__).resolve().parent
-_TITLES: Final = {
+TITLES: Final = {
     "peers": "Against what users have today",
     "export_peers": "Export, against Spark's Kafka source writing Parquet",
     "where": "`where`, and fewer columns",
     "scan": "Scans of many kinds of topics",
+    "loopback_s3": "Scans from S3",
     "fixed": "Fixed costs, cold start, cores",
     "decode": "Log bytes to Arrow, one core",
     "typed": "Values to Arrow, one core",
     "typed_where": "Conditions on fields of typed values",
+    "typed_peers": "Typed values, against Spark's Kafka source",
     "metadata": "Records of `__remote_log_metadata`, one core",
+    "find": "Records of some keys",
     "hybrid": "Brokers, alone and beside the tier",
     "hybrid_disk": "A broker's disk, in place",
     "stream": "Streams",
@@ -89,7 +92,7 @@ def _lines(report: Report, about: Mapping[str, Any], quick: bool, *, drawn: bool
         lines += [f"* {name}: {reason}" for name, reason in report.skipped.items()]
         lines += [f"* {name} failed: {error}" for name, error in report.failed.items()] + [""]
     for part, found in report.rows.items():
-        lines += [f"## {_TITLES[part]}", "", *_table(found), ""]
+        lines += [f"## {TITLES[part]}", "", *_table(found), ""]
     if report.budgets:
         lines += _budget(report.budgets)
     return lines

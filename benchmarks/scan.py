@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 from benchmarks.alone import Alone, measure_alone
 from benchmarks.bench import NEWEST_SPARK, Bench, Contestant, Timings, ceiling
 from benchmarks.hour import hour_rows
-from benchmarks.loopback_s3 import s3_rows
 from benchmarks.report import Row, at_least
 from benchmarks.session import Query
 from benchmarks.tiers import Tier, TierShape, make_tier
@@ -87,9 +86,7 @@ def run(bench: Bench) -> list[Row]:
         if bench.quick:
             workloads = {name: workloads[name] for name in _QUICK}
         rows += _compare(bench, workloads, value_bytes)
-    rows += hour_rows(bench)
-    rows += bench.unless_skipped("scans from S3", s3_rows)
-    return rows
+    return rows + hour_rows(bench)
 
 
 def _query(tier: Tier, workload: Workload, **more: str) -> Query:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from benchmarks import plot, results, tiers
+from benchmarks.__main__ import LONG_PARTS, PARTS
 from benchmarks.processes import processor_time
 from benchmarks.report import (
     Report,
@@ -154,3 +155,8 @@ def test_runs_of_several_parts_become_one() -> None:
         "others": {"broker": "4"},
     }
     assert quick
+
+
+def test_every_part_has_a_title() -> None:
+    assert {*PARTS} == results.TITLES.keys()
+    assert {*PARTS} > LONG_PARTS
