@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kts_source.auditing.report import Finding
-from kts_source.planning.estimate import (
-    ARCHIVE_CLASSES,
-    DEFAULT_CLASS,
-    GIB,
-    S3_STORAGE_PRICES,
-)
+from kts_source.planning.estimate import ARCHIVE_CLASSES, DEFAULT_CLASS, monthly_cost
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -48,13 +44,11 @@ class Place:
         """A finding about offsets [start, stop) and these objects."""
         stored = sum(self.sizes.get(key, 0) for key in objects)
         place = self.topic, self.topic_id, self.partition
-        dollars = sum((self._dollars_a_month(key) for key in objects), 0.0)
+        by_class: Counter[str] = Counter()
+        for key in objects:
+            by_class[self.classes.get(key, DEFAULT_CLASS)] += self.sizes.get(key, 0)
+        dollars = monthly_cost(by_class)
         return Finding(name, *place, start, stop, tuple(objects), stored, detail, dollars)
-
-    def _dollars_a_month(self, key: str) -> float:
-        name = self.classes.get(key, DEFAULT_CLASS)
-        price = S3_STORAGE_PRICES.get(name, S3_STORAGE_PRICES[DEFAULT_CLASS])
-        return self.sizes.get(key, 0) / GIB * price
 
     def of_segment(
         self, name: str, segment: RemoteSegment, keys: Sequence[str], detail: str
