@@ -113,6 +113,7 @@ class Certificate:
         key_digest: SHA-256 in hex over them; empty without keys.
         conditions: What else records must meet, in words.
         assumptions: What is taken for granted, in words.
+        outside: What else there is of the topics, and was not searched, in words.
         faults: What is wrong with the tier as a whole, in words.
         partitions: In order of topic and partition.
         requests: Reads of the store.
@@ -126,6 +127,7 @@ class Certificate:
     key_digest: str
     conditions: tuple[str, ...]
     assumptions: tuple[str, ...]
+    outside: tuple[str, ...]
     faults: tuple[str, ...]
     partitions: tuple[PartitionCertificate, ...]
     requests: int
@@ -140,10 +142,11 @@ class Certificate:
 
     @property
     def exhaustive(self) -> bool:
-        """Whether it is complete, and no object of the partitions was left alone: the bytes of
-        other records are not in the tier either, be they served or not.
+        """Whether it is complete, and nothing of the topics was left alone: the bytes of other
+        records are not in the tier either, be they served or not, as far as the assumptions hold.
         """
-        return self.complete and not any(part.unserved for part in self.partitions)
+        alone = self.outside or any(part.unserved for part in self.partitions)
+        return self.complete and not alone
 
     @property
     def matches(self) -> int:
