@@ -74,12 +74,13 @@ class PartitionCertificate:
         undecided: Transactions that end the range, with `read_committed`.
         unserved: Objects that were left alone.
         left_out: Why nothing of the partition was read; `None` where it was.
-        segments: Segments read.
+        segments: Segments read, or tried in vain.
         stored_bytes: Bytes of their logs in the store.
         objects_digest: SHA-256 in hex over these logs, see `digest_of_objects`.
         ruled_out: Segments that were not read, as their filter has none of the keys.
         ruled_out_digest: As `objects_digest`, over their logs.
-        records: Records whose key or condition was looked at.
+        records: Records whose key or condition was looked at. Where something could not be read,
+            others of the same task are looked at again, and may count twice.
         matches: Records found.
     """
 

@@ -16,6 +16,7 @@ import logging
 import os
 import secrets
 import struct
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -224,7 +225,8 @@ class IndexFolder:
         except OSError as error:
             raise InvalidOptionError(f"{file} cannot be written: {error.strerror}") from None
         finally:
-            fresh.unlink(missing_ok=True)
+            with suppress(OSError):  # it has its place by now, or never was
+                fresh.unlink()
         return size
 
 

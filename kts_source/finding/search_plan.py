@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 
 from kts_source.errors import InvalidOptionError, TieredKafkaError
 from kts_source.finding.partitioner import partition_counts, partitions_of
+from kts_source.options.selection import Assign
 from kts_source.planning.planner import plan_scan
 from kts_source.texts import one_line
 from kts_source.tier import open_tier
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from kts_source.finding.query import Query
     from kts_source.options import ScanOptions
@@ -68,6 +69,7 @@ class SearchPlan:
                 refused = []
                 plan = plan_scan(lenient, tier, apart=refused.append)
                 faults += (f"a partition was not searched: {_said(error)}" for error in refused)
+        faults += _without_segments(options, plan)
         counts: Mapping[str, int] = {}
         wanted = None
         if query.partitioner_pruning:
@@ -80,6 +82,16 @@ class SearchPlan:
     def holds(self, topic: str, partition: int) -> bool:
         """Whether a partition may hold one of the keys."""
         return self.wanted is None or partition in self.wanted[topic]
+
+
+def _without_segments(options: ScanOptions, plan: ScanPlan) -> Iterator[str]:
+    """Partitions that the user names and the tier does not have: perhaps another was meant."""
+    if isinstance(options.selection, Assign):
+        there = {(part.topic, part.partition) for part in plan.partitions}
+        for topic, numbers in options.selection.partitions.items():
+            for number in numbers:
+                if (topic, number) not in there:
+                    yield f"{topic}-{number} was asked for, and the tier has no segment of it"
 
 
 def _said(error: TieredKafkaError) -> str:

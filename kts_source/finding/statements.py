@@ -50,7 +50,10 @@ def assumptions_of(options: ScanOptions, plan: ScanPlan) -> tuple[str, ...]:
             " log start on; objects that hold nothing of it are named as unserved and were not"
             " searched, and neither were records below the log start in a segment that holds it"
         )
-        yield "brokers were not asked: what they have not yet copied to the tier was not searched"
+        yield (
+            "brokers were not asked: what they have not yet copied to the tier was not searched;"
+            " nobody has removed all objects of a partition, or all of its newest segments"
+        )
         if options.read_committed:
             yield "records of aborted transactions lie in the tier, and were left out"
             yield "the tier's transaction indexes, which have no checksum, say which those are"

@@ -219,6 +219,34 @@ def test_what_is_no_key_is_not_looked_for(conditions: Any, text: str) -> None:  
         kts_source.find(tier_options("codecs"), **conditions)
 
 
+def test_a_partition_that_is_not_there_is_not_searched(tmp_path: Path) -> None:
+    tier = write_tier(tmp_path, healthy_segments())
+    options = {"path": str(tier.root), "assign": '{"t":[0,11]}'}
+    search = kts_source.find(options, keys=[None])
+    search.to_table()
+    assert search.certificate.faults == ("t-11 was asked for, and the tier has no segment of it",)
+    assert not search.certificate.complete
+
+
+class _Nameless(LocalStore):
+    """A store without versions."""
+
+    def list_objects(self, prefix: str, **more: Any) -> Iterator[ObjectInfo]:  # noqa: ANN401
+        for info in super().list_objects(prefix, **more):
+            yield dataclasses.replace(info, version=None)
+
+
+def test_a_store_without_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tier = write_tier(tmp_path / "tier", healthy_segments())
+    text = "no object has changed since it was listed: the store tells no versions"
+    assert text not in searched(tier).assumptions
+    monkeypatch.setattr("kts_source.store.local_store.LocalStore", _Nameless)
+    assert text in searched(tier).assumptions
+    report = kts_source.index_keys(options_of(tier), str(tmp_path / "index"))
+    assert report.segments == 0
+    assert {reason for _, reason in report.left_out} == {"the store tells no version of it"}
+
+
 class _Archive(LocalStore):
     """Some objects are archived; reading one fails the test."""
 
@@ -343,6 +371,14 @@ def test_an_index_is_not_in_the_mirror(tmp_path: Path) -> None:
         kts_source.index_keys(
             options_of(tier, fallbackPath=str(mirror)), str(tmp_path / "x" / ".." / "mirror" / "i")
         )
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    tier = write_tier(tmp_path / "tier", healthy_segments())
+    (tmp_path / "file").write_text("")
+    for name in ("file", "file/below"):
+        with pytest.raises(InvalidOptionError, match="cannot be written"):
+            kts_source.index_keys(options_of(tier), str(tmp_path / name))
 
 
 def test_a_million_keys_are_looked_up_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
