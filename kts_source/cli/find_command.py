@@ -14,7 +14,7 @@ from kts_source.cli.index_command import read_secret
 from kts_source.cli.key_file import FORMATS, LINES, from_hex, read_keys
 from kts_source.cli.record_lines import write_records
 from kts_source.cli.scan_options import scan_options
-from kts_source.cli.whole_file import write_whole
+from kts_source.cli.whole_file import remove_file, write_whole
 from kts_source.errors import InvalidOptionError
 from kts_source.finding.search import find
 from kts_source.texts import format_bytes, printable
@@ -82,6 +82,8 @@ def find_command(
             raise InvalidOptionError("--offsets and --columns are the same: give one")
         options = {**options, "columns": "topic,partition,offset"}
     search = find(options, **_conditions(flags))
+    if certificate is not None:
+        remove_file(certificate)  # an earlier search proves nothing of what this one prints
     console = Console(stderr=True)
     columns = (*Progress.get_default_columns(), DownloadColumn())
     shown = console.is_terminal and not sys.stdout.isatty()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -82,6 +83,21 @@ def test_offsets_and_the_certificate(
     assert "NOT SEARCHED: t-0, offsets [" in err
     assert err.endswith("NOT COMPLETE: there may be other records\n")
     assert json.loads(file.read_text())["complete"] is False
+
+
+def test_no_earlier_certificate_stays(
+    capsys: pytest.CaptureFixture[str], tier: DamagedTier, tmp_path: Path
+) -> None:
+    file = tmp_path / "proof.json"
+    place = ("--certificate", str(file))
+    assert run(capsys, str(tier.root), "t", "--key", "a", *place)[0] == 0
+    assert run(capsys, str(tier.root), "t", *place)[0] == 2
+    assert file.exists()  # a mistake in the command is no search
+    shutil.rmtree(tier.root)
+    assert run(capsys, str(tier.root), "t", "--key", "a", *place)[0] == 1
+    assert not file.exists()
+    file.mkdir()
+    assert run(capsys, str(tier.root), "t", "--key", "a", *place)[0] == 2
 
 
 def test_mistakes(capsys: pytest.CaptureFixture[str], tier: DamagedTier, tmp_path: Path) -> None:
