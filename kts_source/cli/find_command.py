@@ -14,7 +14,7 @@ from kts_source.cli.index_command import read_secret
 from kts_source.cli.key_file import FORMATS, LINES, from_hex, read_keys
 from kts_source.cli.record_lines import write_records
 from kts_source.cli.scan_options import scan_options
-from kts_source.cli.whole_file import write_whole
+from kts_source.cli.whole_file import remove_file, write_whole
 from kts_source.errors import InvalidOptionError
 from kts_source.finding.search import find
 from kts_source.texts import format_bytes, printable
@@ -82,6 +82,8 @@ def find_command(
             raise InvalidOptionError("--offsets and --columns are the same: give one")
         options = {**options, "columns": "topic,partition,offset"}
     search = find(options, **_conditions(flags))
+    if certificate is not None:
+        remove_file(certificate)  # an earlier search proves nothing of what this one prints
     console = Console(stderr=True)
     columns = (*Progress.get_default_columns(), DownloadColumn())
     shown = console.is_terminal and not sys.stdout.isatty()
@@ -103,7 +105,7 @@ def find_command(
 
 def _conditions(flags: Mapping[str, Any]) -> Conditions:
     conditions: Conditions = {}
-    keys: list[bytes | None] = [key.encode() for key in flags["keys"]]
+    keys: list[bytes | None] = [_in_utf8(key, "--key") for key in flags["keys"]]
     keys += [from_hex(text, "--key-hex") for text in flags["hex_keys"]]
     if flags["no_key"]:
         keys.append(None)
@@ -112,7 +114,7 @@ def _conditions(flags: Mapping[str, Any]) -> Conditions:
     if keys:
         conditions["keys"] = keys
     if flags["value_contains"] is not None:
-        conditions["value_contains"] = flags["value_contains"]
+        conditions["value_contains"] = _in_utf8(flags["value_contains"], "--value-contains")
     if flags["value_matches"] is not None:
         conditions["value_matches"] = flags["value_matches"]
     conditions["headers"] = _headers(flags["headers"])
@@ -132,14 +134,26 @@ def _headers(texts: Sequence[str]) -> list[str | tuple[str, bytes]]:
     found: list[str | tuple[str, bytes]] = []
     for text in texts:
         name, equals, value = text.partition("=")
-        found.append((name, value.encode()) if equals else name)
+        _in_utf8(name, "--header")
+        found.append((name, _in_utf8(value, "--header")) if equals else name)
     return found
+
+
+def _in_utf8(text: str, flag: str) -> bytes:
+    """Raises `InvalidOptionError` for what the shell gave as other bytes."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        hint = ": use --key-hex" if flag == "--key" else ""
+        raise InvalidOptionError(f"{flag} is not in UTF-8{hint}") from None
 
 
 def _print(proof: Certificate) -> None:
     """On standard error: the records have the other one."""
     for fault in proof.faults:
         _say(f"NOT SEARCHED: {fault}")
+    for what in proof.outside:
+        _say(f"not part of the search: {what}")
     for part in proof.partitions:
         place = f"{part.topic}-{part.partition}"
         for one in part.unread:
@@ -147,7 +161,7 @@ def _print(proof: Certificate) -> None:
             _say(f"NOT SEARCHED: {place}, offsets [{one.start}, {one.stop}): {one.reason}{where}")
         if part.unserved:
             count = sum(len(one.objects) for one in part.unserved)
-            _say(f"{place}: {count} objects hold nothing of the log and were not searched")
+            _say(f"{place}: {count} objects hold what is not of the log; it was not searched")
     _say(
         f"{proof.matches:,} records of {proof.records:,} in {len(proof.partitions)} partitions;"
         f" {format_bytes(proof.bytes)} in {proof.requests:,} requests; {proof.isolation_level}"

@@ -1,6 +1,7 @@
 """Files of keys.
 
-lines    a key a line, in UTF-8, without the line feed; no empty lines
+lines    a key a line, in UTF-8, without the line feed; no empty lines, no control characters, and
+         no blanks at an end
 hex      likewise, each byte as two hex digits
 length   for each key its length as int32, big-endian, −1 for a record without a key, and the bytes
 """
@@ -50,21 +51,38 @@ def _by_line(path: str, data: bytes, form: str) -> list[bytes | None]:
     if not lines[-1]:
         lines.pop()
     for number, line in enumerate(lines, 1):
-        if line.endswith(b"\r"):
+        if b"\r" in line:
             raise InvalidOptionError(
-                f"line {number} of {path} ends with a carriage return: save the file with line"
-                f" feeds alone, or write keys that end so in format {HEX}"
+                f"line {number} of {path} has a carriage return: save the file with line feeds"
+                f" alone, or write keys that have one in format {HEX}"
             )
-        if not line:
+        if not line.strip():
             raise InvalidOptionError(
                 f"line {number} of {path} is empty: format {LENGTH} has empty keys"
             )
     if form == LINES:
+        for number, line in enumerate(lines, 1):
+            _check_line(line, f"line {number} of {path}")
         return [*lines]
     keys: list[bytes | None] = []
     for number, line in enumerate(lines, 1):
         keys.append(from_hex(line.decode("ascii", "replace"), f"line {number} of {path}"))
     return keys
+
+
+def _check_line(line: bytes, what: str) -> None:
+    """Raises `InvalidOptionError` for a key that looks as if it was written otherwise: a file in
+    another encoding, or one with columns.
+    """
+    try:
+        text = line.decode()
+    except UnicodeDecodeError:
+        raise InvalidOptionError(f"{what} is not in UTF-8: write it in format {HEX}") from None
+    if text != text.strip() or any(ord(one) < 32 or ord(one) == 127 for one in text):
+        raise InvalidOptionError(
+            f"{what} begins or ends with a blank, or has a control character: if the key does,"
+            f" write it in format {HEX}"
+        )
 
 
 def from_hex(text: str, what: str) -> bytes:

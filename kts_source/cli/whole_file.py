@@ -22,3 +22,15 @@ def write_whole(path: str, text: str) -> None:
     except OSError as error:
         fresh.unlink(missing_ok=True)
         raise InvalidOptionError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def remove_file(path: str) -> None:
+    """Removes a file that is about to be written, if it is there.
+
+    Raises:
+        InvalidOptionError: It cannot be removed.
+    """
+    try:
+        Path(path).unlink(missing_ok=True)
+    except OSError as error:
+        raise InvalidOptionError(f"{path} cannot be written: {error.strerror}") from None

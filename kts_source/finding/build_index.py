@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from kts_source.errors import InvalidOptionError, TieredKafkaError
 from kts_source.finding.key_filter import MOST_KEYS, KeyFilter, hashes_of
 from kts_source.finding.key_index import IndexFolder, indexed, new_salt
+from kts_source.finding.read_apart import archived_object, why_archived
 from kts_source.options import check_for_batch, parse_any_options
 from kts_source.planning.planner import plan_scan
 from kts_source.read.read_settings import FOR_ENGINES, ReadSettings
@@ -41,7 +42,7 @@ class IndexReport:
         segments: How many have a filter now.
         read: How many of them were read for it; the others had it.
         bytes: Of all files of the index that were written.
-        left_out: Objects without a filter, and why.
+        left_out: Objects, or whole partitions, without a filter, and why.
     """
 
     segments: int
@@ -75,14 +76,17 @@ def index_keys(
     options = _options(source)
     target = IndexFolder.of(folder, secret, options)
     with closing(open_tier(options)) as tier:
-        plan = plan_scan(options, tier)
+        refused: list[TieredKafkaError] = []
+        plan = plan_scan(options, tier, apart=refused.append)
         parts = [part for task in plan.tasks for part in task.slices]
-        if not target.secret and any(part.objects.encryption is not None for part in parts):
+        if not target.secret.reveal() and any(
+            part.objects.encryption is not None for part in parts
+        ):
             raise InvalidOptionError(
                 "a filter without a secret tells which keys there are, and segments are encrypted:"
                 " give a secret"
             )
-        building = _Building(SegmentSource(tier, options.key_ring), options, target.secret)
+        building = _Building(SegmentSource(tier, options.key_ring), options, target.secret.reveal())
         every = sum(part.nominal_bytes for part in parts)
         root = tier.store.uri(options.key_prefix)
         written = 0
@@ -98,7 +102,8 @@ def index_keys(
 
             written += target.write(file, salt, building.entries(here, before, salt, told))
     segments = building.read + building.kept
-    return IndexReport(segments, building.read, written, tuple(building.left_out))
+    left_out = [(f"{one.topic}-{one.partition}", one_line(str(one))) for one in refused]
+    return IndexReport(segments, building.read, written, (*left_out, *building.left_out))
 
 
 def _options(source: Mapping[str, str]) -> ScanOptions:
@@ -108,6 +113,8 @@ def _options(source: Mapping[str, str]) -> ScanOptions:
         named.append("kafka.bootstrap.servers")
     if options.formats:
         named.append("key.format and value.format")
+    if not options.check_crcs:  # a filter of other bytes would hide keys from a search
+        named.append("checkCrcs=false")
     if named:
         raise InvalidOptionError(f"an index is of whole segments: leave out {', '.join(named)}")
     return replace(
@@ -141,7 +148,11 @@ class _Building:
         self.left_out: list[tuple[str, str]] = []
         self._reader = reader
         self._secret = secret
-        self._settings = replace(ReadSettings.of(options), columns=("key",), batches=FOR_ENGINES)
+        # The plan goes on without what is lost. A segment of which a part is lost has no filter: it
+        # would lack keys, and hide them from a search once the object is there again.
+        self._settings = replace(
+            ReadSettings.of(options), columns=("key",), batches=FOR_ENGINES, fail_on_data_loss=True
+        )
 
     def entries(
         self,
@@ -158,7 +169,9 @@ class _Building:
                 continue
             entry = _kept(before, part)
             self.kept += entry is not None
-            if entry is None:
+            if entry is None and (ref := archived_object(part)) is not None:
+                self.left_out.append((ref.key, why_archived(ref)))
+            elif entry is None:
                 try:
                     entry = self._made(part, salt)
                     self.read += 1

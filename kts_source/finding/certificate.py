@@ -74,12 +74,13 @@ class PartitionCertificate:
         undecided: Transactions that end the range, with `read_committed`.
         unserved: Objects that were left alone.
         left_out: Why nothing of the partition was read; `None` where it was.
-        segments: Segments read.
+        segments: Segments read, or tried in vain.
         stored_bytes: Bytes of their logs in the store.
         objects_digest: SHA-256 in hex over these logs, see `digest_of_objects`.
         ruled_out: Segments that were not read, as their filter has none of the keys.
         ruled_out_digest: As `objects_digest`, over their logs.
-        records: Records whose key or condition was looked at.
+        records: Records whose key or condition was looked at. Where something could not be read,
+            others of the same task are looked at again, and may count twice.
         matches: Records found.
     """
 
@@ -113,6 +114,7 @@ class Certificate:
         key_digest: SHA-256 in hex over them; empty without keys.
         conditions: What else records must meet, in words.
         assumptions: What is taken for granted, in words.
+        outside: What else there is of the topics, and was not searched, in words.
         faults: What is wrong with the tier as a whole, in words.
         partitions: In order of topic and partition.
         requests: Reads of the store.
@@ -126,6 +128,7 @@ class Certificate:
     key_digest: str
     conditions: tuple[str, ...]
     assumptions: tuple[str, ...]
+    outside: tuple[str, ...]
     faults: tuple[str, ...]
     partitions: tuple[PartitionCertificate, ...]
     requests: int
@@ -140,10 +143,11 @@ class Certificate:
 
     @property
     def exhaustive(self) -> bool:
-        """Whether it is complete, and no object of the partitions was left alone: the bytes of
-        other records are not in the tier either, be they served or not.
+        """Whether it is complete, and nothing of the topics was left alone: the bytes of other
+        records are not in the tier either, be they served or not, as far as the assumptions hold.
         """
-        return self.complete and not any(part.unserved for part in self.partitions)
+        alone = self.outside or any(part.unserved for part in self.partitions)
+        return self.complete and not alone
 
     @property
     def matches(self) -> int:

@@ -34,6 +34,8 @@ MOST_KEYS: Final = 1 << 26
 _KEYS_OF_A_BUCKET: Final = 64
 _MOST_BITS: Final = 24
 _LOW_BITS: Final = 32
+_AT_A_TIME: Final = 1 << 14
+"""Keys that are looked up together: with each come all keys of its bucket."""
 SALT_SIZE: Final = 16
 MOST_SECRET_BYTES: Final = 64
 
@@ -106,6 +108,12 @@ class KeyFilter:
 
     def may_hold(self, hashes: Hashes) -> bool:
         """Whether the segment may have one of these keys; false only if it has none."""
+        return any(
+            self._may_hold(hashes[start : start + _AT_A_TIME])
+            for start in range(0, len(hashes), _AT_A_TIME)
+        )
+
+    def _may_hold(self, hashes: Hashes) -> bool:
         buckets, lows = _split(hashes, self.bits)
         starts = self.borders[buckets].astype(np.int64)
         sizes = self.borders[buckets + 1].astype(np.int64) - starts

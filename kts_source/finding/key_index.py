@@ -16,6 +16,7 @@ import logging
 import os
 import secrets
 import struct
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -24,6 +25,7 @@ import google_crc32c
 
 from kts_source.errors import InvalidOptionError
 from kts_source.finding.key_filter import MOST_SECRET_BYTES, SALT_SIZE, KeyFilter, hashes_of
+from kts_source.secret import Secret
 from kts_source.store.local_store import local_root
 from kts_source.store.open_store import scheme_of
 
@@ -141,7 +143,7 @@ class IndexFolder:
     """
 
     path: Path
-    secret: bytes
+    secret: Secret[bytes]
 
     @classmethod
     def of(cls, path: str, secret: bytes | None, options: ScanOptions) -> IndexFolder:
@@ -154,7 +156,8 @@ class IndexFolder:
         if scheme_of(path) != "file":
             raise InvalidOptionError("the folder of an index is one of this machine")
         folder = Path(local_root(path)).resolve()
-        for root in (options.path, *options.tail_paths, *options.disk_paths):
+        mirror = options.fetch.fallback_path
+        for root in (options.path, mirror, *options.tail_paths, *options.disk_paths):
             if root and scheme_of(root) == "file":
                 tier = Path(local_root(root)).resolve()
                 if folder == tier or tier in folder.parents:
@@ -163,7 +166,7 @@ class IndexFolder:
             raise InvalidOptionError(
                 f"the secret of an index has {_LEAST_SECRET_BYTES} to {MOST_SECRET_BYTES} bytes"
             )
-        return cls(folder, secret or b"")
+        return cls(folder, Secret(secret or b""))
 
     def file_of(self, root: str, topic: str, topic_id: str, partition: int) -> Path:
         """The file of a partition of the tier at a root; names in a store decide no path."""
@@ -183,7 +186,7 @@ class IndexFolder:
         except (OSError, ValueError, KeyError, TypeError) as error:
             log.warning("%s is no index of keys, not used: %s", file, error)
             return None
-        if found.check != check_of(found.salt, self.secret):
+        if found.check != check_of(found.salt, self.secret.reveal()):
             raise InvalidOptionError(f"{file} was made with another secret, or with none")
         return found
 
@@ -212,7 +215,7 @@ class IndexFolder:
                 for one, data in segments:
                     placed.append(asdict(replace(one, at=out.tell())))
                     out.write(data)
-                check = check_of(salt, self.secret).hex()
+                check = check_of(salt, self.secret.reveal()).hex()
                 table = json.dumps({"salt": salt.hex(), "check": check, "segments": placed})
                 encoded = table.encode()
                 out.write(encoded)
@@ -222,7 +225,8 @@ class IndexFolder:
         except OSError as error:
             raise InvalidOptionError(f"{file} cannot be written: {error.strerror}") from None
         finally:
-            fresh.unlink(missing_ok=True)
+            with suppress(OSError):  # it has its place by now, or never was
+                fresh.unlink()
         return size
 
 

@@ -15,6 +15,8 @@ from kts_source.options.selection import Assign
 from segment_format.metadata.partitioner import murmur2
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from kts_source.options import ScanOptions
     from kts_source.planning.scan_plan import ScanPlan
     from segment_format.key_set import KeySet
@@ -57,7 +59,7 @@ def partition_counts(
     return {topic: num_partitions or count for topic, count in counts.items()}
 
 
-def assumption(counts: dict[str, int]) -> str:
+def assumption(counts: Mapping[str, int]) -> str:
     """What pruning takes for granted, in words."""
     numbers = ", ".join(f"{topic} {count}" for topic, count in sorted(counts.items()))
     return (

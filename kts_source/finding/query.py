@@ -76,6 +76,10 @@ class Query:
     def check(self, options: ScanOptions) -> None:
         """Raises `InvalidOptionError` for conditions that a scan of these options cannot answer."""
         self._check_pruning()
+        if any(one < 0 for one in self.producer_ids):
+            raise InvalidOptionError(
+                "ids of producers are 0 or more; records without one have null"
+            )
         if self.key_index is not None and self.keys is None:
             raise InvalidOptionError("an index of keys is asked for keys")
         by_value = self.value_contains is not None or self.value_matches is not None
@@ -121,8 +125,7 @@ class Query:
             values = batch.column("value")
             masks.append(pc.match_substring(values, pattern=self.value_contains))
         if self.value_matches is not None:
-            values = batch.column("value")
-            masks.append(pc.match_substring_regex(values, pattern=self.value_matches))
+            masks.append(_matches(batch.column("value"), self.value_matches))
         masks += [header.mask(batch.column(HEADERS)) for header in self.headers]
         if self.producer_ids:
             ids = pa.array(self.producer_ids, pa.int64())
@@ -167,16 +170,17 @@ def query_of(**conditions: Unpack[Conditions]) -> Query:
     """The query of some conditions.
 
     Raises:
-        InvalidOptionError: No key in a set of keys.
+        InvalidOptionError: No key in a set of keys, or something that is none: it would be found
+            nowhere. One text where several headers are asked for.
     """
     found, digest = None, ""
     if "keys" in conditions:
-        keys = set(conditions["keys"])
-        if not keys:
-            raise InvalidOptionError("there is no key to look for")
+        keys = _keys(conditions["keys"])
         found, digest = KeySet.of(keys), digest_of_keys(keys)
     text = conditions.get("value_contains")
     headers = conditions.get("headers", ())
+    if isinstance(headers, str):
+        raise InvalidOptionError("headers are several: give a list, also of one")
     secret = conditions.get("key_index_secret")
     return Query(
         found,
@@ -190,6 +194,29 @@ def query_of(**conditions: Unpack[Conditions]) -> Query:
         conditions.get("key_index"),
         None if secret is None else Secret(secret),
     )
+
+
+def _keys(given: Iterable[bytes | None]) -> set[bytes | None]:
+    if isinstance(given, str | bytes | bytearray | memoryview):
+        raise InvalidOptionError("keys are several: give a list, also of one")
+    keys: set[bytes | None] = set()
+    for key in given:
+        if key is not None and not isinstance(key, bytes):
+            raise InvalidOptionError(f"a key is bytes, or None, and not {type(key).__name__}")
+        keys.add(key)
+    if not keys:
+        raise InvalidOptionError("there is no key to look for")
+    return keys
+
+
+def _matches(values: pa.BinaryArray, pattern: str) -> pa.BooleanArray:
+    """Which values match as text in UTF-8, or else as bytes, of which each is a character then.
+
+    Neither is enough: bytes know no letters but those of ASCII, and a text that is broken in one
+    place may not match in another.
+    """
+    as_text = pc.match_substring_regex(values.view(pa.string()), pattern=pattern)
+    return pc.or_(as_text, pc.match_substring_regex(values, pattern=pattern))
 
 
 def digest_of_keys(keys: Iterable[bytes | None]) -> str:

@@ -68,5 +68,5 @@ class RuleOut:
         file = self.folder.file_of(self.root, topic, self.topic_ids[place], partition)
         self._index = self.folder.open(file)
         if self._index is not None:
-            salt, secret = self._index.salt, self.folder.secret
+            salt, secret = self._index.salt, self.folder.secret.reveal()
             self._hashes = hashes_of(self.keys, salt=salt, secret=secret)

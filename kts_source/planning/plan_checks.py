@@ -15,15 +15,18 @@ if TYPE_CHECKING:
     from kts_source.store.object_store import ObjectStore
 
 
-def check_plan(plan: ScanPlan, options: ScanOptions, store: ObjectStore) -> None:
-    """Refuses a plan that cannot be read, or is larger than the user wants.
+def check_plan(
+    plan: ScanPlan, options: ScanOptions, store: ObjectStore, *, archived_too: bool = False
+) -> None:
+    """Refuses a plan that is larger than the user wants, or cannot be read, unless objects may be
+    `archived_too`.
 
     Raises:
         ArchivedObjectError: Objects that must be restored first.
         PlanTooLargeError: Above `maxPlanBytes` or `maxPlanRequests`.
     """
     archived = [ref.key for ref in objects_read(plan) if ref.storage_class in ARCHIVE_CLASSES]
-    if archived:
+    if archived and not archived_too:
         shown = some(store.uri(key) for key in sorted(archived))
         raise ArchivedObjectError(
             f"{len(archived)} objects of the plan are archived and must be restored first: {shown}"

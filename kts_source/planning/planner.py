@@ -8,12 +8,13 @@ with it, so tasks need nothing from each other.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
-from kts_source.errors import TieredKafkaError
+from kts_source.errors import InvalidOptionError, TieredKafkaError
 from kts_source.layout.find_layout import find_layout
 from kts_source.options import parse_options
 from kts_source.planning.assemble import assembled
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+Apart: TypeAlias = Callable[[TieredKafkaError], object]
+"""Told why a partition cannot be planned; in any thread."""
+
 
 def plan(options: Mapping[str, str], store: ObjectStore | None = None) -> ScanPlan:
     """The plan of a scan with these options, as the data source would make it.
@@ -61,9 +65,13 @@ def plan_scan(
     progress: Progress | None = None,
     *,
     tasks: bool = True,
+    apart: Apart | None = None,
 ) -> ScanPlan:
     """Plans one scan. Lists and reads manifests, checkpoints and transactional side files; no log
     bytes.
+
+    With `apart`, one partition of the tier that cannot be planned does not end the rest: it is told
+    why, and the partition left out. Neither do archived objects: whoever reads deals with them.
 
     The tier is opened from the options when not given. What the reader has already by `progress`
     is neither planned nor checked. A plan that nobody runs may do without `tasks`: of the tier
@@ -88,13 +96,18 @@ def plan_scan(
 
             plan = planned_with_disks(options, opened, progress)
         else:
-            plan = _planned(options, opened, progress, tasks=tasks)
-        check_plan(plan, options, opened.store)
+            plan = _planned(options, opened, progress, tasks=tasks, apart=apart)
+        check_plan(plan, options, opened.store, archived_too=apart is not None)
     return plan
 
 
 def _planned(
-    options: ScanOptions, tier: Tier, progress: Progress | None, *, tasks: bool
+    options: ScanOptions,
+    tier: Tier,
+    progress: Progress | None,
+    *,
+    tasks: bool,
+    apart: Apart | None,
 ) -> ScanPlan:
     key_ring = options.key_ring.loaded()
     layout = find_layout(
@@ -119,7 +132,11 @@ def _planned(
             try:
                 return _plan_partition(options, part, side_files, progress, tasks=tasks)
             except TieredKafkaError as error:
-                raise error.located(topic=part.topic, partition=part.partition) from error.__cause__
+                error.located(topic=part.topic, partition=part.partition)
+                if apart is None or isinstance(error, InvalidOptionError):
+                    raise error from error.__cause__
+                apart(error)
+                return None
             finally:
                 part.save()
 

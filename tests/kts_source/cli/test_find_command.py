@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -84,11 +85,30 @@ def test_offsets_and_the_certificate(
     assert json.loads(file.read_text())["complete"] is False
 
 
+def test_no_earlier_certificate_stays(
+    capsys: pytest.CaptureFixture[str], tier: DamagedTier, tmp_path: Path
+) -> None:
+    file = tmp_path / "proof.json"
+    place = ("--certificate", str(file))
+    assert run(capsys, str(tier.root), "t", "--key", "a", *place)[0] == 0
+    assert run(capsys, str(tier.root), "t", *place)[0] == 2
+    assert file.exists()  # a mistake in the command is no search
+    shutil.rmtree(tier.root)
+    assert run(capsys, str(tier.root), "t", "--key", "a", *place)[0] == 1
+    assert not file.exists()
+    file.mkdir()
+    assert run(capsys, str(tier.root), "t", "--key", "a", *place)[0] == 2
+
+
 def test_mistakes(capsys: pytest.CaptureFixture[str], tier: DamagedTier, tmp_path: Path) -> None:
     path = str(tier.root)
     for arguments, text in (
         ((), "what to look for"),
         (("--key-hex", "0g"), "hex digits"),
+        (("--key", "\udcff"), "--key-hex"),
+        (("--key", "a", "--value-contains", "\udcff"), "not in UTF-8"),
+        (("--header", "a=\udcff"), "not in UTF-8"),
+        (("--producer-id", "-1"), "ids of producers"),
         (("--key", "a", "--offsets", "--columns", "key"), "give one"),
         (("--keys-file", str(tmp_path / "none")), "cannot be read"),
         (("--key", "a", "--certificate", str(tmp_path / "no" / "c.json")), "cannot be written"),
@@ -104,7 +124,7 @@ def test_files_of_keys(
     file = tmp_path / "keys"
     sized = b"\x00\x00\x00\x01a" + b"\xff\xff\xff\xff" + b"\x00\x00\x00\x00"
     for form, data, keys in (
-        ("lines", "a\né\nx y ".encode(), [b"a", "é".encode(), b"x y "]),
+        ("lines", "a\né\nx y".encode(), [b"a", "é".encode(), b"x y"]),
         ("hex", b"61\n00ff\n", [b"a", b"\x00\xff"]),
         ("length", sized, [b"a", None, b""]),
     ):
@@ -122,6 +142,16 @@ def test_files_of_keys(
         ("lines", b"a\r\nb\r\n"),
         ("lines", b"a\n\nb\n"),
         ("lines", b"\xef\xbb\xbfa\n"),
+        ("lines", b"a\rb\rc"),
+        ("lines", "key\n".encode("utf-16")),
+        ("lines", "key\n".encode("utf-16-le")),
+        ("lines", "Müller\n".encode("latin-1")),
+        ("lines", b"a\nb \n"),
+        ("lines", b"\ta\n"),
+        ("lines", b"a\tb\n"),
+        ("lines", "a\u00a0\n".encode()),
+        ("hex", b"61\n  \n"),
+        ("hex", b"\xef\xbb\xbf61\n"),
         ("hex", b"6\n"),
         ("hex", b"\xff\xff\n"),
         ("length", b"\x00\x00\x00\x02a"),

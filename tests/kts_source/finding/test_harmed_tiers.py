@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,14 +18,20 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from kts_source.finding.certificate import Certificate
+    from kts_source.finding.query import Conditions
     from tests.kts_source.auditing.damaged_tier import DamagedTier
 
 COLUMNS = "partition,offset,value"
 
 
-def found(tier: DamagedTier, **options: str) -> tuple[pa.Table, Certificate]:
+def found(
+    tier: DamagedTier, index: Path | None = None, **options: str
+) -> tuple[pa.Table, Certificate]:
+    conditions: Conditions = {"keys": [None]}
+    if index is not None:
+        conditions["key_index"] = str(index)
     search = kts_source.find(
-        {"path": str(tier.root), "subscribe": TOPIC, "columns": COLUMNS, **options}, keys=[None]
+        {"path": str(tier.root), "subscribe": TOPIC, "columns": COLUMNS, **options}, **conditions
     )
     return search.to_table(threads=2), search.certificate
 
@@ -98,14 +105,19 @@ def test_no_record_is_missed_without_a_word(tmp_path: Path, seed: int) -> None:
     a whole is at fault, or its object is named as not served, or the search fails.
     """
     chance = random.Random(seed)
-    tier = write_tier(tmp_path, healthy_segments(), compression=chance.random() < 0.5)
+    tier = write_tier(tmp_path / "t", healthy_segments(), compression=chance.random() < 0.5)
     level = chance.choice(["read_committed", "read_uncommitted"])
-    whole, proof = found(tier, isolationLevel=level)
+    options = {"isolationLevel": level, "targetPartitionBytes": chance.choice(["1", "500", "1m"])}
+    whole, proof = found(tier, None, **options)
     assert proof.complete
+    index = None
+    if chance.random() < 0.5:
+        index = tmp_path / "index"
+        kts_source.index_keys({"path": str(tier.root), "subscribe": TOPIC}, str(index))
     for _ in range(chance.randint(1, 3)):
         harm(tier, chance, level)
     try:
-        table, proof = found(tier, isolationLevel=level)
+        table, proof = found(tier, index, **options)
     except TieredKafkaError:
         return
     everything = dict(zip(whole["offset"].to_pylist(), whole["value"].to_pylist(), strict=True))
@@ -129,10 +141,13 @@ def harm(tier: DamagedTier, chance: random.Random, level: str) -> None:
     except ValueError:  # it has gone already
         return
     size = path.stat().st_size
-    kind = chance.choice(["flip", "flip", "cut", "lose"])
+    kind = chance.choice(["flip", "flip", "cut", "lose", "swap"])
     if kind == "flip" and size:
         tier.flip(number, suffix, chance.randrange(size), 1 << chance.randrange(8))
     elif kind == "cut" and size > 1:
         tier.resize(number, suffix, -chance.randrange(1, size))
+    elif kind == "swap":
+        with suppress(ValueError):  # the other one has gone
+            tier.swap(number, chance.randrange(5), suffix)
     else:
         tier.lose(number, suffix)
