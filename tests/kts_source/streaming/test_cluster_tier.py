@@ -92,6 +92,19 @@ def test_a_batch_of_the_old_topic_is_read_again(
     lenient.close()
 
 
+def test_without_the_tail_brokers_fill_holes(brokers: FakeCluster, tmp_path: Path) -> None:
+    created(brokers, tmp_path, 3)
+    gone = list(tmp_path.rglob("*/00000000000000000003-*"))
+    assert gone
+    for path in gone:
+        path.unlink()
+    stream = both(brokers, tmp_path, tail="false")
+    stream.all()
+    assert offsets(stream) == list(range(9)), "three records a segment; one is lost"
+    assert stream.served["brokers"]
+    stream.close()
+
+
 def test_the_tier_is_listed_once_in_an_interval(brokers: FakeCluster, tmp_path: Path) -> None:
     part, _ = created(brokers, tmp_path, 2)
     part.log.local_start = 12  # more was tiered than the listing shows
