@@ -156,7 +156,7 @@ class Bench:
         if self._broker is not None:
             from tests.integration.kafka_jars import KAFKA_VERSION, SPARK_KAFKA
 
-            found |= {"broker": f"Kafka {KAFKA_VERSION}", "its peer in Spark": SPARK_KAFKA}
+            found |= {"broker": f"Kafka {KAFKA_VERSION}", "its peer in Spark": SPARK_KAFKA["4.0"]}
         return found
 
     def folder(self) -> Path:

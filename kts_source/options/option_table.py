@@ -221,7 +221,8 @@ _MORE: Final = (
         "tail",
         parse_bool,
         "With `kafka.bootstrap.servers`: read from brokers what the tier does not hold, above all"
-        " the newest records. `false` reads the tier alone; brokers then tell what of it is valid.",
+        " the newest records. `false` ends where the tier ends; brokers then tell the log start and"
+        " what of the tier is valid, and still fill its holes.",
         default="true",
     ),
     Option(

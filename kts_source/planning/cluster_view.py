@@ -33,7 +33,7 @@ from segment_format.record.batch_header import MAGIC_2, RecordBatchHeader
 from segment_format.record.framing import read_prefix
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from kts_source.broker.fetched_batches import FetchedBatches
     from kts_source.broker.settings import BrokerSettings
@@ -103,9 +103,13 @@ class ClusterView:
             self.close()
             raise
 
-    def renew(self) -> bool:
+    def renew(self, unread: Collection[TopicPartition] = ()) -> bool:
         """Asks for the ends, and for all else where something is new: a topic, a partition, an
         end.
+
+        Args:
+            unread: Partitions of which something is still to be read: a log start of theirs that
+                has moved is new, too, and may have passed it.
 
         Returns:
             Whether something is.
@@ -117,7 +121,7 @@ class ClusterView:
         topics = self._selected(self._options)
         places = _places(self._options, topics)
         ends = self._cluster.offsets(places, LATEST, read_committed=read_committed)
-        if ends == self._ends and topics == self.topics:
+        if ends == self._ends and topics == self.topics and not self._have_moved(unread):
             return False
         starts = self._cluster.offsets(places, EARLIEST, read_committed=False)
         # What follows is for people.
@@ -146,6 +150,13 @@ class ClusterView:
         }
         self.topics, self._ends = topics, ends
         return True
+
+    def _have_moved(self, places: Collection[TopicPartition]) -> bool:
+        """Whether one of these logs starts elsewhere than when all was asked for last."""
+        if not places:
+            return False
+        starts = self._cluster.offsets(places, EARLIEST, read_committed=False)
+        return any(start != self.logs[place].log_start for place, start in starts.items())
 
     def close(self) -> None:
         """Hangs up."""

@@ -6,9 +6,13 @@ import logging
 from typing import TYPE_CHECKING
 
 from kts_source.errors import DataLossError, OffsetOutOfRangeError
+from kts_source.options.selection import Assign
+from kts_source.texts import some
 
 if TYPE_CHECKING:
+    from kts_source.options.selection import Selection
     from kts_source.planning.bounds import Place
+    from kts_source.streaming.offsets import StreamPosition
 
 log = logging.getLogger(__name__)
 
@@ -109,3 +113,28 @@ def check_recreated(topic: str, before: str, now: str, *, fail_on_data_loss: boo
             topic=topic,
         )
     log.warning("topic %s: %s; going on from its earliest offset", topic, text)
+
+
+def note_deselected(selection: Selection, position: StreamPosition) -> None:
+    """Says what a checkpoint has read of and the options no longer select: no loss, but perhaps not
+    meant.
+
+    Args:
+        selection: What is read now.
+        position: Where the stream is.
+    """
+    wanted = selection.wanted(position.topics)
+    for topic, known in sorted(position.topics.items()):
+        left = sorted(known.offsets)
+        if topic in wanted:
+            if not isinstance(selection, Assign):
+                continue
+            left = [number for number in left if number not in selection.partitions[topic]]
+        if left:
+            log.warning(
+                "topic %s: the options no longer select partitions %s, which the stream has read:"
+                " their offsets stay in the checkpoint, and it goes on from there when they are"
+                " selected again",
+                topic,
+                some(f"{number} (at offset {known.offsets[number]})" for number in left),
+            )

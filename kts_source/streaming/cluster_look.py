@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from kts_source.broker.settings import BrokerSettings
+    from kts_source.broker.topics import TopicPartition
     from kts_source.options import ScanOptions
     from kts_source.streaming.log_look import LogLook, Look, Looker
     from kts_source.streaming.offsets import StreamPosition, TopicPosition
@@ -84,7 +85,8 @@ class ClusterLooker:
         """
         try:
             # A look that fails behind this must not make it old.
-            self._is_seen = not self._now.renew() and self._is_seen
+            is_new = self._now.renew(_unread(position, before or {}))
+            self._is_seen = self._is_seen and not is_new
         except TopicNotFoundError as error:
             if self._options.fail_on_data_loss or not position.topics:
                 raise
@@ -193,8 +195,11 @@ class _Asked:
                 opened.close()
         self.view = self._listing = None
 
-    def renew(self) -> bool:
+    def renew(self, unread: Collection[TopicPartition] = ()) -> bool:
         """Whether something is new in the cluster.
+
+        Args:
+            unread: See `ClusterView.renew`.
 
         Raises:
             TieredKafkaError: See `ClusterView`.
@@ -202,7 +207,7 @@ class _Asked:
         for attempt in range(_ATTEMPTS):
             try:
                 if self.view is not None:
-                    return self.view.renew()
+                    return self.view.renew(unread)
                 self.view = ClusterView(self._settings, self._options)
                 self._listing = TierListing(self._options, self._tier, self.view)
             except LeaderChangedError as error:
@@ -231,6 +236,20 @@ class _Asked:
                     self._options, brokers, view, listing, _last_read(known, number)
                 )
         return found
+
+
+def _unread(position: StreamPosition, look: Look) -> list[TopicPartition]:
+    """Partitions of which a look shows more than the stream has read."""
+    found = []
+    for topic, one in look.items():
+        known = position.topics.get(topic)
+        if one.newer is not None:  # what is left to read of the old one is in the tier
+            continue
+        offsets = {} if known is None else known.offsets
+        for number, part in one.partitions.items():
+            if offsets.get(number, part.log.log_start) < part.end():
+                found.append((topic, number))
+    return found
 
 
 def _last_read(known: TopicPosition | None, partition: int) -> tuple[int, int] | None:

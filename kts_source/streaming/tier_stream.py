@@ -18,7 +18,7 @@ from kts_source.planning.gc_pause import paused_collector
 from kts_source.planning.plan_checks import check_plan
 from kts_source.streaming.admission import NO_LIMITS, BatchLimits, Place, admit
 from kts_source.streaming.batch import batch_ranges, check_epoch, check_gone
-from kts_source.streaming.checks import check_kept
+from kts_source.streaming.checks import check_kept, note_deselected
 from kts_source.streaming.lag import lag_to_json
 from kts_source.streaming.log_look import where_stream_is
 from kts_source.streaming.next_position import next_position
@@ -63,6 +63,7 @@ class TierStream:
         self._lag: tuple[Look, StreamPosition, dict[str, Any]] | None = None
         self._nothing_new: tuple[Look, StreamPosition] | None = None
         self._has_failed = False
+        self._is_noted = False
 
     def close(self) -> None:
         """Lets the store go."""
@@ -83,6 +84,9 @@ class TierStream:
         Raises:
             TieredKafkaError: What cannot be mended by waiting.
         """
+        if not self._is_noted:
+            self._is_noted = True
+            note_deselected(self._options.selection, position)
         try:
             with paused_collector():
                 end = self._next(position, limited=limited)

@@ -9,6 +9,7 @@ only where the log start has really passed a planned offset.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import traceback
@@ -23,6 +24,7 @@ from confluent_kafka import KafkaException
 
 from kts_source.errors import DataLossError, ObjectNotFoundError
 from kts_source.options import parse_options
+from kts_source.options.requested_bounds import EARLIEST_OFFSET
 from kts_source.planning.planner import plan_scan
 from kts_source.read.run_task import run_task
 from tests.integration.filler import BASE_MS, STEP_MS
@@ -110,6 +112,11 @@ class RandomScan:
         """The isolation level."""
         return self.options["isolationLevel"]
 
+    def first_asked(self, topic: str, partition: int) -> int:
+        """The offset that the options begin at; negative where they name none."""
+        asked = json.loads(self.options.get("startingOffsets", "{}"))
+        return int(asked.get(topic, {}).get(str(partition), EARLIEST_OFFSET))
+
 
 def random_scan(topics: MovingTopics, tier: Path, choice: random.Random) -> RandomScan:
     """A scan with random options, of random topics.
@@ -169,7 +176,7 @@ def _random_starts(
             end = ends[topic, number]
             wanted = choice.choice((-2, choice.randint(first, max(first, end))))
             starts.setdefault(topic, {})[str(number)] = wanted
-    return str(starts).replace("'", '"')
+    return json.dumps(starts)
 
 
 class Soak:
@@ -232,8 +239,7 @@ class Soak:
         except DataLossError as error:
             place = error.topic or "", error.partition or 0
             now = self._topics.log_starts()[place]
-            asked = scan.options.get("startingOffsets", "")
-            if now <= starts[place] and f'"{starts[place]}"' not in asked:
+            if now <= max(starts[place], scan.first_asked(*place)):
                 raise
             return "an error: the log start passed what is read"
         equal = True

@@ -35,8 +35,11 @@ def kafka_artifacts(version: str) -> tuple[str, ...]:
 
 ARTIFACTS = kafka_artifacts(KAFKA_VERSION)
 
-# The newest version of which all jars resolve.
-SPARK_KAFKA = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"
+SPARK_KAFKA = {
+    "4.0": "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0",
+    "4.2": "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
+}
+"""Spark's Kafka source, for each Spark with which it is tested. For 4.3 Maven has none yet."""
 SPARK_AVRO = "org.apache.spark:spark-avro_2.13:4.0.0"
 # PySpark brings these.
 SPARK_PROVIDES = ("org.apache.spark:spark-sql_2.13", "org.apache.hadoop:*")
@@ -89,12 +92,15 @@ def kafka_class_path(artifacts: tuple[str, ...] = ARTIFACTS) -> str:
     return f"{_jars(_pom(artifacts))}{os.sep}*"
 
 
-def spark_kafka_jars() -> tuple[Path, ...]:
-    """The jars that Spark 4.0 needs for `format("kafka")`, without those that PySpark has.
+def spark_kafka_jars(spark: str = "4.0") -> tuple[Path, ...]:
+    """The jars that a Spark needs for `format("kafka")`, without those that PySpark has.
 
     Skips the calling test where java or mvn is absent, or fails it when the run promised them.
+
+    Args:
+        spark: One of `SPARK_KAFKA`.
     """
-    return _spark_jars(SPARK_KAFKA)
+    return _spark_jars(SPARK_KAFKA[spark])
 
 
 def spark_avro_jars() -> tuple[Path, ...]:

@@ -1,4 +1,4 @@
-"""Runs reads in Spark 4.0, in a process and an environment of its own; fetches what they gave."""
+"""Runs Spark in a process and an environment of its own, mostly 4.0; fetches what reads gave."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).with_name("spark_side.py")
-ENVIRONMENT = ROOT / ".venv-spark40"
 RUN_SECONDS = 600
 
 
@@ -47,27 +46,31 @@ class Counts(NamedTuple):
     counted: int
 
 
-def spark_python() -> Path:
-    """The interpreter of the environment with the oldest supported Spark, built if need be."""
-    python = ENVIRONMENT / "bin" / "python"
+def spark_python(spark: str = "4.0") -> Path:
+    """The interpreter of the environment with a Spark, built if need be; the oldest supported one
+    if none is named.
+    """
+    release = spark.replace(".", "")
+    python = ROOT / f".venv-spark{release}" / "bin" / "python"
     if not python.exists():
-        subprocess.run([ROOT / ".ci" / "spark_env"], check=True, timeout=280)
+        subprocess.run([ROOT / ".ci" / "spark_env", release], check=True, timeout=280)
     return python
 
 
-def run_script(script: Path, spec: Mapping[str, Any], folder: Path) -> None:
-    """Runs a script in the environment with the oldest supported Spark.
+def run_script(script: Path, spec: Mapping[str, Any], folder: Path, spark: str = "4.0") -> None:
+    """Runs a script in the environment with a Spark.
 
     Args:
         script: What to run.
         spec: Its argument, as a JSON file.
         folder: Where that file and the log go, and where the script is started.
+        spark: Its release, as `4.0`.
 
     Raises:
         RuntimeError: It failed; the end of its log.
     """
     (folder / "spec.json").write_text(json.dumps(spec))
-    python = spark_python()
+    python = spark_python(spark)
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("PYTHON")},
         "PYSPARK_PYTHON": str(python),

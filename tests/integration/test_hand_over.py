@@ -1,5 +1,5 @@
-"""A table of `backfill`, and who goes on behind it, over a real cluster: every row that a consumer
-is given, once.
+"""A table of `backfill` or a stream of the tier, and who goes on behind it, over a real cluster:
+every row that a consumer is given, once.
 """
 
 from __future__ import annotations
@@ -7,22 +7,28 @@ from __future__ import annotations
 import os
 import random
 import signal
+from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow.parquet as pq
 import pytest
 
 from kts_source.export.end_offsets import end_offsets
 from kts_source.export.executor import LocalExecutor
 from kts_source.export.follow import RoundMetrics, follow
+from kts_source.streaming import end_offsets as stream_end_offsets
 from tests.golden_data import ISOLATION_LEVELS
+from tests.integration import named_sources_side
 from tests.integration.hybrid import consumed_rows, hybrid_options, planned, rows_of
-from tests.integration.spark_kafka import run_reads
+from tests.integration.kafka_jars import spark_kafka_jars
+from tests.integration.spark_kafka import run_reads, run_script
 from tests.integration.worked_topic import Topic
 from tests.kts_source.export.exporting import Lake
 from tests.kts_source.export.small_tier import held
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Mapping
 
     from tests.integration.cluster import Cluster
 
@@ -36,16 +42,22 @@ def due_offsets(cluster: Cluster, topic: str, level: str) -> list[int]:
     return [row.offset for row in due]
 
 
-def test_sparks_kafka_source_goes_on_where_a_table_ends(cluster: Cluster, tmp_path: Path) -> None:
-    level = random.SystemRandom().choice(ISOLATION_LEVELS)
-    topic = Topic(cluster, f"table-handed-over-{level}")
-    topic.write(3)
-    topic.settle()
+def tiered(cluster: Cluster, topic: Topic, level: str) -> dict[str, str]:
+    """Options that read the tier alone, once it has rows of the topic."""
     tier = hybrid_options("", cluster.tier, subscribe=topic.name, isolationLevel=level)
     del tier["kafka.bootstrap.servers"]
+    topic.write(3)
+    topic.settle()
     while not rows_of(planned(tier), tier):  # a transaction may be open from offset 0 on
         topic.write(1)
         topic.settle()
+    return tier
+
+
+def test_sparks_kafka_source_goes_on_where_a_table_ends(cluster: Cluster, tmp_path: Path) -> None:
+    level = random.SystemRandom().choice(ISOLATION_LEVELS)
+    topic = Topic(cluster, f"table-handed-over-{level}")
+    tier = tiered(cluster, topic, level)
     lake = Lake(tmp_path, "delta")
     lake.export(tier)
     before = held(lake)
@@ -89,3 +101,58 @@ def test_an_export_follows_through_tier_and_brokers(cluster: Cluster, tmp_path: 
     assert len([one for one in rounds if one.commits]) >= 3
     assert held(lake) == due_offsets(cluster, topic.name, level)
     assert report.rows == len(held(lake))
+
+
+def test_another_source_goes_on_within_a_query_by_its_name(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    level = random.SystemRandom().choice(ISOLATION_LEVELS)
+    topic = Topic(cluster, f"named-{level}")
+    tier = tiered(cluster, topic, level)
+    del tier["columns"]  # those of Spark's Kafka source, in its order
+    tier |= {"includeHeaders": "true", "maxSegmentsPerTrigger": "1"}
+    brokers = {"kafka.bootstrap.servers": cluster.bootstrap}
+    live = {
+        "kafka": {
+            **brokers,
+            "subscribe": topic.name,
+            "includeHeaders": "true",
+            "kafka.isolation.level": level,
+        },
+        "tiered-kafka": tier | brokers,
+    }
+    queries = {source: tmp_path / source for source in live}
+    run_named(tmp_path, {folder: {"tier": ("tiered-kafka", tier)} for folder in queries.values()})
+    assert all(written(folder) for folder in queries.values())
+    # What is tiered from now on is for the second source.
+    topic.write(2)
+    topic.settle()
+    for source, folder in queries.items():
+        checkpoint = str(folder / "checkpoint")
+        live[source]["startingOffsets"] = stream_end_offsets(checkpoint, source="tier")
+    for _ in range(2):
+        topic.write(1)
+        run_named(
+            tmp_path,
+            {folder: {"live": (source, live[source])} for source, folder in queries.items()},
+        )
+        due = Counter(due_offsets(cluster, topic.name, level))
+        for source, folder in queries.items():
+            assert written(folder) == due, source
+
+
+def run_named(
+    folder: Path, queries: Mapping[Path, Mapping[str, tuple[str, Mapping[str, str]]]]
+) -> None:
+    """Runs queries whose sources have names, each in its folder; see `named_sources_side`."""
+    spec = {
+        "jars": [str(path) for path in spark_kafka_jars("4.2")],
+        "queries": {str(one): dict(sources) for one, sources in queries.items()},
+        "out": str(folder / "spark"),
+    }
+    run_script(Path(named_sources_side.__file__), spec, folder, spark="4.2")
+
+
+def written(query: Path) -> Counter[int]:
+    """How often a query has written each offset of the one partition."""
+    return Counter(pq.read_table(query / "table")["offset"].to_pylist())

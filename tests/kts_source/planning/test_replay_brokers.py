@@ -39,10 +39,12 @@ class World:
         writer = LocalTierWriter(store, topic="t", partition=0)
         for files in log.segments[:-1]:
             writer.write_segment(files)
+        self.bases = [files.base_offset for files in log.segments]
         self.tier_end = log.segments[-1].base_offset
         self.cluster = cluster
         self.part = FakePartition(fake_log(log))
         cluster.create("t", [self.part], uuid_from_text(writer.topic_id))
+        self.store = store
         self.tier = Tier(MemoryStore(store))
         self.file = folder / "plan.json"
 
@@ -122,3 +124,17 @@ def test_tail_is_what_the_plan_was_made_with(world: World) -> None:
     assert world.again() == world.again(tail="false") == list(range(world.tier_end))
     with pytest.raises(InvalidOptionError, match=r"'tail' .*was made with False"):
         world.again(tail="true")
+
+
+@pytest.mark.parametrize("lost", [0, 2])
+def test_without_the_tail_brokers_fill_holes(world: World, lost: int) -> None:
+    gone = [key for key in world.store if f"/{world.bases[lost]:020}-" in key]
+    assert gone
+    for key in gone:
+        del world.store[key]
+    assert world.offsets(tail="false") == list(range(world.tier_end))
+
+
+def test_without_the_tail_nothing_is_read_where_nothing_is_tiered(world: World) -> None:
+    world.store.clear()
+    assert world.offsets(tail="false") == []

@@ -160,7 +160,7 @@ class Running(Checkpointed):
     def __init__(self, path: Path, topics: str | Iterable[str], **options: str) -> None:
         given = {"includeHeaders": "true", "minListingIntervalMs": "0", **options}
         wanted = {**tier_options(topics, **given), "path": path.as_uri()}
-        if "subscribePattern" in options:
+        if not options.keys().isdisjoint(("subscribePattern", "assign")):
             del wanted["subscribe"]
         super().__init__(wanted)
 

@@ -117,7 +117,9 @@ def test_a_topic_that_is_named_must_be_there_at_the_start(tier: GrowingTier) -> 
         Running(tier.path, "txn").batch()
 
 
-def test_a_topic_that_is_not_read_for_a_while(tier: GrowingTier) -> None:
+def test_a_topic_that_is_not_read_for_a_while(
+    tier: GrowingTier, caplog: pytest.LogCaptureFixture
+) -> None:
     """It goes on where it was, and a batch that was begun with it is finished with it."""
     folders = [tier.folder("codecs"), tier.folder("txn", 0), tier.folder("txn", 1)]
     for folder in folders:
@@ -125,18 +127,40 @@ def test_a_topic_that_is_not_read_for_a_while(tier: GrowingTier) -> None:
     stream = Running(tier.path, "codecs,txn", maxOffsetsPerTrigger="900")
     assert stream.batch()
     assert stream.choose()
+    assert "no longer select" not in caplog.text
     stream.start(subscribe="codecs", maxOffsetsPerTrigger="100000")
     stream.all()
     read = stream.last["topics"]["txn"]
+    places = ", ".join(f"{number} (at offset {at})" for number, at in read["p"].items())
+    assert caplog.text.count("no longer select") == 1
+    assert f"topic txn: the options no longer select partitions {places}, which" in caplog.text
     for folder in folders:
         tier.add(folder, tier.stems(folder))
     stream.all()
     assert stream.last["topics"]["txn"] == read
     assert stream.last_offset("codecs") == 23962
+    caplog.clear()
     stream.start(subscribe="codecs,txn")
     stream.all()
+    assert "no longer select" not in caplog.text
     whole = [expected_table(name, "read_committed") for name in ("codecs", "txn")]
     assert_same_rows(stream.rows(), pa.concat_tables(whole))
+
+
+def test_a_partition_that_is_not_read_any_more(
+    tier: GrowingTier, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in (0, 1):
+        folder = tier.folder("txn", number)
+        tier.add(folder, tier.stems(folder))
+    stream = Running(tier.path, "", assign='{"txn":[0,1]}')
+    stream.all()
+    at = stream.last_offset("txn", 1)
+    assert "no longer select" not in caplog.text
+    stream.start(assign='{"txn":[0]}')
+    stream.all()
+    said = f"topic txn: the options no longer select partitions 1 (at offset {at}), which"
+    assert said in caplog.text
 
 
 # -- the tier shrinks

@@ -248,6 +248,39 @@ def test_retention_that_overtakes_the_stream(brokers: FakeCluster, topic: Growin
         stream.close()
 
 
+def test_who_is_behind_asks_for_log_starts_too(brokers: FakeCluster, topic: Growing) -> None:
+    stream = following(brokers, minOffsetsPerTrigger="100")
+    stream.all()
+    topic.append(1)
+    assert not stream.batch()
+    brokers.asked.clear()
+    for _ in range(5):
+        assert not stream.batch()
+    kinds = [kind for kind, _ in brokers.asked]
+    assert kinds == ["Metadata", "ListOffsets", "ListOffsets"] * 5
+    stream.close()
+
+
+def test_a_log_start_that_moves_while_nothing_is_written(
+    brokers: FakeCluster, topic: Growing
+) -> None:
+    topic.append(9)
+    strict, lenient = (
+        following(brokers, maxOffsetsPerTrigger="3", failOnDataLoss=text)
+        for text in ("true", "false")
+    )
+    for stream in (strict, lenient):
+        assert stream.batch()
+    assert strict.batch()
+    topic.part.log.log_start = 12
+    with pytest.raises(OffsetOutOfRangeError, match=r"offsets \[6, 12\) .* overtaken"):
+        strict.batch()
+    lenient.all()
+    assert offsets(lenient) == [0, 1, 2, *range(12, 30)]
+    for stream in (strict, lenient):
+        stream.close()
+
+
 def test_a_batch_that_is_read_again_behind_a_log_start_that_moved(
     brokers: FakeCluster, topic: Growing
 ) -> None:

@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from kts_source.errors import DataLossError
+from kts_source.errors import DataLossError, InvalidOptionError
 from kts_source.streaming.tier_listing import TierListing
 from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
 from tests.kts_source.broker.fake_broker import FakeCluster, FakePartition
@@ -90,6 +90,34 @@ def test_a_batch_of_the_old_topic_is_read_again(
     assert offsets(lenient) == list(range(12 * is_tiered))
     strict.close()
     lenient.close()
+
+
+def test_a_batch_of_the_old_topic_is_read_again_by_its_id(
+    brokers: FakeCluster, tmp_path: Path
+) -> None:
+    """The id is an option, and not that of the cluster any more."""
+    _, before = created(brokers, tmp_path, SEGMENTS)
+    stream = both(brokers, tmp_path, topicId=before)
+    assert stream.choose()
+    created(brokers, tmp_path, 0)
+    stream.start()
+    assert offsets(stream) == list(range(12))
+    with pytest.raises(InvalidOptionError, match=f"not {before}"):
+        stream.batch()
+    stream.close()
+
+
+def test_without_the_tail_brokers_fill_holes(brokers: FakeCluster, tmp_path: Path) -> None:
+    created(brokers, tmp_path, 3)
+    gone = list(tmp_path.rglob("*/00000000000000000003-*"))
+    assert gone
+    for path in gone:
+        path.unlink()
+    stream = both(brokers, tmp_path, tail="false")
+    stream.all()
+    assert offsets(stream) == list(range(9)), "three records a segment; one is lost"
+    assert stream.served["brokers"]
+    stream.close()
 
 
 def test_the_tier_is_listed_once_in_an_interval(brokers: FakeCluster, tmp_path: Path) -> None:

@@ -15,8 +15,13 @@ import pytest
 from kts_source.layout.aiven import AivenLayout
 from kts_source.layout.layout import TopicFolder
 from kts_source.layout.local_tiered import LocalTieredLayout
-from kts_source.streaming import listing_memory
+from kts_source.options import parse_options
+from kts_source.streaming import listing_memory, tier_look
 from kts_source.streaming.listing_memory import ListingMemory
+from kts_source.streaming.offsets import INITIAL
+from kts_source.streaming.tier_stream import TierStream
+from kts_source.tier import Tier
+from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
 from tests.kts_source.planning.memory_store import MemoryStore
 from tests.kts_source.streaming.running import Clock
 
@@ -215,3 +220,29 @@ def test_a_folder_that_topics_share_is_not_listed_in_a_row(scene: Scene) -> None
         for partition in memory.partitions(scene.store, folder):
             assert len(memory.list_partition(scene.store, folder, partition).segments) == 1
         assert scene.store.pages - before == 1 + 40
+
+
+@pytest.mark.usefixtures("scene")
+def test_a_copy_in_the_middle_of_a_long_listing_ends_a_wait_at_the_next_look() -> None:
+    log = LogBuilder()
+    for _ in range(40):
+        log.append([SimpleRecord(b"value")] * 3)
+        log.roll()
+    clock, objects = Clock(), dict[str, bytes]()
+    segments = list(log.build().segments)
+    slow = segments.pop(20)
+    writer = AivenTierWriter(objects, topic="t", topic_id=TOPIC_ID)
+    for segment in segments:
+        writer.write_segment(segment, event_timestamp_ms=int(clock.seconds * 1000))
+    options = parse_options({"path": "s3://nowhere", "subscribe": "t"})
+    with mock.patch.object(tier_look, "open_tier", return_value=Tier(Paged(objects))):
+        stream = TierStream(options, clock)
+    position = stream.next(INITIAL)
+    for _ in range(2):
+        assert position.topics["t"].offsets == {0: slow.base_offset}
+        clock.seconds += 11
+        assert stream.next(position) is position
+    writer.write_segment(slow, event_timestamp_ms=int(clock.seconds * 1000))
+    clock.seconds += 11
+    assert stream.next(position).topics["t"].offsets == {0: 120}
+    stream.close()
