@@ -261,3 +261,25 @@ def test_the_commands(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     assert main(["find", path, *flags]) == 2
     assert main(["find", path, "--key", "k4", "--secret-file", str(secret)]) == 2
     assert main(["index", path, "--to", path]) == 2
+
+
+def test_a_million_keys_are_looked_up_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that stands in the buckets of all keys at once would be gigabytes."""
+    chance = np.random.default_rng(3)
+    there = chance.integers(0, 2**64, 100_000, np.uint64, endpoint=False)
+    made = KeyFilter.of(there)
+    sizes: list[int] = []
+    plain = KeyFilter._may_hold
+
+    def counted(self: KeyFilter, hashes: Any) -> bool:  # noqa: ANN401
+        sizes.append(len(hashes))
+        return plain(self, hashes)
+
+    monkeypatch.setattr(KeyFilter, "_may_hold", counted)
+    others = chance.integers(0, 2**64, 100_000, np.uint64, endpoint=False)
+    others = others[~np.isin(others >> np.uint64(16), there >> np.uint64(16))]
+    assert not made.may_hold(others)
+    assert max(sizes) <= 1 << 14
+    assert sum(sizes) == len(others)
+    for at in (0, 20_000, len(others)):
+        assert made.may_hold(np.insert(others, at, there[7]))

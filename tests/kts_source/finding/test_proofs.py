@@ -12,7 +12,6 @@ import pytest
 import kts_source
 from kts_source.errors import DataLossError, InvalidOptionError
 from kts_source.finding.certify import certified
-from kts_source.finding.key_filter import KeyFilter
 from kts_source.finding.query import query_of
 from kts_source.planning.planner import plan_scan
 from kts_source.read.segment_source import SegmentSource
@@ -379,27 +378,3 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     for name in ("file", "file/below"):
         with pytest.raises(InvalidOptionError, match="cannot be written"):
             kts_source.index_keys(options_of(tier), str(tmp_path / name))
-
-
-def test_a_million_keys_are_looked_up_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that stands in the buckets of all keys at once would be gigabytes."""
-    import numpy as np
-
-    chance = np.random.default_rng(3)
-    there = chance.integers(0, 2**64, 100_000, np.uint64, endpoint=False)
-    made = KeyFilter.of(there)
-    sizes: list[int] = []
-    plain = KeyFilter._may_hold
-
-    def counted(self: KeyFilter, hashes: Any) -> bool:  # noqa: ANN401
-        sizes.append(len(hashes))
-        return plain(self, hashes)
-
-    monkeypatch.setattr(KeyFilter, "_may_hold", counted)
-    others = chance.integers(0, 2**64, 100_000, np.uint64, endpoint=False)
-    others = others[~np.isin(others >> np.uint64(16), there >> np.uint64(16))]
-    assert not made.may_hold(others)
-    assert max(sizes) <= 1 << 14
-    assert sum(sizes) == len(others)
-    for at in (0, 20_000, len(others)):
-        assert made.may_hold(np.insert(others, at, there[7]))
