@@ -6,19 +6,16 @@ import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 import pytest
 
 import kts_source
 from kts_source.errors import DataLossError, InvalidOptionError
 from kts_source.finding.certify import certified
 from kts_source.finding.key_filter import KeyFilter
-from kts_source.finding.query import query_of
 from kts_source.planning.planner import plan_scan
 from kts_source.read.segment_source import SegmentSource
 from kts_source.store.local_store import LocalStore
 from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
-from tests.golden_data import tier_options
 from tests.kts_source.auditing.damaged_tier import (
     BASES,
     TOPIC,
@@ -179,43 +176,6 @@ def test_bounds_by_time_are_an_assumption(tmp_path: Path) -> None:
     proof = searched(tier, startingTimestamp="0")
     assert any(one.startswith(text) for one in proof.assumptions)
     assert not any(one.startswith(text) for one in searched(tier).assumptions)
-
-
-@pytest.mark.parametrize(
-    ("pattern", "matching"),
-    [
-        ("(?i)müller", [0, 1]),
-        ("M.ller", [1, 2]),
-        ("M[uü]ller", [1]),
-        (r"M\x{fc}ller", [1, 2]),
-        ("ü", [1]),
-        ("^.$", [3]),
-        ("(?i)mü", [0, 1]),
-    ],
-)
-def test_regular_expressions_know_text_and_bytes(pattern: str, matching: list[int]) -> None:
-    values = ["MÜLLER".encode(), "Müller".encode(), b"M\xfcller", b"x", None]
-    batch = pa.record_batch({"value": pa.array([b"before", *values], pa.binary())}).slice(1)
-    mask = query_of(value_matches=pattern).mask(batch)
-    assert mask is not None
-    assert [number for number, hit in enumerate(mask.to_pylist()) if hit] == matching
-
-
-@pytest.mark.parametrize(
-    ("conditions", "text"),
-    [
-        ({"keys": "user-1"}, "give a list"),
-        ({"keys": b"user-1"}, "give a list"),
-        ({"keys": ["user-1"]}, "a key is bytes"),
-        ({"keys": [bytearray(b"x")]}, "a key is bytes"),
-        ({"keys": pa.array([b"x", None])}, "a key is bytes"),
-        ({"headers": "trace"}, "give a list"),
-        ({"producer_ids": [-1]}, "ids of producers"),
-    ],
-)
-def test_what_is_no_key_is_not_looked_for(conditions: Any, text: str) -> None:  # noqa: ANN401
-    with pytest.raises(InvalidOptionError, match=text):
-        kts_source.find(tier_options("codecs"), **conditions)
 
 
 def test_a_partition_that_is_not_there_is_not_searched(tmp_path: Path) -> None:
