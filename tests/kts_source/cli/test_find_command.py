@@ -150,6 +150,7 @@ def test_files_of_keys(
         ("lines", b"\ta\n"),
         ("lines", b"a\tb\n"),
         ("lines", "a\u00a0\n".encode()),
+        ("hex", b"61\r62\n"),
         ("hex", b"61\n  \n"),
         ("hex", b"\xef\xbb\xbf61\n"),
         ("hex", b"6\n"),
