@@ -76,9 +76,9 @@ class PartitionStatement:
         records: Records of the served offsets, markers left out; this and what follows only at
             level `bytes`, and only where each of these offsets was read and is sound.
         batches: Batches that hold served offsets, those of markers included.
-        digest: SHA-256 in hex over these batches in order, for each the base offset (int64) and the
-            stored CRC (uint32), big-endian. It depends on neither chunks, encryption and
-            compression of the tier nor segment borders.
+        digest: Of these batches' base offsets and checksums, 256 bits in hex; module `digest` has
+            the definition. It depends on neither chunks, encryption and compression of the tier
+            nor segment borders.
     """
 
     topic: str
@@ -244,6 +244,7 @@ def _finding_of(one: Any) -> Finding:  # noqa: ANN401
         tuple(objects),
         _typed(one, "storedBytes", int),
         _typed(one, "detail", str),
+        float(_typed(one, "dollarsAMonth", int, float)),
     )
 
 
@@ -279,7 +280,7 @@ def _finding(one: Finding) -> dict[str, Any]:
         "stop": one.stop,
         "objects": list(one.objects),
         "storedBytes": one.stored_bytes,
-        "dollarsAMonth": round(one.dollars_a_month, 6),
+        "dollarsAMonth": one.dollars_a_month,
         "detail": one.detail,
         "meaning": one.kind.meaning,
         "advice": one.kind.advice,

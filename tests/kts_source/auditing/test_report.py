@@ -111,6 +111,9 @@ def test_orphans_are_added_up_with_their_price(tmp_path: Path) -> None:
     document = report.to_dict()
     assert document["orphanBytes"] == total
     assert document["orphanDollarsAMonth"] == round(total / (1 << 30) * 0.023, 6)
+    again = AuditReport.from_json(report.to_json())
+    assert again == report
+    assert again.orphan_dollars_a_month == report.orphan_dollars_a_month > 0
 
 
 def test_names_from_strangers_are_escaped() -> None:
