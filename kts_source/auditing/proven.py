@@ -17,6 +17,7 @@ from segment_format.index.transaction_index import AbortedTxn
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from kts_source.keyring import KeyRing
     from kts_source.layout.layout import SegmentEntry
     from kts_source.layout.remote_segment import RemoteSegment
 
@@ -82,12 +83,24 @@ class ProvenSegment:
         files: Its side files that tell of epochs and transactions; all are sound.
         has_indexes: Whether its offset and time index are known to be sound.
         log: The proof of its bytes, if they were read.
+        opened_by: Fingerprint of the private key that opened it; empty where it is not encrypted.
     """
 
     segment: RemoteSegment
     files: FileFacts
     has_indexes: bool = False
     log: LogProof | None = None
+    opened_by: str = ""
+
+    @property
+    def key_id(self) -> str:
+        """Of the private key that opens it; empty where it is not encrypted."""
+        encryption = self.segment.objects.encryption
+        return "" if encryption is None else encryption.data_key.key_id
+
+    def opens_with(self, key_ring: KeyRing) -> bool:
+        """Whether the key ring has the very key that the segment was proven with."""
+        return not self.key_id or self.opened_by == key_ring.fingerprint(self.key_id) != ""
 
 
 def to_json(entry: SegmentEntry, proven: ProvenSegment) -> list[Any] | None:
@@ -105,6 +118,7 @@ def to_json(entry: SegmentEntry, proven: ProvenSegment) -> list[Any] | None:
         [list(astuple(one)) for one in files.open_after or ()],
         [list(astuple(one)) for one in files.aborted or ()],
         proven.has_indexes,
+        proven.opened_by,
         None if proven.log is None else _log_to_json(proven.log),
     ]
 
@@ -115,7 +129,7 @@ def from_json(entry: SegmentEntry, value: Any) -> ProvenSegment:  # noqa: ANN401
     Raises:
         ValueError: Not what `to_json` gives; as TypeError, LookupError and SegmentFormatError.
     """
-    facts, epochs, opened, aborted, has_indexes, log = value
+    facts, epochs, opened, aborted, has_indexes, opened_by, log = value
     place = entry.topic, entry.topic_id, entry.partition, entry.segment_id
     objects = dict(entry.objects)
     segment = segment_from_facts(place, facts, lambda name: ObjectRef.of(objects[str(name)]))
@@ -126,9 +140,8 @@ def from_json(entry: SegmentEntry, value: Any) -> ProvenSegment:  # noqa: ANN401
         "",
         (),
     )
-    return ProvenSegment(
-        segment, files, bool(has_indexes), None if log is None else _log_from_json(log)
-    )
+    proof = None if log is None else _log_from_json(log)
+    return ProvenSegment(segment, files, bool(has_indexes), proof, str(opened_by))
 
 
 def _log_to_json(log: LogProof) -> list[Any]:
