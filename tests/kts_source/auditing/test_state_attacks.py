@@ -54,9 +54,9 @@ def audited(
     *,
     level: str = "bytes",
     now_ms: int = NOW_MS,
-    **more: str,
+    more: dict[str, str] | None = None,
 ) -> AuditReport:
-    options = {"path": "memory://", "subscribe": TOPIC, **more}
+    options = {"path": "memory://", "subscribe": TOPIC, **(more or {})}
     kept = None if state is None else str(state)
     store.read.clear()
     store.keys.clear()
@@ -68,10 +68,10 @@ def test_a_folder_that_was_copied_for_another_topic(tmp_path: Path) -> None:
     assert not audited(store, state).findings
     for key, data in list(store.objects.items()):
         store.objects[f"u{key.removeprefix(TOPIC)}"] = data
-    expected = audited(store, None, subscribe="t,u")
+    expected = audited(store, None, more={"subscribe": "t,u"})
     assert {one.name for one in expected.findings} == {"manifest-foreign"}
     for _ in range(2):
-        assert audited(store, state, subscribe="t,u") == expected
+        assert audited(store, state, more={"subscribe": "t,u"}) == expected
 
 
 def test_another_private_key_of_the_same_id(tmp_path: Path) -> None:
@@ -101,8 +101,8 @@ def test_another_private_key_of_the_same_id(tmp_path: Path) -> None:
     option = "encryption.key.pairs.key1.private.key.file"
     for level in ("metadata", "bytes"):
         for path in (KEYS / "key1.private.pem", other) * 2:
-            report = audited(store, state, level=level, **{option: str(path)})
-            assert report == audited(store, None, level=level, **{option: str(path)})
+            report = audited(store, state, level=level, more={option: str(path)})
+            assert report == audited(store, None, level=level, more={option: str(path)})
             assert "key-missing" in {one.name for one in report.errors}
     assert "PRIVATE" not in state.read_text()
 
