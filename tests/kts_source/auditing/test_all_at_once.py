@@ -101,11 +101,11 @@ def damaged(rng: random.Random) -> list[SegmentFiles]:
         elif what == 3:  # of another segment
             batches.insert(at, rng.choice(batches_of(rng.choice(segments).log)))
         elif what == 4:  # an entry of an index
-            name = rng.choice(["index", "timeindex"])
-            data = bytearray(getattr(one, name))
+            offsets, times = bytearray(one.index), bytearray(one.timeindex)
+            data = rng.choice([offsets, times])
             if data:
                 data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-                segments[number] = replace(one, **{name: bytes(data)})
+                segments[number] = replace(one, index=bytes(offsets), timeindex=bytes(times))
             continue
         else:
             # Base offset, epoch, attributes, last offset, largest time, producer, count.
