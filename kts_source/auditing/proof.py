@@ -118,7 +118,7 @@ class PartitionReader:
             if proof is None:
                 is_sound, opened = False, {}
                 continue
-            opened = proof.open_after
+            opened = proof.open_knowing(opened)
             if proof.batches:
                 self._next_offset = proof.next_offset
             self._batches += proof.batches
@@ -149,14 +149,14 @@ class PartitionReader:
         counted = _Counted(span, self._next_offset, is_first=is_first)
         transactions = Transactions(opened)
         is_sound = self._segment(span.segment, facts, counted, transactions)
-        proof = counted.proof(opened, transactions.open) if is_sound else None
+        proof = counted.proof(opened, transactions) if is_sound else None
         self._tell(span.segment, proof)
         return proof
 
     def _other(self, facts: Mapping[str, FileFacts], segment: RemoteSegment) -> None:
         is_sound = self._segment(segment, facts)
         nothing = _Counted(SegmentRange(segment, 0, 0), 0, is_first=False)
-        self._tell(segment, nothing.proof({}, {}) if is_sound else None)
+        self._tell(segment, nothing.proof({}, Transactions({})) if is_sound else None)
 
     def _tell(self, segment: RemoteSegment, proof: LogProof | None) -> None:
         if self._on_proof is not None:
@@ -250,7 +250,7 @@ class _Counted:
         is_data = ~table.are_control[served]
         self._records += int(table.records[served][is_data].sum())
 
-    def proof(self, opened: Mapping[int, int], opened_after: Mapping[int, int]) -> LogProof:
+    def proof(self, opened: Mapping[int, int], transactions: Transactions) -> LogProof:
         """What was counted, of a segment that is sound."""
         return LogProof(
             start=self.span.start,
@@ -259,7 +259,8 @@ class _Counted:
             first_base=self._first_base,
             is_first=self._is_first,
             open_before=dict(opened),
-            open_after=dict(opened_after),
+            open_after=dict(transactions.open),
+            own_after=dict(transactions.own),
             next_offset=self._next_offset,
             batches=self._batches,
             records=self._records,

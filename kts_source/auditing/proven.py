@@ -34,6 +34,7 @@ class LogProof:
         is_first: Whether nothing was served before it, though the segment begins earlier.
         open_before: Producer id to first offset of the transactions known to be open at its begin.
         open_after: The same at its end.
+        own_after: The same if none had been known at its begin.
         next_offset: One past the last batch counted up to its end.
         batches: Counted ones.
         records: Counted ones.
@@ -47,10 +48,20 @@ class LogProof:
     is_first: bool
     open_before: Mapping[int, int]
     open_after: Mapping[int, int]
+    own_after: Mapping[int, int]
     next_offset: int
     batches: int
     records: int
     digest: DigestPart
+
+    def open_knowing(self, known: Mapping[int, int]) -> dict[int, int]:
+        """What reading the segment again would know to be open at its end.
+
+        Args:
+            known: Transactions known to be open at its begin, some of `open_before`.
+        """
+        from_before = self.open_after.items() & self.open_before.items()
+        return {**self.own_after, **dict(from_before & known.items())}
 
     def holds_for(
         self, span: tuple[int, int], counted_from: int, is_first: bool, known: Mapping[int, int]
@@ -148,7 +159,10 @@ def _log_to_json(log: LogProof) -> list[Any]:
     digest = log.digest
     return [
         *(log.start, log.stop, log.counted_from, log.first_base, log.is_first),
-        *([[*pair] for pair in opened.items()] for opened in (log.open_before, log.open_after)),
+        *(
+            [[*pair] for pair in opened.items()]
+            for opened in (log.open_before, log.open_after, log.own_after)
+        ),
         *(log.next_offset, log.batches, log.records),
         *(base64.b64encode(part).decode() for part in (digest.first, digest.last)),
         f"{digest.between:x}",
@@ -156,11 +170,13 @@ def _log_to_json(log: LogProof) -> list[Any]:
 
 
 def _log_from_json(value: Any) -> LogProof:  # noqa: ANN401
-    *numbers, before, after, next_offset, batches, records, first, last, between = value
+    *numbers, before, after, own, next_offset, batches, records, first, last, between = value
     start, stop, counted_from, first_base, is_first = numbers
     digest = DigestPart(base64.b64decode(first), base64.b64decode(last), int(between, 16))
+    opened = dict(before), dict(after), dict(own)
     return LogProof(
         *(start, stop, counted_from, first_base, bool(is_first)),
-        *(dict(before), dict(after), next_offset, batches, records),
+        *opened,
+        *(next_offset, batches, records),
         digest,
     )

@@ -15,7 +15,7 @@ import kts_source
 from kts_source.auditing.kinds import LEVELS
 from kts_source.auditing.state import AuditState, _checked
 from kts_source.errors import InvalidOptionError
-from segment_format.testing import AivenTierWriter
+from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
 from segment_format.testing.tiers import EncryptionKey
 from tests.golden_data import KEYS
 from tests.kts_source.auditing.damaged_tier import (
@@ -184,6 +184,33 @@ def test_files_that_were_put_together(tmp_path: Path) -> None:
     state.write_text(text + text)
     audited(store, state)
     assert not store.read
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_transaction_from_below_the_log_start(goes_on: bool, tmp_path: Path) -> None:
+    # An abort of what is not served any more was missed in the index by the audit that had seen it.
+    builder = LogBuilder()
+    builder.send(7, [SimpleRecord(b"first")])
+    builder.roll()
+    builder.append([SimpleRecord(b"between")])
+    if goes_on:
+        builder.send(7, [SimpleRecord(b"second")])
+    builder.roll()
+    builder.abort(7)
+    builder.roll()
+    first, between, last = builder.build().segments
+    store, state = store_of([first, between]), tmp_path / "state"
+    audited(store, state)
+    bad = store_of([first, between, replace(last, txnindex=None)]).objects
+    store.objects.update(
+        {key: data for key, data in bad.items() if f"/{last.base_offset:020d}-" in key}
+    )
+    for key in [key for key in store.objects if f"/{0:020d}-" in key]:
+        del store.objects[key]
+    expected = audited(store, None)
+    assert {one.name for one in expected.errors} == ({"aborted-not-indexed"} if goes_on else set())
+    assert audited(store, state) == expected
+    assert not {key for key in store.keys if f"/{1:020d}-" in key}
 
 
 class Adversary:
