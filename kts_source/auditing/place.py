@@ -6,12 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kts_source.auditing.report import Finding
-from kts_source.planning.estimate import (
-    ARCHIVE_CLASSES,
-    DEFAULT_CLASS,
-    GIB,
-    S3_STORAGE_PRICES,
-)
+from kts_source.planning.estimate import ARCHIVE_CLASSES, DEFAULT_CLASS, monthly_cost
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -53,8 +48,7 @@ class Place:
 
     def _dollars_a_month(self, key: str) -> float:
         name = self.classes.get(key, DEFAULT_CLASS)
-        price = S3_STORAGE_PRICES.get(name, S3_STORAGE_PRICES[DEFAULT_CLASS])
-        return self.sizes.get(key, 0) / GIB * price
+        return monthly_cost({name: self.sizes.get(key, 0)})
 
     def of_segment(
         self, name: str, segment: RemoteSegment, keys: Sequence[str], detail: str

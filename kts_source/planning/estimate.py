@@ -57,17 +57,6 @@ as `STANDARD`."""
 
 DEFAULT_CLASS: Final = "STANDARD"
 
-S3_STORAGE_PRICES: Final[Mapping[str, float]] = {
-    "STANDARD": 0.023,
-    "INTELLIGENT_TIERING": 0.023,
-    "STANDARD_IA": 0.0125,
-    "ONEZONE_IA": 0.01,
-    "GLACIER_IR": 0.004,
-    "GLACIER": 0.0036,
-    "DEEP_ARCHIVE": 0.00099,
-}
-"""US dollars that a GiB takes in a month, by storage class, in the same region."""
-
 ARCHIVE_CLASSES: Final = frozenset({"GLACIER", "DEEP_ARCHIVE", "Archive"})
 """Storage classes whose objects cannot be read before they are restored."""
 
