@@ -9,6 +9,7 @@ there is looked for again where the key is needed.
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import re
 from dataclasses import dataclass, field
@@ -99,6 +100,16 @@ class KeyRing:
             raise self._lacks(wrapped.key_id)
         return _data_key(wrapped, pem)
 
+    def fingerprint(self, key_id: str) -> str:
+        """What tells the private key of an id from others: SHA-256 of its public half, in hex.
+        Empty where there is no such key.
+
+        Raises:
+            UnknownKeyError: A callback that fails or gives no text.
+        """
+        pem = self.pems.reveal().get(key_id.lower()) or self._here(key_id.lower())
+        return "" if pem is None else _fingerprint(pem)
+
     def _here(self, key_id: str) -> bytes | None:
         """The PEM bytes if this machine has them."""
         source, text = self.places.reveal().get(key_id, (None, ""))
@@ -130,6 +141,12 @@ def _private_key(pem: bytes) -> PrivateKey:
     from segment_format.manifest.encryption import load_private_key
 
     return load_private_key(pem)
+
+
+@functools.lru_cache(maxsize=8)
+def _fingerprint(pem: bytes) -> str:
+    public = _private_key(pem).public_key
+    return hashlib.sha256(f"{public.modulus} {public.public_exponent}".encode()).hexdigest()
 
 
 @functools.lru_cache(maxsize=1024)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Self
 
 from kts_source.auditing.listed import place_of
 from kts_source.auditing.place import PartitionObjects, keys_of
+from kts_source.auditing.retention import CONFIGS, Retention
 from kts_source.planning.cluster_view import ClusterView
 from kts_source.planning.metadata_topic import read_metadata_topic
 from segment_format.kafka_uuid import uuid_to_text
@@ -41,11 +42,13 @@ class BrokerSide:
         named: The segments that the metadata topic names, likewise.
         owned: Epoch to the offsets [start, stop) that it owns on the leader's branch, likewise, of
             the epochs of named segments.
+        retention: By topic.
     """
 
     logs: Mapping[TopicPartition, BrokerLog]
     named: Mapping[TopicPartition, NamedSegments]
     owned: Mapping[TopicPartition, Mapping[int, tuple[int, int]]]
+    retention: Mapping[str, Retention]
 
     @classmethod
     def now(cls, settings: BrokerSettings, options: ScanOptions) -> Self:
@@ -63,7 +66,8 @@ class BrokerSide:
             for place, of in state.partitions.items():
                 epochs = {e.epoch for one in of.live for e in one.segment_leader_epochs}
                 owned[place] = view.owned(view.logs[place], epochs) if epochs else {}
-            return cls(dict(view.logs), state.partitions, owned)
+            retention = {name: Retention.of(one) for name, one in view.configs(CONFIGS).items()}
+            return cls(dict(view.logs), state.partitions, owned, retention)
 
 
 def against_brokers(
@@ -102,6 +106,7 @@ def against_brokers(
         *_differences(part, place, before.named[at], after.named[at], now_ms - grace_ms),
         *_borders(place, statement, first, second),
         *_branches(part, place, before, after),
+        *_overdue(part, place, before, after, now_ms - grace_ms),
     ]
     lost = {one.start for one in findings if one.kind.loses_data}
     return [
@@ -194,7 +199,7 @@ def _branches(
 ) -> Iterator[Finding]:
     """Named segments below the log start, and of branches that the leader does not have."""
     at = part.topic, part.partition
-    log_start, owned = before.logs[at].log_start, after.owned[at]
+    log_start = before.logs[at].log_start
     whole = {entry.segment_id: entry for entry in part.entries}
     for one in after.named[at].live:
         entry = whole.get(_id(one))
@@ -205,15 +210,55 @@ def _branches(
             text = f"the leader's log starts at {log_start}"
             yield place.finding("below-log-start", one.start_offset, stop, keys_of(entry), text)
             continue
-        starts = [epoch.start_offset for epoch in one.segment_leader_epochs[1:]]
-        for epoch, end in zip(one.segment_leader_epochs, [*starts, stop], strict=True):
-            # Below its log start the leader does not remember epochs.
-            low = max(epoch.start_offset, one.start_offset, after.logs[at].log_start)
-            own = owned.get(epoch.epoch, (end, end))
-            if low < end and not (own[0] <= low and end <= own[1]):
-                text = f"offsets [{low}, {end}) of epoch {epoch.epoch} are not the leader's"
-                yield place.finding("dead-branch", low, stop, keys_of(entry), text)
-                break
+        dead = _dead_part(one, after, at)
+        if dead is not None:
+            low, end, epoch = dead
+            text = f"offsets [{low}, {end}) of epoch {epoch} are not the leader's"
+            yield place.finding("dead-branch", low, stop, keys_of(entry), text)
+
+
+def _dead_part(
+    one: RemoteLogSegmentMetadata, side: BrokerSide, at: TopicPartition
+) -> tuple[int, int, int] | None:
+    """The first offsets [start, stop) of a segment that are not on the leader's branch, and their
+    epoch.
+    """
+    starts = [epoch.start_offset for epoch in one.segment_leader_epochs[1:]]
+    for epoch, end in zip(one.segment_leader_epochs, [*starts, one.end_offset + 1], strict=True):
+        # Below its log start the leader does not remember epochs.
+        low = max(epoch.start_offset, one.start_offset, side.logs[at].log_start)
+        own = side.owned[at].get(epoch.epoch, (end, end))
+        if low < end and not (own[0] <= low and end <= own[1]):
+            return low, end, epoch.epoch
+    return None
+
+
+def _overdue(
+    part: PartitionObjects, place: Place, before: BrokerSide, after: BrokerSide, old_ms: int
+) -> Iterator[Finding]:
+    """What retention gave up long ago, and what is not known of it."""
+    at = part.topic, part.partition
+    retention = after.retention[part.topic]
+    if retention.refusal:
+        if at == min(one for one in after.logs if one[0] == part.topic):  # once a topic
+            text = f"brokers do not tell its configuration: {retention.refusal}"
+            yield place.finding("retention-unknown", None, None, [], text)
+        return
+    live_before = {_id(one) for one in before.named[at].live}
+    # The leader spares segments of other branches.
+    live = [
+        one
+        for one in after.named[at].live
+        if _id(one) in live_before and _dead_part(one, after, at) is None
+    ]
+    overdue = retention.overdue(live, after.logs[at].log_start, old_ms)
+    if overdue:
+        whole = {entry.segment_id: keys_of(entry) for entry in part.entries}
+        keys = [key for one in overdue for key in whole.get(_id(one), ())]
+        start, stop = overdue[0].start_offset, max(one.end_offset for one in overdue) + 1
+        oldest = overdue[0].max_timestamp_ms
+        text = f"{len(overdue)} segments, up to {oldest} ms since 1970 the first; {retention}"
+        yield place.finding("retention-overdue", start, stop, keys, text)
 
 
 def _id(one: RemoteLogSegmentMetadata) -> str:

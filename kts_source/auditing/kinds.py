@@ -55,7 +55,7 @@ class Kind:
     is_orphan: bool = False
 
 
-_WAIT: Final = "None, unless it is still there when it is older."
+_FAILING: Final = "Look into the log of the partition's leader for failing deletes."
 _DELETE: Final = (
     "Compare with the metadata topic (catalog=metadata-topic); delete the objects if brokers do not"
     " know the segment."
@@ -69,7 +69,7 @@ _TABLE: Final = (
         LISTING,
         "Objects of a segment without its manifest, younger than the grace period: a broker is"
         " copying it.",
-        _WAIT,
+        "None, unless it is still there when it is older.",
     ),
     Kind(
         "half-copy",
@@ -255,8 +255,7 @@ _TABLE: Final = (
         "below-log-start",
         Severity.WARNING,
         METADATA,
-        "A segment below the log start: retention or DeleteRecords gave it up, and it is still"
-        " there.",
+        "A segment below the log start, which retention or DeleteRecords gave up, and still there.",
         _DELETE,
     ),
     Kind(
@@ -270,8 +269,7 @@ _TABLE: Final = (
         "hanging-transaction",
         Severity.WARNING,
         METADATA,
-        "A transaction that was still open a day after it began: nobody ends it, and read_committed"
-        " stands still.",
+        "A transaction still open a day after it began: read_committed stands still at it.",
         "Find and abort it: kafka-transactions.sh find-hanging, then abort.",
     ),
     # what brokers say
@@ -295,8 +293,7 @@ _TABLE: Final = (
         "copy-not-finished",
         Severity.WARNING,
         LISTING,
-        "A whole segment whose copy brokers did not finish: they do not read it, and copied its"
-        " offsets again.",
+        "A whole segment whose copy brokers did not finish: they copied its offsets again.",
         "None if brokers delete it; else delete the objects once its offsets are in another one.",
     ),
     Kind(
@@ -304,7 +301,21 @@ _TABLE: Final = (
         Severity.WARNING,
         LISTING,
         "A segment that brokers began to delete, and that is still there.",
-        "Look into the log of the partition's leader for failing deletes.",
+        _FAILING,
+    ),
+    Kind(
+        "retention-overdue",
+        Severity.WARNING,
+        LISTING,
+        "Segments that retention gave up before the grace period, and that nobody deletes.",
+        _FAILING,
+    ),
+    Kind(
+        "retention-unknown",
+        Severity.INFO,
+        LISTING,
+        "Brokers do not tell how the topic is configured, nor so what its retention gave up.",
+        "Give the user the ACL DescribeConfigs on the topic.",
     ),
     Kind(
         "metadata-incomplete",
@@ -368,8 +379,7 @@ _TABLE: Final = (
         "out-of-bounds",
         Severity.ERROR,
         BYTES,
-        "Batches outside of the offsets that the segment is said to hold: the log of another"
-        " segment.",
+        "Batches outside of the segment's offsets: the log of another one.",
     ),
     Kind(
         "epoch",

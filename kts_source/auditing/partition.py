@@ -22,7 +22,7 @@ from kts_source.auditing.proof import PartitionReader
 from kts_source.auditing.proven import ProvenSegment
 from kts_source.auditing.served import served
 from kts_source.auditing.state import NO_STATE
-from kts_source.auditing.whole import keep_result, kept_result, opens_with, whole_identity
+from kts_source.auditing.whole import keep_result, kept_result, whole_identity
 from kts_source.layout.remote_segment import IndexType
 from kts_source.read.read_settings import ReadSettings
 from kts_source.read.segment_source import SegmentSource
@@ -93,7 +93,8 @@ class PartitionAudit:
             return statement_of(place, part, findings), findings
         key_ring = self.options.key_ring.loaded()
         identity = whole_identity(part) if state is not NO_STATE else ""
-        if identity and (kept := kept_result(state.whole(identity), self.level, key_ring)):
+        kept = kept_result(state.whole(identity), self.level, self.now_ms, key_ring)
+        if kept is not None:
             return kept
         place = place_of(part)
         known = self._known(place, part, of_every_object(place, part), key_ring, state)
@@ -105,7 +106,8 @@ class PartitionAudit:
             findings += proof.findings
         statement = statement_of(place, part, findings, known.state, proof)
         if identity and self._is_proven(part, known):
-            keep_result(state, identity, self.level, known.segments, statement, findings)
+            of = self.level, self.now_ms, known.proven.values()
+            keep_result(state, identity, *of, statement, findings)
         return statement, findings
 
     def _is_proven(self, part: PartitionObjects, known: _Known) -> bool:
@@ -181,10 +183,9 @@ class PartitionAudit:
             return [self._segment(place, entry, key_ring) for entry in group]
 
         proven: dict[str, ProvenSegment] = {}
-        opens: dict[str, bool] = {}
         for entry in entries:
             known = state.segment(entry)
-            if known is not None and opens_with(known.segment, key_ring, opens):
+            if known is not None and known.opens_with(key_ring):
                 proven[entry.described_by] = known
         missing = [entry for entry in entries if entry.described_by not in proven]
         size = min(max(len(missing) // _GROUPS, 1), _GROUP_SEGMENTS)
@@ -199,8 +200,10 @@ class PartitionAudit:
                 facts[one.segment.objects.log.key] = files
                 sound = files.are_sound and not files.findings
                 if sound and all(found.name == "clock" for found in one.findings):
-                    proven[one.entry.described_by] = ProvenSegment(one.segment, files)
-                    state.add_segment(one.entry, proven[one.entry.described_by])
+                    now = ProvenSegment(one.segment, files)
+                    now = replace(now, opened_by=key_ring.fingerprint(now.key_id))
+                    proven[one.entry.described_by] = now
+                    state.add_segment(one.entry, now)
         segments = []
         for entry in entries:
             if entry.described_by in fresh:
@@ -224,12 +227,16 @@ class PartitionAudit:
         return one, file_facts(place, one.segment, self.tier, key_ring)
 
     def _proof(self, place: Place, known: _Known, state: PartitionState) -> Proof:
-        def keep(segment: RemoteSegment, log: LogProof) -> None:
+        def keep(segment: RemoteSegment, log: LogProof | None) -> None:
             entry = known.entries[id(segment)]
-            if entry.described_by in known.proven:
-                proven = replace(known.proven[entry.described_by], log=log)
-                known.proven[entry.described_by] = proven
-                state.add_segment(entry, proven)
+            proven = known.proven.get(entry.described_by)
+            if proven is not None:
+                # What was proven before and is at fault now is not proven any more.
+                has_indexes = proven.has_indexes and log is not None
+                proven = replace(proven, log=log, has_indexes=has_indexes)
+                if proven != known.proven[entry.described_by]:
+                    known.proven[entry.described_by] = proven
+                    state.add_segment(entry, proven)
 
         reader = PartitionReader(
             place,

@@ -84,8 +84,8 @@ class PartitionObjects:
 
     @property
     def place(self) -> str:
-        """Its name in the state of an audit."""
-        return f"{self.topic_id}/{self.partition}"
+        """Its name in the state of an audit. A folder may have been copied for another topic."""
+        return f"{self.topic}-{self.topic_id}/{self.partition}"
 
     @property
     def stored_bytes(self) -> int:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from kts_source.texts import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
-    from kts_source.auditing.report import AuditReport
+    from kts_source.auditing.report import AuditReport, Finding
 
 _HELP = {
     "kts_audit_timestamp_seconds": "When the audit began.",
@@ -24,6 +24,8 @@ _HELP = {
     "kts_audit_stop_offset": "One past the last served offset.",
     "kts_audit_stored_bytes": "Listed objects of the partition.",
     "kts_audit_records": "Records of the served offsets.",
+    "kts_audit_orphan_bytes": "Stored bytes of objects that nobody needs.",
+    "kts_audit_orphan_dollars_a_month": "About what these objects cost, at list prices of S3.",
 }
 _GAUGES = {
     "kts_audit_whole": "is_whole",
@@ -55,6 +57,20 @@ def to_prometheus(report: AuditReport) -> str:
             if value_of is not None:
                 labels = {"topic": part.topic, "partition": str(part.partition)}
                 samples.append((name, labels, value_of))
+    # A partition without orphans has a sample, too: a gauge that is gone says nothing.
+    places = {(one.topic, one.partition) for one in report.partitions}
+    places |= {(one.topic, one.partition) for one in report.findings}
+    of_orphans: dict[str, Callable[[Finding], float]] = {
+        "kts_audit_orphan_bytes": lambda one: one.stored_bytes,
+        "kts_audit_orphan_dollars_a_month": lambda one: one.dollars_a_month,
+    }
+    for name, part_of in of_orphans.items():
+        totals = dict.fromkeys(sorted(places), 0.0)
+        for one in report.findings:
+            if one.kind.is_orphan:
+                totals[one.topic, one.partition] += part_of(one)
+        for (topic, partition), total in totals.items():
+            samples.append((name, {"topic": topic, "partition": str(partition)}, total))
     return "".join(_lines(samples))
 
 

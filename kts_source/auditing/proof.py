@@ -67,7 +67,7 @@ class PartitionReader:
         read_ahead: How much to have under way.
         max_batch_bytes: Bound on one batch.
         on_read: Told the original bytes of every segment that was read.
-        on_proof: Told the proof of every segment that is sound.
+        on_proof: Told the proof of every segment that was read; `None` where it is at fault.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class PartitionReader:
         *,
         max_batch_bytes: int,
         on_read: Callable[[int], object] | None = None,
-        on_proof: Callable[[RemoteSegment, LogProof], object] | None = None,
+        on_proof: Callable[[RemoteSegment, LogProof | None], object] | None = None,
     ) -> None:
         self._place = place
         self._source = source
@@ -118,7 +118,7 @@ class PartitionReader:
             if proof is None:
                 is_sound, opened = False, {}
                 continue
-            opened = proof.open_after
+            opened = proof.open_knowing(opened)
             if proof.batches:
                 self._next_offset = proof.next_offset
             self._batches += proof.batches
@@ -148,17 +148,19 @@ class PartitionReader:
         is_first = not self._batches and span.start > span.segment.start_offset
         counted = _Counted(span, self._next_offset, is_first=is_first)
         transactions = Transactions(opened)
-        if not self._segment(span.segment, facts, counted, transactions):
-            return None
-        proof = counted.proof(opened, transactions.open)
-        if self._on_proof is not None and not self._has_faults:
-            self._on_proof(span.segment, proof)
+        is_sound = self._segment(span.segment, facts, counted, transactions)
+        proof = counted.proof(opened, transactions) if is_sound else None
+        self._tell(span.segment, proof)
         return proof
 
     def _other(self, facts: Mapping[str, FileFacts], segment: RemoteSegment) -> None:
-        if self._segment(segment, facts) and self._on_proof is not None and not self._has_faults:
-            nothing = _Counted(SegmentRange(segment, 0, 0), 0, is_first=False)
-            self._on_proof(segment, nothing.proof({}, {}))
+        is_sound = self._segment(segment, facts)
+        nothing = _Counted(SegmentRange(segment, 0, 0), 0, is_first=False)
+        self._tell(segment, nothing.proof({}, Transactions({})) if is_sound else None)
+
+    def _tell(self, segment: RemoteSegment, proof: LogProof | None) -> None:
+        if self._on_proof is not None:
+            self._on_proof(segment, None if self._has_faults else proof)
 
     def _segment(
         self,
@@ -248,7 +250,7 @@ class _Counted:
         is_data = ~table.are_control[served]
         self._records += int(table.records[served][is_data].sum())
 
-    def proof(self, opened: Mapping[int, int], opened_after: Mapping[int, int]) -> LogProof:
+    def proof(self, opened: Mapping[int, int], transactions: Transactions) -> LogProof:
         """What was counted, of a segment that is sound."""
         return LogProof(
             start=self.span.start,
@@ -257,7 +259,8 @@ class _Counted:
             first_base=self._first_base,
             is_first=self._is_first,
             open_before=dict(opened),
-            open_after=dict(opened_after),
+            open_after=dict(transactions.open),
+            own_after=dict(transactions.own),
             next_offset=self._next_offset,
             batches=self._batches,
             records=self._records,

@@ -17,6 +17,7 @@ from segment_format.index.transaction_index import AbortedTxn
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from kts_source.keyring import KeyRing
     from kts_source.layout.layout import SegmentEntry
     from kts_source.layout.remote_segment import RemoteSegment
 
@@ -33,6 +34,7 @@ class LogProof:
         is_first: Whether nothing was served before it, though the segment begins earlier.
         open_before: Producer id to first offset of the transactions known to be open at its begin.
         open_after: The same at its end.
+        own_after: The same if none had been known at its begin.
         next_offset: One past the last batch counted up to its end.
         batches: Counted ones.
         records: Counted ones.
@@ -46,10 +48,20 @@ class LogProof:
     is_first: bool
     open_before: Mapping[int, int]
     open_after: Mapping[int, int]
+    own_after: Mapping[int, int]
     next_offset: int
     batches: int
     records: int
     digest: DigestPart
+
+    def open_knowing(self, known: Mapping[int, int]) -> dict[int, int]:
+        """What reading the segment again would know to be open at its end.
+
+        Args:
+            known: Transactions known to be open at its begin, some of `open_before`.
+        """
+        from_before = self.open_after.items() & self.open_before.items()
+        return {**self.own_after, **dict(from_before & known.items())}
 
     def holds_for(
         self, span: tuple[int, int], counted_from: int, is_first: bool, known: Mapping[int, int]
@@ -82,12 +94,24 @@ class ProvenSegment:
         files: Its side files that tell of epochs and transactions; all are sound.
         has_indexes: Whether its offset and time index are known to be sound.
         log: The proof of its bytes, if they were read.
+        opened_by: Fingerprint of the private key that opened it; empty where it is not encrypted.
     """
 
     segment: RemoteSegment
     files: FileFacts
     has_indexes: bool = False
     log: LogProof | None = None
+    opened_by: str = ""
+
+    @property
+    def key_id(self) -> str:
+        """Of the private key that opens it; empty where it is not encrypted."""
+        encryption = self.segment.objects.encryption
+        return "" if encryption is None else encryption.data_key.key_id
+
+    def opens_with(self, key_ring: KeyRing) -> bool:
+        """Whether the key ring has the very key that the segment was proven with."""
+        return not self.key_id or self.opened_by == key_ring.fingerprint(self.key_id) != ""
 
 
 def to_json(entry: SegmentEntry, proven: ProvenSegment) -> list[Any] | None:
@@ -105,6 +129,7 @@ def to_json(entry: SegmentEntry, proven: ProvenSegment) -> list[Any] | None:
         [list(astuple(one)) for one in files.open_after or ()],
         [list(astuple(one)) for one in files.aborted or ()],
         proven.has_indexes,
+        proven.opened_by,
         None if proven.log is None else _log_to_json(proven.log),
     ]
 
@@ -115,7 +140,7 @@ def from_json(entry: SegmentEntry, value: Any) -> ProvenSegment:  # noqa: ANN401
     Raises:
         ValueError: Not what `to_json` gives; as TypeError, LookupError and SegmentFormatError.
     """
-    facts, epochs, opened, aborted, has_indexes, log = value
+    facts, epochs, opened, aborted, has_indexes, opened_by, log = value
     place = entry.topic, entry.topic_id, entry.partition, entry.segment_id
     objects = dict(entry.objects)
     segment = segment_from_facts(place, facts, lambda name: ObjectRef.of(objects[str(name)]))
@@ -126,16 +151,18 @@ def from_json(entry: SegmentEntry, value: Any) -> ProvenSegment:  # noqa: ANN401
         "",
         (),
     )
-    return ProvenSegment(
-        segment, files, bool(has_indexes), None if log is None else _log_from_json(log)
-    )
+    proof = None if log is None else _log_from_json(log)
+    return ProvenSegment(segment, files, bool(has_indexes), proof, str(opened_by))
 
 
 def _log_to_json(log: LogProof) -> list[Any]:
     digest = log.digest
     return [
         *(log.start, log.stop, log.counted_from, log.first_base, log.is_first),
-        *([[*pair] for pair in opened.items()] for opened in (log.open_before, log.open_after)),
+        *(
+            [[*pair] for pair in opened.items()]
+            for opened in (log.open_before, log.open_after, log.own_after)
+        ),
         *(log.next_offset, log.batches, log.records),
         *(base64.b64encode(part).decode() for part in (digest.first, digest.last)),
         f"{digest.between:x}",
@@ -143,11 +170,13 @@ def _log_to_json(log: LogProof) -> list[Any]:
 
 
 def _log_from_json(value: Any) -> LogProof:  # noqa: ANN401
-    *numbers, before, after, next_offset, batches, records, first, last, between = value
+    *numbers, before, after, own, next_offset, batches, records, first, last, between = value
     start, stop, counted_from, first_base, is_first = numbers
     digest = DigestPart(base64.b64decode(first), base64.b64decode(last), int(between, 16))
+    opened = dict(before), dict(after), dict(own)
     return LogProof(
         *(start, stop, counted_from, first_base, bool(is_first)),
-        *(dict(before), dict(after), next_offset, batches, records),
+        *opened,
+        *(next_offset, batches, records),
         digest,
     )

@@ -76,10 +76,9 @@ class PartitionStatement:
         records: Records of the served offsets, markers left out; this and what follows only at
             level `bytes`, and only where each of these offsets was read and is sound.
         batches: Batches that hold served offsets, those of markers included.
-        digest: 256 bits in hex: the sum, modulo 2^256, of the SHA-256 of each block of batches. A
-            block holds those whose base offsets divided by 4,096 are the same; of a batch count the
-            base offset (int64) and the stored CRC (uint32), big-endian. It depends on neither
-            chunks, encryption and compression of the tier nor segment borders.
+        digest: Of these batches' base offsets and checksums, 256 bits in hex; module `digest` has
+            the definition. It depends on neither chunks, encryption and compression of the tier
+            nor segment borders.
     """
 
     topic: str

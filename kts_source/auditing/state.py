@@ -7,8 +7,8 @@ Later lines replace earlier ones of the same segment or partition:
 
 Kind `S`: name is the segment id, identity the listed objects with size, version and storage class;
 the JSON is of `proven`. Kind `P`: no name, identity a digest over those of all its segments; the
-JSON is [level, wrapped data keys, statement, findings]. The first line is of kind `V`: partition is
-the version, name the tier.
+JSON is [level, time of the audit, keys, statement, findings]. The first line is of kind `V`:
+partition is the version, name the tier.
 
 A line serves only objects that are listed exactly the same. It is appended as soon as it is known,
 so an audit that was killed goes on; a line that was cut, or damaged, does not count. Nothing with a
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-VERSION: Final = "kts-audit-state 1"
+VERSION: Final = "kts-audit-state 2"
 """Goes up where a line means something else, or where checks find more than before."""
 _CONTENT: Final = "S"
 _PARTITION: Final = "P"
@@ -235,7 +235,9 @@ class AuditState:
         with open(self._file, "rb", closefd=False) as file:
             data = file.read()
         lines = data.decode(errors="replace").split("\n") if data else []
-        if not lines:
+        if len(lines) < 2 and self._head.startswith(lines[0] if lines else ""):
+            # Made just now, or by an audit that was killed, or found the disk full, over it.
+            os.ftruncate(self._file, 0)
             _write(self._file, self._path, self._head.encode())
             return
         head = lines[0].split("\t")
@@ -250,13 +252,17 @@ class AuditState:
             raise InvalidOptionError(
                 f"{self._path} is of another tier, {head[3]}, not of {json.dumps(tier)}"
             )
-        damaged = 0
+        damaged, is_of_tier = 0, True
         for line in lines[1:-1]:
             text = line[9:]
             if _checked(text) != line + "\n":
                 damaged += 1
                 continue
             parts = text.split("\t", 3)
+            if parts[0] == _VERSION:  # of a file that was put behind this one
+                is_of_tier = line + "\n" == self._head
+            if parts[0] == _VERSION or not is_of_tier:
+                continue
             self._known.setdefault(parts[1], {})[parts[2]] = text
             self._count += 1
         if lines[-1]:  # cut: the next line begins on its own

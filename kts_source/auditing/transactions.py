@@ -34,6 +34,7 @@ class Transactions:
 
     def __init__(self, open_before: Mapping[int, int]) -> None:
         self._open = dict(open_before)
+        self._own: dict[int, int] = {}
         self._seen_from = MAX_OFFSET
         self._markers: dict[int, int] = {}
         self._aborted: list[tuple[int, int | None, int]] = []
@@ -44,6 +45,11 @@ class Transactions:
     def open(self) -> Mapping[int, int]:
         """The same after the batches seen so far."""
         return self._open
+
+    @property
+    def own(self) -> Mapping[int, int]:
+        """What would be open if nothing had been known to be before."""
+        return self._own
 
     def see(self, table: BatchTable, wanted: NDArray[np.bool_]) -> None:
         """Takes the wanted rows of the next batches into account."""
@@ -75,10 +81,12 @@ class Transactions:
         bases = table.base_offsets[of_transactions][at]
         for producer, base in zip(known.tolist(), bases.tolist(), strict=True):
             self._open.setdefault(producer, base)
+            self._own.setdefault(producer, base)
 
     def _see_marker(self, table: BatchTable, row: int) -> None:
         producer, base = int(table.producer_ids[row]), int(table.base_offsets[row])
         first = self._open.pop(producer, None)
+        self._own.pop(producer, None)
         if table.markers[row] is ControlRecordType.ABORT:
             self._aborted_at[base] = producer
             self._aborted.append((producer, first, base))

@@ -331,7 +331,7 @@ class Cluster:
 
         topic_type = MetadataRequest.MetadataRequestTopic
         asked = None if names is None else [topic_type(name=name) for name in names]
-        answer = self._ask_any(MetadataRequest(topics=asked, allow_auto_topic_creation=False))
+        answer = self.ask_any(MetadataRequest(topics=asked, allow_auto_topic_creation=False))
         self._nodes = {node.node_id: (node.host, node.port) for node in answer.brokers}
         found: dict[str, ClusterTopic] = {}
         undecided: list[str] = []
@@ -353,8 +353,8 @@ class Cluster:
             found[topic.name] = ClusterTopic(topic.name, uuid_to_text(topic.topic_id), leaders)
         return found, undecided
 
-    def _ask_any(self, request: Any) -> Any:  # noqa: ANN401
-        """The answer of any broker: the one asked last, or one of the bootstrap servers."""
+    def ask_any(self, request: Any) -> Any:  # noqa: ANN401
+        """The answer of any broker, the one asked last before others. Raises as `topics` does."""
         with self._any_lock:
             if self._any is not None and self._any.is_usable(_EXPIRES_EARLY_SECONDS):
                 try:

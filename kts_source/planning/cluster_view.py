@@ -21,6 +21,7 @@ from kts_source.broker.cluster import (
 )
 from kts_source.broker.fetch_range import RangeFetcher
 from kts_source.broker.old_brokers import knows_local_start, told_from
+from kts_source.broker.topic_configs import topic_configs
 from kts_source.errors import (
     DataLossError,
     InvalidOptionError,
@@ -33,10 +34,11 @@ from segment_format.record.batch_header import MAGIC_2, RecordBatchHeader
 from segment_format.record.framing import read_prefix
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Sequence
 
     from kts_source.broker.fetched_batches import FetchedBatches
     from kts_source.broker.settings import BrokerSettings
+    from kts_source.broker.topic_configs import TopicConfigs
     from kts_source.broker.topics import ClusterTopic, TopicPartition
     from kts_source.options import ScanOptions
 
@@ -162,6 +164,14 @@ class ClusterView:
         """Hangs up."""
         for cluster in (self._cluster, self._probing, self._sampling):
             cluster.close()
+
+    def configs(self, names: Sequence[str]) -> dict[str, TopicConfigs]:
+        """Some configurations of the selected topics.
+
+        Raises:
+            BrokerError: Brokers do not answer.
+        """
+        return topic_configs(self._cluster, self.topics, names)
 
     def check_topics(self) -> None:
         """Raises where a topic was created again: leaders are asked by its name, so answers may be

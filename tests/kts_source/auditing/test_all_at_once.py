@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import google_crc32c
 import numpy as np
 from hypothesis import HealthCheck, given, settings
 
+import kts_source
 from kts_source.auditing import proof
 from kts_source.auditing.batches import rows_of
 from kts_source.auditing.transactions import Transactions
+from segment_format.kernels import batch_scanner
 from segment_format.kernels.batch_scanner import BatchScanner, BatchTable
 from segment_format.testing import strategies
-from tests.kts_source.auditing.damaged_tier import audited, healthy_segments, write_tier
+from tests.kts_source.auditing.damaged_tier import (
+    NOW_MS,
+    TOPIC,
+    audited,
+    healthy_segments,
+    write_tier,
+)
 from tests.kts_source.auditing.test_audit_histories import audited as audited_history
+from tests.kts_source.auditing.test_state import CountingStore, store_of
 from tests.kts_source.planning.history import World, random_history
 
 if TYPE_CHECKING:
@@ -25,6 +36,8 @@ if TYPE_CHECKING:
 
     from kts_source.auditing.index_checks import SegmentIndexes
     from kts_source.auditing.proof import LogCheck
+    from kts_source.auditing.report import AuditReport
+    from segment_format.testing import SegmentFiles
     from segment_format.testing.rows import BuiltLog
 
 
@@ -59,6 +72,80 @@ def test_flipped_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert audited(tier) == report
         tier.flip(*place)
     assert sum(bool(report.errors) for report in fast) > 5
+
+
+def batches_of(log: bytes) -> list[bytearray]:
+    found, at = [], 0
+    while at < len(log):
+        size = 12 + int.from_bytes(log[at + 8 : at + 12], "big")
+        found.append(bytearray(log[at : at + size]))
+        at += size
+    return found
+
+
+def damaged(rng: random.Random) -> list[SegmentFiles]:
+    """The healthy segments with one to three faults, most of them under checksums that fit."""
+    segments = healthy_segments()
+    for _ in range(rng.randint(1, 3)):
+        number = rng.randrange(len(segments))
+        one = segments[number]
+        batches = batches_of(one.log)
+        at, other = (rng.randrange(len(batches)) for _ in range(2))
+        batch, what = batches[at], rng.randrange(8)
+        if what == 0:
+            batches[at], batches[other] = batches[other], batch
+        elif what == 1:
+            batches.insert(other, bytearray(batch))
+        elif what == 2 and len(batches) > 1:
+            del batches[at]
+        elif what == 3:  # of another segment
+            batches.insert(at, rng.choice(batches_of(rng.choice(segments).log)))
+        elif what == 4:  # an entry of an index
+            offsets, times = bytearray(one.index), bytearray(one.timeindex)
+            data = rng.choice([offsets, times])
+            if data:
+                data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+                segments[number] = replace(one, index=bytes(offsets), timeindex=bytes(times))
+            continue
+        else:
+            # Base offset, epoch, attributes, last offset, largest time, producer, count.
+            first, size = rng.choice(
+                [(0, 8), (12, 4), (21, 2), (23, 4), (35, 8), (43, 8), (57, 4), (17, 4)]
+            )
+            place = first + size - 1 - rng.choice([0, 0, 0, size - 1])
+            batch[place] ^= 1 << rng.randrange(8)
+            if first != 17:
+                batch[17:21] = google_crc32c.value(bytes(batch[21:])).to_bytes(4, "big")
+        segments[number] = replace(segments[number], log=b"".join(batches))
+    return segments
+
+
+def check_damage(seed: str, monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The kinds of faults that both ways have found."""
+    rng = random.Random(seed)
+    store = store_of(damaged(rng))
+    with monkeypatch.context() as patched:
+        patched.setattr(batch_scanner, "_ROOM", rng.choice([1, 2, 3, 4096]))
+        fast = audited_store(store)
+    with monkeypatch.context() as patched:
+        patched.setattr(proof, "see_all", one_by_one)
+        assert audited_store(store) == fast, seed
+    return {one.name for one in fast.errors}
+
+
+def audited_store(store: CountingStore) -> AuditReport:
+    options = {"path": "memory://", "subscribe": TOPIC}
+    return kts_source.audit(options, level="bytes", store=store, now_ms=NOW_MS)
+
+
+def test_batches_that_are_moved_and_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = set[str]()
+    for seed in range(40):
+        kinds |= check_damage(f"batches {seed}", monkeypatch)
+    assert kinds >= {
+        *("crc", "offset-order", "out-of-bounds", "epoch"),
+        *("offset-index-disagrees", "time-index-disagrees"),
+    }
 
 
 @settings(deadline=None, suppress_health_check=list(HealthCheck))

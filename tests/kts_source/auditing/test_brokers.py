@@ -11,6 +11,7 @@ import kts_source
 from kts_source.auditing.brokers import BrokerSide, against_brokers, unlisted
 from kts_source.auditing.place import PartitionObjects
 from kts_source.auditing.report import PartitionStatement
+from kts_source.auditing.retention import Retention
 from kts_source.errors import TopicNotFoundError
 from kts_source.layout.layout import SegmentEntry
 from kts_source.planning.cluster_view import BrokerLog
@@ -25,6 +26,7 @@ from segment_format.metadata.model import (
 )
 from segment_format.testing import AivenTierWriter
 from tests.kts_source.broker.fake_broker import FakeCluster
+from tests.kts_source.broker.fake_node import Fault
 from tests.kts_source.planning.memory_store import MemoryStore
 from tests.kts_source.planning.metadata_events import DELETED, DELETING, FINISHED, copied
 from tests.kts_source.planning.metadata_world import World, five_segments
@@ -118,6 +120,84 @@ def test_what_was_deleted_and_is_there_again(world: World) -> None:
     assert found(audited(world)) == {("unknown-to-brokers", 12, None)}
 
 
+def test_what_retention_gave_up(world: World) -> None:
+    world.write_metadata()
+    configs = world.cluster.configs
+    configs["retention.ms"] = "86400000"
+    # A level that reads no manifest tells it, too.
+    for level in ("listing", "bytes"):
+        report = audited(world, level)
+        assert found(report) == {("retention-overdue", 0, 48)}
+        assert set(report.findings[0].objects) == set(world.store)
+        assert report.exit_code == 0
+    # Compaction deletes nothing by age.
+    configs["cleanup.policy"] = "compact"
+    assert audited(world).findings == ()
+    configs["cleanup.policy"] = "compact,delete"
+    assert found(audited(world)) == {("retention-overdue", 0, 48)}
+    configs["retention.ms"] = "-1"
+    assert audited(world).findings == ()
+
+
+def named(number: int, newest_ms: int, copied_ms: int = 100) -> RemoteLogSegmentMetadata:
+    """A segment of ten offsets and 50 bytes."""
+    segment_id = RemoteLogSegmentId(TopicIdPartition("t", ID, 0), uuid.UUID(int=number + 1))
+    start = 10 * number
+    return RemoteLogSegmentMetadata(
+        segment_id, start, start + 9, newest_ms, 1, copied_ms, (EpochEntry(1, start),), 50
+    )
+
+
+@pytest.mark.parametrize(
+    ("retention", "log_start", "old_ms", "overdue"),
+    [
+        (Retention(1000), 0, 1300, []),
+        (Retention(1000), 0, 1301, [0]),
+        (Retention(1000), 0, 1400, [0]),
+        (Retention(1000), 0, 1401, [0, 1]),
+        (Retention(1000), 0, 2000, [0, 1]),  # deletes stop at the first that is kept
+        (Retention(1000), 10, 2000, [1]),
+        (Retention(1000), 0, 100, []),  # none was there yet
+        (Retention(None, 100), 0, 500, [0]),
+        (Retention(None, 101), 0, 500, []),
+        (Retention(None, 99), 0, 500, [0]),
+        (Retention(None, 50), 0, 500, [0, 1]),
+        (Retention(None, 0), 0, 500, [0, 1, 2]),
+        (Retention(None, 50), 0, 1001, [0, 1]),  # the last was copied meanwhile
+        (Retention(1000, 50), 0, 1301, [0, 1]),
+        (Retention(), 0, 1 << 40, []),
+    ],
+)
+def test_up_to_which_segment_retention_is_overdue(
+    retention: Retention, log_start: int, old_ms: int, overdue: list[int]
+) -> None:
+    live = [named(2, 1 << 40), named(0, 300), named(1, 400)]
+    if old_ms == 1001:
+        live.append(named(3, 400, copied_ms=1001))
+    found = retention.overdue(live, log_start, old_ms)
+    assert [one.start_offset // 10 for one in found] == overdue
+
+
+def test_more_bytes_than_retention_keeps(world: World) -> None:
+    world.write_metadata()
+    sizes = [len(files.log) for files in world.closed]
+    for more, stop in ((1, 12), (0, 24)):
+        world.cluster.configs["retention.bytes"] = str(sizes[2] + sizes[3] + more)
+        assert found(audited(world)) == {("retention-overdue", 0, stop)}
+    world.cluster.configs["retention.bytes"] = str(sum(sizes))
+    assert audited(world).findings == ()
+
+
+def test_a_user_who_may_not_see_configurations(world: World) -> None:
+    world.write_metadata()
+    world.cluster.configs["retention.ms"] = "1"
+    world.cluster.fail("DescribeConfigs", Fault(code=29), times=2)
+    report = audited(world)
+    assert found(report) == {("retention-unknown", None, None)}
+    assert "TOPIC_AUTHORIZATION_FAILED" in report.findings[0].detail
+    assert report.exit_code == 0
+
+
 def test_another_incarnation(world: World) -> None:
     world.write_metadata()
     other: dict[str, bytes] = {}
@@ -147,14 +227,18 @@ AT = ("t", 0)
 
 
 def side(
-    log_start: int, local_start: int, owned: dict[int, tuple[int, int]], *epochs: EpochEntry
+    log_start: int,
+    local_start: int,
+    owned: dict[int, tuple[int, int]],
+    *epochs: EpochEntry,
+    retention: Retention = Retention(),  # noqa: B008  # frozen
 ) -> BrokerSide:
     """A leader with one named segment of offsets [10, 30)."""
     log = BrokerLog("t", TEXT, 0, 9, log_start, 60, 60, 60, local_start)
     segment_id = RemoteLogSegmentId(TopicIdPartition("t", ID, 0), ID)
     one = RemoteLogSegmentMetadata(segment_id, 10, 29, 5, 1, 20, epochs, 100)
     named = NamedSegments(MetadataRead(0, 0, 2, 2, ()), [one])
-    return BrokerSide({AT: log}, {AT: named}, {AT: owned})
+    return BrokerSide({AT: log}, {AT: named}, {AT: owned}, {"t": retention})
 
 
 def compared(
@@ -188,7 +272,7 @@ def test_where_logs_begin() -> None:
 
 
 def test_a_partition_that_one_side_has_not() -> None:
-    one, nothing = side(10, 10, {1: (0, 60)}, ONE), BrokerSide({}, {}, {})
+    one, nothing = side(10, 10, {1: (0, 60)}, ONE), BrokerSide({}, {}, {}, {})
     found = {(f.name, f.topic, f.partition, f.start, f.stop) for f in unlisted([], one, one)}
     assert found == {("named-not-there", "t", 0, 10, 30)}
     part = PartitionObjects("t", TEXT, 0, (), ())
@@ -208,6 +292,10 @@ def test_branches_that_the_leader_does_not_have() -> None:
     assert dead({1: (0, 15), 4: (15, 60)}) == {("dead-branch", 10, 30)}
     assert dead({1: (0, 20), 4: (20, 25)}) == {("dead-branch", 20, 30)}
     assert dead({1: (0, 20)}) == {("dead-branch", 20, 30)}
+    # Nor does retention look at them.
+    for owned, name in (({1: (0, 20), 4: (20, 60)}, "retention-overdue"), ({}, "dead-branch")):
+        one = side(10, 10, dict(owned), *epochs, retention=Retention(1))
+        assert {kind for kind, *_ in compared(one, one)} == {name}
     # The leader forgets epochs below its log start, and where they began.
     assert dead({4: (20, 60)}, log_start=20) == set()
     assert dead({4: (24, 60)}, log_start=24) == set()

@@ -17,7 +17,8 @@ PROOF = LogProof(
     first_base=100,
     is_first=False,
     open_before={7: 40, 9: 60},
-    open_after={7: 40},
+    open_after={7: 40, 8: 150},
+    own_after={7: 110, 8: 150},
     next_offset=200,
     batches=10,
     records=90,
@@ -43,6 +44,18 @@ def test_a_proof_holds_where_reading_would_tell_nothing_else(
     span: tuple[int, int], counted_from: int, is_first: bool, known: dict[int, int], holds: bool
 ) -> None:
     assert PROOF.holds_for(span, counted_from, is_first, known) is holds
+
+
+@pytest.mark.parametrize(
+    ("known", "opened"),
+    [
+        ({7: 40, 9: 60}, {7: 40, 8: 150}),
+        ({9: 60}, {7: 110, 8: 150}),
+        ({}, {7: 110, 8: 150}),
+    ],
+)
+def test_what_is_open_for_one_who_knows_less(known: dict[int, int], opened: dict[int, int]) -> None:
+    assert PROOF.open_knowing(known) == opened
 
 
 def test_a_segment_that_began_with_a_counted_batch() -> None:

@@ -14,6 +14,7 @@ from kts_source.auditing.kinds import KINDS, LEVELS, Severity
 from kts_source.auditing.prometheus import to_prometheus
 from kts_source.auditing.report import AuditReport, Finding, in_order
 from kts_source.errors import InvalidOptionError, TopicNotFoundError
+from kts_source.planning.estimate import S3_STORAGE
 from tests.docs.fences import ROOT
 from tests.kts_source.auditing.damaged_tier import NOW_MS, TOPIC, healthy_segments, write_tier
 
@@ -111,6 +112,26 @@ def test_orphans_are_added_up_with_their_price(tmp_path: Path) -> None:
     document = report.to_dict()
     assert document["orphanBytes"] == total
     assert document["orphanDollarsAMonth"] == round(total / (1 << 30) * 0.023, 6)
+    again = AuditReport.from_json(report.to_json())
+    assert again == report
+    metrics = to_prometheus(report)
+    labels = '{topic="t",partition="0"}'
+    assert f"kts_audit_orphan_bytes{labels} {total}\n" in metrics
+    name = "kts_audit_orphan_dollars_a_month"
+    assert f"{name}{labels} {report.orphan_dollars_a_month}\n" in metrics
+    healthy = to_prometheus(report_of(finding("crc")))
+    assert f"kts_audit_orphan_bytes{labels} 0\n" in healthy
+    assert again.orphan_dollars_a_month == report.orphan_dollars_a_month > 0
+
+
+def test_the_page_on_cost_has_the_prices_of_storage() -> None:
+    page = (ROOT / "docs" / "cost.md").read_text().partition("## What storage costs")[2]
+    told = {
+        name: float(price)
+        for names, price in re.findall(r"^\| ([A-Z_, ]+) \| \$([\d.]+) \|$", page, re.M)
+        for name in names.split(", ")
+    }
+    assert told == S3_STORAGE
 
 
 def test_names_from_strangers_are_escaped() -> None:

@@ -243,7 +243,7 @@ def test_what_is_no_state_or_of_another_tier_is_refused(
     state.unlink()
     expected = audited(store, state)
     caplog.clear()
-    state.write_bytes(state.read_bytes().replace(b"kts-audit-state 1", b"kts-audit-state 9"))
+    state.write_bytes(state.read_bytes().replace(b"kts-audit-state 2", b"kts-audit-state 9"))
     with caplog.at_level(logging.WARNING):
         assert audited(store, state) == expected
     assert "another version" in caplog.text

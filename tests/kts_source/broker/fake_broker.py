@@ -12,6 +12,7 @@ from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from kafka.protocol.admin.configs import DescribeConfigsResponse
 from kafka.protocol.consumer import (
     FetchResponse,
     ListOffsetsResponse,
@@ -66,6 +67,7 @@ class FakeCluster:
         asked: Kind and node of every request that came.
         versions: Kind of request to the newest version of it that they know, where it is not ours.
         opened: How many connections were accepted.
+        configs: Of every topic, name to text.
         fetches: What fetches asked for: node, offset, isolation level, rack.
     """
 
@@ -74,6 +76,7 @@ class FakeCluster:
         self.faults: dict[str, deque[Fault]] = defaultdict(deque)
         self.asked: list[tuple[str, int]] = []
         self.fetches: list[tuple[int, int, int, str]] = []
+        self.configs: dict[str, str] = {}
         self.opened = 0
         self.versions = versions or {}
         self._nodes = [FakeNode(self, number) for number in range(nodes)]
@@ -207,6 +210,33 @@ class FakeCluster:
             topics=topics,
             error_code=0,
         )
+
+    def _describeconfigs(self, _node: int, request: Any, code: int) -> Any:  # noqa: ANN401
+        result = DescribeConfigsResponse.DescribeConfigsResult
+        results = [
+            result(
+                error_code=code,
+                error_message=None,
+                resource_type=asked.resource_type,
+                resource_name=asked.resource_name,
+                configs=[
+                    result.DescribeConfigsResourceResult(
+                        name=name,
+                        value=value,
+                        read_only=False,
+                        config_source=1,
+                        is_sensitive=False,
+                        synonyms=[],
+                        config_type=0,
+                        documentation=None,
+                    )
+                    for name, value in self.configs.items()
+                    if not code and name in asked.configuration_keys
+                ],
+            )
+            for asked in request.resources
+        ]
+        return DescribeConfigsResponse(throttle_time_ms=0, results=results)
 
     def _code_of(self, part: FakePartition | None, node: int, epoch: int) -> int:
         if part is None:

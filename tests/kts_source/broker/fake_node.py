@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from kafka.protocol.admin.configs import DescribeConfigsRequest
 from kafka.protocol.consumer import (
     FetchRequest,
     ListOffsetsRequest,
@@ -27,12 +28,14 @@ LIST_OFFSETS: Final = "ListOffsets"
 METADATA: Final = "Metadata"
 EPOCH_ENDS: Final = "OffsetForLeaderEpoch"
 API_VERSIONS: Final = "ApiVersions"
+CONFIGS: Final = "DescribeConfigs"
 KINDS: Final = {
     1: (FETCH, FetchRequest, (4, 17)),
     2: (LIST_OFFSETS, ListOffsetsRequest, (1, 10)),
     3: (METADATA, MetadataRequest, (0, 13)),
     18: (API_VERSIONS, ApiVersionsRequest, (0, 4)),
     23: (EPOCH_ENDS, OffsetForLeaderEpochRequest, (2, 4)),
+    32: (CONFIGS, DescribeConfigsRequest, (1, 4)),
 }
 API_VERSIONS_KEY: Final = 18
 
