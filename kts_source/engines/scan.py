@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from kts_source.predicate.model import Predicate
     from kts_source.read.task import ScanTask
 
-_TASK_BYTES: Final = 32 << 20
+_TASK_BYTES: Final = 64 << 20
 """Threads that hand rows over in order wait for each other for as long as a task takes."""
 
 

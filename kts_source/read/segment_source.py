@@ -169,10 +169,13 @@ class SegmentSource:
             first = read_ahead.prefetch_bytes > 0
             for span in spans:
                 chunks = span.objects.chunk_index.chunks(span.start, span.stop)
-                if self.reads_parts(span.objects):
+                is_plain = self.reads_parts(span.objects)
+                if is_plain:
                     chunks = tuple(_inside(span, chunk) for chunk in chunks)
                 for group in request_groups(chunks, first):
                     first = False
+                    if is_plain:
+                        group = (_joined(group),)
                     under_way.append(span)
                     yield _ChunkRun(span.objects, group, is_restored=self._tier.caches.plaintext)
 
@@ -308,6 +311,14 @@ def _inside(span: SegmentSpan, chunk: Chunk) -> Chunk:
     size = min(span.stop, chunk.original_stop) - low
     stored = chunk.transformed_position + low - chunk.original_position
     return Chunk(chunk.id, low, size, stored, size)
+
+
+def _joined(chunks: tuple[Chunk, ...]) -> Chunk:
+    """Neighbouring chunks that are stored as they are, as one: whoever decodes takes fewer, larger
+    pieces faster.
+    """
+    first, size = chunks[0], chunks[-1].original_stop - chunks[0].original_position
+    return Chunk(first.id, first.original_position, size, first.transformed_position, size)
 
 
 def request_groups(chunks: tuple[Chunk, ...], first_is_small: bool) -> Iterator[tuple[Chunk, ...]]:
