@@ -265,8 +265,9 @@ class VariableChunkIndex(ChunkIndex):
                 f"{len(sizes)} transformed chunks where {self.original_file_size} bytes in chunks "
                 f"of {self.original_chunk_size} make {self.chunk_count}"
             )
+        self._stops = sizes.cumsum(dtype=np.int64)
         sizes.setflags(write=False)
-        self._stops = np.cumsum(sizes, dtype=np.int64)
+        self._stops.setflags(write=False)
         self._total = int(self._stops[-1]) if len(sizes) else 0
         self._sizes = sizes
 
@@ -300,9 +301,7 @@ class VariableChunkIndex(ChunkIndex):
 
     def transformed_stops(self) -> npt.NDArray[np.int64]:
         """See `ChunkIndex.transformed_stops`; read-only."""
-        stops = self._decoded()[1].view()
-        stops.setflags(write=False)
-        return stops
+        return self._decoded()[1]
 
     def _transformed_range(self, index: int) -> tuple[int, int]:
         sizes, stops = self._decoded()

@@ -135,17 +135,19 @@ def unpack_chunk_sizes(payload: bytes) -> ChunkSizes:
     if not 1 <= width <= 4:
         raise InvalidManifestError(f"chunk size list with values of {width} bytes", position=8)
     _expect_length(payload, _MANY.size + (count - 1) * width + _SIZE.size)
-    packed = np.frombuffer(payload, dtype=np.uint8, count=(count - 1) * width, offset=_MANY.size)
-    if width == 1:
-        deltas = packed
-    else:
+    if width == 3:
         wide = np.zeros((count - 1, 4), dtype=np.uint8)
-        wide[:, 4 - width :] = packed.reshape(count - 1, width)
+        packed = np.frombuffer(payload, np.uint8, 3 * (count - 1), _MANY.size)
+        wide[:, 1:] = packed.reshape(count - 1, 3)
         deltas = wide.view(">u4")[:, 0]
-    if int(deltas.max()) > MAX_INT32 - base:
+    else:
+        deltas = np.frombuffer(payload, f">u{width}", count - 1, _MANY.size)
+    most = MAX_INT32 - base
+    if most >> 8 * width == 0 and int(deltas.max()) > most:  # else values this wide are smaller
         raise InvalidManifestError("chunk size outside 0 … 2^31−1", position=_MANY.size)
     sizes = np.empty(count, dtype=np.int32)
-    np.add(deltas, base, out=sizes[:-1], dtype=np.int32, casting="unsafe")
+    sizes[:-1] = deltas
+    sizes[:-1] += base
     (last,) = _SIZE.unpack_from(payload, len(payload) - _SIZE.size)
     if last < 0:
         raise InvalidManifestError("chunk size outside 0 … 2^31−1")
