@@ -21,6 +21,7 @@ from kts_source.errors import InvalidOptionError, StoreError
 from kts_source.layout.find_layout import find_layout
 from kts_source.options import ScanOptions, parse_options
 from kts_source.planning.discover import discover_topic, incarnations
+from kts_source.planning.gc_pause import paused_collector
 from kts_source.planning.segment_catalog import PLANNING_THREADS, SegmentCatalog
 from kts_source.tier import Tier, open_tier
 
@@ -113,6 +114,8 @@ def audit(  # named ones
         ThreadPoolExecutor(PLANNING_THREADS, "kts-describe") as describing,
         ThreadPoolExecutor(PLANNING_THREADS, "kts-audit") as pool,
         _state(state, tier, options) as kept,
+        # Reading bytes may take days: too long for the little garbage that there is.
+        nullcontext() if level == BYTES else paused_collector(),
     ):
         before = _asked(options)
         objects, findings = _listed(options, tier, layout, describing, pool)
