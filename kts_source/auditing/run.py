@@ -121,13 +121,15 @@ def audit(  # named ones
         objects, findings = _listed(options, tier, layout, describing, pool)
         after = _asked(options)
         if executor is None:
-            run = PartitionAudit(options, level, grace_ms, now, tier, layout, describing, on_read)
+            # The bytes of one partition after the other: reading ahead keeps the store busy.
+            together = 1 if level == BYTES else min(len(objects), PLANNING_THREADS)
+            place = tier, layout, describing
+            run = PartitionAudit(options, level, grace_ms, now, *place, on_read, together)
 
             def one(part: PartitionObjects) -> tuple[PartitionStatement, Sequence[Finding]]:
                 return run.audit(part, NO_STATE if kept is None else kept.of(part.place))
 
-            # The bytes of one partition after the other: reading ahead keeps the store busy.
-            results = map(one, objects) if level == BYTES else pool.map(one, objects)
+            results = map(one, objects) if together == 1 else pool.map(one, objects)
         else:
             job = AuditJob(
                 replace(options, key_ring=options.key_ring.loaded()),

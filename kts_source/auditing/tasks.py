@@ -113,10 +113,10 @@ class AuditTask:
             nullcontext() if job.level == BYTES else paused_collector(),
         ):
 
-            def keep(line: str) -> None:
-                lines.append(line)
+            def keep(more: Sequence[str]) -> None:
+                lines.extend(more)
                 if write is not None:
-                    write(line)
+                    write(more)
 
             layout = find_layout(job.options.layout)
             times = job.grace_ms, job.now_ms
