@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from kts_source.options import ScanOptions
     from kts_source.tier import Tier
 
-_GROUPS: Final = 64
+_GROUPS: Final = 256
+"""Of all partitions that are audited side by side: threads that are done early find another one."""
 _GROUP_SEGMENTS: Final = 16
 """Segments that a thread reads one after the other: handing over takes longer than all else."""
 
@@ -61,6 +62,7 @@ class PartitionAudit:
         layout: Of the tier.
         pool: Where segments are described side by side.
         on_read: Told the bytes of every segment that was read.
+        side_by_side: How many partitions are audited at a time.
     """
 
     options: ScanOptions
@@ -71,6 +73,7 @@ class PartitionAudit:
     layout: Layout
     pool: Executor
     on_read: Callable[[int], object] | None
+    side_by_side: int = 1
 
     def audit(
         self, part: PartitionObjects, state: PartitionState = NO_STATE
@@ -188,11 +191,12 @@ class PartitionAudit:
             if known is not None and known.opens_with(key_ring):
                 proven[entry.described_by] = known
         missing = [entry for entry in entries if entry.described_by not in proven]
-        size = min(max(len(missing) // _GROUPS, 1), _GROUP_SEGMENTS)
+        size = min(max(len(missing) * self.side_by_side // _GROUPS, 1), _GROUP_SEGMENTS)
         groups = [missing[at : at + size] for at in range(0, len(missing), size)]
         fresh = {}
         facts: dict[str, FileFacts] = {}
         for group in self.pool.map(read, groups):
+            added = []
             for one, files in group:
                 fresh[one.entry.described_by] = one
                 if one.segment is None or files is None:
@@ -203,7 +207,8 @@ class PartitionAudit:
                     now = ProvenSegment(one.segment, files)
                     now = replace(now, opened_by=key_ring.fingerprint(now.key_id))
                     proven[one.entry.described_by] = now
-                    state.add_segment(one.entry, now)
+                    added.append((one.entry, now))
+            state.add_segments(added)
         segments = []
         for entry in entries:
             if entry.described_by in fresh:
@@ -236,7 +241,7 @@ class PartitionAudit:
                 proven = replace(proven, log=log, has_indexes=has_indexes)
                 if proven != known.proven[entry.described_by]:
                     known.proven[entry.described_by] = proven
-                    state.add_segment(entry, proven)
+                    state.add_segments([(entry, proven)])
 
         reader = PartitionReader(
             place,
@@ -297,7 +302,7 @@ class PartitionAudit:
             found += indexes.findings
             if proven is not None and not indexes.findings and not is_archived(segment.objects.log):
                 known.proven[entry.described_by] = replace(proven, has_indexes=True)
-                state.add_segment(entry, known.proven[entry.described_by])
+                state.add_segments([(entry, known.proven[entry.described_by])])
         return found
 
 

@@ -21,6 +21,7 @@ from kts_source.errors import InvalidOptionError, StoreError
 from kts_source.layout.find_layout import find_layout
 from kts_source.options import ScanOptions, parse_options
 from kts_source.planning.discover import discover_topic, incarnations
+from kts_source.planning.gc_pause import paused_collector
 from kts_source.planning.segment_catalog import PLANNING_THREADS, SegmentCatalog
 from kts_source.tier import Tier, open_tier
 
@@ -113,18 +114,22 @@ def audit(  # named ones
         ThreadPoolExecutor(PLANNING_THREADS, "kts-describe") as describing,
         ThreadPoolExecutor(PLANNING_THREADS, "kts-audit") as pool,
         _state(state, tier, options) as kept,
+        # Reading bytes may take days: too long for the little garbage that there is.
+        nullcontext() if level == BYTES else paused_collector(),
     ):
         before = _asked(options)
         objects, findings = _listed(options, tier, layout, describing, pool)
         after = _asked(options)
         if executor is None:
-            run = PartitionAudit(options, level, grace_ms, now, tier, layout, describing, on_read)
+            # The bytes of one partition after the other: reading ahead keeps the store busy.
+            together = 1 if level == BYTES else min(len(objects), PLANNING_THREADS)
+            place = tier, layout, describing
+            run = PartitionAudit(options, level, grace_ms, now, *place, on_read, together)
 
             def one(part: PartitionObjects) -> tuple[PartitionStatement, Sequence[Finding]]:
                 return run.audit(part, NO_STATE if kept is None else kept.of(part.place))
 
-            # The bytes of one partition after the other: reading ahead keeps the store busy.
-            results = map(one, objects) if level == BYTES else pool.map(one, objects)
+            results = map(one, objects) if together == 1 else pool.map(one, objects)
         else:
             job = AuditJob(
                 replace(options, key_ring=options.key_ring.loaded()),

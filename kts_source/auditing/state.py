@@ -33,7 +33,7 @@ from kts_source.errors import InvalidOptionError
 from segment_format.errors import SegmentFormatError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
 
     from kts_source.layout.layout import SegmentEntry
@@ -60,7 +60,10 @@ class PartitionState:
     """
 
     def __init__(
-        self, place: str, lines: _Lines, write: Callable[[str], object] | None = None
+        self,
+        place: str,
+        lines: _Lines,
+        write: Callable[[Sequence[str]], object] | None = None,
     ) -> None:
         self._place = place
         self._lines = lines
@@ -80,17 +83,23 @@ class PartitionState:
         """What was kept of the whole partition while it had exactly these objects, or `None`."""
         return self._value(_PARTITION, "", identity)
 
-    def add_segment(self, entry: SegmentEntry, proven: ProvenSegment) -> None:
-        """Keeps a proof, where every object of the segment has a version."""
-        identity = identity_of(entry)
-        value = None if self._write is None or not identity else to_json(entry, proven)
-        if value is not None:
-            self._add(_CONTENT, entry.segment_id, identity, value)
+    def add_segments(self, segments: Iterable[tuple[SegmentEntry, ProvenSegment]]) -> None:
+        """Keeps proofs, where every object of the segment has a version; all in one write."""
+        if self._write is None:
+            return
+        lines = []
+        for entry, proven in segments:
+            identity = identity_of(entry)
+            value = to_json(entry, proven) if identity else None
+            if value is not None:
+                lines.append(self._kept(_CONTENT, entry.segment_id, identity, value))
+        if lines:
+            self._write(lines)
 
     def add_whole(self, identity: str, value: object) -> None:
         """Keeps what was found of the whole partition."""
         if self._write is not None and identity:
-            self._add(_PARTITION, "", identity, value)
+            self._write([self._kept(_PARTITION, "", identity, value)])
 
     def _value(self, kind: str, name: str, identity: str) -> Any:  # noqa: ANN401
         line = self._lines.get(name)
@@ -99,12 +108,11 @@ class PartitionState:
             return None
         return json.loads(line[len(start) :])
 
-    def _add(self, kind: str, name: str, identity: str, value: object) -> None:
+    def _kept(self, kind: str, name: str, identity: str, value: object) -> str:
         text = json.dumps(value, separators=(",", ":"))
         line = f"{kind}\t{self._place}\t{name}\t{identity}\t{text}"
         self._lines[name] = line
-        if self._write is not None:
-            self._write(line)
+        return line
 
 
 NO_STATE: Final = PartitionState("", {})
@@ -178,16 +186,16 @@ class AuditState:
         """The lines of a partition, for a process that has no file."""
         return self._known.setdefault(place, {})
 
-    def append(self, line: str) -> None:
-        """Writes a line; in one piece, as threads do it side by side.
+    def append(self, lines: Sequence[str]) -> None:
+        """Writes lines; in one piece, as threads do it side by side.
 
         Raises:
             InvalidOptionError: The disk is full, or the like.
         """
-        self._count += 1
-        _write(self._file, self._path, _checked(line).encode())
+        self._count += len(lines)
+        _write(self._file, self._path, _checked_lines(lines))
 
-    def take(self, place: str, lines: Collection[str], *, are_written: bool) -> None:
+    def take(self, place: str, lines: Sequence[str], *, are_written: bool) -> None:
         """Takes the new lines of a partition from another process.
 
         Args:
@@ -198,10 +206,10 @@ class AuditState:
         known = self.lines(place)
         for line in lines:
             known[line.split("\t", 3)[2]] = line
-            if are_written:
-                self._count += 1
-            else:
-                self.append(line)
+        if are_written:
+            self._count += len(lines)
+        else:
+            self.append(lines)
 
     def finish(self, listed: Mapping[str, Collection[str]]) -> None:
         """Writes the file anew where most of its lines do not count any more.
@@ -221,8 +229,7 @@ class AuditState:
         try:
             file = os.open(fresh, flags, 0o600)
             try:
-                text = "".join([self._head, *map(_checked, kept)])
-                _write(file, fresh, text.encode())
+                _write(file, fresh, self._head.encode() + _checked_lines(kept))
             finally:
                 os.close(file)
             fresh.replace(self._path)
@@ -273,7 +280,7 @@ class AuditState:
 
 
 @contextlib.contextmanager
-def appending(path: str) -> Iterator[Callable[[str], None]]:
+def appending(path: str) -> Iterator[Callable[[Sequence[str]], None]]:
     """What writes lines into a state that another process of this machine holds.
 
     Raises:
@@ -284,7 +291,7 @@ def appending(path: str) -> Iterator[Callable[[str], None]]:
     except OSError as error:
         raise InvalidOptionError(f"{path} cannot be opened: {error.strerror}") from None
     try:
-        yield lambda line: _write(file, path, _checked(line).encode())
+        yield lambda lines: _write(file, path, _checked_lines(lines))
     finally:
         os.close(file)
 
@@ -296,6 +303,10 @@ def _write(file: int, path: str | Path, data: bytes) -> None:
             view = view[os.write(file, view) :]
     except OSError as error:
         raise InvalidOptionError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _checked_lines(lines: Iterable[str]) -> bytes:
+    return "".join(map(_checked, lines)).encode()
 
 
 def _checked(line: str) -> str:

@@ -10,11 +10,13 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from kts_source.auditing.kinds import BYTES
 from kts_source.auditing.partition import PartitionAudit
 from kts_source.auditing.report import Finding, PartitionStatement
 from kts_source.auditing.state import NO_STATE, PartitionState, appending
 from kts_source.errors import StoreError
 from kts_source.layout.find_layout import find_layout
+from kts_source.planning.gc_pause import paused_collector
 from kts_source.planning.segment_catalog import PLANNING_THREADS
 from kts_source.processes import in_processes
 from kts_source.tier import open_tier
@@ -108,12 +110,13 @@ class AuditTask:
             closing(open_tier(job.options)) as tier,
             ThreadPoolExecutor(PLANNING_THREADS, "kts-describe") as pool,
             nullcontext() if job.state is None else appending(job.state) as write,
+            nullcontext() if job.level == BYTES else paused_collector(),
         ):
 
-            def keep(line: str) -> None:
-                lines.append(line)
+            def keep(more: Sequence[str]) -> None:
+                lines.extend(more)
                 if write is not None:
-                    write(line)
+                    write(more)
 
             layout = find_layout(job.options.layout)
             times = job.grace_ms, job.now_ms

@@ -197,9 +197,10 @@ class SegmentSource:
                         )
                         low = max(span.start - chunk.original_position, 0)
                         yield span, window[low : span.stop - chunk.original_position]
+                        # The next chunk may have this memory, which the cache still holds.
+                        del window
                     under_way.popleft()
-                    # The next read may have this memory.
-                    del answer, data, window
+                    del answer, data  # and the next read that of this one
             except TieredKafkaError as error:
                 if not under_way:
                     raise
