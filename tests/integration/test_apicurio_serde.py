@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import urllib.request
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import kts_source
 from kts_source.errors import InvalidValueError
 from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
-from tests.integration.apicurio import VERSION, apicurio
+from tests.integration.apicurio_serde import (
+    CONFLUENT,
+    HANDLER,
+    Serde,
+    apicurio_serde,
+    global_ids,
+)
+from tests.integration.avro_samples import BASKET, BASKETS, NEXT_ORDER, ORDER, order, record
 from tests.integration.hybrid import hybrid_options
-from tests.integration.java import java
-from tests.integration.kafka_jars import kafka_class_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,115 +31,16 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.integration
 
-SERDE = f"io.apicurio:apicurio-registry-serdes-avro-serde:{VERSION}"
-HANDLER = {"apicurio.registry.id-handler": "io.apicurio.registry.serde.Legacy4ByteIdHandler"}
-HEADERS = "apicurio.registry.headers.enabled"
-CONFLUENT = {**HANDLER, "apicurio.registry.use-id": "contentId", HEADERS: "false"}
-"""What makes its values those of Confluent's serializers, by ids that the registry's
-Confluent-compatible API knows."""
-TEXTS, NUMBERS = ("country", "city", "product", "customer"), ("amount", "quantity")
-
-
-def record(name: str, /, **fields: object) -> dict[str, Any]:
-    """A schema; a field that may be null has null as default."""
-    made: list[dict[str, Any]] = []
-    for field, kind in fields.items():
-        made.append({"name": field, "type": kind})
-        if isinstance(kind, list) and kind[0] == "null":
-            made[-1]["default"] = None
-    return {"type": "record", "name": name, "namespace": "shop", "fields": made}
-
-
-ORDER = record(
-    "Order",
-    **dict.fromkeys(TEXTS, "string"),
-    **dict.fromkeys(NUMBERS, "long"),
-    price="double",
-    discount="double",
-    paid="boolean",
-    note=["null", "string"],
-)
-NEXT_ORDER = {**ORDER, "fields": [*ORDER["fields"], {"name": "v", "type": "int", "default": 9}]}
-
-
-def order(number: int) -> dict[str, Any]:
-    return {
-        **{name: f"{name} {number} ö" for name in TEXTS},
-        **{name: number * 10**at - 3 for at, name in enumerate(NUMBERS)},
-        "price": number / 7,
-        "discount": -0.5 * number,
-        "paid": number % 3 == 0,
-        "note": None if number % 2 else f"n{number}",
-    }
-
-
-class Serde(NamedTuple):
-    """Apicurio's serializer and its registry.
-
-    Attributes:
-        url: Of the registry's Confluent-compatible API.
-        classes: Of the serializer's JVM.
-    """
-
-    url: str
-    classes: Any
-
-    @property
-    def api(self) -> str:
-        """The URL of the registry's own API."""
-        return self.url.replace("/apis/ccompat/v7", "/apis/registry/v2")
-
-    def settings(self, **more: str) -> dict[str, str]:
-        """What a serializer is configured with."""
-        own = {"apicurio.registry.url": self.api, "apicurio.registry.auto-register": "true"}
-        return own | more
-
-    def serializer(self, **more: str) -> Any:  # noqa: ANN401  # an object of Java
-        made = self.classes.io.apicurio.registry.serde.avro.AvroKafkaSerializer()
-        made.configure(self.settings(**more), False)
-        return made
-
-    def schema(self, schema: object) -> Any:  # noqa: ANN401  # an object of Java
-        parser = getattr(self.classes.org.apache.avro, "Schema$Parser")()
-        return parser.parse(json.dumps(schema))
-
-    def value(self, schema: object, row: dict[str, Any]) -> Any:  # noqa: ANN401  # an object of Java
-        """A record of Avro's own classes.
-
-        Args:
-            schema: Its schema.
-            row: As Avro's JSON encoding has it, but for nullable texts.
-        """
-        parsed, avro = self.schema(schema), self.classes.org.apache.avro
-        if isinstance(row.get("note"), str):
-            row = {**row, "note": {"string": row["note"]}}
-        decoder = avro.io.DecoderFactory.get().jsonDecoder(parsed, json.dumps(row))
-        return avro.generic.GenericDatumReader(parsed).read(None, decoder)
-
-    def serialize(
-        self, topic: str, schema: object, *rows: dict[str, Any], **more: str
-    ) -> list[bytes]:
-        made = self.serializer(**more)
-        return [made.serialize(topic, self.value(schema, row)) for row in rows]
-
-    def record(self, topic: str, value: Any, **more: str) -> SimpleRecord:  # noqa: ANN401  # of Java
-        """A record as a producer gives it to the serializer, headers included."""
-        headers = self.classes.org.apache.kafka.common.header.internals.RecordHeaders()
-        data = self.serializer(**more).serialize(topic, headers, value)
-        return SimpleRecord(data, None, tuple((h.key(), h.value()) for h in headers.toArray()))
-
 
 @pytest.fixture(scope="module")
 def serde() -> Iterator[Serde]:
-    class_path = kafka_class_path((SERDE,))
-    with apicurio() as url, java(class_path) as classes:
-        found = Serde(url, classes)
+    with apicurio_serde() as found:
         found.serialize("one", record("First", a="int"), {"a": 1})  # has id 1
         yield found
 
 
 def read(
-    root: Path, serde: Serde, values: Sequence[bytes | SimpleRecord | None], **more: str
+    root: Path, serde: Serde, values: Sequence[bytes | SimpleRecord | None], /, **more: str
 ) -> Any:  # noqa: ANN401  # untyped
     """A tier of one topic `orders`, read by the registry's latest schema of it."""
     log = LogBuilder()
@@ -150,8 +55,9 @@ def read(
         "value.format": "avro-confluent",
         **{name.replace("__", "."): text for name, text in more.items()},
     }
-    if options["value.format"] == "avro-confluent":
-        options["value.schema-registry.url"] = serde.url
+    urls = {"avro-confluent": serde.url, "avro-apicurio": serde.api}
+    if (url := urls.get(options["value.format"])) is not None:
+        options["value.schema-registry.url"] = url
     return kts_source.scan(options).to_table()
 
 
@@ -173,68 +79,6 @@ def test_ten_flat_fields_of_two_versions(serde: Serde, tmp_path: Path) -> None:
     )
     expected = [{name: row[name] for name in ("amount", "note")} for row in old if row["paid"]]
     assert filtered["value"].to_pylist() == expected
-
-
-PERSON = record("Person", name="string", age=["null", "int"])
-LINE = record("Line", sku="string", count="int")
-BASKET = record(
-    "Basket",
-    buyer=PERSON,
-    lines={"type": "array", "items": LINE},
-    rates={"type": "map", "values": "double"},
-    choice=["string", "long", "shop.Person"],
-    maybe=["null", "long"],
-    state={"type": "enum", "name": "State", "symbols": ["NEW", "PAID"]},
-    digest={"type": "fixed", "name": "Digest", "size": 4},
-    raw="bytes",
-)
-ANNA, BEN = {"name": "Anna", "age": None}, {"name": "Ben", "age": {"int": 44}}
-LINES = [{"sku": "a", "count": 1}, {"sku": "ß", "count": -7}]
-FULL = {"state": "PAID", "digest": "\0\1\xfe\xff", "raw": "\x80"}
-FULL_BYTES = {"state": "PAID", "digest": b"\0\1\xfe\xff", "raw": b"\x80"}
-EMPTY = {"maybe": None, "state": "NEW", "digest": "abcd", "raw": ""}
-EMPTY_BYTES = {**EMPTY, "digest": b"abcd", "raw": b""}
-NO_CHOICE = {"member0": None, "member1": None, "member2": None}
-BASKETS: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    (
-        {
-            **FULL,
-            "buyer": BEN,
-            "lines": LINES,
-            "rates": {"x": 0.5},
-            "choice": {"string": "s"},
-            "maybe": {"long": 1 << 40},
-        },
-        {
-            **FULL_BYTES,
-            "buyer": {"name": "Ben", "age": 44},
-            "lines": LINES,
-            "rates": [("x", 0.5)],
-            "choice": {**NO_CHOICE, "member0": "s"},
-            "maybe": 1 << 40,
-        },
-    ),
-    (
-        {**EMPTY, "buyer": ANNA, "lines": [], "rates": {}, "choice": {"shop.Person": ANNA}},
-        {
-            **EMPTY_BYTES,
-            "buyer": ANNA,
-            "lines": [],
-            "rates": [],
-            "choice": {**NO_CHOICE, "member2": ANNA},
-        },
-    ),
-    (
-        {**EMPTY, "buyer": ANNA, "lines": LINES[1:], "rates": {}, "choice": {"long": -5}},
-        {
-            **EMPTY_BYTES,
-            "buyer": ANNA,
-            "lines": LINES[1:],
-            "rates": [],
-            "choice": {**NO_CHOICE, "member1": -5},
-        },
-    ),
-]
 
 
 def test_nested_records_and_unions(serde: Serde, tmp_path: Path) -> None:
@@ -332,7 +176,7 @@ HOLLOW = record("Hollow", **dict.fromkeys("abcd", NULLABLE), e="int", f="int")
 def test_ids_in_headers_are_refused_by_name(serde: Serde, tmp_path: Path, which: str) -> None:
     hollow = {**dict.fromkeys("abcd"), "e": -1, "f": 7}
     settings = {**HANDLER, "apicurio.registry.use-id": which}  # headers are the default
-    one = serde.record("hollow", serde.value(HOLLOW, hollow), **settings)
+    one = serde.record("hollow", serde.value(HOLLOW, hollow), serde.serializer(**settings))
     assert f"apicurio.value.{which}" in [name for name, _ in one.headers]
     # What looks like an id is that of a schema with one int.
     assert one.value == b"\0\0\0\0\1\x0e"
@@ -376,7 +220,7 @@ def test_avros_json_encoding_is_refused_by_name(serde: Serde, tmp_path: Path) ->
     alone = {"value.format": "avro", "value.schema": json.dumps(TEXT), "value.mode": "PERMISSIVE"}
     found = read(tmp_path / "avro", serde, [one[5:] for one in (*texts, *good)], **alone)
     assert found["value"].to_pylist() == [None, None, *rows]
-    one = serde.record("texts", serde.value(TEXT, rows[0]), **as_json)
+    one = serde.record("texts", serde.value(TEXT, rows[0]), serde.serializer(**as_json))
     assert one.value == texts[0][5:]
     assert read(tmp_path / "headers", serde, [one], **options)["value"].to_pylist() == [None]
 
@@ -401,18 +245,58 @@ def test_which_ids_the_registry_knows(serde: Serde, tmp_path: Path) -> None:
     assert found["value"].to_pylist() == [rows[0]]
 
 
-@contextlib.contextmanager
-def global_ids(serde: Serde) -> Iterator[None]:
-    """The registry's Confluent-compatible API knows schemas by their global ids, for the block."""
-    name = "registry.ccompat.legacy-id-mode.enabled"
-    place = f"{serde.api}/admin/config/properties/{name}"
-    asked = {"Content-Type": "application/json"}
-    for text in ("true", "false"):
-        body = json.dumps({"name": name, "value": text}).encode()
-        request = urllib.request.Request(place, body, asked, method="PUT")
-        urllib.request.urlopen(request, timeout=30).close()
-        if text == "true":
-            yield
+@pytest.mark.parametrize("which", ["globalId", "contentId"])
+def test_what_it_writes_by_default(serde: Serde, tmp_path: Path, which: str) -> None:
+    """Ids in headers, ids of eight bytes: by the registry's own API, whatever the kind of ids."""
+    place = f"defaults-{which}"
+    serde.serialize(f"before-{place}", ORDER, order(0))  # so that the two kinds differ
+    ids = {"apicurio.registry.use-id": which}
+    rows = [{**order(number), "v": number} for number in range(20)]
+    old = [SimpleRecord(one) for one in serde.serialize(place, ORDER, *rows[:10], **ids)]
+    for row in rows[:10]:
+        row["v"] = 9
+    made = serde.serializer(**ids)
+    new = [serde.record(place, serde.value(NEXT_ORDER, row), made) for row in rows[10:]]
+    assert next(name for name, _ in new[0].headers) == f"apicurio.value.{which}"
+    other = "contentId" if which == "globalId" else "globalId"
+    others = {"apicurio.registry.use-id": other}
+    as_json = {**ids, "apicurio.registry.avro.encoding": "JSON"}
+    refused = [
+        serde.record(place, serde.value(NEXT_ORDER, rows[-1]), serde.serializer(**settings))
+        for settings in (others, as_json)
+    ]
+    refused.append(SimpleRecord(serde.serialize(place, NEXT_ORDER, rows[-1], **as_json)[0]))
+    records = [one for pair in zip(old, new, strict=True) for one in pair]
+    records += [*refused, SimpleRecord(None, None, new[0].headers)]
+    found = read(
+        *(tmp_path, serde, records),
+        value__format="avro-apicurio",
+        value__schema=json.dumps(NEXT_ORDER),
+        **{"value.schema-registry.use-id": which, "value.mode": "PERMISSIVE"},
+    )
+    expected = [one for pair in zip(rows[:10], rows[10:], strict=True) for one in pair]
+    assert found["value"].to_pylist() == [*expected, None, None, None, None]
+    reasons = found["valueError"].to_pylist()
+    assert reasons[:20] == [None] * 20
+    assert "option schema-registry.use-id" in reasons[20]
+    assert "JSON encoding" in reasons[21]
+    assert "JSON encoding" in reasons[22]
+    assert reasons[23] is None
+
+
+def test_schemas_that_refer_to_others(serde: Serde, tmp_path: Path) -> None:
+    """Nested records are registered as schemas of their own, and referred to."""
+    made = serde.serializer(**{"apicurio.registry.dereference-schema": "false"})
+    records = [serde.record("own", serde.value(BASKET, given), made) for given, _ in BASKETS]
+    schema_id = int.from_bytes(records[0].headers[0][1] or b"", "big")
+    with urllib.request.urlopen(f"{serde.api}/ids/globalIds/{schema_id}/references") as answer:
+        assert {one["name"] for one in json.load(answer)} >= {"shop.Person", "shop.Line"}
+    found = read(
+        *(tmp_path, serde, records),
+        value__format="avro-apicurio",
+        value__schema=json.dumps(BASKET),
+    )
+    assert found["value"].to_pylist() == [expected for _, expected in BASKETS]
 
 
 def test_a_topic_of_a_java_producer(serde: Serde, cluster: Cluster) -> None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from segment_format.values.avro.by_writer import ByWriter
-from segment_format.values.avro.json_text import JSON_TEXT, json_objects
 from segment_format.values.confluent_header import HEADER, REASONS, schema_ids
 
 if TYPE_CHECKING:
@@ -59,11 +58,4 @@ class ConfluentAvroDecoder:
         distinct, number_of = np.unique(ids, return_inverse=True)
         writers = distinct.tolist()
         headless = {at: REASONS[one] for at, one in enumerate(writers) if one in REASONS}
-        texts = json_objects(values, HEADER) if len(values) else []
-        for row in texts:
-            if ids[row] not in REASONS:
-                number_of[row] = len(writers)
-        if texts:
-            headless[len(writers)] = JSON_TEXT
-            writers.append(0)
         return self._by_writer.decode(values, writers, number_of, headless, HEADER)

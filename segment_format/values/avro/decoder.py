@@ -61,7 +61,7 @@ class AvroDecoder:
         Raises:
             TypeError: Not a `pa.binary()` array.
         """
-        texts = json_objects(values) if values.type == _BINARY else []
+        texts = json_objects(values)
         program_of = None
         if texts:
             program_of = np.zeros(len(values), np.int64)

@@ -8,12 +8,10 @@ is a long of −62 and a string of 17 bytes.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+import pyarrow as pa
 
 JSON_TEXT: Final = (
     "it is the text of a JSON object: Avro's JSON encoding, which is not read (with Apicurio's"
@@ -31,9 +29,11 @@ def json_objects(values: pa.Array, prefix: int = 0) -> list[int]:
     first number is −62, and what follows goes on as JSON to its end.
 
     Args:
-        values: `pa.binary()`, may be a slice and have nulls.
+        values: May be a slice and have nulls; other types than `pa.binary()` have none.
         prefix: Bytes in front of each value.
     """
+    if values.type != pa.binary():
+        return []
     _, ends, data = values.buffers()
     if ends is None or data is None or not data.size or not ends.size:
         return []

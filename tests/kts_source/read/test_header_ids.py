@@ -132,6 +132,44 @@ def test_apicurios_headers_are_refused_by_name(tmp_path: Path, name: str) -> Non
     assert raised.value.offset == 1
 
 
+BIG = (1 << 40).to_bytes(8, "big")
+SEVEN = bytes(7) + b"\7"
+
+
+def test_ids_of_apicurios_serializers(tmp_path: Path) -> None:
+    one = numbers(1, 2, 3, 4, 5, 6)
+    name, other = "apicurio.value.globalId", "apicurio.value.contentId"
+    records = [
+        record(one, (name, SEVEN), ("apicurio.value.encoding", b"BINARY")),
+        record(b"\0" + SEVEN + one),
+        record(None, (name, SEVEN)),
+        record(b"\0" + SEVEN + one, (name, BIG), (name, SEVEN)),  # of six zeros and more
+        record(b"\0" + SEVEN + one, (other, SEVEN)),
+        record(one, ("apicurio.key.globalId", SEVEN)),
+        record(one, (name, SEVEN), ("apicurio.value.encoding", b"JSON")),
+        record(b"\0" + SEVEN + one, (name, ID)),
+        record(b"\0" + SEVEN + one, (name, None)),
+        record(one, (other, SEVEN), (name, SEVEN)),
+        record(one, (name, BIG)),
+    ]
+    source = options(tmp_path, records, columns="value,valueError")
+    source |= {"value.format": "avro-apicurio", "value.mode": "PERMISSIVE"}
+    table = kts_source.scan(source).to_table()
+    good = {row for row, given in enumerate(table["value"].to_pylist()) if given is not None}
+    assert good == {0, 1, 9}
+    assert all(table["value"][row].as_py()["f"] == 6 for row in good)
+    reasons = [one or "" for one in table["valueError"].to_pylist()]
+    assert [row for row, one in enumerate(reasons) if one] == [3, 4, 5, 6, 7, 8, 10]
+    assert "behind the end" in reasons[3]
+    assert ["use-id" in reasons[row] for row in (4, 7, 8)] == [True] * 3
+    assert "nor an id in the record's headers" in reasons[5]
+    assert "JSON" in reasons[6]
+    assert "the folder has no schema 1099511627776" in reasons[10]
+    by_content = {**source, "value.schema-registry.use-id": "CONTENTID"}
+    found = kts_source.scan(by_content).to_table()["value"].to_pylist()
+    assert {row for row, given in enumerate(found) if given is not None} == {1, 9}
+
+
 def test_a_keys_id(tmp_path: Path) -> None:
     guid = SimpleRecord(b"v", b"key", (("__key_schema_id", GUID),))
     plain = SimpleRecord(b"v", ID + b"{}")
