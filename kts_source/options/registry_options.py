@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from kts_source.errors import InvalidOptionError
 from kts_source.options.option import Option
-from kts_source.options.parsing import parse_text
+from kts_source.options.parsing import parse_choice, parse_text
 from kts_source.registry.place import RegistryAccess, RegistryPlace
 from kts_source.secret import Secret
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from kts_source.cache.caches import CacheSettings
 
 URL: Final = "schema-registry.url"
+USE_ID: Final = "schema-registry.use-id"
 _USER_INFO: Final = "schema-registry.basic.auth.user.info"
 _TOKEN: Final = "schema-registry.bearer.auth.token"
 _CLUSTER: Final = "schema-registry.bearer.auth.logical.cluster"
@@ -45,7 +46,15 @@ def registry_options(column: str) -> Iterator[Option]:
         _parse_place,
         "With the `-confluent` formats: where schemas are, by id: `http(s)://…` as Confluent's API"
         " has it, or a folder of `<id>.avsc` (`.desc` with Protobuf) that every worker sees. User"
-        " and password in the URL are kept secret. With `avro-glue`: a folder of `<uuid>.avsc`.",
+        " and password in the URL are kept secret. With `avro-glue`: a folder of `<uuid>.avsc`."
+        " With `avro-apicurio`: the URL of Apicurio's own API (`…/apis/registry/v2`), or a folder.",
+    )
+    yield Option(
+        f"{column}.{USE_ID}",
+        _parse_kind,
+        "With `avro-apicurio`: the ids that name schemas, `globalId` or `contentId`, as the"
+        " serializer's `apicurio.registry.use-id` says.",
+        default="globalId",
     )
     yield Option(
         f"{column}.{_USER_INFO}", _parse_secret, "The registry's `user:password`, kept secret."
@@ -190,6 +199,11 @@ class _Place:
     place: str
     is_url: bool
     user_info: Secret[tuple[str, str]] | None = None
+
+
+def _parse_kind(name: str, text: str) -> str:
+    kinds = {"globalid": "globalId", "contentid": "contentId"}
+    return kinds[parse_choice(name, text, choices=tuple(kinds))]
 
 
 def _parse_secret(name: str, text: str) -> Secret[str]:

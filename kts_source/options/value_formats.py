@@ -7,7 +7,7 @@ with them; schemas of writers are looked up where values are read.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from kts_source.columns import ERROR_COLUMNS, RAW_COLUMNS
@@ -15,7 +15,13 @@ from kts_source.errors import InvalidOptionError
 from kts_source.options.latest_schema import ReaderSchema, latest_of, subject_of
 from kts_source.options.option import Option
 from kts_source.options.parsing import parse_choice, parse_names, parse_text
-from kts_source.options.registry_options import FURTHER, URL, registry_options, registry_place
+from kts_source.options.registry_options import (
+    FURTHER,
+    URL,
+    USE_ID,
+    registry_options,
+    registry_place,
+)
 from kts_source.options.schema_text import ddl_text, file_content, schema_text
 
 if TYPE_CHECKING:
@@ -33,6 +39,7 @@ UTF8: Final = "utf8"
 AVRO: Final = "avro"
 AVRO_CONFLUENT: Final = "avro-confluent"
 AVRO_GLUE: Final = "avro-glue"
+AVRO_APICURIO: Final = "avro-apicurio"
 JSON: Final = "json"
 PROTOBUF: Final = "protobuf"
 JSON_CONFLUENT: Final = "json-confluent"
@@ -46,6 +53,7 @@ _ALLOWED: Final = {
     AVRO: ("mode", "schema", "columns"),
     AVRO_CONFLUENT: ("mode", "schema", "columns", "subject", URL, *FURTHER),
     AVRO_GLUE: ("mode", "schema", "columns", URL),
+    AVRO_APICURIO: ("mode", "schema", "columns", URL, USE_ID, *FURTHER),
     PROTOBUF: ("mode", "schema", "message", "columns"),
     PROTOBUF_CONFLUENT: ("mode", "schema", "message", "columns", "subject", URL, *FURTHER),
 }
@@ -170,6 +178,7 @@ _TYPES: Final[dict[str, Callable[[ColumnFormat], pa.DataType]]] = {
     AVRO: _avro_type,
     AVRO_CONFLUENT: _avro_type,
     AVRO_GLUE: _avro_type,
+    AVRO_APICURIO: _avro_type,
     PROTOBUF: _protobuf_type,
     PROTOBUF_CONFLUENT: _protobuf_type,
 }
@@ -213,8 +222,9 @@ def _options(column: str) -> Iterator[Option]:
         _parse_format,
         f"What `{column}` holds: `raw` bytes, `utf8` text, `json`, `avro`, `protobuf`, or one of"
         " `json-confluent`, `avro-confluent`, `protobuf-confluent` (a zero byte and the id of the"
-        " writer's schema in front), or `avro-glue` (AWS Glue's header). All but `raw` make it a"
-        " typed column.",
+        " writer's schema in front), `avro-glue` (AWS Glue's header), or `avro-apicurio` (the"
+        " record's headers, or 8 bytes of an id, of Apicurio's serializers). All but `raw` make it"
+        " a typed column.",
         default=RAW,
     )
     yield Option(
@@ -299,8 +309,10 @@ def _column_format(
     registry = registry_place(column, values, cache)
     if form == AVRO_GLUE and registry is not None and registry.is_url:
         raise InvalidOptionError(f"option '{column}.{URL}' must be a folder with {form}")
+    if form == AVRO_APICURIO and registry is not None:
+        registry = replace(registry, ids=values[f"{column}.{USE_ID}"])
     name = f"{column}.schema"
-    asked = values[name] is None and registry is not None and registry.is_url
+    asked = values[name] is None and form in _KINDS and registry is not None and registry.is_url
     if values[f"{column}.subject"] is not None and not asked:
         raise InvalidOptionError(
             f"option '{column}.subject' needs a registry's URL in '{column}.{URL}', and no"
@@ -351,5 +363,5 @@ def _needed(form: str, asked: bool) -> tuple[str, ...]:
     """What has to be given, whether or not the registry is asked for the schema."""
     schema = () if asked or form in _JSON else ("schema",)
     message = () if asked or form not in (PROTOBUF, PROTOBUF_CONFLUENT) else ("message",)
-    url = (URL,) if form in (AVRO_CONFLUENT, AVRO_GLUE) else ()
+    url = (URL,) if form in (AVRO_CONFLUENT, AVRO_GLUE, AVRO_APICURIO) else ()
     return () if form == UTF8 else (*schema, *message, *url)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from kts_source.options.value_formats import (
     AVRO,
+    AVRO_APICURIO,
     AVRO_GLUE,
     JSON,
     JSON_CONFLUENT,
@@ -65,6 +66,12 @@ def value_decoder(form: ColumnFormat) -> ValueDecoder:
 
         versions = _versions(form.registry)
         return GlueAvroDecoder(form.reader_schema, versions.get, columns=form.fields)
+    if form.format == AVRO_APICURIO:
+        from segment_format.values.avro.apicurio import ApicurioAvroDecoder
+
+        return ApicurioAvroDecoder(
+            form.reader_schema, _writers(form.registry).get, columns=form.fields
+        )
     from segment_format.values.avro.confluent import ConfluentAvroDecoder
 
     return ConfluentAvroDecoder(

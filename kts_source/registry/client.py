@@ -36,6 +36,8 @@ _PASSING: Final = (408, 429, 500, 502, 503, 504)
 """Answers after which it is worth to ask again."""
 _UNKNOWN: Final = (40401, 40402, 40403)
 """What registries call a subject, a version and a schema that they do not have."""
+_UNKNOWN_OF_APICURIO: Final = ("ArtifactNotFoundException", "ContentNotFoundException")
+"""What Apicurio's own API calls a global id and the id of a content that it does not have."""
 
 
 class UnknownSchemaError(LookupError):
@@ -43,7 +45,26 @@ class UnknownSchemaError(LookupError):
 
 
 def ask(registry: RegistryPlace, path: str) -> dict[str, Any]:
-    """The answer to one question.
+    """The answer to one question, an object.
+
+    Raises:
+        UnknownSchemaError: See `ask_text`; so are the next two.
+        RegistryUnavailableError: It does not answer.
+        RegistryError: It does not answer as it should.
+    """
+    try:
+        document = json.loads(ask_text(registry, path))
+    except (ValueError, RecursionError) as error:
+        raise RegistryError(
+            f"the registry's answer to {path} is no JSON: {type(error).__name__}"
+        ) from None
+    if not isinstance(document, dict):
+        raise RegistryError(f"the registry's answer to {path} is not an object")
+    return document
+
+
+def ask_text(registry: RegistryPlace, path: str) -> bytes:
+    """The answer to one question, whatever it is.
 
     Args:
         registry: A URL.
@@ -55,7 +76,7 @@ def ask(registry: RegistryPlace, path: str) -> dict[str, Any]:
         RegistryError: It does not answer as it should.
     """
     try:
-        body = RETRY.run(
+        return RETRY.run(
             lambda: _asked_once(registry, path), uri=f"{registry.place}{path}", tally=Tally()
         )
     except StoreUnavailableError as error:
@@ -63,15 +84,6 @@ def ask(registry: RegistryPlace, path: str) -> dict[str, Any]:
         raise RegistryUnavailableError(
             f"the registry does not answer: {last} to {path}; asked {len(error.attempts)} times"
         ) from None
-    try:
-        document = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise RegistryError(
-            f"the registry's answer to {path} is no JSON: {type(error).__name__}"
-        ) from None
-    if not isinstance(document, dict):
-        raise RegistryError(f"the registry's answer to {path} is not an object")
-    return document
 
 
 def _asked_once(registry: RegistryPlace, path: str) -> bytes:
@@ -140,7 +152,9 @@ def _says_unknown(answer: urllib.error.HTTPError) -> bool:
         document = json.loads(answer.read(_MAX_ERROR_BYTES))
     except (OSError, ValueError, http.client.HTTPException, RecursionError):
         return False
-    return isinstance(document, dict) and document.get("error_code") in _UNKNOWN
+    if not isinstance(document, dict):
+        return False
+    return document.get("error_code") in _UNKNOWN or document.get("name") in _UNKNOWN_OF_APICURIO
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):

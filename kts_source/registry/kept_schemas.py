@@ -1,7 +1,8 @@
 """What registries said of ids, on this machine's disk, for ever: an id keeps its meaning.
 
 An entry of the cache `schemas` is JSON: `{"kind": …, "parts": [[name, base64], …]}`, named by its
-form, the registry's address, who asks (`RegistryAccess.tenant`), and the id. Nothing is kept of a
+form, the registry's address, who asks (`RegistryAccess.tenant`), the kind of ids where there are
+several, and the id. Nothing is kept of a
 registry of this machine unless a cache folder is given, as for tiers: one that is begun anew for a
 test gives its ids again.
 """
@@ -55,7 +56,9 @@ def _entry(registry: RegistryPlace, schema_id: int | str) -> tuple[DiskCache | N
     settings, tenant = registry.cache, registry.shown().tenant
     near = registry.is_near and settings.folder is None
     cache = None if near or tenant is None else _cache(replace(settings, index=None, chunks=None))
-    return cache, "\n".join((_FORM, registry.place.rstrip("/"), tenant or "", str(schema_id)))
+    kind = (registry.ids,) if registry.ids else ()
+    names = (_FORM, registry.place.rstrip("/"), tenant or "", *kind, str(schema_id))
+    return cache, "\n".join(names)
 
 
 @functools.lru_cache(8)

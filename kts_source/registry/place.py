@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
 from kts_source.cache.caches import NO_CACHE
@@ -59,11 +59,13 @@ class RegistryPlace:
         place: A URL without user and password, or a folder.
         access: For a URL; `None` = nothing is shown.
         cache: What is kept on this machine's disk.
+        ids: The kind of ids that Apicurio's own API is asked for; empty = it is Confluent's API.
     """
 
     place: str
     access: Secret[RegistryAccess] | None = field(default=None, hash=False)
     cache: CacheSettings = NO_CACHE
+    ids: Literal["", "globalId", "contentId"] = ""
 
     @property
     def is_url(self) -> bool:

@@ -4,7 +4,8 @@ A folder holds `<id>.avsc`, `<id>.json` (JSON Schema), or `<id>.desc` (a FileDes
 with --include_imports, whose last file is the schema's). A registry is asked as Confluent's REST
 API has it: `/schemas/ids/<id>`, `/subjects/<subject>/versions/<version>` for what a schema refers
 to, and `?format=serialized` for Protobuf schemas, which then come as FileDescriptorProtos in
-base64. Registries that do not know that give their text.
+base64. Registries that do not know that give their text. Apicurio's own API is asked for
+`/ids/globalIds/<id>` or `/ids/contentIds/<id>`, with Avro only.
 
 Ids keep their meaning, so what a registry said of one is kept on disk (`kept_schemas`).
 """
@@ -21,7 +22,7 @@ from urllib.parse import quote
 
 from kts_source.errors import InvalidOptionError, RegistryError
 from kts_source.extras import require
-from kts_source.registry.client import ask
+from kts_source.registry.client import ask, ask_text
 from kts_source.registry.kept_schemas import keep_parts, kept_parts
 
 if TYPE_CHECKING:
@@ -76,7 +77,10 @@ def find_schema(registry: RegistryPlace, schema_id: int | str) -> RegisteredSche
         kept = kept_parts(registry, schema_id)
         if kept is not None:
             return RegisteredSchema(*kept)
-        found = _schema(registry, schema_id, ask(registry, f"/schemas/ids/{schema_id}"))
+        if registry.ids:
+            found = _of_apicurio(registry, schema_id)
+        else:
+            found = _schema(registry, schema_id, ask(registry, f"/schemas/ids/{schema_id}"))
         keep_parts(registry, schema_id, found.kind, found.parts)
         return found
     try:
@@ -85,6 +89,12 @@ def find_schema(registry: RegistryPlace, schema_id: int | str) -> RegisteredSche
         raise RegistryError(
             f"the folder of schemas cannot be read on this machine: {type(error).__name__}"
         ) from None
+
+
+def _of_apicurio(registry: RegistryPlace, schema_id: int | str) -> RegisteredSchema:
+    """An Avro schema of Apicurio's own API, which puts what it refers to into it."""
+    text = ask_text(registry, f"/ids/{registry.ids}s/{schema_id}?dereference=true")
+    return RegisteredSchema(AVRO, ((f"schema {schema_id}", text),))
 
 
 def latest_schema(registry: RegistryPlace, subject: str) -> RegisteredSchema:

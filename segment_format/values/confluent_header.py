@@ -25,7 +25,12 @@ BY_GUID: Final = (
 )
 NO_MAGIC: Final = "no zero byte and schema id in front"
 TOO_SHORT: Final = f"shorter than the {HEADER} bytes of a zero byte and a schema id"
-ID_0: Final = "schema id 0: no registry gives it; values with ids of 8 bytes (Apicurio) look so"
+ID_0: Final = (
+    "schema id 0, which no registry gives: Apicurio's serializers write ids of 8 bytes, there or in"
+    " the record's headers, unless they are given apicurio.registry.headers.enabled = false,"
+    " apicurio.registry.id-handler = io.apicurio.registry.serde.Legacy4ByteIdHandler and"
+    " apicurio.registry.use-id = contentId"
+)
 REASONS: Final = {
     _TOO_SHORT: TOO_SHORT,
     _NO_MAGIC: NO_MAGIC,

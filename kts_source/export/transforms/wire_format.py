@@ -45,6 +45,7 @@ from kts_source.registry.schema_registry import (
     find_schema,
 )
 from kts_source.secret import Secret
+from segment_format.values.avro.json_text import JSON_TEXT, is_json_object
 from segment_format.values.confluent_header import HEADER, refused, schema_ids
 
 if TYPE_CHECKING:
@@ -199,6 +200,8 @@ def _avro(schemas: Sequence[Any]) -> Decoder:
         parsed = fastavro.parse_schema(schema, named_schemas=named)
 
     def decode(payload: bytes) -> dict[str, Any]:
+        if is_json_object(payload):
+            raise ValueError(JSON_TEXT)
         stream = io.BytesIO(payload)
         value = fastavro.schemaless_reader(stream, parsed, None)
         if stream.tell() != len(payload):

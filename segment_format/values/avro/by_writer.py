@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 import numpy as np
 
 from segment_format.values.avro.decoder import Runner
+from segment_format.values.avro.json_text import JSON_TEXT, json_objects
 from segment_format.values.avro.projection import projected
 from segment_format.values.avro.schema import AvroSchemaError
 from segment_format.values.decoded import BadValue, DecodedValues
@@ -91,6 +92,11 @@ class ByWriter(Generic[K]):
             rows = np.flatnonzero((numbers[number_of] < 0) & valid).tolist()
             bad = [BadValue(row, "", reasons[int(number_of[row])]) for row in rows]
         program_of = np.ascontiguousarray(numbers[number_of])
+        texts = [row for row in json_objects(values, prefix) if program_of[row] >= 0]
+        if texts:
+            program_of[texts] = -1
+            bad += [BadValue(row, "", JSON_TEXT) for row in texts]
+            bad.sort(key=lambda one: one.row)
         return self._runner.run(values, programs, program_of=program_of, prefix=prefix, bad=bad)
 
     def _program(self, writer: K) -> Program | str:

@@ -12,6 +12,7 @@ from segment_format.kernels import object_code
 from segment_format.values.avro import opcodes as o
 from segment_format.values.avro.buffers import ValueBuffers
 from segment_format.values.avro.columns import columns_of
+from segment_format.values.avro.json_text import JSON_TEXT, json_objects
 from segment_format.values.avro.program import compiled
 from segment_format.values.avro.projection import projected
 from segment_format.values.decoded import BadValue, DecodedValues
@@ -60,7 +61,13 @@ class AvroDecoder:
         Raises:
             TypeError: Not a `pa.binary()` array.
         """
-        return self._runner.run(values, (self._program,))
+        texts = json_objects(values)
+        program_of = None
+        if texts:
+            program_of = np.zeros(len(values), np.int64)
+            program_of[texts] = -1
+        bad = [BadValue(row, "", JSON_TEXT) for row in texts]
+        return self._runner.run(values, (self._program,), program_of=program_of, bad=bad)
 
 
 class Runner:

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from segment_format.values.avro.by_writer import ByWriter
+from segment_format.values.avro.heads import heads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -67,8 +68,8 @@ class GlueAvroDecoder:
         Raises:
             TypeError: Not a `pa.binary()` array.
         """
-        heads = _heads(values)
-        distinct, number_of = np.unique(heads, axis=0, return_inverse=True)
+        found = heads(values, HEADER)
+        distinct, number_of = np.unique(found, axis=0, return_inverse=True)
         number_of = number_of.reshape(-1).astype(np.int64)
         writers = [str(uuid.UUID(bytes=one[2:].tobytes())) for one in distinct]
         headless = {
@@ -76,8 +77,8 @@ class GlueAvroDecoder:
             for at, one in enumerate(distinct)
             if one[0] != VERSION or one[1] not in (0, ZLIB)
         }
-        packed = heads[:, 0] == VERSION
-        packed &= heads[:, 1] == ZLIB
+        packed = found[:, 0] == VERSION
+        packed &= found[:, 1] == ZLIB
         if not packed.any():
             return self._by_writer.decode(values, writers, number_of, headless, HEADER)
         inflated, failed = _inflated(values, packed)
@@ -86,20 +87,6 @@ class GlueAvroDecoder:
             writers.append(f"row {row}")
             headless[len(writers) - 1] = reason
         return self._by_writer.decode(inflated, writers, number_of, headless, 0)
-
-
-def _heads(values: pa.Array) -> NDArray[np.uint8]:
-    """The header of each value, zeros where it is shorter."""
-    heads = np.zeros((len(values), HEADER), np.uint8)
-    if not len(values) or values.type != pa.binary():
-        return heads
-    _, ends, data = values.buffers()
-    bounds = np.frombuffer(ends, np.int32, len(values) + 1, 4 * values.offset).astype(np.int64)
-    rows = np.flatnonzero(np.diff(bounds) >= HEADER)
-    if len(rows):
-        content = np.frombuffer(data, np.uint8)
-        heads[rows] = content[bounds[rows, np.newaxis] + np.arange(HEADER)]
-    return heads
 
 
 def _inflated(values: pa.Array, packed: NDArray[np.bool_]) -> tuple[pa.Array, dict[int, str]]:

@@ -14,7 +14,7 @@ import kts_source
 from kts_source.errors import InvalidOptionError, RegistryError
 from kts_source.options import ScanOptions, parse_options
 from tests.kts_source.read.typed_tier import write
-from tests.schema_registry import Registry
+from tests.schema_registry import PASSWORD, USER, Registry
 from tests.segment_format.values.protobuf.oracle import descriptor_set
 from tests.segment_format.values.protobuf.sample import sample_file
 
@@ -245,11 +245,45 @@ def test_contradictions_are_told_at_once(options: dict[str, str], reason: str) -
           "value.schema-registry.url": "http://x"}, "and no 'value.schema'"),
         ({"value.format": "protobuf-confluent", "value.schema": "/x",
           "value.schema-registry.url": "http://x"}, "needs option 'value.message'"),
+        ({"value.format": "avro-confluent", "value.schema-registry.use-id": "globalId"},
+         "means nothing"),
+        ({"value.format": "avro-apicurio", "value.schema-registry.url": "http://x"},
+         "needs option 'value.schema'"),
+        ({"value.format": "avro-apicurio", "value.schema": RECORD},
+         "needs option 'value.schema-registry.url'"),
+        ({"value.format": "avro-apicurio", "value.schema": RECORD,
+          "value.schema-registry.url": "http://x", "value.subject": "s"}, "means nothing"),
+        ({"value.format": "avro-apicurio", "value.schema": RECORD,
+          "value.schema-registry.url": "http://x", "value.schema-registry.use-id": "id"},
+         "must be globalid or contentid"),
     ],
 )  # fmt: skip
 def test_what_has_no_meaning_is_refused(options: dict[str, str], reason: str) -> None:
     with pytest.raises(InvalidOptionError, match=reason):
         parsed(**options)
+
+
+@pytest.mark.parametrize("which", ["globalId", "contentId"])
+def test_ids_of_apicurios_own_api(tmp_path: Path, which: str) -> None:
+    paths = {one: f"/ids/{which}s/{one}?dereference=true" for one in (5, 6, 7)}
+    server = Registry({paths[5]: CART | {"fields": CART["fields"][:1]}, paths[6]: {"type": "int"}})
+    server.unknown = {"error_code": 404, "name": "ArtifactNotFoundException"}
+    values = [b"\0" + number.to_bytes(8, "big") + b"\x0e" for number in (5, 6, 7, 5, 7)]
+    options = write(tmp_path, [[*values]]) | {
+        "value.format": "avro-apicurio",
+        "value.schema": json.dumps({**CART, "fields": CART["fields"][:1]}),
+        "value.schema-registry.url": server.url,
+        "value.schema-registry.basic.auth.user.info": f"{USER}:{PASSWORD}",
+        "value.schema-registry.use-id": which,
+        "value.mode": "PERMISSIVE",
+    }
+    with server.serving():
+        table = kts_source.scan(options).to_table()
+    assert table["value"].to_pylist() == [{"a": 7}, None, None, {"a": 7}, None]
+    reasons = table["valueError"].to_pylist()
+    assert reasons[1] == "schema 6: int cannot be read as record shop.Cart"
+    assert f"does not know {paths[7]}" in reasons[2]
+    assert sorted(server.asked) == [*paths.values()]
 
 
 def test_credentials_are_in_no_text() -> None:

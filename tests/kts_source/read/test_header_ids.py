@@ -110,6 +110,66 @@ def test_an_id_in_the_header_counts(tmp_path: Path, where: str, expected: list[i
     assert found == expected
 
 
+@pytest.mark.parametrize("name", ["globalId", "contentId", "artifactId", "encoding"])
+def test_apicurios_headers_are_refused_by_name(tmp_path: Path, name: str) -> None:
+    # Read as if there was no header, it would be the value of schema 7.
+    value = ID + numbers(1, 2, 3, 4, 5, 6)
+    records = [
+        record(value, ("apicurio.key.globalId", ID)),
+        record(value, (f"apicurio.value.{name}", bytes(7) + b"\7")),
+        record(None, (f"apicurio.value.{name}", None)),
+        record(value[5:], (f"apicurio.value.{name}", b""), ("__value_schema_id", ID)),
+        record(value, ("apicurio.values", b"")),
+    ]
+    source = options(tmp_path, records, columns="value,valueError")
+    table = kts_source.scan({**source, "value.mode": "PERMISSIVE"}).to_table()
+    assert [one and one["a"] for one in table["value"].to_pylist()] == [1, None, None, None, 1]
+    refused = ["Apicurio" in (one or "") for one in table["valueError"].to_pylist()]
+    assert refused == [False, True, False, True, False]
+    del source["columns"]
+    with pytest.raises(InvalidValueError, match="Legacy4ByteIdHandler") as raised:
+        kts_source.scan(source).to_table()
+    assert raised.value.offset == 1
+
+
+BIG = (1 << 40).to_bytes(8, "big")
+SEVEN = bytes(7) + b"\7"
+
+
+def test_ids_of_apicurios_serializers(tmp_path: Path) -> None:
+    one = numbers(1, 2, 3, 4, 5, 6)
+    name, other = "apicurio.value.globalId", "apicurio.value.contentId"
+    records = [
+        record(one, (name, SEVEN), ("apicurio.value.encoding", b"BINARY")),
+        record(b"\0" + SEVEN + one),
+        record(None, (name, SEVEN)),
+        record(b"\0" + SEVEN + one, (name, BIG), (name, SEVEN)),  # of six zeros and more
+        record(b"\0" + SEVEN + one, (other, SEVEN)),
+        record(one, ("apicurio.key.globalId", SEVEN)),
+        record(one, (name, SEVEN), ("apicurio.value.encoding", b"JSON")),
+        record(b"\0" + SEVEN + one, (name, ID)),
+        record(b"\0" + SEVEN + one, (name, None)),
+        record(one, (other, SEVEN), (name, SEVEN)),
+        record(one, (name, BIG)),
+    ]
+    source = options(tmp_path, records, columns="value,valueError")
+    source |= {"value.format": "avro-apicurio", "value.mode": "PERMISSIVE"}
+    table = kts_source.scan(source).to_table()
+    good = {row for row, given in enumerate(table["value"].to_pylist()) if given is not None}
+    assert good == {0, 1, 9}
+    assert all(table["value"][row].as_py()["f"] == 6 for row in good)
+    reasons = [one or "" for one in table["valueError"].to_pylist()]
+    assert [row for row, one in enumerate(reasons) if one] == [3, 4, 5, 6, 7, 8, 10]
+    assert "behind the end" in reasons[3]
+    assert ["use-id" in reasons[row] for row in (4, 7, 8)] == [True] * 3
+    assert "nor an id in the record's headers" in reasons[5]
+    assert "JSON" in reasons[6]
+    assert "the folder has no schema 1099511627776" in reasons[10]
+    by_content = {**source, "value.schema-registry.use-id": "CONTENTID"}
+    found = kts_source.scan(by_content).to_table()["value"].to_pylist()
+    assert {row for row, given in enumerate(found) if given is not None} == {1, 9}
+
+
 def test_a_keys_id(tmp_path: Path) -> None:
     guid = SimpleRecord(b"v", b"key", (("__key_schema_id", GUID),))
     plain = SimpleRecord(b"v", ID + b"{}")
@@ -131,7 +191,9 @@ def test_the_columns_of_the_table_stay_what_they_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", range(30))
 def test_as_a_loop_has_it(seed: int) -> None:
     chance = random.Random(seed)
-    names = ["__value_schema_id", "__key_schema_id", "x"]
+    names = ["__value_schema_id", "__key_schema_id", "x", "apicurio.key.encoding"]
+    if seed % 2:
+        names.append("apicurio.value.encoding")
 
     def headers() -> list[dict[str, Any]] | None:
         if chance.random() < 0.1:
@@ -151,7 +213,10 @@ def test_as_a_loop_has_it(seed: int) -> None:
     expected = []
     for value, given in rows[start : start + count]:
         ids = [one["value"] for one in given or () if one["key"] == "__value_schema_id"]
-        expected.append(None if value is None else ((ids or [b""])[-1] or b"") + value)
+        front = (ids or [b""])[-1] or b""
+        if any(one["key"].startswith("apicurio.value.") for one in given or ()):
+            front = bytes(5)
+        expected.append(None if value is None else front + value)
     form = ColumnFormat("value", AVRO_CONFLUENT, FAILFAST)
     found = framed(batch.slice(start, count), form)
     assert found.to_pylist() == expected

@@ -68,6 +68,20 @@ def test_ids_mean_something_else_for_others(server: Registry, tmp_path: Path) ->
         assert b"token" not in path.read_bytes()
 
 
+def test_kinds_of_ids_are_kept_apart(server: Registry, tmp_path: Path) -> None:
+    for kind in ("globalId", "contentId"):
+        server.documents[f"/ids/{kind}s/1?dereference=true"] = {"type": kind}
+    places = [
+        RegistryPlace(server.url, cache=kept_in(tmp_path)),
+        RegistryPlace(server.url, cache=kept_in(tmp_path), ids="globalId"),
+        RegistryPlace(server.url, cache=kept_in(tmp_path), ids="contentId"),
+    ]
+    first = [find_schema(place, 1).parts[-1][1] for place in places]
+    assert first == [b'"int"', b'{"type": "globalId"}', b'{"type": "contentId"}']
+    assert [find_schema(place, 1).parts[-1][1] for place in places] == first
+    assert len(server.asked) == 3
+
+
 def test_nothing_is_kept_unless_it_may_be(
     server: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

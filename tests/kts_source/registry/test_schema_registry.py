@@ -30,6 +30,8 @@ ANSWERS = {
     "no answer": b"",
     "404 of a web server": NOT_FOUND + b"<html>",
     "404 of a registry, to a wrong path": NOT_FOUND + b'{"error_code": 404}',
+    "404 of another name": NOT_FOUND + b'{"name": "NotFoundException"}',
+    "404 of a list as name": NOT_FOUND + b'{"name": [], "error_code": {}}',
     "404 that is a list": NOT_FOUND + b"[40403]",
     "deep": b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(DEEP), DEEP),
 }
@@ -76,9 +78,15 @@ def test_a_broken_answer_is_no_unknown_schema(raw: bytes) -> None:
             asked.get(21)
 
 
-@pytest.mark.parametrize("code", [40401, 40402, 40403])
-def test_a_schema_that_a_registry_does_not_have_is_unknown(code: int) -> None:
-    with answering(NOT_FOUND + b'{"error_code": %d}' % code) as url:
+@pytest.mark.parametrize(
+    "word",
+    [
+        *(b'"error_code": %d' % code for code in (40401, 40402, 40403)),
+        *(b'"name": "%bNotFoundException"' % name for name in (b"Artifact", b"Content")),
+    ],
+)
+def test_a_schema_that_a_registry_does_not_have_is_unknown(word: bytes) -> None:
+    with answering(NOT_FOUND + b"{%b}" % word) as url:
         asked: ById[int, RegisteredSchema] = ById(
             lambda number: find_schema(RegistryPlace(url), number)
         )

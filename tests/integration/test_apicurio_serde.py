@@ -1,0 +1,339 @@
+"""Avro values as Apicurio's own Java serializer writes them, by the schemas of its registry."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import kts_source
+from kts_source.errors import InvalidValueError
+from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
+from tests.integration.apicurio_serde import (
+    CONFLUENT,
+    HANDLER,
+    Serde,
+    apicurio_serde,
+    global_ids,
+)
+from tests.integration.avro_samples import BASKET, BASKETS, NEXT_ORDER, ORDER, order, record
+from tests.integration.hybrid import hybrid_options
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from tests.integration.cluster import Cluster
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def serde() -> Iterator[Serde]:
+    with apicurio_serde() as found:
+        found.serialize("one", record("First", a="int"), {"a": 1})  # has id 1
+        yield found
+
+
+def read(
+    root: Path, serde: Serde, values: Sequence[bytes | SimpleRecord | None], /, **more: str
+) -> Any:  # noqa: ANN401  # untyped
+    """A tier of one topic `orders`, read by the registry's latest schema of it."""
+    log = LogBuilder()
+    log.append([one if isinstance(one, SimpleRecord) else SimpleRecord(one) for one in values])
+    files = log.roll()
+    assert files is not None
+    AivenTierWriter(str(root), topic="orders", partition=0).write_segment(files)
+    options = {
+        "path": str(root),
+        "subscribe": "orders",
+        "cache": "false",
+        "value.format": "avro-confluent",
+        **{name.replace("__", "."): text for name, text in more.items()},
+    }
+    urls = {"avro-confluent": serde.url, "avro-apicurio": serde.api}
+    if (url := urls.get(options["value.format"])) is not None:
+        options["value.schema-registry.url"] = url
+    return kts_source.scan(options).to_table()
+
+
+def test_ten_flat_fields_of_two_versions(serde: Serde, tmp_path: Path) -> None:
+    rows = [order(number) for number in range(40)]
+    first = serde.serialize("orders", ORDER, *rows[:20], **CONFLUENT)
+    both = [{**row, "v": at} for at, row in enumerate(rows[20:])]
+    second = serde.serialize("orders", NEXT_ORDER, *both, **CONFLUENT)
+    assert serde.serializer(**CONFLUENT).serialize("orders", None) is None
+    values = [one for pair in zip(first, second, strict=True) for one in pair]
+    found = read(tmp_path, serde, [*values, None])["value"].to_pylist()
+    old = [{**row, "v": 9} for row in rows[:20]]
+    assert found == [*(one for pair in zip(old, both, strict=True) for one in pair), None]
+    assert len({value[:5] for value in values}) == 2
+    filtered = read(
+        *(tmp_path / "where", serde, values),
+        where="value.v = 9 AND value.paid",
+        value__columns="amount,note",
+    )
+    expected = [{name: row[name] for name in ("amount", "note")} for row in old if row["paid"]]
+    assert filtered["value"].to_pylist() == expected
+
+
+def test_nested_records_and_unions(serde: Serde, tmp_path: Path) -> None:
+    values = serde.serialize("baskets", BASKET, *(given for given, _ in BASKETS), **CONFLUENT)
+    rows = read(tmp_path, serde, values, value__subject="baskets-value")
+    assert rows["value"].to_pylist() == [expected for _, expected in BASKETS]
+
+
+def logical(kind: str, base: str | dict[str, Any], **more: int) -> dict[str, Any]:
+    made = {"type": base} if isinstance(base, str) else dict(base)
+    return {**made, "logicalType": kind, **more}
+
+
+TIMES = record(
+    "Times",
+    day=logical("date", "int"),
+    at=logical("timestamp-millis", "long"),
+    exactly=logical("timestamp-micros", "long"),
+    local=logical("local-timestamp-micros", "long"),
+    clock=logical("time-millis", "int"),
+    price=logical("decimal", "bytes", precision=9, scale=2),
+    fee=logical("decimal", {"type": "fixed", "name": "Fee", "size": 5}, precision=8, scale=3),
+    id=logical("uuid", "string"),
+    seen=["null", logical("timestamp-millis", "long")],
+)
+CONVERSIONS = (
+    *("Conversions$DecimalConversion", "Conversions$UUIDConversion"),
+    *(
+        f"data.TimeConversions${name}Conversion"
+        for name in ("Date", "TimestampMillis", "TimestampMicros", "TimeMillis")
+    ),
+    "data.TimeConversions$LocalTimestampMicrosConversion",
+)
+
+
+def test_logical_types_from_javas_own(serde: Serde, tmp_path: Path) -> None:
+    java, avro = serde.classes.java, serde.classes.org.apache.avro
+    for name in CONVERSIONS:
+        package, _, kind = name.rpartition(".")
+        place = getattr(avro, package) if package else avro
+        avro.generic.GenericData.get().addLogicalTypeConversion(getattr(place, kind)())
+    one = getattr(avro.generic, "GenericData$Record")(serde.schema(TIMES))
+    given = {
+        "day": java.time.LocalDate.of(2024, 2, 29),
+        "at": java.time.Instant.parse("1969-12-31T23:59:58.123Z"),
+        "exactly": java.time.Instant.parse("2024-02-29T12:34:56.789012Z"),
+        "local": java.time.LocalDateTime.parse("2024-02-29T12:34:56.000001"),
+        "clock": java.time.LocalTime.of(23, 59, 1),
+        "price": java.math.BigDecimal("-1234567.89"),
+        "fee": java.math.BigDecimal("0.001"),
+        "id": java.util.UUID.fromString("f81d4fae-7dec-11d0-a765-00a0c91e6bf6"),
+        "seen": java.time.Instant.ofEpochMilli(1_700_000_000_001),
+    }
+    for name, value in given.items():
+        one.put(name, value)
+    values = [serde.serializer(**CONFLUENT).serialize("times", one)]
+    one.put("seen", None)
+    values.append(serde.serializer(**CONFLUENT).serialize("times", one))
+    expected = {
+        "day": date(2024, 2, 29),
+        "at": datetime(1969, 12, 31, 23, 59, 58, 123_000, UTC),
+        "exactly": datetime(2024, 2, 29, 12, 34, 56, 789_012, UTC),
+        "local": datetime(2024, 2, 29, 12, 34, 56, 1),
+        "clock": (24 * 60 - 1) * 60_000 + 1000,
+        "price": Decimal("-1234567.89"),
+        "fee": Decimal("0.001"),
+        "id": "f81d4fae-7dec-11d0-a765-00a0c91e6bf6",
+        "seen": datetime(2023, 11, 14, 22, 13, 20, 1000, UTC),
+    }
+    rows = read(tmp_path, serde, values, value__subject="times-value")["value"].to_pylist()
+    assert rows == [expected, {**expected, "seen": None}]
+
+
+def test_ids_of_eight_bytes_are_refused_by_name(serde: Serde, tmp_path: Path) -> None:
+    given = order(1)
+    (good,) = serde.serialize("orders", ORDER, given, **CONFLUENT)
+    for at, which in enumerate(("globalId", "contentId")):
+        (value,) = serde.serialize("orders", ORDER, given, **{"apicurio.registry.use-id": which})
+        assert value[9:] == good[5:]
+        with pytest.raises(
+            InvalidValueError, match=r"id-handler = .*Legacy4ByteIdHandler"
+        ) as raised:
+            read(tmp_path / f"fails {at}", serde, [good, value])
+        assert raised.value.offset == 1
+        rows = read(tmp_path / f"null {at}", serde, [good, value], value__mode="PERMISSIVE")
+        assert [one and one["city"] for one in rows["value"].to_pylist()] == [given["city"], None]
+        assert "ids of 8 bytes" in rows["valueError"][1].as_py()
+
+
+NULLABLE = ["null", "string"]
+HOLLOW = record("Hollow", **dict.fromkeys("abcd", NULLABLE), e="int", f="int")
+
+
+@pytest.mark.parametrize("which", ["globalId", "contentId"])
+def test_ids_in_headers_are_refused_by_name(serde: Serde, tmp_path: Path, which: str) -> None:
+    hollow = {**dict.fromkeys("abcd"), "e": -1, "f": 7}
+    settings = {**HANDLER, "apicurio.registry.use-id": which}  # headers are the default
+    one = serde.record("hollow", serde.value(HOLLOW, hollow), serde.serializer(**settings))
+    assert f"apicurio.value.{which}" in [name for name, _ in one.headers]
+    # What looks like an id is that of a schema with one int.
+    assert one.value == b"\0\0\0\0\1\x0e"
+    bare = SimpleRecord(one.value)
+    rows = read(tmp_path / "bare", serde, [bare], value__subject="one-value")
+    assert rows["value"].to_pylist() == [{"a": 7}]
+    records = [bare, one, SimpleRecord(None, None, one.headers)]
+    options = {"value.subject": "one-value"}
+    with pytest.raises(InvalidValueError, match=r"apicurio\.registry\.headers\.enabled = false"):
+        read(tmp_path / "fails", serde, records, **options)
+    rows = read(tmp_path / "null", serde, records, **options, value__mode="PERMISSIVE")
+    assert rows["value"].to_pylist() == [{"a": 7}, None, None]
+    assert [one and one[:11] for one in rows["valueError"].to_pylist()] == [
+        None,
+        "schema id 0",
+        None,
+    ]
+    # Of one writer's schema, such values can be read.
+    alone = {"value.format": "avro", "value.schema": json.dumps(HOLLOW)}
+    assert read(tmp_path / "avro", serde, [one], **alone)["value"].to_pylist() == [hollow]
+
+
+TEXT = record("Text", n="long", s="string")
+
+
+def test_avros_json_encoding_is_refused_by_name(serde: Serde, tmp_path: Path) -> None:
+    as_json = {"apicurio.registry.avro.encoding": "JSON"}
+    # Read as binary, the first one is a long and a string of 17 bytes.
+    rows = [{"n": 1, "s": "hello"}, {"n": 2, "s": "some other text"}]
+    good = serde.serialize("texts", TEXT, *rows, **CONFLUENT)
+    texts = serde.serialize("texts", TEXT, *rows, **CONFLUENT | as_json)
+    assert texts[0][5:] == b'{"n":1,"s":"hello"}'
+    options = {"value.subject": "texts-value", "value.mode": "PERMISSIVE"}
+    found = read(tmp_path / "confluent", serde, [texts[0], good[1], texts[1], good[0]], **options)
+    assert found["value"].to_pylist() == [None, rows[1], None, rows[0]]
+    reasons = found["valueError"].to_pylist()
+    assert reasons[0] == reasons[2]
+    assert "Avro's JSON encoding" in reasons[0]
+    with pytest.raises(InvalidValueError, match="encoding=BINARY"):
+        read(tmp_path / "fails", serde, [*good, *texts], value__subject="texts-value")
+    alone = {"value.format": "avro", "value.schema": json.dumps(TEXT), "value.mode": "PERMISSIVE"}
+    found = read(tmp_path / "avro", serde, [one[5:] for one in (*texts, *good)], **alone)
+    assert found["value"].to_pylist() == [None, None, *rows]
+    one = serde.record("texts", serde.value(TEXT, rows[0]), serde.serializer(**as_json))
+    assert one.value == texts[0][5:]
+    assert read(tmp_path / "headers", serde, [one], **options)["value"].to_pylist() == [None]
+
+
+def test_which_ids_the_registry_knows(serde: Serde, tmp_path: Path) -> None:
+    """By default those of contents; global ones are others, unless it is told to know those."""
+    rows = [order(3), order(4)]
+    by_content, _ = serde.serialize("first", ORDER, *rows, **CONFLUENT)
+    # Its content has the id of the first place where it is.
+    by_global, _ = serde.serialize("second", ORDER, *rows, **HANDLER)
+    assert serde.serialize("second", ORDER, *rows, **CONFLUENT)[0] == by_content
+    assert by_global[:5] != by_content[:5]
+    assert by_global[5:] == by_content[5:]
+    options = {"value.schema": json.dumps(ORDER), "value.mode": "PERMISSIVE"}
+    found = read(tmp_path / "as it is", serde, [by_global, by_content], **options)
+    assert found["value"].to_pylist() == [None, rows[0]]
+    assert "does not know" in found["valueError"][0].as_py()
+    # Of another address, what an id was says nothing.
+    other = serde._replace(url=serde.url.replace("127.0.0.1", "localhost"))
+    with global_ids(serde):
+        found = read(tmp_path / "told", other, [by_global], **options)
+    assert found["value"].to_pylist() == [rows[0]]
+
+
+@pytest.mark.parametrize("which", ["globalId", "contentId"])
+def test_what_it_writes_by_default(serde: Serde, tmp_path: Path, which: str) -> None:
+    """Ids in headers, ids of eight bytes: by the registry's own API, whatever the kind of ids."""
+    place = f"defaults-{which}"
+    serde.serialize(f"before-{place}", ORDER, order(0))  # so that the two kinds differ
+    ids = {"apicurio.registry.use-id": which}
+    rows = [{**order(number), "v": number} for number in range(20)]
+    old = [SimpleRecord(one) for one in serde.serialize(place, ORDER, *rows[:10], **ids)]
+    for row in rows[:10]:
+        row["v"] = 9
+    made = serde.serializer(**ids)
+    new = [serde.record(place, serde.value(NEXT_ORDER, row), made) for row in rows[10:]]
+    assert next(name for name, _ in new[0].headers) == f"apicurio.value.{which}"
+    other = "contentId" if which == "globalId" else "globalId"
+    others = {"apicurio.registry.use-id": other}
+    as_json = {**ids, "apicurio.registry.avro.encoding": "JSON"}
+    refused = [
+        serde.record(place, serde.value(NEXT_ORDER, rows[-1]), serde.serializer(**settings))
+        for settings in (others, as_json)
+    ]
+    refused.append(SimpleRecord(serde.serialize(place, NEXT_ORDER, rows[-1], **as_json)[0]))
+    records = [one for pair in zip(old, new, strict=True) for one in pair]
+    records += [*refused, SimpleRecord(None, None, new[0].headers)]
+    found = read(
+        *(tmp_path, serde, records),
+        value__format="avro-apicurio",
+        value__schema=json.dumps(NEXT_ORDER),
+        **{"value.schema-registry.use-id": which, "value.mode": "PERMISSIVE"},
+    )
+    expected = [one for pair in zip(rows[:10], rows[10:], strict=True) for one in pair]
+    assert found["value"].to_pylist() == [*expected, None, None, None, None]
+    reasons = found["valueError"].to_pylist()
+    assert reasons[:20] == [None] * 20
+    assert "option schema-registry.use-id" in reasons[20]
+    assert "JSON encoding" in reasons[21]
+    assert "JSON encoding" in reasons[22]
+    assert reasons[23] is None
+
+
+def test_schemas_that_refer_to_others(serde: Serde, tmp_path: Path) -> None:
+    """Nested records are registered as schemas of their own, and referred to."""
+    made = serde.serializer(**{"apicurio.registry.dereference-schema": "false"})
+    records = [serde.record("own", serde.value(BASKET, given), made) for given, _ in BASKETS]
+    schema_id = int.from_bytes(records[0].headers[0][1] or b"", "big")
+    with urllib.request.urlopen(f"{serde.api}/ids/globalIds/{schema_id}/references") as answer:
+        assert {one["name"] for one in json.load(answer)} >= {"shop.Person", "shop.Line"}
+    found = read(
+        *(tmp_path, serde, records),
+        value__format="avro-apicurio",
+        value__schema=json.dumps(BASKET),
+    )
+    assert found["value"].to_pylist() == [expected for _, expected in BASKETS]
+
+
+def test_a_topic_of_a_java_producer(serde: Serde, cluster: Cluster) -> None:
+    """Serialized in the producer, sent through a broker, and read from where the broker put it."""
+    topic, kafka = "apicurio-orders", serde.classes.org.apache.kafka.clients.producer
+    cluster.admin.create_topic(topic)
+    common = {
+        "bootstrap.servers": cluster.bootstrap,
+        "key.serializer": "org.apache.kafka.common.serialization.ByteArraySerializer",
+        "value.serializer": "io.apicurio.registry.serde.avro.AvroKafkaSerializer",
+    }
+    producers = [
+        kafka.KafkaProducer(serde.settings(**settings) | common) for settings in (CONFLUENT, {})
+    ]
+    rows = [{**order(number), "note": f"{number} " * 400} for number in range(60)]
+    for number, row in enumerate(rows):
+        value = serde.value(ORDER, row) if number % 10 else None
+        sent = producers[number % 10 == 3].send(kafka.ProducerRecord(topic, value))
+        assert sent.get().offset() == number
+    for producer in producers:
+        producer.close()
+    admin = cluster.admin
+    end = admin.local_bases(1, topic)[-1]
+    admin.wait_tiered(topic, 0, end)
+    admin.wait_local_deleted(topic, 0, end)
+    options = hybrid_options("", cluster.tier, subscribe=topic) | {
+        "columns": "offset,value,valueError",
+        "cache": "false",
+        "value.format": "avro-confluent",
+        "value.schema-registry.url": serde.url,
+        "value.mode": "PERMISSIVE",
+    }
+    del options["kafka.bootstrap.servers"]
+    table = kts_source.scan(options).to_table()
+    assert table["offset"].to_pylist() == list(range(end))
+    assert end > 20
+    expected = [row if n % 10 not in (0, 3) else None for n, row in enumerate(rows[:end])]
+    assert table["value"].to_pylist() == expected
+    refused = [n for n, one in enumerate(table["valueError"].to_pylist()) if one is not None]
+    assert refused == list(range(3, end, 10))
