@@ -173,9 +173,10 @@ def without_deleted(
 
     stops = [(one, stop_of(one)) for one in findings]
     low = max((stop for _, stop in stops if stop is not None), default=0)
-    if statement.start is not None and statement.stop is not None and statement.start < low:
-        low = min(low, statement.stop)
-        statement = replace(statement, start=low, records=None, batches=None, digest=None)
+    start, stop = statement.start, statement.stop
+    # What was read to the end is served as it was read.
+    if start is not None and stop is not None and start < low and statement.digest is None:
+        statement = replace(statement, start=min(low, stop))
     return statement, [one for one, stop in stops if stop is None]
 
 

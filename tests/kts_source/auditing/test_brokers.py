@@ -261,6 +261,14 @@ def test_where_logs_begin() -> None:
     assert compared(side(10, 30, owned, ONE), side(10, 45, owned, ONE)) == set()
     assert compared(side(4, 30, owned, ONE), side(4, 30, owned, ONE)) == {("hole", 4, 10)}
     assert compared(side(10, 45, owned, ONE), side(10, 45, owned, ONE)) == {("hole", 30, 45)}
+    # Offsets of segments that are missed are told with them.
+    lost = side(4, 45, owned, ONE)
+    part = PartitionObjects("t", TEXT, 0, (), ())
+    for stop, holes in ((10, {(30, 45)}), (8, {(8, 10), (30, 45)})):
+        served = PartitionStatement("t", TEXT, 0, 4, stop, stop, 1, 5, is_whole=True)
+        told = against_brokers(part, served, [], lost, lost, lost, old_ms=49)
+        assert {(one.start, one.stop) for one in told if one.name == "hole"} == holes
+        assert {one.start for one in told if one.name == "named-not-there"} == {10}
     # What retention took meanwhile is not missed.
     assert compared(side(4, 30, owned, ONE), side(10, 30, owned, ONE)) == set()
     assert compared(side(30, 45, owned, ONE), side(50, 55, owned, ONE)) == {

@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 import kts_source
+from kts_source.auditing.brokers import BrokerSide, without_deleted
+from kts_source.auditing.place import PartitionObjects
+from kts_source.auditing.report import Finding, PartitionStatement
+from kts_source.layout.layout import SegmentEntry
 from kts_source.planning.cluster_view import ClusterView
+from kts_source.planning.metadata_topic import NamedSegments
+from kts_source.store.object_store import ObjectInfo
 from segment_format.testing import LogBuilder, SimpleRecord
-from tests.kts_source.auditing.test_brokers import NOW_MS, audited, cluster, found, world
+from tests.kts_source.auditing.test_brokers import (
+    AT,
+    NOW_MS,
+    ONE,
+    TEXT,
+    audited,
+    cluster,
+    found,
+    side,
+    world,
+)
 from tests.kts_source.planning.memory_store import MemoryStore
 from tests.kts_source.planning.metadata_events import DELETED, DELETING, FINISHED, copied
 from tests.kts_source.planning.metadata_world import World
@@ -153,3 +170,39 @@ def test_log_starts_that_move_while_brokers_are_asked(
     # A leader has forgotten the epochs by then; that is no other branch.
     assert audited(world).findings == ()
     assert asked == [0, 0]
+
+
+def compared_with(last: BrokerSide, start: int, digest: str | None = None) -> tuple[object, ...]:
+    """What is left of a finding about a segment that was live, and where the statement begins."""
+    entry = SegmentEntry("t", TEXT, 0, 10, TEXT, "k", (("log", ObjectInfo("k", 5, "1")),))
+    part = PartitionObjects("t", TEXT, 0, (entry,), ())
+    object_name = f"t/{10:020d}-{TEXT}.log"
+    finding = Finding("crc", "t", TEXT, 0, 10, 30, (object_name,), 5, "")
+    count = None if digest is None else 1
+    served = start, 60, 60, 1, 5, False, count, count, digest
+    before = side(10, 10, {1: (0, 60)}, ONE)
+    sides = before, before, last
+    left, findings = without_deleted(
+        part, PartitionStatement("t", TEXT, 0, *served), [finding], sides, 40
+    )
+    return left.start, len(findings)
+
+
+def test_only_what_brokers_delete_is_left_out() -> None:
+    def last(log_start: int, *, live: bool) -> BrokerSide:
+        found = side(log_start, log_start, {1: (0, 60)}, ONE)
+        named = NamedSegments(found.named[AT].read, found.named[AT].live if live else [])
+        return replace(found, named={AT: named})
+
+    assert compared_with(last(30, live=False), 10) == (30, 0)
+    assert compared_with(last(30, live=False), 30) == (30, 0)
+    # All of it was read, and is served.
+    assert compared_with(last(30, live=False), 10, "digest") == (10, 0)
+    # It is given up, and nobody deletes it; or is deleted, and wanted.
+    assert compared_with(last(30, live=True), 10) == (10, 1)
+    assert compared_with(last(29, live=False), 10) == (10, 1)
+    # Nothing is known of the partition any more, or it is another one.
+    assert compared_with(BrokerSide({}, {}, {}, {}), 10) == (10, 1)
+    other = last(30, live=False)
+    logs = {AT: replace(other.logs[AT], topic_id="AAAAAAAAAAAAAAAAAAAAMQ")}
+    assert compared_with(replace(other, logs=logs), 10) == (10, 1)
