@@ -3,15 +3,16 @@ died.
 
 Brokers write to `__remote_log_metadata` before they copy the first object of a segment, and before
 they delete the first. They are asked before the tier is listed and once more behind: what is live
-both times was in the listing, and what is in the listing was known at one of the times.
+both times was in the listing, and what is in the listing was known at one of the times. Where
+something is wrong they are asked a last time, as they may have deleted it while it was read.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from contextlib import closing
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, Self
 
 from kts_source.auditing.listed import place_of
 from kts_source.auditing.place import PartitionObjects, keys_of
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from kts_source.planning.cluster_view import BrokerLog
     from kts_source.planning.metadata_topic import NamedSegments
     from segment_format.metadata.model import RemoteLogSegmentMetadata
+
+_GAPS: Final = ("hole", "unsure-gap")
+_ID_CHARS: Final = 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,11 @@ class BrokerSide:
                 epochs = {e.epoch for one in of.live for e in one.segment_leader_epochs}
                 owned[place] = view.owned(view.logs[place], epochs) if epochs else {}
             retention = {name: Retention.of(one) for name, one in view.configs(CONFIGS).items()}
-            return cls(dict(view.logs), state.partitions, owned, retention)
+            # A leader forgets epochs below its log start, which must not be older than what it
+            # said of them: it moves on while all this is read.
+            view.renew(view.logs)
+            logs = {at: log for at, log in view.logs.items() if wanted.get(at) == log.topic_id}
+            return cls(logs, {at: state.partitions[at] for at in logs}, owned, retention)
 
 
 def against_brokers(
@@ -76,9 +84,9 @@ def against_brokers(
     findings: Sequence[Finding],
     before: BrokerSide,
     after: BrokerSide,
+    last: BrokerSide,
     *,
-    now_ms: int,
-    grace_ms: int,
+    old_ms: int,
 ) -> list[Finding]:
     """Where a partition of the tier is not what brokers say it is.
 
@@ -88,8 +96,8 @@ def against_brokers(
         findings: What is known to be wrong; it is not told again.
         before: What brokers said before the listing.
         after: And behind it.
-        now_ms: The time in ms since 1970.
-        grace_ms: What brokers began less long ago may be under way.
+        last: And when all was read.
+        old_ms: What brokers began at this time or later, in ms since 1970, may be under way.
     """
     at, place = (part.topic, part.partition), place_of(part)
     first, second = before.logs.get(at), after.logs.get(at)
@@ -103,11 +111,16 @@ def against_brokers(
         return [place.finding("other-topic-id", None, None, sorted(place.sizes), text)]
     told = {(one.name, one.start) for one in findings}
     found = [
-        *_differences(part, place, before.named[at], after.named[at], now_ms - grace_ms),
-        *_borders(place, statement, first, second),
+        *_differences(part, place, before.named[at], after.named[at], old_ms),
         *_branches(part, place, before, after),
-        *_overdue(part, place, before, after, now_ms - grace_ms),
+        *_overdue(part, place, before, after, old_ms),
     ]
+    missed = sorted(
+        (one.start, one.stop)
+        for one in found
+        if one.name == "named-not-there" and one.start is not None and one.stop is not None
+    )
+    found += _borders(place, statement, first, last.logs.get(at, second), missed)
     lost = {one.start for one in findings if one.kind.loses_data}
     return [
         one
@@ -115,6 +128,56 @@ def against_brokers(
         if (one.name, one.start) not in told
         and not (one.name == "named-not-there" and one.start in lost)
     ]
+
+
+def without_deleted(
+    part: PartitionObjects,
+    statement: PartitionStatement,
+    findings: Sequence[Finding],
+    sides: Sequence[BrokerSide],
+    old_ms: int,
+) -> tuple[PartitionStatement, list[Finding]]:
+    """Leaves out what is wrong with segments below the log start that brokers deleted while the
+    audit ran, or delete now: it is what a delete looks like.
+
+    Args:
+        part: The objects of a partition.
+        statement: What the tier serves of it.
+        findings: What is wrong with it.
+        sides: What brokers said, first to last.
+        old_ms: Deletes that began before, in ms since 1970, are not under way any more.
+    """
+    at, last = (part.topic, part.partition), sides[-1]
+    log = last.logs.get(at)
+    if log is None or log.topic_id != part.topic_id:
+        return statement, [*findings]
+    now = last.named[at]
+    stays = {_id(one) for one in (*now.live, *now.copying)}
+    stays |= {_id(one) for one in now.deleting if one.event_timestamp_ms < old_ms}
+    deleted = {
+        _id(one): one.end_offset + 1
+        for side in sides
+        if at in side.named
+        for one in (*side.named[at].live, *side.named[at].copying, *side.named[at].deleting)
+        if one.end_offset < log.log_start and _id(one) not in stays
+    }
+
+    def stop_of(one: Finding) -> int | None:
+        """Up to where a finding is about offsets that nobody wants any more."""
+        if one.name in _GAPS and one.stop is not None and one.stop <= log.log_start:
+            return one.stop
+        # `<base offset>-<segment id>.<suffix>`
+        stops = [deleted.get(key.rpartition(".")[0][-_ID_CHARS:]) for key in one.objects]
+        known = [stop for stop in stops if stop is not None]
+        return max(known) if known and len(known) == len(stops) else None
+
+    stops = [(one, stop_of(one)) for one in findings]
+    low = max((stop for _, stop in stops if stop is not None), default=0)
+    start, stop = statement.start, statement.stop
+    # What was read to the end is served as it was read.
+    if start is not None and stop is not None and start < low and statement.digest is None:
+        statement = replace(statement, start=min(low, stop))
+    return statement, [one for one, stop in stops if stop is None]
 
 
 def unlisted(
@@ -175,23 +238,29 @@ def _differences(
 
 
 def _borders(
-    place: Place, statement: PartitionStatement, before: BrokerLog, after: BrokerLog
+    place: Place,
+    statement: PartitionStatement,
+    before: BrokerLog,
+    last: BrokerLog,
+    missed: Sequence[tuple[int, int]],
 ) -> Iterator[Finding]:
-    """Offsets that are neither in the tier nor on the leader's disk.
+    """Offsets that are neither in the tier nor on the leader's disk, without those [start, stop) of
+    segments that are told to be missed.
 
     Below where its disk began before the listing, all was copied; above where the log starts now,
     all is wanted.
     """
-    if before.local_start is None or after.log_start >= before.local_start:
+    if before.local_start is None or last.log_start >= before.local_start:
         return
-    low, high = after.log_start, before.local_start
+    low, high = last.log_start, before.local_start
     text = f"the leader's log starts at {low}, its disk at {high}"
     if statement.start is None or statement.stop is None:
         return
-    if low < min(statement.start, high):
-        yield place.finding("hole", low, min(statement.start, high), [], text)
-    if max(low, statement.stop) < high:
-        yield place.finding("hole", max(low, statement.stop), high, [], text)
+    for start, stop in ((low, min(statement.start, high)), (max(low, statement.stop), high)):
+        for from_here, missed_stop in (*missed, (stop, stop)):
+            if start < min(from_here, stop):
+                yield place.finding("hole", start, min(from_here, stop), [], text)
+            start = max(start, missed_stop)
 
 
 def _branches(
@@ -229,7 +298,7 @@ def _dead_part(
         low = max(epoch.start_offset, one.start_offset, side.logs[at].log_start)
         own = side.owned[at].get(epoch.epoch, (end, end))
         if low < end and not (own[0] <= low and end <= own[1]):
-            return low, end, epoch.epoch
+            return (max(low, own[1]) if own[0] <= low else low), end, epoch.epoch
     return None
 
 

@@ -142,13 +142,10 @@ def audit(  # named ones
             statements.append(statement)
             findings += more
         if before is not None and after is not None:
-            more = _compared(objects, statements, findings, before, after, now, grace_ms)
-            faulty = {(f.topic_id, f.partition) for f in more if f.severity is Severity.ERROR}
-            statements = [
-                replace(one, is_whole=one.is_whole and (one.topic_id, one.partition) not in faulty)
-                for one in statements
-            ]
-            findings += more
+            old_ms = now - grace_ms
+            statements, findings = _compared(
+                options, objects, statements, findings, (before, after), old_ms
+            )
         if kept is not None:
             kept.finish({part.place: _names(part) for part in objects})
     statements.sort(key=lambda one: (one.topic, one.partition))
@@ -210,26 +207,37 @@ def _asked(options: ScanOptions) -> BrokerSide | None:
 
 
 def _compared(
+    options: ScanOptions,
     objects: Sequence[PartitionObjects],
     statements: Sequence[PartitionStatement],
     findings: Sequence[Finding],
-    before: BrokerSide,
-    after: BrokerSide,
-    now_ms: int,
-    grace_ms: int,
-) -> list[Finding]:
-    from kts_source.auditing.brokers import against_brokers, unlisted
+    sides: tuple[BrokerSide, BrokerSide],
+    old_ms: int,
+) -> tuple[list[PartitionStatement], list[Finding]]:
+    """What the tier alone tells, put right by what brokers said before and behind its listing."""
+    from kts_source.auditing.brokers import against_brokers, unlisted, without_deleted
 
-    stated = {(one.topic_id, one.partition): one for one in statements}
+    before, after = sides
+    last = after
+    if any(one.objects and one.severity is not Severity.INFO for one in findings):
+        last = _asked(options) or after
+    stated = {_place(one): one for one in statements}
     told = defaultdict(list)
     for finding in findings:
-        told[finding.topic_id, finding.partition].append(finding)
+        told[_place(finding)].append(finding)
     found = unlisted(objects, before, after)
     for part in objects:
-        at = part.topic_id, part.partition
-        times = {"now_ms": now_ms, "grace_ms": grace_ms}
-        found += against_brokers(part, stated[at], told[at], before, after, **times)
-    return found
+        at = _place(part)
+        own = without_deleted(part, stated[at], told[at], (before, after, last), old_ms)
+        stated[at], told[at] = own
+        found += against_brokers(part, *own, before, after, last, old_ms=old_ms)
+    found += [one for own in told.values() for one in own]
+    faulty = {_place(one) for one in found if one.severity is Severity.ERROR}
+    return [replace(one, is_whole=at not in faulty) for at, one in stated.items()], found
+
+
+def _place(one: PartitionObjects | PartitionStatement | Finding) -> tuple[str, str, int]:
+    return one.topic, one.topic_id, one.partition
 
 
 def _state(

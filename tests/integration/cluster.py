@@ -7,6 +7,7 @@ further brokers, and user topics with several replicas live on those: any of the
 from __future__ import annotations
 
 import base64
+import os
 import secrets
 import time
 from dataclasses import dataclass, field
@@ -44,6 +45,7 @@ class ClusterSpec:
         has_racks: Whether node n is in `rack-n` and consumers may read from their rack's replica.
         interval_ms: How often a broker looks for segments to tier and to delete.
         settings: More broker settings.
+        classes: Folder with classes beside Kafka's.
     """
 
     replicas: int = 1
@@ -54,6 +56,7 @@ class ClusterSpec:
     has_racks: bool = False
     interval_ms: int = 300
     settings: Mapping[str, str] = field(default_factory=dict)
+    classes: Path | None = None
 
 
 class Cluster:
@@ -74,6 +77,8 @@ class Cluster:
         self.folder = folder
         self.tier = folder / "tier"
         self.class_path = kafka_class_path(kafka_artifacts(self.spec.version))
+        if self.spec.classes is not None:
+            self.class_path += f"{os.pathsep}{self.spec.classes}"
         self.nodes = {number: self._node(number) for number in self._numbers()}
         self.admin = Admin(
             {n: node.bootstrap for n, node in self.nodes.items()},

@@ -248,7 +248,7 @@ def compared(
     entry = SegmentEntry("t", TEXT, 0, 10, TEXT, "key", (("log", info),))
     part = PartitionObjects("t", TEXT, 0, (entry,), ())
     statement = PartitionStatement("t", TEXT, 0, start, stop, stop, 1, 5, is_whole=True)
-    more = against_brokers(part, statement, [], before, after, now_ms=50, grace_ms=1)
+    more = against_brokers(part, statement, [], before, after, after, old_ms=49)
     return {(one.name, one.start, one.stop) for one in more}
 
 
@@ -261,6 +261,14 @@ def test_where_logs_begin() -> None:
     assert compared(side(10, 30, owned, ONE), side(10, 45, owned, ONE)) == set()
     assert compared(side(4, 30, owned, ONE), side(4, 30, owned, ONE)) == {("hole", 4, 10)}
     assert compared(side(10, 45, owned, ONE), side(10, 45, owned, ONE)) == {("hole", 30, 45)}
+    # Offsets of segments that are missed are told with them.
+    lost = side(4, 45, owned, ONE)
+    part = PartitionObjects("t", TEXT, 0, (), ())
+    for stop, holes in ((10, {(30, 45)}), (8, {(8, 10), (30, 45)})):
+        served = PartitionStatement("t", TEXT, 0, 4, stop, stop, 1, 5, is_whole=True)
+        told = against_brokers(part, served, [], lost, lost, lost, old_ms=49)
+        assert {(one.start, one.stop) for one in told if one.name == "hole"} == holes
+        assert {one.start for one in told if one.name == "named-not-there"} == {10}
     # What retention took meanwhile is not missed.
     assert compared(side(4, 30, owned, ONE), side(10, 30, owned, ONE)) == set()
     assert compared(side(30, 45, owned, ONE), side(50, 55, owned, ONE)) == {
@@ -289,8 +297,10 @@ def test_branches_that_the_leader_does_not_have() -> None:
         return set(compared(one, one))
 
     assert dead({1: (0, 20), 4: (20, 60)}) == set()
-    assert dead({1: (0, 15), 4: (15, 60)}) == {("dead-branch", 10, 30)}
-    assert dead({1: (0, 20), 4: (20, 25)}) == {("dead-branch", 20, 30)}
+    # What both branches have is the leader's.
+    assert dead({1: (0, 15), 4: (15, 60)}) == {("dead-branch", 15, 30)}
+    assert dead({1: (0, 20), 4: (20, 25)}) == {("dead-branch", 25, 30)}
+    assert dead({1: (12, 20), 4: (20, 60)}) == {("dead-branch", 10, 30)}
     assert dead({1: (0, 20)}) == {("dead-branch", 20, 30)}
     # Nor does retention look at them.
     for owned, name in (({1: (0, 20), 4: (20, 60)}, "retention-overdue"), ({}, "dead-branch")):
