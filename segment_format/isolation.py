@@ -96,10 +96,11 @@ class AbortedIntervals(ArrayValue):
         if not len(self):
             return self
         keep = (self.last_offsets >= start_offset) & (self.first_offsets < stop_offset)
-        if not keep.any():
+        rows = keep.nonzero()[0]
+        if not len(rows):
             return NO_ABORTED
         return AbortedIntervals(
-            self.producer_ids[keep], self.first_offsets[keep], self.last_offsets[keep]
+            self.producer_ids[rows], self.first_offsets[rows], self.last_offsets[rows]
         )
 
 

@@ -19,7 +19,6 @@ wrapped, as manifests hold them; nothing that opens them is among the facts.
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from kts_source.layout.remote_segment import (
@@ -34,7 +33,7 @@ from segment_format.manifest.chunk_index import FixedChunkIndex, VariableChunkIn
 from segment_format.manifest.encryption import Encryption, WrappedDataKey
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from segment_format.manifest.chunk_index import ChunkIndex
 
@@ -93,8 +92,8 @@ def segment_facts(
 def segment_from_facts(
     place: SegmentPlace, facts: list[Any], ref: Callable[[Any], ObjectRef]
 ) -> RemoteSegment:
-    """The segment whose facts these are. Chunk sizes and side files are looked at when they are
-    asked for: a plan of many segments needs few of them.
+    """The segment whose facts these are. Chunk sizes are looked at when they are asked for: a plan
+    of many segments needs few of them.
 
     Args:
         place: Whose facts.
@@ -124,7 +123,7 @@ def segment_from_facts(
             else Encryption(
                 WrappedDataKey.from_text(encryption[0]), base64.b64decode(encryption[1])
             ),
-            _Indexes(ref, indexes),
+            _indexes(ref, indexes),
         ),
         exact,
     )
@@ -139,30 +138,12 @@ def _chunk_facts(index: ChunkIndex) -> list[Any] | None:
     return None
 
 
-class _Indexes(Mapping[IndexType, StoredIndex]):
-    """The side files of a segment, made of its facts when they are asked for: a plan looks at one
-    or two of the five.
-    """
-
-    __slots__ = ("_facts", "_ref")
-
-    def __init__(self, ref: Callable[[Any], ObjectRef], facts: list[Any]) -> None:
-        self._ref = ref
-        self._facts: dict[IndexType, tuple[ObjectName, int, int, list[str]]] = {
-            _KINDS[kind]: (name, low, high, content) for kind, name, low, high, *content in facts
-        }
-
-    def __getitem__(self, kind: IndexType) -> StoredIndex:
-        name, low, high, content = self._facts[kind]
+def _indexes(ref: Callable[[Any], ObjectRef], facts: list[Any]) -> dict[IndexType, StoredIndex]:
+    found = {}
+    source = last = None
+    for kind, name, low, high, *content in facts:
+        if source is None or name != last:  # in most layouts one object holds them all
+            source, last = ref(name), name
         data = base64.b64decode(content[0]) if content else None
-        return StoredIndex(self._ref(name), low, high, data)
-
-    def get(self, kind: IndexType, default: Any = None) -> Any:  # noqa: ANN401  # as Mapping's
-        """See `Mapping.get`, without an exception for what is mostly not there."""
-        return self[kind] if kind in self._facts else default
-
-    def __iter__(self) -> Iterator[IndexType]:
-        return iter(self._facts)
-
-    def __len__(self) -> int:
-        return len(self._facts)
+        found[_KINDS[kind]] = StoredIndex(source, low, high, data)
+    return found

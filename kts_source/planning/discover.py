@@ -253,17 +253,19 @@ def _check_newest(
     is whole: the topic is being created again, or what describes the newest segments is lost.
     """
     known = {chosen, *(part.folder for part in listed if part.has_segments)}
-    entries = (entry for part in listed if part.folder == chosen for entry in part.entries)
-    written = (info.last_modified_ms or -1 for entry in entries for _, info in entry.objects)
-    newest = max(written, default=-1)
-    newer = [
+    others = [
         orphan
         for part in listed
         if part.folder not in known
         for orphan in part.orphans
         if orphan.base_offset is not None
-        and (orphan.written_ms is None or orphan.written_ms > newest)
     ]
+    if not others:
+        return
+    entries = (entry for part in listed if part.folder == chosen for entry in part.entries)
+    written = (info.last_modified_ms or -1 for entry in entries for _, info in entry.objects)
+    newest = max(written, default=-1)
+    newer = [one for one in others if one.written_ms is None or one.written_ms > newest]
     if not newer:
         return
     text = (

@@ -160,6 +160,8 @@ class SideFiles:
             raise self._located(error, segment, "record batch", at) from error
 
     def _read(self, segment: RemoteSegment, kind: IndexType) -> bytes | None:
+        if kind not in segment.objects.indexes:  # mostly a transaction index
+            return None
         is_cut = any(segment.start_offset < at < segment.stop_offset for at in self.bounds)
         return self._source.index(segment.objects, kind, is_cut=is_cut)
 

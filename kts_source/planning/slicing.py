@@ -191,8 +191,8 @@ def _owners(
         if entry.start_offset < stop
         and (number + 1 == len(lineage) or lineage[number + 1].start_offset > start)
     ]
-    if entries and entries[0] == lineage[0]:
-        entries[0] = EpochEntry(entries[0].epoch, min(segment_start, entries[0].start_offset))
+    if entries and entries[0] is lineage[0] and segment_start < entries[0].start_offset:
+        entries[0] = EpochEntry(entries[0].epoch, segment_start)
     return tuple(entries)
 
 
@@ -200,9 +200,10 @@ def cut(part: SegmentSlice, target: int) -> Iterator[SegmentSlice]:
     """Slices of about `target` original bytes, never more of them than the offset index has borders
     for.
     """
-    entries = part.objects.indexes[IndexType.OFFSET].size // _INDEX_ENTRY_BYTES
-    count = max(1, min(math.ceil(part.work / target), entries + 1))
-    if count == 1:
+    count = math.ceil(part.work / target)
+    if count > 1:
+        count = min(count, part.offset_index.size // _INDEX_ENTRY_BYTES + 1)
+    if count <= 1:
         yield part
         return
     chunk = part.objects.chunk_index.original_chunk_size
@@ -251,13 +252,14 @@ def pack(
         most = part.stop_offset - part.start_offset
         if isinstance(part, SegmentSlice):
             most = min(most, part.nominal_bytes)
-        full = work + part.work > target or len(group) >= options.max_segments_per_task
+        size = part.work
+        full = work + size > target or len(group) >= options.max_segments_per_task
         full |= bool(group) and type(part) is not type(group[-1])
         if group and (full or (limit is not None and records + most > limit)):
             yield _task(group)
             group, work, records = [], 0, 0
         group.append(part)
-        work += part.work
+        work += size
         records += most
     if group:
         yield _task(group)
