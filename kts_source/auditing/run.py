@@ -122,14 +122,14 @@ def audit(  # named ones
         after = _asked(options)
         if executor is None:
             # The bytes of one partition after the other: reading ahead keeps the store busy.
-            together = 1 if level == BYTES else min(len(objects), PLANNING_THREADS)
+            together = 1 if level == BYTES else _side_by_side(objects)
             place = tier, layout, describing
             run = PartitionAudit(options, level, grace_ms, now, *place, on_read, together)
 
             def one(part: PartitionObjects) -> tuple[PartitionStatement, Sequence[Finding]]:
                 return run.audit(part, NO_STATE if kept is None else kept.of(part.place))
 
-            results = map(one, objects) if together == 1 else pool.map(one, objects)
+            results = map(one, objects) if level == BYTES else pool.map(one, objects)
         else:
             job = AuditJob(
                 replace(options, key_ring=options.key_ring.loaded()),
@@ -170,6 +170,12 @@ def _listed(
             if part.topic_id != found.topic_id:
                 findings += other_incarnation(PartitionObjects.of(part), found.topic_id)
     return [PartitionObjects.of(part) for part in parts], findings
+
+
+def _side_by_side(objects: Sequence[PartitionObjects]) -> int:
+    """How many partitions are audited at a time; as if each were as large as the largest."""
+    sizes = [len(part.entries) for part in objects]
+    return min(sum(sizes) // (max(sizes, default=0) or 1), PLANNING_THREADS)
 
 
 def _elsewhere(

@@ -1,4 +1,4 @@
-"""A scan of local files reads where the processor's cache is warm."""
+"""Scans and audits read, and undo chunks, where the processor's cache is warm."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import kts_source
 from kts_source.read import fetch
 from kts_source.store import local_store
+from segment_format.manifest import transform
 from segment_format.reused_memory import writable_bytes
 from segment_format.testing.tiers import AivenTierWriter
 from segment_format.testing.uniform import uniform_segment, write_uniform_batches
@@ -19,6 +20,18 @@ if TYPE_CHECKING:
     import pytest
 
 
+class Remembering:
+    """Hands out memory, and remembers where it was: size to addresses."""
+
+    def __init__(self) -> None:
+        self.taken: dict[int, set[int]] = {}
+
+    def __call__(self, size: int) -> memoryview:
+        memory = writable_bytes(size)
+        self.taken.setdefault(size, set()).add(np.frombuffer(memory, np.uint8).ctypes.data)
+        return memory
+
+
 def test_a_scan_reads_into_the_memory_that_it_has_just_decoded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -27,16 +40,25 @@ def test_a_scan_reads_into_the_memory_that_it_has_just_decoded(
     )
     writer = AivenTierWriter(tmp_path, topic="t", chunk_size=1 << 20)
     writer.write_segment(uniform_segment(batches, log_start=0))
-    taken: dict[int, set[int]] = {}
-
-    def remembered(size: int) -> memoryview:
-        memory = writable_bytes(size)
-        taken.setdefault(size, set()).add(np.frombuffer(memory, np.uint8).ctypes.data)
-        return memory
-
+    remembering = Remembering()
     # Whatever else the machine does meanwhile, it is this thread that reads.
     monkeypatch.setattr(fetch, "_FEW_WAITS", 1 << 30)
-    monkeypatch.setattr(local_store, "writable_bytes", remembered)
+    monkeypatch.setattr(local_store, "writable_bytes", remembering)
     scan = kts_source.scan({"path": str(tmp_path), "subscribe": "t"})
     assert sum(batch.num_rows for batch in scan.batches()) == 28 * 8
-    assert len(taken[8 << 20]) == 1
+    assert len(remembering.taken[8 << 20]) == 1
+
+
+def test_an_audit_undoes_a_chunk_where_it_has_just_checked_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = write_uniform_batches(
+        batch_count=28, records_per_batch=8, value_size=128 << 10, key_size=8
+    )
+    writer = AivenTierWriter(tmp_path, topic="t", chunk_size=1 << 20, compression=True)
+    writer.write_segment(uniform_segment(batches, log_start=0))
+    remembering = Remembering()
+    monkeypatch.setattr(transform, "writable_bytes", remembering)
+    report = kts_source.audit({"path": str(tmp_path), "subscribe": "t"}, level="bytes")
+    assert report.records == 28 * 8
+    assert len(remembering.taken[1 << 20]) == 1

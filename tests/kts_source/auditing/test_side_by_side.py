@@ -1,0 +1,121 @@
+"""How many requests an audit has under way, and how threads hand over what they read."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+import kts_source
+from benchmarks.simulated import TOPIC, SimulatedTier
+from kts_source.layout.aiven import AivenLayout
+from kts_source.planning.segment_catalog import PLANNING_THREADS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from kts_source.auditing.report import AuditReport
+
+_NOW_MS = 1 << 41
+_manifest = AivenLayout.manifest
+
+
+def audited(tier: SimulatedTier, state: Path | None = None) -> AuditReport:
+    return kts_source.audit(
+        {"path": "/", "subscribe": TOPIC},
+        store=tier,
+        now_ms=_NOW_MS,
+        state=None if state is None else str(state),
+    )
+
+
+def on_manifests(monkeypatch: pytest.MonkeyPatch, note: Callable[[], object]) -> None:
+    """Calls `note` in the thread of every manifest that is read."""
+
+    def manifest(self: AivenLayout, *given: object) -> object:
+        note()
+        return _manifest(self, *given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(AivenLayout, "manifest", manifest)
+
+
+@pytest.mark.parametrize("partitions", [1, 2, 8, 96])
+def test_all_threads_read_at_a_time(partitions: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    segments = 2 * PLANNING_THREADS
+    barrier, lock = threading.Barrier(PLANNING_THREADS, timeout=30), threading.Lock()
+    first = [PLANNING_THREADS]
+
+    def wait() -> None:
+        with lock:
+            first[0] -= 1
+            is_first = first[0] >= 0
+        if is_first:
+            barrier.wait()
+
+    on_manifests(monkeypatch, wait)
+    tier = SimulatedTier(partitions, segments, latency_seconds=0)
+    assert not audited(tier).findings
+
+
+def test_one_large_partition_among_small_ones_is_read_side_by_side(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tier = SimulatedTier(60, 2 * PLANNING_THREADS, latency_seconds=0)
+    tier.listed_segments[1:] = [1] * 59
+    threads: set[str] = set()
+    barrier = threading.Barrier(PLANNING_THREADS, timeout=30)
+
+    def wait() -> None:
+        name = threading.current_thread().name
+        if name not in threads:
+            threads.add(name)
+            barrier.wait()
+
+    on_manifests(monkeypatch, wait)
+    assert not audited(tier).findings
+
+
+def test_a_group_of_proofs_is_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writes = []
+    write = os.write
+
+    def counted(file: int, data: bytes) -> int:
+        writes.append(bytes(data))
+        return write(file, data)
+
+    monkeypatch.setattr(os, "write", counted)
+    tier = SimulatedTier(20, 160, latency_seconds=0)
+    report = audited(tier, tmp_path / "state")
+    lines = (tmp_path / "state").read_text().splitlines()
+    assert len(lines) == 1 + 20 * 160 + 20
+    # Of a partition ten groups or so, and its own line; and the file's head.
+    assert len(writes) <= 1 + 20 * (160 // 10 + 1)
+    assert all(data.endswith(b"\n") for data in writes)
+    again = SimulatedTier(20, 160, latency_seconds=0)
+    assert audited(again, tmp_path / "state") == report
+    assert not again.counters.requests
+
+
+def test_a_write_that_was_cut_loses_one_line(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    expected = audited(SimulatedTier(3, 40, latency_seconds=0), state)
+    whole = state.read_bytes()
+    for at in range(len(whole) // 2, len(whole), 997):
+        state.write_bytes(whole[:at])
+        kept = {line.split(b"\t")[3] for line in whole[:at].split(b"\n")[1:-1]} - {b""}
+        tier = SimulatedTier(3, 40, latency_seconds=0)
+        assert audited(tier, state) == expected
+        assert tier.counters.requests == 2 * (3 * 40 - len(kept))
+
+
+def test_no_cycles_are_looked_for_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: set[bool] = set()
+    on_manifests(monkeypatch, lambda: seen.add(gc.isenabled()))
+    assert gc.isenabled()
+    audited(SimulatedTier(2, 20, latency_seconds=0))
+    assert seen == {False}
+    assert gc.isenabled()
