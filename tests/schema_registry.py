@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 USER, PASSWORD = "reader", "open-sesame"
 
@@ -28,7 +28,7 @@ class Registry(ThreadingHTTPServer):
         authorization: Header without which it answers 401; `None` = anybody is answered.
         failing: Statuses with which it answers at first.
         moved_to: Where it redirects to; `None` = nowhere.
-        unknown: What it says of what it does not have.
+        unknown: What it says of a path that it does not have.
         asked: Paths that were asked for.
         headers: Those of the last question, names in lower case.
     """
@@ -39,7 +39,7 @@ class Registry(ThreadingHTTPServer):
         self.authorization: str | None = basic(USER, PASSWORD)
         self.failing: list[int] = []
         self.moved_to: str | None = None
-        self.unknown: dict[str, Any] = {"error_code": 40403, "message": "no"}
+        self.unknown: Callable[[str], dict[str, Any]] = lambda _: {"error_code": 40403}
         self.asked: list[str] = []
         self.headers: dict[str, str] = {}
 
@@ -74,7 +74,7 @@ class RegistryHandler(BaseHTTPRequestHandler):
             status = self.server.failing.pop(0)
         if self.server.moved_to is not None:
             status = 302
-        body = json.dumps(document or self.server.unknown).encode()
+        body = json.dumps(document or self.server.unknown(self.path)).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         if self.server.moved_to is not None:

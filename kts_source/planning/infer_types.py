@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import deque
-from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -13,11 +13,13 @@ from kts_source.options.requested_bounds import EarliestBound, mentions
 from kts_source.options.value_formats import JSON_CONFLUENT
 from kts_source.planning.planner import plan_scan
 from kts_source.predicate.model import split_by_fields
+from kts_source.read.header_ids import framed, needed_columns
 from kts_source.read.read_settings import ReadSettings
 from kts_source.read.read_task import read_task
 from kts_source.read.segment_source import SegmentSource
 from kts_source.read.task import ScanTask, SegmentSlice
 from kts_source.tier import open_tier
+from segment_format.values.confluent_header import read_header
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -40,7 +42,6 @@ _MOST_BYTES: Final = 1 << 20
 """The same: after so many bytes of keys and values there are enough."""
 _MOST_PARTS: Final = 64
 """So few records may lie in many parts of a plan."""
-_HEADER_SIZE: Final = 5
 
 
 def with_types(options: ScanOptions) -> ScanOptions:
@@ -59,11 +60,10 @@ def with_types(options: ScanOptions) -> ScanOptions:
     unknown = [one for one in options.formats if one.needs_type]
     if not unknown:
         return options
-    columns = tuple(one.column for one in unknown)
+    columns = (*(one.column for one in unknown), *needed_columns(unknown))
     batches = list(_sample(options, columns))
     found = {
-        one.column: _with_type(one, [batch.column(one.column) for batch in batches])
-        for one in unknown
+        one.column: _with_type(one, [framed(batch, one) for batch in batches]) for one in unknown
     }
     return replace(options, formats=tuple(found.get(one.column, one) for one in options.formats))
 
@@ -95,8 +95,10 @@ def _texts(values: Iterable[bytes | None], form: ColumnFormat) -> Iterator[bytes
     for value in values:
         if form.format != JSON_CONFLUENT or value is None:
             yield value
-        elif value[:1] == b"\0" and len(value) > _HEADER_SIZE:
-            yield value[_HEADER_SIZE:]
+            continue
+        with contextlib.suppress(ValueError):
+            _, size = read_header(value)
+            yield value[size:]
 
 
 def _sample(options: ScanOptions, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
@@ -111,13 +113,13 @@ def _sample(options: ScanOptions, columns: tuple[str, ...]) -> Iterator[pa.Recor
         where=split_by_fields(options.where)[0],  # of columns that are decoded
         starting=EarliestBound() if at_end else options.starting,
     )
-    with closing(open_tier(asked)) as tier:
+    with contextlib.closing(open_tier(asked)) as tier:
         plan = plan_scan(asked, tier)
         reader = SegmentSource(tier, asked.key_ring)
         settings = ReadSettings.of(asked)
         for parts in _chosen(plan):
             for task, newest in _ends(parts):
-                with closing(_rows(task, reader, settings)) as batches:
+                with contextlib.closing(_rows(task, reader, settings)) as batches:
                     yield from _last(batches) if newest else _first(batches)
 
 

@@ -81,7 +81,7 @@ def value_decoder(form: ColumnFormat) -> ValueDecoder:
 
 # A condition's fields and those of the table are of the same writers.
 @lru_cache(32)
-def _writers(registry: RegistryPlace) -> ById[int, Schema]:
+def _writers(registry: RegistryPlace) -> ById[int | str, Schema]:
     return ById(partial(_writer, registry))
 
 
@@ -96,7 +96,7 @@ def _messages_of(registry: RegistryPlace) -> _Messages:
 
 
 def _writer(registry: RegistryPlace, schema_id: int | str) -> Schema:
-    """The schema of an id.
+    """The schema of an id or a GUID.
 
     Raises:
         LookupError: There is none, or none of Avro.
@@ -113,12 +113,12 @@ def _writer(registry: RegistryPlace, schema_id: int | str) -> Schema:
 
 
 class _Messages:
-    """Names of messages, by a schema's id and the message index in its file."""
+    """Names of messages, by a schema's id or GUID and the message index in its file."""
 
     def __init__(self, registry: RegistryPlace) -> None:
         self._files = ById(partial(_messages, registry))
 
-    def name_of(self, schema_id: int, path: tuple[int, ...]) -> str:
+    def name_of(self, schema_id: int | str, path: tuple[int, ...]) -> str:
         """See `ConfluentProtobufDecoder`."""
         names = self._files.get(schema_id)
         if path not in names:
@@ -126,7 +126,7 @@ class _Messages:
         return names[path]
 
 
-def _messages(registry: RegistryPlace, schema_id: int) -> dict[tuple[int, ...], str]:
+def _messages(registry: RegistryPlace, schema_id: int | str) -> dict[tuple[int, ...], str]:
     from kts_source.registry.descriptors import messages_of
 
     found = find_schema(registry, schema_id)

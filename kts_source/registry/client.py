@@ -7,6 +7,7 @@ error.
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
 import http.client
 import json
@@ -44,8 +45,17 @@ class UnknownSchemaError(LookupError):
     """The registry's own word that it does not have what it was asked for."""
 
 
-def ask(registry: RegistryPlace, path: str) -> dict[str, Any]:
+class _NoSuchPathError(Exception):
+    """A 404 that is not the registry's word on a schema: it, or whoever it is, has no such path."""
+
+
+def ask(registry: RegistryPlace, path: str, *, is_new: bool = False) -> dict[str, Any]:
     """The answer to one question, an object.
+
+    Args:
+        registry: A URL.
+        path: Behind the URL, quoted.
+        is_new: Whether there are registries that do not know such questions.
 
     Raises:
         UnknownSchemaError: See `ask_text`; so are the next two.
@@ -53,7 +63,7 @@ def ask(registry: RegistryPlace, path: str) -> dict[str, Any]:
         RegistryError: It does not answer as it should.
     """
     try:
-        document = json.loads(ask_text(registry, path))
+        document = json.loads(ask_text(registry, path, is_new=is_new))
     except (ValueError, RecursionError) as error:
         raise RegistryError(
             f"the registry's answer to {path} is no JSON: {type(error).__name__}"
@@ -63,15 +73,16 @@ def ask(registry: RegistryPlace, path: str) -> dict[str, Any]:
     return document
 
 
-def ask_text(registry: RegistryPlace, path: str) -> bytes:
+def ask_text(registry: RegistryPlace, path: str, *, is_new: bool = False) -> bytes:
     """The answer to one question, whatever it is.
 
     Args:
         registry: A URL.
         path: Behind the URL, quoted.
+        is_new: See `ask`.
 
     Raises:
-        UnknownSchemaError: The registry says that it has no such thing.
+        UnknownSchemaError: The registry says that it has no such thing, or knows no such question.
         RegistryUnavailableError: It does not answer, or only that it cannot now.
         RegistryError: It does not answer as it should.
     """
@@ -84,6 +95,14 @@ def ask_text(registry: RegistryPlace, path: str) -> bytes:
         raise RegistryUnavailableError(
             f"the registry does not answer: {last} to {path}; asked {len(error.attempts)} times"
         ) from None
+    except _NoSuchPathError:
+        if not is_new:
+            raise RegistryError(
+                f"the registry answers 404 to {path}: is the URL that of a registry?"
+            ) from None
+    with contextlib.suppress(UnknownSchemaError):
+        ask_text(registry, "/schemas/ids/1")  # fails where it is no registry
+    raise UnknownSchemaError(f"the registry is too old for {path}")
 
 
 def _asked_once(registry: RegistryPlace, path: str) -> bytes:
@@ -102,8 +121,9 @@ def _asked_once(registry: RegistryPlace, path: str) -> bytes:
             raise UnknownSchemaError(f"the registry does not know {path}") from None
         if error.code in _PASSING:
             raise TransientError(f"it answers {error.code}") from None
-        hint = ": is the URL that of a registry?" if error.code == 404 else ""
-        raise RegistryError(f"the registry answers {error.code} to {path}{hint}") from None
+        if error.code == 404:
+            raise _NoSuchPathError from None
+        raise RegistryError(f"the registry answers {error.code} to {path}") from None
     except ssl.SSLCertVerificationError as error:
         raise _not_trusted(error) from None
     except (OSError, http.client.HTTPException) as error:

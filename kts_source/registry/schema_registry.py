@@ -2,10 +2,10 @@
 
 A folder holds `<id>.avsc`, `<id>.json` (JSON Schema), or `<id>.desc` (a FileDescriptorSet of protoc
 with --include_imports, whose last file is the schema's). A registry is asked as Confluent's REST
-API has it: `/schemas/ids/<id>`, `/subjects/<subject>/versions/<version>` for what a schema refers
-to, and `?format=serialized` for Protobuf schemas, which then come as FileDescriptorProtos in
-base64. Registries that do not know that give their text. Apicurio's own API is asked for
-`/ids/globalIds/<id>` or `/ids/contentIds/<id>`, with Avro only.
+API has it: `/schemas/ids/<id>`, `/schemas/guids/<guid>`, `/subjects/<subject>/versions/<version>`
+for what a schema refers to, and `?format=serialized` for Protobuf schemas, which then come as
+FileDescriptorProtos in base64. Registries that do not know that give their text. Apicurio's own API
+is asked for `/ids/globalIds/<id>` or `/ids/contentIds/<id>`, with Avro only.
 
 Ids keep their meaning, so what a registry said of one is kept on disk (`kept_schemas`).
 """
@@ -66,7 +66,7 @@ def find_schema(registry: RegistryPlace, schema_id: int | str) -> RegisteredSche
 
     Args:
         registry: Where.
-        schema_id: A number; of files in a folder, any name.
+        schema_id: A number, or a GUID in lower case with hyphens; of files in a folder, any name.
 
     Raises:
         LookupError: There is no such schema.
@@ -80,7 +80,7 @@ def find_schema(registry: RegistryPlace, schema_id: int | str) -> RegisteredSche
         if registry.ids:
             found = _of_apicurio(registry, schema_id)
         else:
-            found = _schema(registry, schema_id, ask(registry, f"/schemas/ids/{schema_id}"))
+            found = _schema(registry, schema_id, _asked(registry, schema_id))
         keep_parts(registry, schema_id, found.kind, found.parts)
         return found
     try:
@@ -89,6 +89,13 @@ def find_schema(registry: RegistryPlace, schema_id: int | str) -> RegisteredSche
         raise RegistryError(
             f"the folder of schemas cannot be read on this machine: {type(error).__name__}"
         ) from None
+
+
+def _asked(registry: RegistryPlace, schema_id: int | str, how: str = "") -> dict[str, Any]:
+    """What a registry says of an id or a GUID."""
+    if isinstance(schema_id, int):
+        return ask(registry, f"/schemas/ids/{schema_id}{how}")
+    return ask(registry, f"/schemas/guids/{schema_id}{how}", is_new=True)
 
 
 def _of_apicurio(registry: RegistryPlace, schema_id: int | str) -> RegisteredSchema:
@@ -145,7 +152,7 @@ def _schema(
     if kind not in (AVRO, JSON, PROTOBUF):
         raise RegistryError(f"schema {schema_id} is of type {kind!r}, which is not known")
     if kind == PROTOBUF:
-        document = ask(registry, f"/schemas/ids/{schema_id}{_SERIALIZED}")
+        document = _asked(registry, schema_id, _SERIALIZED)
     found: dict[str, _Part] = {}
     for part in _parts(registry, _Part(f"schema {schema_id}", ""), document, kind, set()):
         found.setdefault(part.name, part)

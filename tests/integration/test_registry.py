@@ -98,10 +98,11 @@ def test_avro_of_two_versions_with_a_reference(
         {"country": "C1", "line": {"n": 1}, "amount": 100},
         None,
     ]
-    values.append(b"\0\0\x7f\xff\xff\0")
+    values += [b"\0\0\x7f\xff\xff\0", b"\1" + bytes(16)]
     rows = read(tmp_path / "bad", url, "avro", values, value__mode="PERMISSIVE")
-    assert rows["value"].to_pylist() == [*found, None]
+    assert rows["value"].to_pylist() == [*found, None, None]
     assert "does not know /schemas/ids/8388607" in rows["valueError"][3].as_py()
+    assert "the registry is too old for /schemas/guids/" in rows["valueError"][4].as_py()
     with pytest.raises(InvalidOptionError, match="has no subject 'no such'"):
         read(tmp_path / "no", url, "avro", values, value__subject="no such")
 

@@ -1,4 +1,5 @@
 """Values in Confluent's wire format: a zero byte, a schema id (4 bytes, big-endian), the payload.
+Byte 1 and a schema's GUID (16 bytes) may stand in place of the id.
 
 Avro and JSON are decoded as options `value.format` = `avro-confluent` and `json-confluent` have it.
 Of what those decoders refuse, and of Protobuf, each row is decided by itself by kept libraries, as
@@ -46,7 +47,7 @@ from kts_source.registry.schema_registry import (
 )
 from kts_source.secret import Secret
 from segment_format.values.avro.json_text import JSON_TEXT, is_json_object
-from segment_format.values.confluent_header import HEADER, refused, schema_ids
+from segment_format.values.confluent_header import read_header, read_headers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -106,7 +107,7 @@ class WireFormatColumns:
         return RegistryPlace(self.registry, Secret(RegistryAccess(*self.auth.reveal())))
 
     @cached_property
-    def _writers(self) -> ById[int, _Writer]:
+    def _writers(self) -> ById[int | str, _Writer]:
         return ById(self._writer)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -146,19 +147,20 @@ class WireFormatColumns:
         table = pa.concat_tables([*tables, made]).take(pa.array(np.argsort(np.concatenate(places))))
         return table, [Rejected(int(others[found.row]), found.reason) for found in rejected]
 
-    def _together(self, schema_id: int) -> ValueDecoder | None:
+    def _together(self, schema_id: int | str) -> ValueDecoder | None:
         try:
             return self._writers.get(schema_id).together
         except LookupError:  # each of its rows will say so
             return None
 
     def _decode(self, value: bytes) -> dict[str, Any]:
-        if (reason := refused(value)) is not None:
-            raise ValueError(f"not in the wire format: {reason}")
-        schema_id = int.from_bytes(value[1:HEADER], "big")
-        return self._writers.get(schema_id).decode(value[HEADER:])
+        try:
+            schema_id, size = read_header(value)
+        except ValueError as error:
+            raise ValueError(f"not in the wire format: {error}") from None
+        return self._writers.get(schema_id).decode(value[size:])
 
-    def _writer(self, schema_id: int) -> _Writer:
+    def _writer(self, schema_id: int | str) -> _Writer:
         found = find_schema(self._place, schema_id)
         if found.kind == AVRO:
             decode = _avro([json.loads(text) for _, text in found.parts])
@@ -168,14 +170,13 @@ class WireFormatColumns:
         return _Writer(_protobuf(found.parts))
 
 
-def _by_id(values: pa.Array) -> Iterator[tuple[int, NDArray[np.intp]]]:
-    """Ids, as they come first, and the rows of each; not of values that have none."""
-    ids = schema_ids(values)
-    ids[values.is_null().to_numpy(zero_copy_only=False)] = -1
-    distinct, firsts = np.unique(ids, return_index=True)
-    for schema_id in distinct[np.argsort(firsts)].tolist():
-        if schema_id > 0:
-            yield schema_id, np.flatnonzero(ids == schema_id)
+def _by_id(values: pa.Array) -> Iterator[tuple[int | str, NDArray[np.intp]]]:
+    """Ids and GUIDs, as they come first, and the rows of each; not of values that have none."""
+    found = read_headers(values)
+    headed = np.flatnonzero((found.sizes > 0) & values.is_valid().to_numpy(zero_copy_only=False))
+    distinct, firsts = np.unique(found.number_of[headed], return_index=True)
+    for number in distinct[np.argsort(firsts)].tolist():
+        yield found.schemas[number], headed[found.number_of[headed] == number]
 
 
 def _members(structs: pa.Array, schema: pa.Schema) -> pa.Table:

@@ -1,33 +1,37 @@
-"""Avro values with the id of their writer's schema in front, in Confluent's wire format: Avro's
-bytes follow the header.
+"""Avro values with the id or the GUID of their writer's schema in front, in Confluent's wire
+format: Avro's bytes follow the header.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
+import pyarrow as pa
 
 from segment_format.values.avro.by_writer import ByWriter
-from segment_format.values.confluent_header import HEADER, REASONS, schema_ids
+from segment_format.values.confluent_header import (
+    GUID_HEADER,
+    HEADER,
+    read_headers,
+    without_headers,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    import pyarrow as pa
 
     from segment_format.values.avro.schema import Schema
     from segment_format.values.decoded import DecodedValues
 
 
 class ConfluentAvroDecoder:
-    """Decodes values that each name their writer's schema by its id.
+    """Decodes values that each name their writer's schema by its id, or its GUID.
 
     Args:
         reader: What is wanted.
-        writer_schema: Gives the schema of an id. Raises LookupError or AvroSchemaError, with the
-            reason, where there is none: then the values of that id are bad, and it is called again
-            in the next batch. Whatever else it raises comes through `decode`.
+        writer_schema: Gives the schema of an id, or of a GUID as text. Raises LookupError or
+            AvroSchemaError, with the reason, where there is none: then the values of that id are
+            bad, and it is called again in the next batch. Whatever else it raises comes through
+            `decode`.
         columns: Names of fields, joined by dots; only these are decoded. All by default.
 
     Raises:
@@ -37,7 +41,7 @@ class ConfluentAvroDecoder:
     def __init__(
         self,
         reader: Schema,
-        writer_schema: Callable[[int], Schema],
+        writer_schema: Callable[[int | str], Schema],
         *,
         columns: Sequence[str] | None = None,
     ) -> None:
@@ -54,8 +58,13 @@ class ConfluentAvroDecoder:
         Raises:
             TypeError: Not a `pa.binary()` array.
         """
-        ids = schema_ids(values) if len(values) else np.empty(0, np.int64)
-        distinct, number_of = np.unique(ids, return_inverse=True)
-        writers = distinct.tolist()
-        headless = {at: REASONS[one] for at, one in enumerate(writers) if one in REASONS}
-        return self._by_writer.decode(values, writers, number_of, headless, HEADER)
+        if values.type != pa.binary():
+            raise TypeError(f"values are {values.type}, not binary")
+        found = read_headers(values)
+        prefix = HEADER
+        if (found.sizes == GUID_HEADER).any():
+            valid = values.is_valid().to_numpy(zero_copy_only=False)
+            values, prefix = without_headers(values, found.sizes, valid), 0
+        return self._by_writer.decode(
+            values, found.schemas, found.number_of, found.headless, prefix
+        )

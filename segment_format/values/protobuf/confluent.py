@@ -1,8 +1,9 @@
 """Protobuf values in Confluent's wire format.
 
-Byte 0, the id of the writer's schema (4 bytes, big-endian, above 0), the message index
-(`message_index`); the message follows. These are the head of a value. Most values of a batch have
-the same one: heads are compared as bytes, and only new ones are looked into.
+Byte 0 and the id of the writer's schema (4 bytes, big-endian, above 0), or byte 1 and its GUID (16
+bytes); then the message index (`message_index`); the message follows. These are the head of a
+value. Most values of a batch have the same one: heads are compared as bytes, and only new ones are
+looked into.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import pyarrow as pa
 
 from segment_format.kernels.compiled import kernel
 from segment_format.kernels.memory import load_i64_native, load_u8, load_u32_native, store_i32
-from segment_format.values.confluent_header import HEADER, refused
+from segment_format.values.confluent_header import GUID_HEADER, read_header
 from segment_format.values.protobuf.message_index import MOST_INDEXES, read_message_index
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 _MOST_HEADS: Final = 64
 """Heads that values are compared with; those of more are looked into one by one."""
-_LONGEST_HEAD: Final = HEADER + 10 * (MOST_INDEXES + 1)
+_LONGEST_HEAD: Final = GUID_HEADER + 10 * (MOST_INDEXES + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,22 +47,23 @@ class _Head:
 
 
 class ConfluentProtobufDecoder:
-    """Decodes values that each name their writer's schema by its id.
+    """Decodes values that each name their writer's schema by its id, or its GUID.
 
     Fields go by their numbers, so the writer's schema only says which message a value is.
 
     Args:
         decoder: Of the message wanted.
-        message_of: Gives the full name of a message: of an id and a message index. Raises
-            LookupError with the reason where there is none: then the values of that head are bad,
-            and it is called again in the next batch. Without one, the index is taken to be of the
-            reader's file, which is right as long as its messages stand as in the writers'.
+        message_of: Gives the full name of a message: of an id, or a GUID as text, and a message
+            index. Raises LookupError with the reason where there is none: then the values of that
+            head are bad, and it is called again in the next batch. Without one, the index is taken
+            to be of the reader's file, which is right as long as its messages stand as in the
+            writers'.
     """
 
     def __init__(
         self,
         decoder: ProtobufDecoder,
-        message_of: Callable[[int, tuple[int, ...]], str] | None = None,
+        message_of: Callable[[int | str, tuple[int, ...]], str] | None = None,
     ) -> None:
         self._decoder = decoder
         self._message_of = message_of
@@ -124,16 +126,17 @@ class ConfluentProtobufDecoder:
         value = b""
         if stop > start:
             value = data.slice(start, min(stop - start, _LONGEST_HEAD)).to_pybytes()
-        if (reason := refused(value)) is not None:
-            return _Head(b"", reason)
-        schema_id = int.from_bytes(value[1:HEADER], "big")
         try:
-            path, size = read_message_index(value, HEADER)
+            schema_id, size = read_header(value)
+        except ValueError as error:
+            return _Head(b"", str(error))
+        try:
+            path, size = read_message_index(value, size)
         except ValueError as error:
             return _Head(b"", f"no message index behind the schema id: {error}")
         return _Head(value[:size], self._refused(schema_id, path))
 
-    def _refused(self, schema_id: int, path: tuple[int, ...]) -> str | None:
+    def _refused(self, schema_id: int | str, path: tuple[int, ...]) -> str | None:
         decoder = self._decoder
         if self._message_of is None:
             if path == decoder.message_index:

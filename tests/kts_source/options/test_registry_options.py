@@ -267,7 +267,7 @@ def test_what_has_no_meaning_is_refused(options: dict[str, str], reason: str) ->
 def test_ids_of_apicurios_own_api(tmp_path: Path, which: str) -> None:
     paths = {one: f"/ids/{which}s/{one}?dereference=true" for one in (5, 6, 7)}
     server = Registry({paths[5]: CART | {"fields": CART["fields"][:1]}, paths[6]: {"type": "int"}})
-    server.unknown = {"error_code": 404, "name": "ArtifactNotFoundException"}
+    server.unknown = lambda _: {"error_code": 404, "name": "ArtifactNotFoundException"}
     values = [b"\0" + number.to_bytes(8, "big") + b"\x0e" for number in (5, 6, 7, 5, 7)]
     options = write(tmp_path, [[*values]]) | {
         "value.format": "avro-apicurio",

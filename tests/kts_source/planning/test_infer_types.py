@@ -74,7 +74,7 @@ def test_a_stream_that_begins_at_the_end(tmp_path: Path) -> None:
 
 
 def test_keys_and_confluents_header(tmp_path: Path) -> None:
-    values = [b"\0\0\0\0\x07" + value(3), None, b"\0", b"{}"]
+    values = [b"\0\0\0\0\x07" + value(3), None, b"\0", b"{}", b"\1" + bytes(16) + value(4)]
     options = write(tmp_path, [values]) | {"value.format": "json-confluent"}
     assert schema_of(options) == "amount bigint"
     # Keys are k0, k1, …

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import uuid
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -60,31 +61,34 @@ def numbers(*values: int) -> bytes:
     return bytes(2 * value for value in values)
 
 
-def test_a_guid_is_refused_by_name_and_never_read_as_a_value(tmp_path: Path) -> None:
+def test_a_guid_counts_in_the_header_and_in_front(tmp_path: Path) -> None:
     by_guid = ("__value_schema_id", GUID)
     # Behind five bytes of what is no header, there would be six numbers.
-    value = numbers(0, 0, 0, 0, 7) + numbers(1, 2, 3, 4, 5, 6)
+    value = numbers(0, 0, 0, 0, 7, 0)
     records = [
         record(ID + numbers(1, 2, 3, 4, 5, 6)),
-        record(value, by_guid),
+        record(value + numbers(1, 2, 3, 4, 5), by_guid),
         record(None, by_guid),
-        record(GUID + numbers(1, 2, 3, 4, 5, 6)),
+        record(GUID + numbers(2, 2, 3, 4, 5, 6)),
+        record(value, by_guid),
+        record(b"\1" + bytes(16) + value),
     ]
     source = options(tmp_path, records, columns="value,valueError,valueRaw")
+    name = str(uuid.UUID(bytes=GUID[1:]))
+    (tmp_path / "schemas" / f"{name}.avsc").write_text(json.dumps(NUMBERS))
     table = kts_source.scan({**source, "value.mode": "PERMISSIVE"}).to_table()
-    assert [one and one["a"] for one in table["value"].to_pylist()] == [1, None, None, None]
-    reason = "byte 1 and a schema's GUID in front, or in the record's header"
+    found = [one and list(one.values()) for one in table["value"].to_pylist()]
+    assert found == [[1, 2, 3, 4, 5, 6], None, None, [2, 2, 3, 4, 5, 6], [0, 0, 0, 0, 7, 0], None]
     errors = table["valueError"].to_pylist()
-    assert [one and one.partition(":")[0] for one in errors] == [None, reason, None, reason]
+    assert [row for row, one in enumerate(errors) if one] == [1, 5]
+    assert errors[1] == "bytes behind the end of the value"
+    unknown = uuid.UUID(int=0)
+    assert errors[5] == f"schema {unknown}: LookupError: the folder has no schema {unknown}"
     assert table["valueRaw"].to_pylist() == [one.value for one in records]
     del source["columns"]
-    with pytest.raises(InvalidValueError, match="GUIDs are not looked up") as raised:
+    with pytest.raises(InvalidValueError, match="behind the end") as raised:
         kts_source.scan(source).to_table()
     assert raised.value.offset == 1
-    # Without the header, this is the value.
-    bare = options(tmp_path / "bare", [record(value)])
-    (only,) = kts_source.scan({**bare, "value.schema": json.dumps(NUMBERS)}).to_table()["value"]
-    assert list(only.as_py().values()) == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize(
@@ -171,14 +175,15 @@ def test_ids_of_apicurios_serializers(tmp_path: Path) -> None:
 
 
 def test_a_keys_id(tmp_path: Path) -> None:
-    guid = SimpleRecord(b"v", b"key", (("__key_schema_id", GUID),))
+    guid = SimpleRecord(b"v", b'{"a": 3}', (("__key_schema_id", GUID),))
+    none = SimpleRecord(b"v", b'{"a": 3}', (("__value_schema_id", GUID),))
     plain = SimpleRecord(b"v", ID + b"{}")
-    source = options(tmp_path, [plain, guid])
+    source = options(tmp_path, [plain, guid, none])
     source = {name: text for name, text in source.items() if not name.startswith("value.")}
     keyed = {"key.format": "json-confluent", "key.schema": "a int", "key.mode": "PERMISSIVE"}
     table = kts_source.scan(source | keyed | {"columns": "key,keyError"}).to_table()
-    assert table["key"].to_pylist() == [{"a": None}, None]
-    assert "GUID" in table["keyError"].to_pylist()[1]
+    assert table["key"].to_pylist() == [{"a": None}, {"a": 3}, None]
+    assert table["keyError"].to_pylist()[:2] == [None, None]
 
 
 def test_the_columns_of_the_table_stay_what_they_are(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import socket
 import threading
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,6 +15,7 @@ from kts_source.registry import client
 from kts_source.registry.by_id import ById
 from kts_source.registry.place import RegistryPlace
 from kts_source.registry.schema_registry import RegisteredSchema, find_schema
+from tests.schema_registry import Registry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -93,6 +94,27 @@ def test_a_schema_that_a_registry_does_not_have_is_unknown(word: bytes) -> None:
         for _ in range(2):
             with pytest.raises(LookupError, match="does not know /schemas/ids/21"):
                 asked.get(21)
+
+
+GUID = "00112233-4455-6677-8899-aabbccddeeff"
+
+
+@pytest.mark.parametrize("known", [{}, {"/schemas/ids/1": {"schema": '"int"'}}])
+def test_a_registry_that_looks_no_guids_up(known: dict[str, dict[str, Any]]) -> None:
+    server = Registry(known)
+    server.unknown = lambda path: {"error_code": 0 if path.startswith("/schemas/guids") else 40403}
+    server.authorization = None
+    with server.serving(), pytest.raises(LookupError, match="too old for /schemas/guids/"):
+        find_schema(RegistryPlace(server.url), GUID)
+    assert server.asked == [f"/schemas/guids/{GUID}", "/schemas/ids/1"]
+
+
+def test_who_is_no_registry_does_not_say_that_a_guid_is_unknown() -> None:
+    with answering(NOT_FOUND + b"<html>") as url, pytest.raises(RegistryError, match="404"):
+        find_schema(RegistryPlace(url), GUID)
+    unknown = pytest.raises(LookupError, match=f"does not know /schemas/guids/{GUID}")
+    with answering(NOT_FOUND + b'{"error_code": 40403}') as url, unknown:
+        find_schema(RegistryPlace(url), GUID)
 
 
 def test_a_file_that_cannot_be_read_is_no_unknown_schema(tmp_path: Path) -> None:

@@ -3,35 +3,81 @@
 from __future__ import annotations
 
 import random
+import uuid
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
-from segment_format.values.confluent_header import BY_GUID, NO_MAGIC, REASONS, refused, schema_ids
+from segment_format.values.confluent_header import (
+    ID_0,
+    NO_MAGIC,
+    TOO_SHORT,
+    read_header,
+    read_headers,
+    without_headers,
+)
+
+GUID = uuid.UUID("9a3cde12-0000-ffff-8001-0102030405ff")
 
 
 @pytest.mark.parametrize(
-    ("value", "reason"),
+    ("value", "found"),
     [
-        (b"\0\0\0\1\2", None),
-        (b"\1" + bytes(16), BY_GUID),
+        (b"\0\0\0\1\2", (258, 5)),
+        (b"\0\xff\xff\xff\xff\0", (2**32 - 1, 5)),
+        (b"\1" + GUID.bytes, (str(GUID), 17)),
+        (b"\1" + GUID.bytes + b"x", (str(GUID), 17)),
         (b"\1" + bytes(15), NO_MAGIC),
         (b"\2" + bytes(16), NO_MAGIC),
+        (b"\0\0\0\0\0\1", ID_0),
+        (b"\0\0\0\0", TOO_SHORT),
     ],
 )
-def test_what_is_no_id(value: bytes, reason: str | None) -> None:
-    assert refused(value) == reason
+def test_a_header(value: bytes, found: tuple[int | str, int] | str) -> None:
+    assert one_by_one(value) == found
 
 
-@pytest.mark.parametrize("seed", range(20))
+def one_by_one(value: bytes) -> tuple[int | str, int] | str:
+    """A header, or why there is none."""
+    try:
+        return read_header(value)
+    except ValueError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("seed", range(40))
 def test_a_batch_is_told_as_each_value_is(seed: int) -> None:
     chance = random.Random(seed)
+    most = chance.choice([1, 2, 255])
     values = [
-        bytes(chance.choice([0, 0, 1, 2, 255]) for _ in range(chance.choice([0, 4, 5, 6, 16, 17])))
-        for _ in range(40)
+        bytes(
+            chance.randrange(min(most, 2) + 1) if at == 0 else chance.choice([0, 0, 1, most])
+            for at in range(chance.choice([0, 4, 5, 6, 16, 17, 18]))
+        )
+        for _ in range(chance.randrange(2, 40))
     ]
     values[::7] = [b"\0\0\0\0" + bytes([chance.randrange(3)]) for _ in values[::7]]
-    ids = schema_ids(pa.array(values, pa.binary()).slice(3, 30)).tolist()
-    assert [REASONS.get(one) for one in ids] == [refused(value) for value in values[3:33]]
-    for one, value in zip(ids, values[3:33], strict=True):
-        assert one in REASONS or one == int.from_bytes(value[1:5])
+    first = chance.randrange(len(values))
+    array = pa.array([*values, b"\0\0\0\0\1"], pa.binary()).slice(first, len(values) - first)
+    found = read_headers(array)
+    expected = [one_by_one(value) for value in values[first:]]
+    sizes = [0 if isinstance(one, str) else one[1] for one in expected]
+    assert found.sizes.tolist() == sizes
+    for number, one in zip(found.number_of.tolist(), expected, strict=True):
+        assert found.headless.get(number) == (one if isinstance(one, str) else None)
+        assert isinstance(one, str) or found.schemas[number] == one[0]
+    assert len(set(found.schemas)) == len(found.schemas)
+    kept = np.array([size > 0 and chance.random() < 0.9 for size in sizes])
+    rest = without_headers(array, found.sizes, kept)
+    rest.validate(full=True)
+    assert rest.to_pylist() == [
+        value[size:] if keep else None
+        for value, size, keep in zip(values[first:], sizes, kept, strict=True)
+    ]
+
+
+def test_nothing_has_no_headers() -> None:
+    assert read_headers(pa.array([], pa.binary())).sizes.tolist() == []
+    found = read_headers(pa.array([None, b""], pa.binary()))
+    assert [found.headless[number] for number in found.number_of] == [TOO_SHORT] * 2

@@ -7,6 +7,7 @@ import io
 import json
 import pickle
 import sys
+import uuid
 from typing import TYPE_CHECKING, Any
 
 import fastavro
@@ -92,6 +93,24 @@ def test_wire_format(registry: Path) -> None:
         (103, 10, "ten"),
         (104, None, None),
     ]
+
+
+def test_wire_format_by_guid(registry: Path) -> None:
+    guid = uuid.UUID("00112233-4455-6677-8899-aabbccddeeff")
+    for number, suffix in ((1, "avsc"), (2, "json"), (3, "desc")):
+        named = uuid.UUID(int=guid.int + number)
+        (registry / f"{number}.{suffix}").rename(registry / f"{named}.{suffix}")
+    heads = [b"\1" + uuid.UUID(int=guid.int + number).bytes for number in range(4)]
+    values: list[bytes | None] = [
+        heads[1] + avro({"a": 1, "b": None}),
+        heads[2] + b'{"a": 2}',
+        heads[3] + b"\x02\x02" + protobuf("x.Order", a=3),
+        heads[0] + b"{}",
+    ]
+    done = WireFormatColumns(PAIR, str(registry), keep=KEEP).apply(batch_of(values))
+    assert done.rows is not None
+    assert done.rows["a"].to_pylist() == [1, 2, 3]
+    assert [found.row for found in done.rejected] == [3]
 
 
 def test_wire_format_rejects(registry: Path) -> None:

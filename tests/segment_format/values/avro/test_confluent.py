@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
     from segment_format.values.avro.schema import Schema
 
 
-def framed(schema_id: int, value: bytes) -> bytes:
+def framed(schema_id: int | str, value: bytes) -> bytes:
+    if isinstance(schema_id, str):
+        return b"\1" + uuid.UUID(schema_id).bytes + value
     return b"\0" + schema_id.to_bytes(4, "big") + value
 
 
@@ -42,7 +45,13 @@ def schema_of(names: str) -> Schema:
 def test_rows_of_many_writers_stay_in_order() -> None:
     random = Random(1)
     reader = schema_of("a b c")
-    writers = {random.randrange(1, 2**32): schema_of(names) for names in WRITERS}
+    writers: dict[int | str, Schema] = {
+        random.randrange(1, 2**32): schema_of(names) for names in WRITERS
+    }
+    # Some by their GUID.
+    writers |= {
+        str(uuid.UUID(int=random.getrandbits(128))): schema_of(names) for names in WRITERS[::2]
+    }
     alone = {one: AvroDecoder(reader, writer) for one, writer in writers.items()}
     decoder = ConfluentAvroDecoder(reader, writers.__getitem__)
     for _ in range(5):
@@ -63,9 +72,9 @@ def test_rows_of_many_writers_stay_in_order() -> None:
 
 
 def test_what_has_no_writer_is_bad_and_named() -> None:
-    asked: list[int] = []
+    asked: list[int | str] = []
 
-    def writer_of(schema_id: int) -> Schema:
+    def writer_of(schema_id: int | str) -> Schema:
         asked.append(schema_id)
         if schema_id == 7:
             return parse_avro('"string"')
@@ -95,7 +104,7 @@ def test_what_has_no_writer_is_bad_and_named() -> None:
 
 
 def test_errors_of_the_registry_come_through() -> None:
-    def broken(_schema_id: int) -> Schema:
+    def broken(_schema_id: int | str) -> Schema:
         raise ConnectionError("not there")
 
     decoder = ConfluentAvroDecoder(parse_avro('"int"'), broken)

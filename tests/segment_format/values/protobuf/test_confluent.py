@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from random import Random
 
 import pyarrow as pa
@@ -15,10 +16,16 @@ from segment_format.values.protobuf.message_index import read_message_index
 from tests.segment_format.values.protobuf.oracle import rows_of
 from tests.segment_format.values.protobuf.sample import binary, decoder_of, sample_value
 
-NAMES = {(7, (1,)): "s.Order", (8, (0, 2)): "s.Order", (9, (1,)): "s.Item"}
+GUID = uuid.UUID(int=7)
+NAMES: dict[tuple[int | str, tuple[int, ...]], str] = {
+    (7, (1,)): "s.Order",
+    (8, (0, 2)): "s.Order",
+    (9, (1,)): "s.Item",
+    (str(GUID), (1,)): "s.Order",
+}
 
 
-def name_of(schema_id: int, path: tuple[int, ...]) -> str:
+def name_of(schema_id: int | str, path: tuple[int, ...]) -> str:
     if (schema_id, path) not in NAMES:
         raise LookupError("not found")
     return NAMES[schema_id, path]
@@ -28,13 +35,16 @@ def readable(value: bytes) -> tuple[bytes, str]:
     """The message of a value, or why there is none."""
     if len(value) < 5:
         return b"", "shorter than"
-    if value[0]:
+    schema_id: int | str = int.from_bytes(value[1:5], "big")
+    start = 5
+    if value[0] == 1 and len(value) >= 17:
+        schema_id, start = str(uuid.UUID(bytes=value[1:17])), 17
+    elif value[0]:
         return b"", "no zero byte"
-    schema_id = int.from_bytes(value[1:5], "big")
     if not schema_id:
         return b"", "schema id 0"
     try:
-        path, start = read_message_index(value, 5)
+        path, start = read_message_index(value, start)
     except ValueError:
         return b"", "no message index"
     name = NAMES.get((schema_id, path))
@@ -49,6 +59,7 @@ HEADS = st.sampled_from(
     (
         *(b"\0\0\0\0\7\2\2", b"\0\0\0\0\7\x82\0\2", b"\0\0\0\0\x08\4\0\4", b"\0\0\0\0\t\2\2"),
         *(b"\0\0\0\0\7\0", b"\0\0\0\0\0\2\2", b"\1\0\0\0\7\2\2", b"\0\0\0\0\7\2", b"", b"\0\0\0"),
+        *(b"\1" + GUID.bytes + b"\2\2", b"\1" + GUID.bytes + b"\0", b"\1" + bytes(16) + b"\2\2"),
     )
 )
 VALUES = st.one_of(
@@ -94,9 +105,9 @@ def test_without_names_the_index_is_that_of_the_readers_file() -> None:
 
 
 def test_each_head_is_asked_for_once_and_one_that_failed_once_a_batch() -> None:
-    asked: list[tuple[int, tuple[int, ...]]] = []
+    asked: list[tuple[int | str, tuple[int, ...]]] = []
 
-    def counting(schema_id: int, path: tuple[int, ...]) -> str:
+    def counting(schema_id: int | str, path: tuple[int, ...]) -> str:
         asked.append((schema_id, path))
         return name_of(schema_id, path)
 
