@@ -75,13 +75,16 @@ def test_no_false_alarm_in_motion_nor_at_rest(cluster: Cluster) -> None:
     admin, places = cluster.admin, [("copied", 0), ("copied", 1), ("short", 0)]
     # Markers are dated by the broker's clock, so records must be.
     admin.create_topic("copied", 2, message_timestamp_type="LogAppendTime")
-    admin.create_topic("short", message_timestamp_type="LogAppendTime", retention_bytes="150000")
+    admin.create_topic("short", message_timestamp_type="LogAppendTime", retention_bytes="50000")
+    filler = Filler(cluster.bootstrap, _seed())
+    for topic, partition in places:
+        _write(cluster, filler, topic, 3, partition)
+        _wait_tiered(cluster, topic, partition)
     reports: list[AuditReport] = []
     with Background(RandomWork(cluster.bootstrap, places, _seed()), RECORDS_PER_SECOND):
-        wait_until(lambda: all(len(tiered_segments(cluster.tier, *at)) > 1 for at in places))
-        log_start, deadline = admin.offsets("short").earliest, time.monotonic() + 60
+        log_start, deadline = admin.offsets("short").earliest, time.monotonic() + 200
         while len(reports) < AUDITS or not (
-            _segments(reports[-1]) > _segments(reports[0]) + 4
+            _segments(reports[-1]) > _segments(reports[0]) + 2
             and admin.offsets("short").earliest > log_start
         ):
             assert time.monotonic() < deadline
