@@ -58,6 +58,7 @@ EXPIRED_CODES: Final = frozenset(
     {"ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "TokenRefreshRequired"}
 )
 """S3's words for credentials that hold no longer; their status is 400 or 403."""
+_KEPT_STORES: Final = 4
 _DEBUG: Final = "\n\nDebug source"
 _CAUSE: Final = re.compile(r'"([^"\\]+)"|\b(IncompleteMessage|TimedOut|ConnectionReset)\b')
 
@@ -121,11 +122,13 @@ class RangeReader:
         if _process.is_child_of_a_user:
             return "obstore was used before this process was forked"
         if self._reason is None:
-            try:
-                self._settings = self._make_settings()
-                self._reason = ""
-            except LeftToFsspecError as error:
-                self.leave(str(error))
+            with _process.lock:  # threads that come first at once make them once
+                if self._reason is None:
+                    try:
+                        self._settings = self._make_settings()
+                        self._reason = ""
+                    except LeftToFsspecError as error:
+                        self.leave(str(error))
         return self._reason or ""
 
     @property
@@ -227,7 +230,7 @@ class RangeReader:
         return data
 
     def close(self) -> None:
-        """Drops the connections."""
+        """Leaves the connections to who reads the same bucket next."""
         if _process.is_child_of_a_user:
             return  # they are the parent's, as may be who holds the lock
         with self._lock:
@@ -254,6 +257,7 @@ class RangeReader:
                 return settings is not None
             if not self._client.run(lambda _loop: asyncio.to_thread(settings.renew)):
                 return False
+            _process.forget(refused)
             with self._lock:
                 self._opened = None
             return True
@@ -266,17 +270,8 @@ class RangeReader:
         with self._lock:
             credentials = settings.credentials()
             if self._opened is None or self._opened[0] != credentials:
-                self._opened = credentials, self._open(settings, credentials)
+                self._opened = credentials, _process.opened(settings, credentials)
             return self._opened[1]
-
-    def _open(self, settings: RangeSettings, credentials: Secret[Any]) -> Any:  # noqa: ANN401
-        """Such as with files of credentials in the environment, which obstore reads in any case."""
-        from obstore.exceptions import BaseError
-
-        try:
-            return settings.open(credentials)
-        except (BaseError, OSError, ValueError):
-            raise LeftToFsspecError("obstore does not open it") from None
 
 
 def read_error(class_name: str, text: str) -> RangeError:
@@ -318,15 +313,54 @@ class _Loop:
 
 
 class _Process:
-    """obstore's threads do not come along into a child of a fork, which would wait for them."""
+    """What all readers of a process share.
+
+    obstore's threads do not come along into a child of a fork, which would wait for them.
+
+    Attributes:
+        lock: Held while settings are made.
+    """
 
     def __init__(self) -> None:
         self.is_user = False
         self.is_child_of_a_user = False
+        self.lock = threading.Lock()
+        self._opening = threading.Lock()
+        self._stores: list[tuple[RangeSettings, Secret[Any], Any]] = []
         os.register_at_fork(after_in_child=self._forked)
+
+    def opened(self, settings: RangeSettings, credentials: Secret[Any]) -> Any:  # noqa: ANN401
+        """A store, one of before if it was opened alike: a worker reads task after task, and a new
+        one takes 5 ms to read the system's certificates, and connects anew.
+
+        Raises:
+            LeftToFsspecError: Such as with files of credentials in the environment, which obstore
+                reads in any case.
+        """
+        from obstore.exceptions import BaseError
+
+        with self._opening:
+            for number, (others, theirs, store) in enumerate(self._stores):
+                if others == settings and theirs == credentials:
+                    self._stores.append(self._stores.pop(number))
+                    return store
+            try:
+                store = settings.open(credentials)
+            except (BaseError, OSError, ValueError):
+                raise LeftToFsspecError("obstore does not open it") from None
+            self._stores.append((settings, credentials, store))
+            del self._stores[:-_KEPT_STORES]
+            return store
+
+    def forget(self, store: Any) -> None:  # noqa: ANN401  # obstore's
+        """Nobody gets it again: its credentials were refused."""
+        with self._opening:
+            self._stores = [kept for kept in self._stores if kept[2] is not store]
 
     def _forked(self) -> None:
         self.is_child_of_a_user = self.is_child_of_a_user or self.is_user
+        # A thread that is not here may hold them.
+        self.lock, self._opening = threading.Lock(), threading.Lock()
 
 
 _process: Final = _Process()

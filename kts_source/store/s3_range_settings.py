@@ -72,7 +72,7 @@ class AwsChain:
     def renew(self) -> bool:
         """Whether it has other keys now than it gave last. May ask who gives them."""
         try:
-            session = _session(self._profile)
+            session = _session(self._profile, gives_credentials=True)
             found = _keys(session)
         except Exception:  # noqa: BLE001  # the refusal is the better error
             return False
@@ -91,7 +91,7 @@ class S3RangeSettings:
         config: Other configuration of `obstore.store.S3Store`.
         client_options: Its client's.
         keys: Access key, secret key and token as given; `None`: the AWS chain, or unsigned.
-        chain: Where it gives the credentials.
+        chain: Where it gives the credentials; a store is opened alike whichever gave them.
         is_aws: Whether the endpoint is one of AWS's own.
     """
 
@@ -99,7 +99,7 @@ class S3RangeSettings:
     config: Mapping[str, Any]
     client_options: ClientConfig = field(repr=False)  # a proxy's URL may hold a password
     keys: Secret[Keys | None]
-    chain: AwsChain | None
+    chain: AwsChain | None = field(compare=False)
     is_aws: bool
 
     def credentials(self) -> Secret[Keys | None]:
@@ -164,7 +164,9 @@ def range_settings(
     """
     config, client = arguments["config_kwargs"], arguments["client_kwargs"]
     _require_known(bucket, arguments)
-    session = _session(arguments.get("profile"))
+    has_keys = arguments.get("key") is not None
+    has_chain = not has_keys and not arguments["anon"]
+    session = _session(arguments.get("profile"), gives_credentials=has_chain)
     region = client.get("region_name") or session.get_config_variable("region")
     given = arguments.get("endpoint_url")
     style = (config.get("s3") or {}).get("addressing_style")
@@ -178,7 +180,6 @@ def range_settings(
     else:
         endpoint = given.rstrip("/")
     require_no_bundle(endpoint, session.get_config_variable("ca_bundle"))
-    has_keys = arguments.get("key") is not None
     keys = (arguments["key"], arguments["secret"], arguments.get("token")) if has_keys else None
     of_client = client_options(endpoint, config["connect_timeout"], config["read_timeout"], policy)
     if proxies := config.get("proxies"):
@@ -193,7 +194,7 @@ def range_settings(
         },
         of_client,
         Secret(keys),
-        None if has_keys or arguments["anon"] else AwsChain(arguments.get("profile"), session),
+        AwsChain(arguments.get("profile"), session) if has_chain else None,
         given is None,
     )
     if has_keys:
@@ -231,13 +232,15 @@ def _keys(session: Any) -> Secret[Keys] | None:  # noqa: ANN401  # botocore's
     return Secret((frozen.access_key, frozen.secret_key, frozen.token))
 
 
-def _session(profile: str | None) -> Any:  # noqa: ANN401  # botocore ships no types
-    """botocore's, for what it finds; no request is made."""
+def _session(profile: str | None, *, gives_credentials: bool) -> Any:  # noqa: ANN401  # botocore ships no types
+    """botocore's, for what it finds; no request is made. Only one that gives credentials may need a
+    client, whose handlers take 5 ms to register.
+    """
     import botocore.exceptions
     import botocore.session
 
     hide_tokens()
-    session = botocore.session.Session(profile=profile)
+    session = botocore.session.Session(profile=profile, include_builtin_handlers=gives_credentials)
     try:
         scoped = session.get_scoped_config()
     except botocore.exceptions.BotoCoreError:

@@ -11,8 +11,9 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import botocore.session
 import pytest
 from botocore.credentials import RefreshableCredentials
 
@@ -28,7 +29,7 @@ from kts_source.store.async_client import AsyncClient
 from kts_source.store.cancel import Cancellation, CancelledFetchError
 from kts_source.store.counters import Tally
 from kts_source.store.obstore_ranges import _Loop, read_error
-from kts_source.store.s3_range_settings import range_settings
+from kts_source.store.s3_range_settings import S3RangeSettings, range_settings
 from kts_source.store.s3_store import S3Store
 from kts_source.store.storage_options import s3_arguments
 from tests.integration.certificates import make_certificates
@@ -112,8 +113,6 @@ class Chain:
 
 
 def test_credentials_are_renewed(bucket: OneObject, monkeypatch: pytest.MonkeyPatch) -> None:
-    import botocore.session
-
     chain = Chain()
     monkeypatch.setattr(
         botocore.session.Session, "get_credentials", lambda _session: chain.get_credentials()
@@ -137,8 +136,6 @@ def test_temporary_credentials_follow_no_redirect(
 ) -> None:
     given = bucket.store(**KEYS, **{"s3.session-token": "token-0123456789"})
     assert "temporary credentials" in given._ranges.why_not
-    import botocore.session
-
     chain = Chain()
     monkeypatch.setattr(
         botocore.session.Session, "get_credentials", lambda _session: chain.get_credentials()
@@ -154,13 +151,62 @@ def test_temporary_credentials_follow_no_redirect(
 def test_many_threads_at_once(bucket: OneObject, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKENV")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret-0123456789")
-    for _ in range(5):
+    sessions = _counted(monkeypatch, botocore.session.Session, "__init__")
+    for number in range(5):
         store = bucket.store()
         with ThreadPoolExecutor(16) as pool:
             found = list(pool.map(lambda at: store.get_range("x", at, at + 9), range(64)))  # noqa: B023
         assert found == [DATA[at : at + 9] for at in range(64)]
         assert store._ranges.why_not == ""
+        assert len(sessions) == number + 1, "the settings are made once"
         store.close()
+
+
+def _counted(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> list[str]:
+    """Has a word for each call of a method from now on."""
+    method, calls = getattr(owner, name), list[str]()
+
+    def counted(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401  # whatever it takes and gives
+        calls.append(name)
+        return method(*arguments, **named)
+
+    monkeypatch.setattr(owner, name, counted)
+    return calls
+
+
+def test_stores_of_the_same_settings_share_connections(
+    bucket: OneObject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker opens one for each task."""
+    opened = _counted(monkeypatch, S3RangeSettings, "open")
+    others = (
+        {"s3.access-key-id": "AKOTHER"},
+        {"s3.region": "eu-west-3"},
+        {"s3.request-timeout": "9"},
+    )
+    for number, other in enumerate([{}, *others], 1):
+        for _ in range(2):
+            store = bucket.store(**{**KEYS, **other})
+            assert store.get_range("x", 3, 9, version=ETAG) == DATA[3:9]
+            store.close()
+            signed = bucket.seen[-1][1]["authorization"]
+            assert f"Credential={other.get('s3.access-key-id', 'AKGIVEN')}/" in signed
+        assert len(opened) == number
+
+
+def test_keys_that_were_refused_are_in_no_store_again(
+    bucket: OneObject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Google's and Azure's stores keep a token to themselves, so one with a new token is opened."""
+    opened = _counted(monkeypatch, S3RangeSettings, "open")
+    monkeypatch.setattr(S3RangeSettings, "renew", lambda _settings: True)
+    bucket.refuses = lambda _headers: len(bucket.seen) == 1
+    for _ in range(2):
+        store = bucket.store(**KEYS)
+        assert store.get_range("x", 3, 9, version=ETAG) == DATA[3:9]
+        store.close()
+    assert len(opened) == 2
+    assert len(bucket.seen) == 3
 
 
 # -- what it answers

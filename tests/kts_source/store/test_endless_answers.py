@@ -1,0 +1,78 @@
+"""An S3 server that answers a range of 100 bytes with as much as somebody takes."""
+
+from __future__ import annotations
+
+import http.server
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kts_source.errors import StoreUnavailableError
+from kts_source.store.s3_store import S3Store
+from kts_source.store.storage_options import storage_options_from
+from tests.kts_source.store.one_object import DATA, ETAG, KEYS, QUICK
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ANNOUNCED = 1 << 30
+PIECE = bytes(1 << 20)
+# What the sockets of both sides hold, and what is read at once.
+TAKEN = 32 << 20
+
+
+@contextmanager
+def _endless(sent: list[int]) -> Iterator[str]:
+    """The endpoint; `sent` gets the bytes that each answer got rid of."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_arguments: object) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            self.send_response(206)
+            # All that the client checks is as it asked for; the length is not.
+            for name, text in {
+                "ETag": ETAG,
+                "Last-Modified": "Wed, 21 Oct 2015 07:28:00 GMT",
+                "Content-Range": f"bytes 0-99/{len(DATA)}",
+                "Content-Length": str(ANNOUNCED),
+            }.items():
+                self.send_header(name, text)
+            self.end_headers()
+            self.close_connection = True
+            size = 0
+            try:
+                while size < ANNOUNCED:
+                    self.wfile.write(PIECE)
+                    size += len(PIECE)
+            except OSError:
+                pass
+            sent.append(size)
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = False  # leaving waits for what is being sent
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join(10)
+
+
+def test_an_answer_without_end_is_given_up(clean_environment: None) -> None:
+    """Its memory is bounded by what was asked for, not by what is sent."""
+    sent: list[int] = []
+    with _endless(sent) as endpoint:
+        storage = storage_options_from({"s3.endpoint": endpoint, **KEYS})
+        store = S3Store("s3://bucket", storage, QUICK)
+        assert store._ranges.why_not == ""
+        with pytest.raises(StoreUnavailableError, match="more than"):
+            store.get_range("x", 0, 100, version=ETAG)
+        assert store.counters.bytes == 0
+        store.close()
+    assert len(sent) == QUICK.max_attempts
+    assert max(sent) <= TAKEN
