@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kts_source.planning import request_count
@@ -44,6 +44,17 @@ def slices(draw: st.DrawFn) -> tuple[Any, bool]:
     return part, draw(st.booleans())
 
 
+def whole(*sizes: int) -> tuple[Any, bool]:
+    """The first slice of a task: all of a segment with chunks of these sizes."""
+    index = VariableChunkIndex(1, len(sizes), list(sizes))
+    part = SimpleNamespace(
+        objects=SimpleNamespace(chunk_index=index), cut_start=0, cut_stop=len(sizes)
+    )
+    return part, True
+
+
+@example([whole(MIB - 1, 1, 5 * MIB, 3 * MIB, 7 * MIB, 9 * MIB, 0)], 50)  # all limits to the byte
+@example([whole(MIB - 1, 2, 5 * MIB, 3 * MIB - 1, 7 * MIB, 9 * MIB + 1)], 50)  # and beyond
 @settings(max_examples=400, deadline=None)
 @given(st.lists(slices(), max_size=12), st.sampled_from([1, 50, 1 << 18]))
 def test_it_is_what_the_reader_groups(parts: list[tuple[Any, bool]], at_a_time: int) -> None:
