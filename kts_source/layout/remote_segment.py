@@ -164,7 +164,7 @@ def epochs_between(
     """
     stops = [entry.start_offset for entry in lineage[1:]]
     return tuple(
-        replace(entry, start_offset=max(entry.start_offset, start_offset))
+        entry if entry.start_offset >= start_offset else replace(entry, start_offset=start_offset)
         for entry, stop in zip_longest(lineage, stops)
         if entry.start_offset <= end_offset and (stop is None or stop > start_offset)
     )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from kts_source.cache.side_file_pack import SideFilePack
     from kts_source.keyring import KeyRing
-    from kts_source.layout.remote_segment import IndexType, SegmentObjects
+    from kts_source.layout.remote_segment import IndexType, SegmentObjects, StoredIndex
     from kts_source.store.object_store import Data
     from kts_source.tier import Tier
     from segment_format.manifest.encryption import Encryption, WrappedDataKey
@@ -108,25 +108,33 @@ class SegmentSource:
         Raises:
             CorruptSegmentError: It is too large, or cannot be decrypted.
         """
-        from segment_format.manifest.segment_manifest import IndexRange  # with all of a manifest
-
         stored = objects.indexes.get(kind)
         if stored is None or stored.size == 0:
             return None if stored is None else b""
         if stored.content is not None:
             return stored.content
-        uri = self.store.uri(stored.source.key)
         if stored.size > MAX_INDEX_BYTES:
+            uri = self.store.uri(stored.source.key)
             raise CorruptSegmentError(
                 f"{kind.value} index of {stored.size} bytes in {uri}: at most {MAX_INDEX_BYTES}"
                 f" are read"
             )
         data = read_side_file(self._tier, self._pack, objects, kind, is_cut=is_cut)
+        if objects.encryption is None and len(data) == stored.size:
+            return data
+        return self._restored_index(objects, kind, stored, data)
+
+    def _restored_index(
+        self, objects: SegmentObjects, kind: IndexType, stored: StoredIndex, data: bytes
+    ) -> bytes:
+        from segment_format.manifest.segment_manifest import IndexRange  # with all of a manifest
+
         data_key, aad = self._keys(objects)
         place = IndexRange(stored.start, stored.size)
         try:
             return bytes(restore_index(data, place, data_key=data_key, aad=aad))
         except SegmentFormatError as error:
+            uri = self.store.uri(stored.source.key)
             raise CorruptSegmentError(
                 f"{kind.value} index in {uri}, bytes [{stored.start}, {stored.stop}): {error}"
             ) from error
