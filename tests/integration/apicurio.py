@@ -30,7 +30,7 @@ def apicurio() -> Iterator[str]:
     """
     jar, port = _application() / f"apicurio-registry-app-{VERSION}-runner.jar", free_port()
     options = (f"-Dquarkus.http.port={port}", "-Dquarkus.http.host=127.0.0.1")
-    with running(["java", "-Xmx400m", *options, "-jar", jar], port, patience_seconds=90):
+    with running(["java", "-Xmx400m", *options, "-jar", jar], port, patience_seconds=240):
         yield f"http://127.0.0.1:{port}/apis/ccompat/v7"
 
 

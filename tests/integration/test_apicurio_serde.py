@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from tests.integration.cluster import Cluster
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(720)]
 
 
 @pytest.fixture(scope="module")

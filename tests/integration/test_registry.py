@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(720)]
 
 LINE = {"type": "record", "name": "shop.Line", "fields": [{"name": "n", "type": "int"}]}
 OLD = {
