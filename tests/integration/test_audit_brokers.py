@@ -62,6 +62,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, sign: Path) -> Iterator[Cl
     command = ["javac", *_QUICK, "-cp", class_path, "-d", str(classes), str(source)]
     subprocess.run(command, check=True, timeout=120)
     settings = {
+        "broker.session.timeout.ms": "8000",  # a slow machine is no dead broker
         "remote.log.manager.expiration.thread.pool.size": "1",
         "remote.log.storage.manager.class.name": "WaitingStorage",
         "rsm.config.wait.while.there": str(sign),
