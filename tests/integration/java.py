@@ -39,8 +39,14 @@ def java(class_path: str) -> Iterator[Any]:
             assert process.stdout is not None
             port, token = (process.stdout.readline().strip() for _ in range(2))
             assert token, "the JVM ended"
-            shown = GatewayParameters(port=int(port), auth_token=token, auto_convert=True)
-            gateway = JavaGateway(gateway_parameters=shown)
+            settings = GatewayParameters(
+                port=int(port),
+                auth_token=token,
+                auto_convert=True,
+                # Else objects that are collected after the JVM's end connect to it once more.
+                enable_memory_management=False,
+            )
+            gateway = JavaGateway(gateway_parameters=settings)
             try:
                 yield gateway.jvm
             finally:
