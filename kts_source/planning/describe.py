@@ -220,7 +220,7 @@ def described_plan(
     )
     opening = closing(open_tier(whole)) if tier is None else nullcontext(tier)
     with opening as opened:
-        plan = plan_scan(whole, opened, tasks=tasks)
+        plan = plan_scan(whole, opened, tasks=tasks, is_read=False)
         reader = SegmentSource(opened, whole.key_ring.loaded())
         side_files = SideFiles(reader, max_batch_bytes=whole.max_batch_bytes)
         found = [_watermark(part, side_files) for part in plan.partitions]

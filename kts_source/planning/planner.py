@@ -65,6 +65,7 @@ def plan_scan(
     progress: Progress | None = None,
     *,
     tasks: bool = True,
+    is_read: bool = True,
     apart: Apart | None = None,
 ) -> ScanPlan:
     """Plans one scan. Lists and reads manifests, checkpoints and transactional side files; no log
@@ -75,7 +76,7 @@ def plan_scan(
 
     The tier is opened from the options when not given. What the reader has already by `progress`
     is neither planned nor checked. A plan that nobody runs may do without `tasks`: of the tier
-    alone, it then has none.
+    alone, it then has none. Unless it `is_read`, it may be of any size, and of archived objects.
 
     Raises:
         TieredKafkaError: See `discover`, `requested_bounds` and `check_no_holes`.
@@ -97,7 +98,8 @@ def plan_scan(
             plan = planned_with_disks(options, opened, progress)
         else:
             plan = _planned(options, opened, progress, tasks=tasks, apart=apart)
-        check_plan(plan, options, opened.store, archived_too=apart is not None)
+        if is_read:
+            check_plan(plan, options, opened.store, archived_too=apart is not None)
     return plan
 
 

@@ -44,13 +44,11 @@ from tests.golden_data import (
     partition_summaries,
     tier_options,
 )
+from tests.kts_source.classed_store import ClassedStore
 from tests.kts_source.planning.scanning import run, scan
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
-
-    from kts_source.store.object_store import ObjectInfo
 
 
 @pytest.mark.parametrize("topic", TOPICS)
@@ -196,23 +194,6 @@ def test_archived_objects_are_an_error_at_planning() -> None:
     options = parse_options(tier_options("codecs"))
     with pytest.raises(ArchivedObjectError, match=re.escape(part.objects.log.key)):
         check_plan(replace(plan, tasks=(frozen,)), options, open_store(TIER.as_uri(), Secret({})))
-
-
-class ClassedStore(LocalStore):
-    """Tells storage classes in its listing, as S3 does.
-
-    Args:
-        classes: End of a key to the class of such objects.
-    """
-
-    def __init__(self, **classes: str) -> None:
-        super().__init__(TIER)
-        self._classes = classes
-
-    def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
-        for info in super().list_objects(prefix, after=after):
-            suffix = info.key.rsplit(".", 1)[1]
-            yield replace(info, storage_class=self._classes.get(suffix, "STANDARD"))
 
 
 @pytest.mark.parametrize("storage_class", ["GLACIER", "DEEP_ARCHIVE", "Archive"])

@@ -19,6 +19,7 @@ from kts_source.reporting.growth import RETENTIONS
 from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
 from tests.golden_data import KEY_PREFIX, KEYS, TIER, TOPICS, tier_options
 from tests.kts_source.auditing.damaged_tier import TOPIC, healthy_segments, write_tier
+from tests.kts_source.classed_store import ClassedStore
 from tests.kts_source.reporting.pages import as_shown, read_page
 
 if TYPE_CHECKING:
@@ -262,3 +263,14 @@ def test_partitions_whose_key_is_missing_are_named(
     only_locked = [*where, "--subscribe", "encrypted", "-o", str(tmp_path / "none.html")]
     assert main(["report", *only_locked]) == 1
     assert "encryption.key.pairs" in capsys.readouterr().err
+
+
+def test_a_tier_of_archived_segments_or_of_any_size_has_a_report() -> None:
+    options = tier_options("codecs")
+    plain = kts_source.report(options, now_ms=NOW_MS).facts.cost
+    small = {**options, "maxPlanBytes": "1", "maxPlanRequests": "1"}
+    assert kts_source.report(small, now_ms=NOW_MS).facts.cost == plain
+    cold = kts_source.report(options, store=ClassedStore(log="GLACIER"), now_ms=NOW_MS).facts.cost
+    assert cold.served_bytes == {"GLACIER": plain.served_bytes["STANDARD"]}
+    assert cold.monthly < plain.monthly
+    assert (cold.read_requests, cold.read_bytes) == (plain.read_requests, plain.read_bytes)
