@@ -34,7 +34,7 @@ from segment_format.testing.side_files import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 TOPIC: Final = "events"
 TOPIC_ID: Final = "AAAAAAAAAAAAAAAAAAAAAQ"
@@ -268,8 +268,13 @@ class SimulatedTier:
         no store works for it.
         """
         ends = self._index_sizes(partition, number)
-        snapshot, epochs = (lambda _: _snapshot()), (lambda _: _checkpoint())
-        makers = (self._offsets, self._times, snapshot, epochs, self._aborted)
+        makers: tuple[Callable[[int], bytes], ...] = (
+            self._offsets,
+            self._times,
+            lambda _number: _snapshot(),
+            lambda _number: _checkpoint(),
+            self._aborted,
+        )
         parts = []
         for low, high, made in zip((0, *ends[:-1]), ends, makers, strict=True):
             if low < stop and high > start:
