@@ -268,13 +268,8 @@ class SimulatedTier:
         no store works for it.
         """
         ends = self._index_sizes(partition, number)
-        makers: tuple[Callable[[int], bytes], ...] = (
-            self._offsets,
-            self._times,
-            lambda _number: _snapshot(),
-            lambda _number: _checkpoint(),
-            self._aborted,
-        )
+        makers: list[Callable[[int], bytes]] = [self._offsets, self._times]
+        makers += [lambda _: _snapshot(), lambda _: _checkpoint(), self._aborted]
         parts = []
         for low, high, made in zip((0, *ends[:-1]), ends, makers, strict=True):
             if low < stop and high > start:
