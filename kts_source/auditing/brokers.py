@@ -120,7 +120,10 @@ def against_brokers(
         for one in found
         if one.name == "named-not-there" and one.start is not None and one.stop is not None
     )
-    found += _borders(place, statement, first, last.logs.get(at, second), missed)
+    newest = last.logs.get(at)
+    if newest is None or newest.topic_id != part.topic_id:  # deleted, and perhaps made again
+        newest = second
+    found += _borders(place, statement, first, newest, missed)
     lost = {one.start for one in findings if one.kind.loses_data}
     return [
         one

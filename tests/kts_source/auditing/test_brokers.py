@@ -242,13 +242,18 @@ def side(
 
 
 def compared(
-    before: BrokerSide, after: BrokerSide, *, start: int = 10, stop: int = 30
+    before: BrokerSide,
+    after: BrokerSide,
+    *,
+    last: BrokerSide | None = None,
+    start: int = 10,
+    stop: int = 30,
 ) -> set[tuple[str, int | None, int | None]]:
     info = ObjectInfo("key", 5, "1")
     entry = SegmentEntry("t", TEXT, 0, 10, TEXT, "key", (("log", info),))
     part = PartitionObjects("t", TEXT, 0, (entry,), ())
     statement = PartitionStatement("t", TEXT, 0, start, stop, stop, 1, 5, is_whole=True)
-    more = against_brokers(part, statement, [], before, after, after, old_ms=49)
+    more = against_brokers(part, statement, [], before, after, last or after, old_ms=49)
     return {(one.name, one.start, one.stop) for one in more}
 
 
@@ -271,6 +276,12 @@ def test_where_logs_begin() -> None:
         assert {one.start for one in told if one.name == "named-not-there"} == {10}
     # What retention took meanwhile is not missed.
     assert compared(side(4, 30, owned, ONE), side(10, 30, owned, ONE)) == set()
+    asked = side(10, 30, owned, ONE), side(10, 30, owned, ONE)
+    # Deleted when all was read, or made again: where its log starts then is of no interest.
+    again = side(0, 0, owned, ONE)
+    other = BrokerLog("t", "AAAAAAAAAAAAAAAAAAAAMQ", 0, 9, 0, 5, 5, 5, 0)
+    for gone in ({}, {AT: other}):
+        assert compared(*asked, last=BrokerSide(gone, again.named, again.owned, {})) == set()
     assert compared(side(30, 45, owned, ONE), side(50, 55, owned, ONE)) == {
         ("below-log-start", 10, 30)
     }
