@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from segment_format.kernels.pool_memory import copied
+from segment_format.values.heads import heads
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -145,9 +146,6 @@ def _ids(values: pa.Array) -> NDArray[np.int64]:
 
 def _guids(values: pa.Array, rows: NDArray[np.intp]) -> tuple[list[str], NDArray[np.int64]]:
     """The GUIDs of rows that have one, each once, and which of them each row has."""
-    _, ends, data = values.buffers()
-    bounds = np.frombuffer(ends, np.int32, len(values) + 1, 4 * values.offset).astype(np.int64)
-    content = np.frombuffer(data, np.uint8)
-    heads = content[bounds[rows, np.newaxis] + np.arange(1, GUID_HEADER)]
-    distinct, which = np.unique(heads, axis=0, return_inverse=True)
+    found = heads(values, GUID_HEADER)[rows, 1:]
+    distinct, which = np.unique(found, axis=0, return_inverse=True)
     return [str(uuid.UUID(bytes=one.tobytes())) for one in distinct], which.reshape(-1)

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from segment_format.values.avro.by_writer import ByWriter
-from segment_format.values.avro.heads import heads
+from segment_format.values.heads import heads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

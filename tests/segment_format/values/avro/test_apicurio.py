@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 
 from segment_format.values.avro.apicurio import AS_JSON, OTHER_IDS, ApicurioAvroDecoder
-from segment_format.values.avro.heads import heads
 from segment_format.values.avro.json_text import JSON_TEXT
 from segment_format.values.avro.parse import parse_avro
+from segment_format.values.heads import heads
 
 LARGE = (1 << 40) + 5
 SCHEMAS = {7: parse_avro('"int"'), LARGE: parse_avro('["null", "long"]')}
