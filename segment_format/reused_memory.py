@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 LEAST_BYTES: Final = 256 << 10
 """Below this, fresh memory is as good: the allocator has it at hand."""
-_MAX_ARRAYS: Final = 6  # as read, decrypted and decompressed, and what the consumer still holds
-_MAX_KEPT_BYTES: Final = 32 << 20
+_MAX_ARRAYS: Final = 24  # as many as are read ahead, and what the consumer still holds
+_MAX_KEPT_BYTES: Final = 160 << 20
 _ROUNDED_TO: Final = 1 << 20
 
 

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kts_source.secret import Secret
 from kts_source.store.obstore_settings import (
-    LeftToFsspecError,
     client_options,
-    require_known,
     require_no_bundle,
-    require_no_proxy,
+    require_obstore_can,
 )
+from kts_source.store.range_settings import LeftToFsspecError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -126,8 +125,7 @@ def azure_range_settings(
     Raises:
         LeftToFsspecError: obstore cannot do all of it.
     """
-    require_known(arguments.keys() - _ARGUMENTS, ("abfs", "abfss", "az"), "AZURE_")
-    require_no_proxy()
+    require_obstore_can(arguments.keys() - _ARGUMENTS, ("abfs", "abfss", "az"), "AZURE_")
     if not _CONTAINER.fullmatch(container) and container != "$root":
         raise LeftToFsspecError("the container's name is not an ordinary one")
     if os.environ.get("AZURE_ENCRYPTION_KEY"):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kts_source.errors import ArchivedObjectError
 from kts_source.store.azure_range_settings import AzureRangeSettings, azure_range_settings
-from kts_source.store.obstore_ranges import RangeError
+from kts_source.store.range_reader import RangeError
 from kts_source.store.ranged_store import RangedStore
 
 if TYPE_CHECKING:

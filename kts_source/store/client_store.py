@@ -18,7 +18,7 @@ from kts_source.store.storage_options import secret_values
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from kts_source.store.object_store import ObjectInfo
+    from kts_source.store.object_store import Data, ObjectInfo
 
 T = TypeVar("T")
 
@@ -65,14 +65,14 @@ class ClientStore(ABC):
         self._check_key(key)
         return self._request(lambda: self._look_up(key), key)
 
-    def get_range(self, key: str, start: int, stop: int, *, version: str | None = None) -> bytes:
+    def get_range(self, key: str, start: int, stop: int, *, version: str | None = None) -> Data:
         """See `ObjectStore.get_range`."""
         check_range(start, stop)
         self._check_key(key)
         if start == stop:
             return b""
 
-        def read() -> bytes:
+        def read() -> Data:
             data = self._read(key, start, stop, version)
             if len(data) != stop - start:
                 raise TransientError(f"{len(data)} bytes were answered for [{start}, {stop})")
@@ -94,7 +94,7 @@ class ClientStore(ABC):
         """Makes one attempt to look an object up."""
 
     @abstractmethod
-    def _read(self, key: str, start: int, stop: int, version: str | None) -> bytes:
+    def _read(self, key: str, start: int, stop: int, version: str | None) -> Data:
         """Makes one attempt to read a range that is not empty."""
 
     @abstractmethod

@@ -15,6 +15,7 @@ from kts_source.errors import InvalidOptionError
 from kts_source.store.client_store import ClientStore
 from kts_source.store.deadline import within_deadline
 from kts_source.store.object_store import (
+    Data,
     ObjectInfo,
     beyond_end,
     check_version,
@@ -190,7 +191,7 @@ class FsspecStore(ClientStore):
             None if storage_class is None else str(storage_class),
         )
 
-    def _read(self, key: str, start: int, stop: int, version: str | None) -> bytes:
+    def _read(self, key: str, start: int, stop: int, version: str | None) -> Data:
         data = bytes(self._call("cat_file", self._path(key), start=start, end=stop))
         if version is not None or len(data) != stop - start:
             self._tally.add(requests=1)

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kts_source.secret import Secret
 from kts_source.store.obstore_settings import (
-    LeftToFsspecError,
     client_options,
-    require_known,
     require_no_bundle,
-    require_no_proxy,
+    require_obstore_can,
 )
+from kts_source.store.range_settings import LeftToFsspecError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -108,8 +107,7 @@ def gcs_range_settings(
     Raises:
         LeftToFsspecError: obstore cannot do all of it.
     """
-    require_known(arguments.keys() - _ARGUMENTS, ("gs", "gcs"), "GOOGLE_")
-    require_no_proxy()
+    require_obstore_can(arguments.keys() - _ARGUMENTS, ("gs", "gcs"), "GOOGLE_")
     if not _BUCKET.fullmatch(bucket):
         raise LeftToFsspecError("the bucket's name is not an ordinary one")
     endpoint = str(filesystem._location).rstrip("/")  # noqa: SLF001  # environment and universe are in it

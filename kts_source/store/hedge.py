@@ -8,7 +8,10 @@ is off unless asked for.
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from kts_source.store.cancel import Cancellation, cancelled_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -49,3 +52,38 @@ async def hedged(
         for one in attempts:
             one.cancel()
         await asyncio.gather(*attempts, return_exceptions=True)
+
+
+def hedged_call(
+    call: Callable[[], T], *, after_seconds: float, on_second: Callable[[], object]
+) -> T:
+    """As `hedged`, for calls that wait in a thread and obey the current `Cancellation`.
+
+    Args:
+        call: Makes one attempt; called in threads of its own.
+        after_seconds: When the first counts as late.
+        on_second: Called when the second attempt is made.
+
+    Raises:
+        Exception: See `hedged`.
+    """
+    scope = Cancellation()
+
+    def attempt() -> T:
+        with scope.scope():
+            return call()
+
+    with ThreadPoolExecutor(2, thread_name_prefix="kts-hedge") as pool, cancelled_by(scope.cancel):
+        try:
+            waiting = {pool.submit(attempt)}
+            done, _ = wait(waiting, after_seconds)
+            if not done:
+                on_second()
+                waiting.add(pool.submit(attempt))
+            while True:
+                done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                for one in done:
+                    if one.exception() is None or not waiting:
+                        return one.result()
+        finally:
+            scope.cancel()

@@ -1,61 +1,18 @@
-"""What obstore is told about a bucket, whichever cloud it is in, and what is never left to it."""
+"""What obstore is told, whichever cloud it reads, and where it would listen to the environment."""
 
 from __future__ import annotations
 
 import os
-import urllib.request
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
-from segment_format.tuning import is_on
+from kts_source.store.range_settings import LeftToFsspecError, require_known, require_no_proxy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from obstore.store import ClientConfig
 
-    from kts_source.secret import Secret
     from kts_source.store.retry import RetryPolicy
-
-
-class LeftToFsspecError(Exception):
-    """What is asked for is left to the cloud's library behind fsspec. The text says what, and holds
-    no value of an option.
-
-    Args:
-        reason: The text.
-        was_asked: Whether a request was made.
-    """
-
-    def __init__(self, reason: str, *, was_asked: bool = False) -> None:
-        super().__init__(reason)
-        self.was_asked = was_asked
-
-
-class RangeSettings(Protocol):
-    """What opens obstore's store of a bucket or container."""
-
-    @property
-    def endpoint(self) -> str:
-        """URL of the service."""
-        ...
-
-    def credentials(self) -> Secret[Any]:
-        """Those of now; another value opens another store. Not for several threads at a time.
-
-        Raises:
-            LeftToFsspecError: There are none, or they are not obstore's to have.
-        """
-        ...
-
-    def renew(self) -> bool:
-        """Takes new credentials in place of those that were refused, however long they should have
-        held. False where there are none to be had. May wait for who gives them.
-        """
-        ...
-
-    def open(self, credentials: Secret[Any]) -> Any:  # noqa: ANN401  # obstore's stores have no base
-        """A store that tries each request once."""
-        ...
 
 
 def client_options(
@@ -79,26 +36,18 @@ def client_options(
     }
 
 
-def require_known(unknown: Iterable[str], schemes: Iterable[str], prefix: str) -> None:
-    """Refuses what only the other library knows.
+def require_obstore_can(unknown: Iterable[str], schemes: Iterable[str], prefix: str) -> None:
+    """Refuses what only the other library knows, and what the environment says of connections.
 
     Args:
-        unknown: Arguments that obstore would not see.
-        schemes: Under which fsspec's own configuration may hold more.
+        unknown: As for `require_known`, as are `schemes`.
+        schemes: See there.
         prefix: Of the environment variables that obstore reads.
 
     Raises:
         LeftToFsspecError: There is such a thing.
     """
-    import fsspec.config
-
-    if not is_on():
-        raise LeftToFsspecError("KTS_TUNING=off")
-    if names := sorted(unknown):
-        raise LeftToFsspecError(f"storageOptions name {', '.join(names)}")
-    for scheme in schemes:
-        if fsspec.config.conf.get(scheme):
-            raise LeftToFsspecError(f"fsspec's configuration speaks of {scheme}://")
+    require_known(unknown, schemes)
     # obstore's own names for what the other library would not see.
     for name in (
         "ALLOW_INVALID_CERTIFICATES",
@@ -108,27 +57,17 @@ def require_known(unknown: Iterable[str], schemes: Iterable[str], prefix: str) -
     ):
         if os.environ.get(prefix + name):
             raise LeftToFsspecError(f"{prefix}{name} is set")
+    require_no_proxy()
 
 
-def require_no_proxy() -> None:
-    """Refuses a proxy that the environment names.
-
-    Raises:
-        LeftToFsspecError: It does.
-    """
-    if urllib.request.getproxies().keys() & {"http", "https", "all"}:
-        raise LeftToFsspecError("the environment names a proxy")
-
-
-def require_no_bundle(endpoint: str, named: object = None) -> None:
+def require_no_bundle(endpoint: str) -> None:
     """Refuses certificates of one's own.
 
     Args:
         endpoint: URL of the service.
-        named: Where they are, as far as the other library says.
 
     Raises:
         LeftToFsspecError: There are some, and the connections are encrypted.
     """
-    if endpoint.startswith("https:") and (named or os.environ.get("REQUESTS_CA_BUNDLE")):
+    if endpoint.startswith("https:") and os.environ.get("REQUESTS_CA_BUNDLE"):
         raise LeftToFsspecError("a bundle of certificates is named")

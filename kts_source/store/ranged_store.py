@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from kts_source.extras import require
 from kts_source.secret import Secret, scrub
 from kts_source.store.fsspec_store import FsspecStore
-from kts_source.store.obstore_ranges import RangeError, RangeReader
-from kts_source.store.obstore_settings import LeftToFsspecError
+from kts_source.store.obstore_ranges import ObstoreReader
+from kts_source.store.range_reader import RangeError
+from kts_source.store.range_settings import LeftToFsspecError
 from kts_source.store.retry import DEFAULT_RETRY_POLICY, RetryPolicy
 from kts_source.store.storage_options import extra_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kts_source.store.obstore_settings import RangeSettings
+    from kts_source.store.object_store import Data
+    from kts_source.store.range_settings import RangeSettings
 
 
 class RangedStore(FsspecStore):
@@ -32,7 +34,7 @@ class RangedStore(FsspecStore):
     _library: ClassVar[str]
     # Of this package; it brings the library.
     _extra: ClassVar[str]
-    # See `RangeReader`.
+    # See `ObstoreReader`.
     _by_generation: ClassVar[bool] = False
     _doubted: ClassVar[frozenset[int]] = frozenset()
 
@@ -45,7 +47,7 @@ class RangedStore(FsspecStore):
         require(self._library, self._extra, f"{url.partition('://')[0]}://")
         super().__init__(url, storage, retry_policy)
         self._bucket = self._root.partition("/")[0]
-        self._ranges = RangeReader(
+        self._ranges = ObstoreReader(
             f"the {self._place} {self._bucket}",
             self._library,
             self._settings,
@@ -84,8 +86,8 @@ class RangedStore(FsspecStore):
             raise LeftToFsspecError(f"{self._library} cannot be opened") from None
         return self._settings_of(filesystem, extra_arguments(self._storage.reveal()))
 
-    def _read(self, key: str, start: int, stop: int, version: str | None) -> bytes:
-        def by_filesystem() -> bytes:
+    def _read(self, key: str, start: int, stop: int, version: str | None) -> Data:
+        def by_filesystem() -> Data:
             return super(RangedStore, self)._read(key, start, stop, version)
 
         if version is not None and not self._can_pin(version):

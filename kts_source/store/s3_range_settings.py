@@ -1,32 +1,25 @@
-"""What obstore is told about a bucket: the same as s3fs, or why it cannot be.
+"""How ranges of a bucket's objects are asked for: as s3fs would, or why they are left to it.
 
 s3fs' arguments and what botocore finds in the environment and the AWS configuration files decide.
-obstore would look into the environment for itself, so all that it could take from there is set.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import urllib.parse
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from kts_source.secret import Secret
 from kts_source.store.botocore_log import hide_tokens
-from kts_source.store.obstore_settings import (
-    LeftToFsspecError,
-    client_options,
-    require_known,
-    require_no_bundle,
-    require_no_proxy,
-)
+from kts_source.store.http_client import HttpSettings
+from kts_source.store.range_settings import LeftToFsspecError, require_known, require_no_proxy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from obstore.store import ClientConfig
-
-    from kts_source.store.retry import RetryPolicy
+    from kts_source.store.s3_ranges import S3Ranges
 
 _ARGUMENTS: Final = {
     *("anon", "key", "secret", "token", "profile", "endpoint_url", "requester_pays"),
@@ -37,12 +30,7 @@ _CONFIG: Final = {
     *("max_pool_connections", "response_checksum_validation", "retries"),
 }
 _OF_PROFILES: Final = ("endpoint_url", "services", "s3")
-_OF_ENVIRONMENT: Final = (
-    "AWS_ENDPOINT_URL",
-    "AWS_ENDPOINT_URL_S3",
-    # obstore's own name for what s3fs would not see.
-    "AWS_SSE_CUSTOMER_KEY_BASE64",
-)
+_OF_ENVIRONMENT: Final = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _REGION: Final = re.compile(r"(?!cn-|us-iso|eu-isoe|eusc-)[a-z]{2}(-[a-z]+)+-[0-9]")
 
@@ -84,23 +72,28 @@ class AwsChain:
 
 @dataclass(frozen=True, slots=True)
 class S3RangeSettings:
-    """What opens obstore's store of a bucket.
+    """How ranges of a bucket's objects are asked for.
 
     Attributes:
-        endpoint: URL, with the bucket in its host where addresses are virtual.
-        config: Other configuration of `obstore.store.S3Store`.
-        client_options: Its client's.
+        http: The server: the bucket's own where addresses are virtual.
+        path: What comes before the key, percent-encoded, without the last slash.
+        region: For the signature.
+        request_payer: Whether the one who asks pays.
         keys: Access key, secret key and token as given; `None`: the AWS chain, or unsigned.
-        chain: Where it gives the credentials; a store is opened alike whichever gave them.
-        is_aws: Whether the endpoint is one of AWS's own.
+        chain: Where it gives the credentials; a client is opened alike whichever gave them.
     """
 
-    endpoint: str
-    config: Mapping[str, Any]
-    client_options: ClientConfig = field(repr=False)  # a proxy's URL may hold a password
+    http: HttpSettings
+    path: str
+    region: str
+    request_payer: bool
     keys: Secret[Keys | None]
     chain: AwsChain | None = field(compare=False)
-    is_aws: bool
+
+    @property
+    def endpoint(self) -> str:
+        """See `RangeSettings`."""
+        return self.http.url
 
     def credentials(self) -> Secret[Keys | None]:
         """Those of now, renewed where they must be; a secret `None` for unsigned requests.
@@ -108,59 +101,35 @@ class S3RangeSettings:
         Not for several threads at a time, as botocore's session is not.
 
         Raises:
-            LeftToFsspecError: The chain has none, or they are not obstore's to have.
+            LeftToFsspecError: The chain has none.
         """
         if self.chain is None:
-            return self._checked(self.keys)
+            return self.keys
         found = self.chain.keys()
         if found is None:
             raise LeftToFsspecError("there are no credentials")
-        return self._checked(found)
-
-    def _checked(self, keys: Secret[Any]) -> Secret[Any]:
-        """Refuses tokens where a redirect may lead anywhere: obstore sends them along."""
-        given = keys.reveal()
-        if not self.is_aws and given is not None and given[2] is not None:
-            raise LeftToFsspecError("temporary credentials at an endpoint of one's own")
-        return keys
+        return Secret(found.reveal())
 
     def renew(self) -> bool:
         """Looks into the AWS chain again; keys that were given as they are stay."""
         return self.chain is not None and self.chain.renew()
 
-    def open(self, credentials: Secret[Keys | None]) -> Any:  # noqa: ANN401
-        """A store that tries each request once."""
-        from obstore.store import S3Store
+    def open(self, credentials: Secret[Keys | None]) -> S3Ranges:
+        """A client that tries each request once. See `RangeSettings.open` for what it raises."""
+        from kts_source.store.s3_ranges import S3Ranges
 
-        named: dict[str, Any] = {}
-        keys = credentials.reveal()
-        if keys is not None:
-            access, secret, token = keys
-            found = {"access_key_id": access, "secret_access_key": secret, "token": token}
-            # As a provider: beside keys alone, obstore takes a token of the environment.
-            named["credential_provider"] = lambda: {**found, "expires_at": None}
-        return S3Store(
-            **self.config,
-            **named,
-            endpoint=self.endpoint,
-            skip_signature=keys is None,
-            client_options=self.client_options,
-            retry_config={"max_retries": 0},
-        )
+        return S3Ranges(self, credentials)
 
 
-def range_settings(
-    bucket: str, arguments: Mapping[str, Any], policy: RetryPolicy
-) -> S3RangeSettings:
-    """The settings that are to obstore what the arguments are to s3fs. Nothing is asked of a store.
+def range_settings(bucket: str, arguments: Mapping[str, Any]) -> S3RangeSettings:
+    """The settings that do what the arguments do with s3fs. Nothing is asked of a store.
 
     Args:
         bucket: Its name.
         arguments: See `storage_options.s3_arguments`.
-        policy: The deadline of a request.
 
     Raises:
-        LeftToFsspecError: obstore cannot do all of it.
+        LeftToFsspecError: Only s3fs can do all of it.
     """
     config, client = arguments["config_kwargs"], arguments["client_kwargs"]
     _require_known(bucket, arguments)
@@ -169,37 +138,43 @@ def range_settings(
     session = _session(arguments.get("profile"), gives_credentials=has_chain)
     region = client.get("region_name") or session.get_config_variable("region")
     given = arguments.get("endpoint_url")
-    style = (config.get("s3") or {}).get("addressing_style")
+    is_virtual = (config.get("s3") or {}).get("addressing_style") == "virtual"
     if given is None:
         if region is None or not _REGION.fullmatch(region):
             raise LeftToFsspecError("the region is not given, or has endpoints of its own")
         host = f"s3.{region}.amazonaws.com"
-        endpoint = f"https://{bucket}.{host}" if style == "virtual" else f"https://{host}"
-    elif style == "virtual":
+        endpoint = f"https://{bucket}.{host}" if is_virtual else f"https://{host}"
+    elif is_virtual:
         raise LeftToFsspecError("virtual addresses of an endpoint of one's own")
     else:
         endpoint = given.rstrip("/")
-    require_no_bundle(endpoint, session.get_config_variable("ca_bundle"))
+    parts = urllib.parse.urlsplit(endpoint)
+    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+        raise LeftToFsspecError("the endpoint is not of the kind https://host:port")
     keys = (arguments["key"], arguments["secret"], arguments.get("token")) if has_keys else None
-    of_client = client_options(endpoint, config["connect_timeout"], config["read_timeout"], policy)
-    if proxies := config.get("proxies"):
-        of_client["proxy_url"] = proxies["https" if endpoint[4] == "s" else "http"]
-    settings = S3RangeSettings(
-        endpoint,
-        {
-            "bucket": bucket,
-            "region": region or "us-east-1",
-            "virtual_hosted_style_request": style == "virtual",
-            "request_payer": bool(arguments.get("requester_pays")),
-        },
-        of_client,
+    http = HttpSettings(
+        f"{parts.scheme}://{parts.netloc}",
+        config["connect_timeout"],
+        config["read_timeout"],
+        Secret((config.get("proxies") or {}).get(parts.scheme)),
+        _ca_file(session) if parts.scheme == "https" else None,
+    )
+    return S3RangeSettings(
+        http,
+        parts.path if is_virtual else f"{parts.path}/{bucket}",
+        region or "us-east-1",
+        bool(arguments.get("requester_pays")),
         Secret(keys),
         AwsChain(arguments.get("profile"), session) if has_chain else None,
-        given is None,
     )
-    if has_keys:
-        settings.credentials()  # tells now what is left to s3fs
-    return settings
+
+
+def _ca_file(session: Any) -> str:  # noqa: ANN401  # botocore's
+    """Whose certificates s3fs trusts."""
+    from botocore.httpsession import get_cert_path
+
+    named = session.get_config_variable("ca_bundle") or os.environ.get("REQUESTS_CA_BUNDLE")
+    return str(get_cert_path(named or True))
 
 
 def _require_known(bucket: str, arguments: Mapping[str, Any]) -> None:
@@ -214,7 +189,7 @@ def _require_known(bucket: str, arguments: Mapping[str, Any]) -> None:
         *((config.get("s3") or {}).keys() - {"addressing_style"}),
         *((config.get("proxies") or {}).keys() - {"http", "https"}),
     }
-    require_known(unknown, ("s3", "s3a"), "AWS_")
+    require_known(unknown, ("s3", "s3a"))
     if arguments.get("key") is not None and arguments.get("secret") is None:
         raise LeftToFsspecError("an access key without its secret")
     for name in _OF_ENVIRONMENT:

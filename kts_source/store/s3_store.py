@@ -1,5 +1,4 @@
-"""S3 and what speaks like it: ranges through obstore where it can (`s3_ranges`), all else through
-s3fs.
+"""S3 and what speaks like it: ranges by a client of our own (`s3_ranges`), all else by s3fs.
 
 Reads of s3fs go to `get_object` itself: its public ones cannot pin a version, and retry on their
 own. With a version, the request says `If-Match` and the answer's ETag is compared as well, for
@@ -21,13 +20,16 @@ from kts_source.secret import Secret, scrub
 from kts_source.store.client_store import ClientStore
 from kts_source.store.http_answer import require_range
 from kts_source.store.object_store import ObjectInfo, check_version
-from kts_source.store.obstore_ranges import EXPIRED_CODES, RangeError, RangeReader
+from kts_source.store.range_reader import EXPIRED_CODES, RangeError
 from kts_source.store.retry import DEFAULT_RETRY_POLICY, RetryPolicy, TransientError
 from kts_source.store.s3_range_settings import range_settings
+from kts_source.store.s3_ranges import S3Reader
 from kts_source.store.storage_options import s3_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Mapping
+
+    from kts_source.store.object_store import Data
 
 T = TypeVar("T")
 
@@ -89,10 +91,10 @@ class S3Store(ClientStore):
         self._check_key(prefix)
         given = Secret(s3_arguments(storage.reveal(), retry_policy))
         self._has_chain = given.reveal().get("key") is None and not given.reveal()["anon"]
-        self._ranges = RangeReader(
+        self._ranges = S3Reader(
             f"the bucket {self._bucket}",
             "s3fs",
-            lambda: range_settings(self._bucket, given.reveal(), retry_policy),
+            lambda: range_settings(self._bucket, given.reveal()),
             retry_policy,
             self._tally,
         )
@@ -191,7 +193,7 @@ class S3Store(ClientStore):
         self._tally.add(requests=not listing, list_requests=listing)
         return self._client.run(call, hedge=hedge)
 
-    def _read(self, key: str, start: int, stop: int, version: str | None) -> bytes:
+    def _read(self, key: str, start: int, stop: int, version: str | None) -> Data:
         return self._ranges.read_or(
             lambda: self._read_by_s3fs(key, start, stop, version),
             self._prefix + key,

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 KEYS = {"s3.access-key-id": "AKGIVEN", "s3.secret-access-key": "secret-0123456789"}
+# An argument that changes nothing, but that only s3fs knows.
+BY_S3FS = {"storageOptions": '{"use_ssl": true}'}
 DATA = bytes(range(256)) * 8
 ETAG = '"v1"'
 QUICK = RetryPolicy(max_attempts=3, first_pause_seconds=0.001, max_pause_seconds=0.01)
@@ -45,7 +47,7 @@ class OneObject:
                 if error is not None:
                     status, code = error
                     body = f"<Error><Code>{code}</Code><Message>no</Message></Error>".encode()
-                    self._answer(status, {}, body)
+                    self._answer(status, bucket.headers, body)
                     return
                 first, last = map(int, named["range"].removeprefix("bytes=").split("-"))
                 body = bucket.body(DATA[first : last + 1])

@@ -11,13 +11,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kts_source.errors import AccessDeniedError
-from tests.kts_source.store.one_object import DATA, ETAG, KEYS, OneObject
+from tests.kts_source.store.one_object import BY_S3FS, DATA, ETAG, KEYS, OneObject
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-# An argument that changes nothing, but that only s3fs knows.
-BY_S3FS = {"storageOptions": '{"use_ssl": true}'}
 
 
 @pytest.fixture
@@ -40,7 +37,7 @@ def _from_a_process(key: str) -> None:
 
 
 @pytest.mark.parametrize("write", [_from_a_file, _from_a_process])
-@pytest.mark.parametrize("options", [{}, BY_S3FS], ids=["obstore", "s3fs"])
+@pytest.mark.parametrize("options", [{}, BY_S3FS], ids=["own", "s3fs"])
 @pytest.mark.parametrize("refusal", [(400, "ExpiredToken"), (403, "InvalidAccessKeyId")])
 def test_keys_that_were_replaced_are_looked_up_again(
     bucket: OneObject,
@@ -65,7 +62,7 @@ def test_keys_that_were_replaced_are_looked_up_again(
     store.close()
 
 
-@pytest.mark.parametrize("options", [{}, BY_S3FS], ids=["obstore", "s3fs"])
+@pytest.mark.parametrize("options", [{}, BY_S3FS], ids=["own", "s3fs"])
 def test_a_refusal_stays_one_where_no_other_keys_are(
     bucket: OneObject, options: dict[str, str]
 ) -> None:

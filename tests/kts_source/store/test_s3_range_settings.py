@@ -1,4 +1,4 @@
-"""What obstore is told of a bucket, and what is left to s3fs."""
+"""How ranges of a bucket are asked for, and what is left to s3fs."""
 
 from __future__ import annotations
 
@@ -9,48 +9,58 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kts_source.store.obstore_settings import LeftToFsspecError
+from kts_source.store.range_settings import LeftToFsspecError
 from kts_source.store.s3_range_settings import range_settings
 from kts_source.store.s3_store import S3Store
 from kts_source.store.storage_options import s3_arguments, storage_options_from
-from tests.kts_source.store.one_object import KEYS, QUICK
+from tests.kts_source.store.one_object import KEYS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+AWS = "https://s3.eu-west-3.amazonaws.com"
+VIRTUAL = "https://bucket.s3.us-gov-west-1.amazonaws.com"
+
+
 @pytest.mark.parametrize(
-    ("options", "endpoint", "config"),
+    ("options", "url", "path"),
     [
-        ({"s3.region": "eu-west-3"}, "https://s3.eu-west-3.amazonaws.com", {}),
-        (
-            {"s3.region": "us-gov-west-1", "s3.force-virtual-addressing": "true"},
-            "https://bucket.s3.us-gov-west-1.amazonaws.com",
-            {"virtual_hosted_style_request": True},
-        ),
-        ({"s3.endpoint": "http://minio:9000/"}, "http://minio:9000", {}),
-        (
-            {"s3.endpoint": "https://minio", "storageOptions": '{"requester_pays": true}'},
-            "https://minio",
-            {"request_payer": True},
-        ),
+        ({"s3.region": "eu-west-3"}, AWS, "/bucket"),
+        ({"s3.region": "us-gov-west-1", "s3.force-virtual-addressing": "true"}, VIRTUAL, ""),
+        ({"s3.endpoint": "http://minio:9000/"}, "http://minio:9000", "/bucket"),
+        ({"s3.endpoint": "https://minio/at/s3"}, "https://minio", "/at/s3/bucket"),
     ],
 )
-def test_settings(
-    clean_environment: None, options: dict[str, str], endpoint: str, config: dict[str, object]
-) -> None:
+def test_settings(clean_environment: None, options: dict[str, str], url: str, path: str) -> None:
     storage = storage_options_from({**KEYS, **options}).reveal()
-    settings = range_settings("bucket", s3_arguments(storage), QUICK)
-    assert settings.endpoint == endpoint
-    assert settings.config == {
-        "bucket": "bucket",
-        "region": options.get("s3.region", "us-east-1"),
-        "virtual_hosted_style_request": False,
-        "request_payer": False,
-        **config,
-    }
+    settings = range_settings("bucket", s3_arguments(storage))
+    assert (settings.http.url, settings.path) == (url, path)
+    assert settings.region == options.get("s3.region", "us-east-1")
     assert settings.credentials().reveal() == ("AKGIVEN", "secret-0123456789", None)
+    assert not settings.request_payer
+    assert settings.http.proxy.reveal() is None
+    assert (settings.http.connect_seconds, settings.http.read_seconds) == (1.0, 5.0)
     assert "secret" not in repr(settings)
+
+
+def test_more_settings(clean_environment: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_CA_BUNDLE", "/etc/own.pem")
+    proxy = "http://user:pass-word@proxy:3128"
+    options = {
+        "s3.region": "eu-west-3",
+        "s3.proxy-uri": proxy,
+        "s3.connect-timeout": "3",
+        "s3.request-timeout": "9",
+        "storageOptions": '{"requester_pays": true}',
+    }
+    storage = storage_options_from({**KEYS, **options}).reveal()
+    settings = range_settings("bucket", s3_arguments(storage))
+    assert settings.request_payer
+    assert settings.http.proxy.reveal() == proxy
+    assert settings.http.ca_file == "/etc/own.pem"
+    assert (settings.http.connect_seconds, settings.http.read_seconds) == (3.0, 9.0)
+    assert "pass-word" not in repr(settings)
 
 
 def _profile(text: str) -> Callable[[pytest.MonkeyPatch], None]:
@@ -88,16 +98,11 @@ LEFT: dict[str, tuple[dict[str, str], Callable[[pytest.MonkeyPatch], None] | Non
     ),
     "KTS_TUNING": ({"s3.region": "eu-west-3"}, _environment("KTS_TUNING", "off")),
     "AWS_ENDPOINT_URL": ({}, _environment("AWS_ENDPOINT_URL", "http://minio")),
-    "AWS_PROXY_URL": ({}, _environment("AWS_PROXY_URL", "http://proxy")),
     "a proxy": ({"s3.region": "eu-west-3"}, _environment("HTTPS_PROXY", "http://proxy")),
-    "a bundle": ({"s3.region": "eu-west-3"}, _environment("AWS_CA_BUNDLE", "/x.pem")),
     "has endpoint_url": ({}, _profile("endpoint_url = http://minio")),
     "has s3": ({}, _profile("s3 =\n  addressing_style = virtual")),
     "has use_fips_endpoint": ({}, _profile("use_fips_endpoint = true")),
-    "temporary credentials": (
-        {**KEYS, "s3.endpoint": "http://minio", "s3.session-token": "token"},
-        None,
-    ),
+    "of the kind": ({"s3.endpoint": "minio:9000"}, None),
     "profile cannot be read": ({"s3.profile-name": "nobody"}, None),
 }
 
@@ -112,7 +117,7 @@ def test_what_only_s3fs_knows_is_left_to_it(
     keys = {} if "s3.profile-name" in options else KEYS
     storage = storage_options_from({**keys, **options})
     with pytest.raises(LeftToFsspecError, match=reason):
-        range_settings("bucket", s3_arguments(storage.reveal()), QUICK)
+        range_settings("bucket", s3_arguments(storage.reveal()))
     store = S3Store("s3://bucket", storage)
     assert store._ranges.why_not
     assert not store._ranges.can_read("x")
@@ -122,11 +127,11 @@ def test_what_only_s3fs_knows_is_left_to_it(
 def test_odd_buckets_are_left_to_s3fs(clean_environment: None, name: str) -> None:
     arguments = s3_arguments({**KEYS, "s3.region": "eu-west-3"})
     with pytest.raises(LeftToFsspecError, match="ordinary"):
-        range_settings(name, arguments, QUICK)
+        range_settings(name, arguments)
 
 
 def test_the_options_of_a_store_are_json_alone() -> None:
     """What only obstore has can be asked for by no option: a plan means the same everywhere."""
     options = storage_options_from({**KEYS, "storageOptions": json.dumps({"client_options": {}})})
     with pytest.raises(LeftToFsspecError, match="client_options"):
-        range_settings("bucket", s3_arguments(options.reveal()), QUICK)
+        range_settings("bucket", s3_arguments(options.reveal()))

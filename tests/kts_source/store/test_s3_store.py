@@ -38,6 +38,7 @@ from tests.faulty_proxy import (
     status,
 )
 from tests.kts_source.store.object_store_suite import DATA, ObjectStoreSuite
+from tests.kts_source.store.one_object import BY_S3FS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -115,11 +116,7 @@ def proxy(one_proxy: FaultyProxy) -> FaultyProxy:
     return one_proxy
 
 
-# An argument that changes nothing, but that only s3fs knows.
-BY_S3FS = {"storageOptions": '{"use_ssl": true}'}
-
-
-@pytest.fixture(scope="module", params=[{}, BY_S3FS], ids=["obstore", "s3fs"])
+@pytest.fixture(scope="module", params=[{}, BY_S3FS], ids=["own", "s3fs"])
 def one_store(
     bucket: Bucket, one_proxy: FaultyProxy, request: pytest.FixtureRequest
 ) -> Iterator[ObjectStore]:
@@ -226,7 +223,10 @@ def test_the_last_error_tells_every_attempt(proxy: FaultyProxy, store: ObjectSto
     drops, words = (
         (DROPS, ("Connection", "SlowDown", "InternalError", "ayload"))
         if is_by_s3fs(store)
-        else (DROPS[:1], ("Incomplete", "SlowDown", "InternalError", "request or response body"))
+        else (
+            DROPS[:1],
+            ("RemoteDisconnected", "SlowDown", "InternalError", "ended after 3 of 100"),
+        )
     )
     proxy.faults += [*drops, status(503, "SlowDown"), status(500, "InternalError"), cut(3)]
     with pytest.raises(StoreUnavailableError) as caught:

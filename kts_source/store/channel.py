@@ -1,0 +1,219 @@
+"""A connection that `http.client` reads and writes in place of a socket.
+
+It never waits longer than its reader may, whatever arrives in whatever pieces, and any thread can
+wake who waits. Encrypted ones decrypt a large piece at a time: `ssl.SSLSocket` asks the system for
+every 16 KiB, and of many threads that do so each waits for Python's lock most of the time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import queue
+import select
+import socket
+import ssl
+import time
+import weakref
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer, WriteableBuffer
+
+_PIECE_BYTES: Final = 1 << 20
+_AT_A_TIME: Final = 2
+"""More threads that decrypt at once take a third more processor time, waiting for each other."""
+
+
+class Channel:
+    """A plain connection. One thread at a time uses it, but `interrupt` is for any.
+
+    Args:
+        sock: Connected; it is the channel's from now on.
+        read_seconds: How long it may be silent while somebody reads or writes.
+        ends: When who uses it must be done, by `time.monotonic`.
+    """
+
+    def __init__(self, sock: socket.socket, read_seconds: float, ends: float) -> None:
+        self.ends = ends
+        self._sock = sock
+        self._read_seconds = read_seconds
+        self._close = weakref.finalize(self, sock.close)  # idle ones go with their client
+        self._close.atexit = False
+        sock.setblocking(False)
+        self._readable, self._writable = select.poll(), select.poll()
+        self._readable.register(sock, select.POLLIN)
+        self._writable.register(sock, select.POLLOUT)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether the other side neither closed it nor sent what nobody asked for."""
+        return not self._readable.poll(0)
+
+    def receive_into(self, view: memoryview) -> int:
+        """Waits for bytes, and says how many came; none: the other side has ended.
+
+        Raises:
+            TimeoutError: It was silent for too long, or the time is up.
+            OSError: The connection failed.
+        """
+        while True:
+            self._require_time()
+            with contextlib.suppress(BlockingIOError):
+                return self._sock.recv_into(view)
+            self._wait(self._readable)
+
+    def interrupt(self) -> None:
+        """Whoever waits finds that the other side has ended."""
+        with contextlib.suppress(OSError):  # it has, or never began
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def end(self) -> None:
+        """Closes it. More than once does no harm."""
+        self._close()
+
+    # -- what http.client wants of a socket
+
+    def makefile(self, _mode: str) -> io.BufferedReader:
+        """For the next answer."""
+        return io.BufferedReader(_Received(self))
+
+    def sendall(self, data: ReadableBuffer) -> None:
+        """Sends a request."""
+        left = memoryview(data)
+        while left:
+            self._require_time()
+            try:
+                left = left[self._sock.send(left) :]
+            except BlockingIOError:
+                self._wait(self._writable)
+
+    def close(self) -> None:
+        """Nothing: http.client closes sockets before it reads a last answer from them."""
+
+    # -- waiting
+
+    def _require_time(self) -> None:
+        if time.monotonic() >= self.ends:
+            raise TimeoutError("the time is up")
+
+    def _wait(self, until: select.poll) -> None:
+        seconds = min(self._read_seconds, self.ends - time.monotonic())
+        if seconds <= 0 or not until.poll(seconds * 1000):
+            raise TimeoutError(f"silent for {seconds:.3g} s")
+
+
+class TlsTurns:
+    """Whose turn it is to decrypt, and the memory for it. Each client has its own."""
+
+    def __init__(self) -> None:
+        self.free = queue.SimpleQueue[memoryview]()
+        for _ in range(_AT_A_TIME):
+            self.free.put(memoryview(bytearray(_PIECE_BYTES)))
+
+
+class TlsChannel(Channel):
+    """An encrypted connection; made, it has shaken hands.
+
+    Args:
+        sock: As for `Channel`, as are `read_seconds` and `ends`.
+        read_seconds: See there.
+        ends: Also of the handshake.
+        context: Says whom to trust.
+        host: Whose certificate it must be.
+        turns: Of its client.
+
+    Raises:
+        ssl.SSLCertVerificationError: The other side is not whom it should be.
+        OSError: The handshake failed.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        read_seconds: float,
+        ends: float,
+        *,
+        context: ssl.SSLContext,
+        host: str,
+        turns: TlsTurns,
+    ) -> None:
+        super().__init__(sock, read_seconds, ends)
+        self._turns = turns.free
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=host)
+        piece = memoryview(bytearray(16 << 10))
+        while True:
+            try:
+                self._tls.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                self._flush()
+                self._arrived(piece, super().receive_into(piece))
+        self._flush()
+
+    def receive_into(self, view: memoryview) -> int:
+        """See `Channel.receive_into`."""
+        while True:
+            self._require_time()
+            piece = self._turns.get()
+            try:
+                size = self._decrypted_into(view, piece)
+            finally:
+                self._turns.put(piece)
+            self._flush()  # an answer to what was no data
+            if size is not None:
+                return size
+            self._wait(self._readable)
+
+    def sendall(self, data: ReadableBuffer) -> None:
+        """See `Channel.sendall`."""
+        self._tls.write(data)
+        self._flush()
+
+    def _flush(self) -> None:
+        if self._outgoing.pending:
+            super().sendall(self._outgoing.read())
+
+    def _decrypted_into(self, view: memoryview, piece: memoryview) -> int | None:
+        """As `receive_into`, but `None` where it would have to wait."""
+        size = 0
+        while True:
+            try:
+                while size < len(view):
+                    # How many: typeshed knows the form without a buffer alone.
+                    found: Any = self._tls.read(len(view) - size, view[size:])
+                    if not found:
+                        return size
+                    size += found
+                return size
+            except ssl.SSLZeroReturnError:
+                return size
+            except ssl.SSLWantReadError:
+                if size:
+                    return size
+            try:
+                self._arrived(piece, self._sock.recv_into(piece))
+            except BlockingIOError:
+                return None
+
+    def _arrived(self, piece: memoryview, size: int) -> None:
+        if size:
+            self._incoming.write(piece[:size])
+        else:
+            self._incoming.write_eof()
+
+
+class _Received(io.RawIOBase):
+    """The bytes of one answer."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def readinto(self, view: WriteableBuffer) -> int:
+        """See `io.RawIOBase`."""
+        return self._channel.receive_into(memoryview(view).cast("B"))
