@@ -32,7 +32,7 @@ MODULES: Final = (
     "kts_source.spark.batch_reader",
     "kts_source.store.s3_store",
     "kts_source.store.local_store",
-    "obstore.store",
+    "botocore.auth",
     "botocore.session",
     "s3fs",
 )

@@ -8,6 +8,7 @@ obstore asks for a version, so a read is one request; by a file system it is two
 from __future__ import annotations
 
 from abc import abstractmethod
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kts_source.extras import require
@@ -80,6 +81,8 @@ class RangedStore(FsspecStore):
     # -- attempts
 
     def _settings(self) -> RangeSettings:
+        if find_spec("obstore") is None:
+            raise LeftToFsspecError("obstore is not installed")
         try:
             filesystem = self._client.filesystem
         except Exception:  # noqa: BLE001  # it says so itself when it is asked for something
