@@ -130,7 +130,8 @@ def _read(
     """
     decoding: _SliceDecoder | None = None
     ahead = settings.read_ahead
-    spans = _spans(slices, reader, early=ahead.slow_start)
+    early = ahead.slow_start or (ahead.prefetch_bytes > 0 and not reader.store.is_near)
+    spans = _spans(slices, reader, early=early)
     windows = reader.windows(spans, read_ahead=ahead, meanwhile=_prepare_decoder)
     with closing(windows):
         try:
@@ -215,7 +216,8 @@ def _spans(
     slices: Sequence[SegmentSlice], reader: SegmentSource, *, early: bool
 ) -> Iterator[_SliceSpan]:
     """The bytes of the slices. With `early`, those of the first request are a span by themselves
-    where they need no look at an index: a LIMIT may want no more.
+    where they need no look at an index: a LIMIT may want no more, and from afar they are there
+    sooner than a whole chunk.
     """
     for part in slices:
         sure = first_request_stop(part, reader) if early else 0

@@ -9,6 +9,7 @@ import pytest
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
 from kts_source.read import segment_source, slice_boundaries
+from kts_source.read.run_task import run_task
 from kts_source.store.local_store import LocalStore
 from kts_source.tier import Tier
 from segment_format.record.framing import ENTRY_PREFIX_SIZE
@@ -65,3 +66,19 @@ def test_a_compressed_chunk_is_read_whole(monkeypatch: pytest.MonkeyPatch) -> No
     assert run(plan, options, Tier(store)).equals(expected)
     index = plan.tasks[0].slices[0].objects.chunk_index
     assert store.reads[0] == (0, index.chunk(0).transformed_stop)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_task_that_is_read_whole_begins_alike(
+    monkeypatch: pytest.MonkeyPatch, *, whole: bool
+) -> None:
+    """A few bytes are there sooner than a chunk; but others are asked for beside them."""
+    options = parse_options({**tier_options("codecs"), "targetPartitionBytes": "1g"})
+    for module in (segment_source, slice_boundaries):
+        monkeypatch.setattr(module, "FIRST_REQUEST_BYTES", 17)
+    store = Far(TIER)
+    plan = plan_scan(options)
+    rows = [list(run_task(task, options, whole=whole, opened=Tier(store))) for task in plan.tasks]
+    expected = scan({**tier_options("codecs")}).num_rows
+    assert sum(batch.num_rows for batches in rows for batch in batches) == expected
+    assert min(store.reads) == (0, 17)
