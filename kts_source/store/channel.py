@@ -152,6 +152,17 @@ class TlsChannel(Channel):
                 self._arrived(piece, super().receive_into(piece))
         self._flush()
 
+    @property
+    def is_quiet(self) -> bool:
+        """See `Channel.is_quiet`."""
+        if super().is_quiet:
+            with contextlib.suppress(ssl.SSLError):
+                try:
+                    self._tls.read(1)
+                except ssl.SSLWantReadError:
+                    return True  # what came besides was no data
+        return False
+
     def receive_into(self, view: memoryview) -> int:
         """See `Channel.receive_into`."""
         while True:

@@ -137,10 +137,13 @@ class HttpClient:
                 if not self._idle:
                     return None
                 since, connection = self._idle.pop()
-            is_fresh = time.monotonic() - since < _IDLE_SECONDS
-            if is_fresh and connection.channel.is_quiet and attempt.takes(connection.channel):
-                return connection
-            connection.channel.end()
+            channel = connection.channel
+            if time.monotonic() - since < _IDLE_SECONDS and channel.is_quiet:
+                if attempt.takes(channel):
+                    return connection
+                self._give_back(connection)
+                raise CancelledFetchError
+            channel.end()
 
     def _asked(self, target: str, headers: Mapping[str, str]) -> tuple[str, None, dict[str, str]]:
         """Target, body and headers of a request."""
@@ -149,8 +152,10 @@ class HttpClient:
         return self._settings.url + target, None, {**headers, **self._proxy.headers}
 
     def _keep(self, attempt: _Attempt, connection: _Connection) -> None:
-        if not attempt.gives_back():
-            return  # aborted meanwhile
+        if attempt.gives_back():  # not if it was aborted meanwhile
+            self._give_back(connection)
+
+    def _give_back(self, connection: _Connection) -> None:
         with self._lock:
             self._idle.append((time.monotonic(), connection))
             surplus = [one for _, one in self._idle[:-_MAX_IDLE]]

@@ -443,6 +443,24 @@ def test_encrypted_answers_that_are_cut(tmp_path: Path) -> None:
         assert client._idle == []
 
 
+def test_encrypted_answers_that_were_not_asked_for(tmp_path: Path) -> None:
+    """They may have been taken off the socket already."""
+    context, authority = _tls_of(tmp_path)
+
+    def serve(server: Server, sock: socket.socket) -> None:
+        with encrypted(server, sock, context) as wrapped:
+            answers(server, wrapped, (ANSWER + BODY) * 2)
+
+    with serving(serve) as server:
+        url = server.url.replace("http:", "https:")
+        client = HttpClient(HttpSettings(url, 2.0, 5.0, ca_file=authority))
+        for number in range(3):
+            assert ask(client) == BODY
+            while client._idle and client._idle[0][1].channel.is_quiet:
+                time.sleep(0.001)
+            assert server.connections == number + 1
+
+
 @pytest.mark.parametrize("serve", [silent, dripping])
 def test_the_deadline_holds_where_it_is_encrypted(
     tmp_path: Path, serve: Callable[[Server, socket.socket], object]
