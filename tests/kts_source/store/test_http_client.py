@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 BODY = bytes(range(256)) * 4096
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(BODY)
 
+OTHER = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc"
+
 
 class Server:
     """Takes connections, and does with each what the test says."""
@@ -156,7 +158,7 @@ def test_what_the_server_will_close_is_not_kept() -> None:
 
 def test_what_was_not_asked_for_is_no_answer_to_the_next() -> None:
     """Bytes behind an answer, such as a second one."""
-    with serving(lambda server, sock: answers(server, sock, (ANSWER + BODY) * 2)) as server:
+    with serving(lambda server, sock: answers(server, sock, ANSWER + BODY + OTHER)) as server:
         client = client_of(server)
         for number in range(3):
             assert ask(client) == BODY
@@ -449,7 +451,7 @@ def test_encrypted_answers_that_were_not_asked_for(tmp_path: Path) -> None:
 
     def serve(server: Server, sock: socket.socket) -> None:
         with encrypted(server, sock, context) as wrapped:
-            answers(server, wrapped, (ANSWER + BODY) * 2)
+            answers(server, wrapped, ANSWER + BODY + OTHER)
 
     with serving(serve) as server:
         url = server.url.replace("http:", "https:")
