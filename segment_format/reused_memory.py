@@ -30,6 +30,7 @@ LEAST_BYTES: Final = 256 << 10
 """Below this, fresh memory is as good: the allocator has it at hand."""
 _MAX_ARRAYS: Final = 24  # as many as are read ahead, and what the consumer still holds
 _MAX_KEPT_BYTES: Final = 160 << 20
+_MAX_RESTING_BYTES: Final = 32 << 20
 _ROUNDED_TO: Final = 1 << 20
 
 
@@ -73,11 +74,26 @@ def writable_bytes(size: int) -> memoryview:
             array = _mapped(-(-size // _ROUNDED_TO) * _ROUNDED_TO)
         view = array[:size].data
         arrays.append(array)
-        while len(arrays) > _MAX_ARRAYS or (
-            sum(kept.size for kept in arrays) > _MAX_KEPT_BYTES and len(arrays) > 1
-        ):
-            del arrays[0]
+        _drop(_MAX_KEPT_BYTES)
         return view
+
+
+def give_back() -> None:
+    """Gives the system what was kept for a read that has ended, but for a little. Others that read
+    meanwhile only lose memory that is warm. Safe to call from any thread.
+    """
+    if _kept.process == os.getpid():
+        with _kept.lock:
+            _drop(_MAX_RESTING_BYTES)
+
+
+def _drop(most_bytes: int) -> None:
+    """Forgets the arrays that were used longest ago; the lock is held."""
+    arrays = _kept.arrays
+    while len(arrays) > _MAX_ARRAYS or (
+        sum(kept.size for kept in arrays) > most_bytes and len(arrays) > 1
+    ):
+        del arrays[0]
 
 
 def _mapped(size: int) -> NDArray[np.uint8]:

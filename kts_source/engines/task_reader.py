@@ -13,6 +13,7 @@ from kts_source.read.handover import in_threads
 from kts_source.read.read_settings import FOR_ENGINES, BatchLimits
 from kts_source.read.task_metrics import TaskPlace
 from kts_source.read.thread_tiers import ThreadTiers
+from segment_format.reused_memory import give_back
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
@@ -126,8 +127,9 @@ class OpenedTasks:
             yield from self._read(number)
 
     def close(self) -> None:
-        """Lets the connections go."""
+        """Lets the connections go, and memory that the read has used again and again."""
         self._tiers.close()
+        give_back()
 
     def _read(self, number: int) -> Generator[pa.RecordBatch]:
         from kts_source.read.run_task import run_task

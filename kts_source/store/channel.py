@@ -15,10 +15,7 @@ import socket
 import ssl
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer, WriteableBuffer
+from typing import Any, Final
 
 _PIECE_BYTES: Final = 1 << 20
 _AT_A_TIME: Final = 2
@@ -78,7 +75,7 @@ class Channel:
         """For the next answer."""
         return io.BufferedReader(_Received(self))
 
-    def sendall(self, data: ReadableBuffer) -> None:
+    def sendall(self, data: bytes | bytearray | memoryview) -> None:
         """Sends a request."""
         left = memoryview(data)
         while left:
@@ -177,7 +174,7 @@ class TlsChannel(Channel):
                 return size
             self._wait(self._readable)
 
-    def sendall(self, data: ReadableBuffer) -> None:
+    def sendall(self, data: bytes | bytearray | memoryview) -> None:
         """See `Channel.sendall`."""
         self._tls.write(data)
         self._flush()
@@ -225,6 +222,6 @@ class _Received(io.RawIOBase):
         """It is."""
         return True
 
-    def readinto(self, view: WriteableBuffer) -> int:
+    def readinto(self, view: Any) -> int:  # noqa: ANN401  # any buffer
         """See `io.RawIOBase`."""
         return self._channel.receive_into(memoryview(view).cast("B"))

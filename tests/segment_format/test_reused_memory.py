@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from segment_format import reused_memory
-from segment_format.reused_memory import LEAST_BYTES, writable_bytes
+from segment_format.reused_memory import LEAST_BYTES, give_back, writable_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,14 +86,28 @@ def test_a_small_piece_does_not_hold_on_to_a_large_one() -> None:
 
 
 def test_what_is_kept_is_bounded() -> None:
-    views = [writable_bytes(8 << 20) for _ in range(9)]
-    assert len({_address(view) for view in views}) == 9
+    views = [writable_bytes(8 << 20) for _ in range(30)]
+    assert len({_address(view) for view in views}) == 30
     kept = reused_memory._kept.arrays
-    assert sum(array.size for array in kept) <= 32 << 20
-    views = [writable_bytes(1 << 20) for _ in range(9)]
-    assert len(reused_memory._kept.arrays) <= 6
-    huge = writable_bytes(100 << 20)
+    assert sum(array.size for array in kept) <= 160 << 20
+    views = [writable_bytes(1 << 20) for _ in range(30)]
+    assert len(reused_memory._kept.arrays) <= 24
+    huge = writable_bytes(300 << 20)
     assert [array.size for array in reused_memory._kept.arrays] == [huge.nbytes]
+
+
+def test_little_is_kept_between_reads() -> None:
+    held = writable_bytes(8 << 20)
+    views = [writable_bytes(8 << 20) for _ in range(15)]
+    last = _address(views[-1])
+    give_back()
+    assert sum(array.size for array in reused_memory._kept.arrays) == 32 << 20
+    del views
+    assert _address(writable_bytes(8 << 20)) == last
+    held[:] = b"a" * len(held)
+    for _ in range(20):
+        writable_bytes(8 << 20)[:1] = b"b"
+    assert bytes(held[:1]) == b"a"
 
 
 def test_threads_never_get_the_same_memory() -> None:
@@ -162,7 +176,7 @@ def test_memory_is_fresh_where_counts_do_not_tell(monkeypatch: pytest.MonkeyPatc
 _MANY_THREADS = """
 import numpy as np
 from concurrent.futures import ThreadPoolExecutor
-from segment_format.reused_memory import writable_bytes
+from segment_format.reused_memory import give_back, writable_bytes
 
 def resident():
     with open("/proc/self/statm") as file:
@@ -178,6 +192,7 @@ with ThreadPoolExecutor(16) as pool:
     for _ in range(6):
         found = list(pool.map(piece, range(16)))
         del found
+    give_back()
     print(resident() - before)
 """
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import base64
 import http.client
 import socket
-import ssl
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,98 +17,22 @@ from kts_source.store.cancel import Cancellation, CancelledFetchError
 from kts_source.store.hedge import hedged_call
 from kts_source.store.http_client import HttpClient, HttpSettings
 from kts_source.store.retry import TransientError
-from tests.integration.certificates import make_certificates
+from tests.kts_source.store.raw_server import (
+    ANSWER,
+    BODY,
+    OTHER,
+    Server,
+    answers,
+    ask,
+    client_of,
+    dripping,
+    serving,
+    silent,
+    whole,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-BODY = bytes(range(256)) * 4096
-ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(BODY)
-
-OTHER = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc"
-
-
-class Server:
-    """Takes connections, and does with each what the test says."""
-
-    def __init__(self, serve: Callable[[Server, socket.socket], object]) -> None:
-        self.requests: list[bytes] = []
-        self.connections = 0
-        self._serve = serve
-        self.sockets: list[socket.socket] = []
-        self._listener = socket.create_server(("0.0.0.0", 0))
-        self.port = self._listener.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        self._threads = [threading.Thread(target=self._accept, daemon=True)]
-        self._threads[0].start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                return
-            self.connections += 1
-            self.sockets.append(sock)
-            thread = threading.Thread(target=self._one, args=(sock,), daemon=True)
-            self._threads.append(thread)
-            thread.start()
-
-    def _one(self, sock: socket.socket) -> None:
-        with sock, suppress(OSError):
-            self._serve(self, sock)
-
-    def request(self, sock: socket.socket) -> bytes:
-        """Reads one; empty when the client has ended."""
-        data = b""
-        while not data.endswith(b"\r\n\r\n"):
-            part = sock.recv(65536)
-            if not part:
-                return b""
-            data += part
-        self.requests.append(data)
-        return data
-
-    def close(self) -> None:
-        """Ends every connection."""
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        for sock in self.sockets:
-            with suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join(10)
-            assert not thread.is_alive()
-
-
-@contextmanager
-def serving(serve: Callable[[Server, socket.socket], object]) -> Iterator[Server]:
-    server = Server(serve)
-    try:
-        yield server
-    finally:
-        server.close()
-
-
-def answers(server: Server, sock: socket.socket, answer: bytes = ANSWER + BODY) -> None:
-    while server.request(sock):
-        sock.sendall(answer)
-
-
-def client_of(server: Server, *, read_seconds: float = 5.0) -> HttpClient:
-    return HttpClient(HttpSettings(server.url, 2.0, read_seconds))
-
-
-def whole(answer: http.client.HTTPResponse) -> bytes:
-    data = bytearray(len(BODY))
-    size = answer.readinto(data)
-    return bytes(data[:size])
-
-
-def ask(client: HttpClient, *, seconds: float = 20.0) -> bytes:
-    return client.get("/x", {"Host": "x"}, whole, seconds=seconds)
-
+    from collections.abc import Callable
 
 # -- connections
 
@@ -215,19 +137,6 @@ def test_nobody_listens() -> None:
 
 
 # -- who ends it
-
-
-def silent(server: Server, sock: socket.socket) -> None:
-    server.request(sock)
-    sock.recv(1)
-
-
-def dripping(server: Server, sock: socket.socket) -> None:
-    """A byte at a time, so that no wait is ever long."""
-    server.request(sock)
-    for byte in ANSWER + BODY:
-        sock.sendall(bytes([byte]))
-        time.sleep(0.01)
 
 
 def test_silence_is_bounded() -> None:
@@ -347,7 +256,7 @@ def test_an_early_failure_is_not_asked_for_twice() -> None:
         assert len(server.requests) == 1
 
 
-# -- proxies and encryption
+# -- how a server is reached
 
 
 def test_a_proxy_of_plain_requests() -> None:
@@ -365,129 +274,6 @@ def test_a_proxy_of_plain_requests() -> None:
     given = base64.b64encode(b"us@er:pass:word").decode()
     assert f"Proxy-Authorization: Basic {given}" in lines
     assert "pass" not in repr(settings)
-
-
-def encrypted(server: Server, sock: socket.socket, context: ssl.SSLContext) -> ssl.SSLSocket:
-    wrapped = context.wrap_socket(sock, server_side=True)
-    server.sockets.append(wrapped)  # it takes the place of the other
-    return wrapped
-
-
-def _tls_of(folder: Path) -> tuple[ssl.SSLContext, str]:
-    certificates = make_certificates(folder)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificates.broker)
-    return context, str(certificates.authority)
-
-
-@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_encrypted(tmp_path: Path, version: ssl.TLSVersion) -> None:
-    context, authority = _tls_of(tmp_path)
-    context.minimum_version = context.maximum_version = version
-
-    def serve(server: Server, sock: socket.socket) -> None:
-        with encrypted(server, sock, context) as wrapped:
-            answers(server, wrapped)
-
-    with serving(serve) as server:
-        url = server.url.replace("http:", "https:")
-        client = HttpClient(HttpSettings(url, 2.0, 5.0, ca_file=authority))
-        with ThreadPoolExecutor(8) as pool:
-            assert set(pool.map(lambda _: ask(client), range(40))) == {BODY}
-        assert server.connections <= 8
-        other = url.replace("127.0.0.1", "127.0.0.2")
-        with pytest.raises(ssl.SSLCertVerificationError):
-            ask(HttpClient(HttpSettings(other, 2.0, 5.0, ca_file=authority)))
-
-
-def test_encrypted_through_a_proxy(tmp_path: Path) -> None:
-    context, authority = _tls_of(tmp_path)
-
-    def serve(server: Server, sock: socket.socket) -> None:
-        server.request(sock)
-        sock.sendall(b"HTTP/1.1 200 go on\r\n\r\n")
-        with encrypted(server, sock, context) as wrapped:
-            answers(server, wrapped)
-
-    with serving(serve) as proxy:
-        settings = HttpSettings(
-            "https://127.0.0.1:443",
-            2.0,
-            5.0,
-            Secret(f"http://u:p@127.0.0.1:{proxy.port}"),
-            authority,
-        )
-        assert settings.host == "127.0.0.1"
-        client = HttpClient(settings)
-        assert ask(client) == BODY == ask(client)
-    connect, *asked = (request.decode() for request in proxy.requests)
-    assert connect.startswith("CONNECT 127.0.0.1:443 ")
-    assert "Proxy-Authorization: Basic" in connect
-    assert [request.partition("\r\n")[0] for request in asked] == ["GET /x HTTP/1.1"] * 2
-    assert "Proxy-Authorization" not in "".join(asked)
-
-
-def test_encrypted_answers_that_are_cut(tmp_path: Path) -> None:
-    """An end without the protocol's own word may be anybody's."""
-    context, authority = _tls_of(tmp_path)
-
-    def serve(server: Server, sock: socket.socket) -> None:
-        with encrypted(server, sock, context) as wrapped:
-            server.request(wrapped)
-            wrapped.sendall(ANSWER + BODY[:99_999])
-            wrapped.shutdown(socket.SHUT_RDWR)
-
-    with serving(serve) as server:
-        url = server.url.replace("http:", "https:")
-        client = HttpClient(HttpSettings(url, 2.0, 5.0, ca_file=authority))
-        with pytest.raises(ssl.SSLError):
-            ask(client)
-        assert client._idle == []
-
-
-def test_encrypted_answers_that_were_not_asked_for(tmp_path: Path) -> None:
-    """They may have been taken off the socket already."""
-    context, authority = _tls_of(tmp_path)
-
-    def serve(server: Server, sock: socket.socket) -> None:
-        with encrypted(server, sock, context) as wrapped:
-            answers(server, wrapped, ANSWER + BODY + OTHER)
-
-    with serving(serve) as server:
-        url = server.url.replace("http:", "https:")
-        client = HttpClient(HttpSettings(url, 2.0, 5.0, ca_file=authority))
-        for number in range(3):
-            assert ask(client) == BODY
-            while client._idle and client._idle[0][1].channel.is_quiet:
-                time.sleep(0.001)
-            assert server.connections == number + 1
-
-
-@pytest.mark.parametrize("serve", [silent, dripping])
-def test_the_deadline_holds_where_it_is_encrypted(
-    tmp_path: Path, serve: Callable[[Server, socket.socket], object]
-) -> None:
-    context, authority = _tls_of(tmp_path)
-
-    def serve_encrypted(server: Server, sock: socket.socket) -> None:
-        with encrypted(server, sock, context) as wrapped:
-            serve(server, wrapped)
-
-    with serving(serve_encrypted) as server:
-        url = server.url.replace("http:", "https:")
-        client = HttpClient(HttpSettings(url, 2.0, 5.0, ca_file=authority))
-        with pytest.raises(TransientError, match="deadline"):
-            ask(client, seconds=0.3)
-
-
-def test_a_handshake_that_never_comes_is_bounded() -> None:
-    with serving(
-        lambda _server, sock: sock.recv(1) and sock.recv(65536) and sock.recv(1)
-    ) as server:
-        url = server.url.replace("http:", "https:")
-        client = HttpClient(HttpSettings(url, 0.3, 5.0))
-        with pytest.raises(TimeoutError):
-            ask(client)
 
 
 @pytest.mark.parametrize("proxy", ["https://proxy:1", "proxy:3128", "socks5://proxy"])

@@ -1,0 +1,154 @@
+"""Requests through encrypted connections: as plain ones, and what only they can go wrong in."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kts_source.secret import Secret
+from kts_source.store.http_client import HttpClient, HttpSettings
+from kts_source.store.retry import TransientError
+from tests.integration.certificates import make_certificates
+from tests.kts_source.store.raw_server import (
+    ANSWER,
+    BODY,
+    OTHER,
+    Server,
+    answers,
+    ask,
+    dripping,
+    serving,
+    silent,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def encrypted(server: Server, sock: socket.socket, context: ssl.SSLContext) -> ssl.SSLSocket:
+    wrapped = context.wrap_socket(sock, server_side=True)
+    server.sockets.append(wrapped)  # it takes the place of the other
+    return wrapped
+
+
+def _tls_of(folder: Path) -> tuple[ssl.SSLContext, str]:
+    certificates = make_certificates(folder)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates.broker)
+    return context, str(certificates.authority)
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_encrypted(tmp_path: Path, version: ssl.TLSVersion) -> None:
+    context, authority = _tls_of(tmp_path)
+    context.minimum_version = context.maximum_version = version
+
+    def serve(server: Server, sock: socket.socket) -> None:
+        with encrypted(server, sock, context) as wrapped:
+            answers(server, wrapped)
+
+    with serving(serve) as server:
+        url = server.url.replace("http:", "https:")
+        client = HttpClient(HttpSettings(url, 2.0, 5.0, ca_file=authority))
+        with ThreadPoolExecutor(8) as pool:
+            assert set(pool.map(lambda _: ask(client), range(40))) == {BODY}
+        assert server.connections <= 8
+        other = url.replace("127.0.0.1", "127.0.0.2")
+        with pytest.raises(ssl.SSLCertVerificationError):
+            ask(HttpClient(HttpSettings(other, 2.0, 5.0, ca_file=authority)))
+
+
+def test_encrypted_through_a_proxy(tmp_path: Path) -> None:
+    context, authority = _tls_of(tmp_path)
+
+    def serve(server: Server, sock: socket.socket) -> None:
+        server.request(sock)
+        sock.sendall(b"HTTP/1.1 200 go on\r\n\r\n")
+        with encrypted(server, sock, context) as wrapped:
+            answers(server, wrapped)
+
+    with serving(serve) as proxy:
+        settings = HttpSettings(
+            "https://127.0.0.1:443",
+            2.0,
+            5.0,
+            Secret(f"http://u:p@127.0.0.1:{proxy.port}"),
+            authority,
+        )
+        assert settings.host == "127.0.0.1"
+        client = HttpClient(settings)
+        assert ask(client) == BODY == ask(client)
+    connect, *asked = (request.decode() for request in proxy.requests)
+    assert connect.startswith("CONNECT 127.0.0.1:443 ")
+    assert "Proxy-Authorization: Basic" in connect
+    assert [request.partition("\r\n")[0] for request in asked] == ["GET /x HTTP/1.1"] * 2
+    assert "Proxy-Authorization" not in "".join(asked)
+
+
+def test_encrypted_answers_that_are_cut(tmp_path: Path) -> None:
+    """An end without the protocol's own word may be anybody's."""
+    context, authority = _tls_of(tmp_path)
+
+    def serve(server: Server, sock: socket.socket) -> None:
+        with encrypted(server, sock, context) as wrapped:
+            server.request(wrapped)
+            wrapped.sendall(ANSWER + BODY[:99_999])
+            wrapped.shutdown(socket.SHUT_RDWR)
+
+    with serving(serve) as server:
+        url = server.url.replace("http:", "https:")
+        client = HttpClient(HttpSettings(url, 2.0, 5.0, ca_file=authority))
+        with pytest.raises(ssl.SSLError):
+            ask(client)
+        assert client._idle == []
+
+
+def test_encrypted_answers_that_were_not_asked_for(tmp_path: Path) -> None:
+    """They may have been taken off the socket already."""
+    context, authority = _tls_of(tmp_path)
+
+    def serve(server: Server, sock: socket.socket) -> None:
+        with encrypted(server, sock, context) as wrapped:
+            answers(server, wrapped, ANSWER + BODY + OTHER)
+
+    with serving(serve) as server:
+        url = server.url.replace("http:", "https:")
+        client = HttpClient(HttpSettings(url, 2.0, 5.0, ca_file=authority))
+        for number in range(3):
+            assert ask(client) == BODY
+            while client._idle and client._idle[0][1].channel.is_quiet:
+                time.sleep(0.001)
+            assert server.connections == number + 1
+
+
+@pytest.mark.parametrize("serve", [silent, dripping])
+def test_the_deadline_holds_where_it_is_encrypted(
+    tmp_path: Path, serve: Callable[[Server, socket.socket], object]
+) -> None:
+    context, authority = _tls_of(tmp_path)
+
+    def serve_encrypted(server: Server, sock: socket.socket) -> None:
+        with encrypted(server, sock, context) as wrapped:
+            serve(server, wrapped)
+
+    with serving(serve_encrypted) as server:
+        url = server.url.replace("http:", "https:")
+        client = HttpClient(HttpSettings(url, 2.0, 5.0, ca_file=authority))
+        with pytest.raises(TransientError, match="deadline"):
+            ask(client, seconds=0.3)
+
+
+def test_a_handshake_that_never_comes_is_bounded() -> None:
+    with serving(
+        lambda _server, sock: sock.recv(1) and sock.recv(65536) and sock.recv(1)
+    ) as server:
+        url = server.url.replace("http:", "https:")
+        client = HttpClient(HttpSettings(url, 0.3, 5.0))
+        with pytest.raises(TimeoutError):
+            ask(client)
