@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import http.client
 import socket
 import ssl
@@ -16,6 +17,7 @@ import pytest
 
 from kts_source.secret import Secret
 from kts_source.store.cancel import Cancellation, CancelledFetchError
+from kts_source.store.channel import TlsChannel
 from kts_source.store.hedge import hedged_call
 from kts_source.store.http_client import HttpClient, HttpSettings
 from kts_source.store.retry import TransientError
@@ -154,12 +156,24 @@ def test_what_the_server_will_close_is_not_kept() -> None:
         assert client._idle == []
 
 
-def test_what_was_not_asked_for_is_no_answer_to_the_next() -> None:
-    """Bytes behind an answer, such as a second one."""
-    with serving(lambda server, sock: answers(server, sock, (ANSWER + BODY) * 2)) as server:
-        client = client_of(server)
+@pytest.mark.parametrize("is_encrypted", [False, True])
+@pytest.mark.parametrize("size", [4, 100_000, len(BODY)])
+def test_what_was_not_asked_for_is_no_answer_to_the_next(
+    tmp_path: Path, size: int, is_encrypted: bool
+) -> None:
+    """Bytes behind an answer, such as a second one, wherever they have come to by then."""
+    context, authority = _tls_of(tmp_path)
+    answer = ANSWER.replace(b"%d" % len(BODY), b"%d" % size) + BODY[:size]
+
+    def serve(server: Server, sock: socket.socket) -> None:
+        with encrypted(server, sock, context) if is_encrypted else sock as one:
+            answers(server, one, answer * 2)
+
+    with serving(serve) as server:
+        url = server.url.replace("http:", "https:") if is_encrypted else server.url
+        client = HttpClient(HttpSettings(url, 2.0, 5.0, ca_file=authority))
         for number in range(3):
-            assert ask(client) == BODY
+            assert ask(client) == BODY[:size]
             while client._idle and client._idle[0][1].channel.is_quiet:
                 time.sleep(0.001)
             assert server.connections == number + 1
@@ -266,6 +280,38 @@ def test_a_cancelled_request_ends_at_once(
         assert client._idle == []
 
 
+def test_half_an_answer_to_a_cancelled_request_is_no_failure() -> None:
+    """It would be counted as a retry, or end the caller's last attempt."""
+    scope = Cancellation()
+
+    def read(answer: http.client.HTTPResponse) -> bytes:
+        scope.cancel()
+        if whole(answer) != BODY:
+            raise TransientError("it is not whole")
+        return BODY
+
+    def serve(server: Server, sock: socket.socket) -> None:
+        server.request(sock)
+        sock.sendall(ANSWER + BODY[:1000])
+        sock.recv(1)
+
+    with serving(serve) as server, scope.scope(), pytest.raises(CancelledFetchError):
+        client_of(server).get("/x", {"Host": "x"}, read, seconds=20)
+
+
+def test_a_request_that_was_cancelled_before_takes_no_connection() -> None:
+    scope = Cancellation()
+    scope.cancel()
+    with serving(answers) as server:
+        client = client_of(server)
+        assert ask(client) == BODY
+        with scope.scope(), pytest.raises(CancelledFetchError):
+            ask(client)
+        assert ask(client) == BODY
+        assert server.connections == 1
+        assert len(server.requests) == 2
+
+
 def test_cancelled_while_it_connects(monkeypatch: pytest.MonkeyPatch) -> None:
     """A name that takes its time to be looked up; what comes of it is closed by then."""
     asked, go_on, closed = threading.Event(), threading.Event(), threading.Event()
@@ -338,6 +384,22 @@ def test_the_second_request_may_win() -> None:
         assert time.monotonic() - began < 4, "the first was waited for"
 
 
+def test_of_two_that_end_at_once_the_answer_counts() -> None:
+    for _ in range(20):
+        calls, both = list[int](), threading.Barrier(2)
+
+        def call(calls: list[int] = calls, both: threading.Barrier = both) -> bytes:
+            calls.append(1)
+            is_first = len(calls) == 1
+            both.wait(10)
+            if is_first:
+                raise OSError("late")
+            return BODY
+
+        slow = functools.partial(time.sleep, 0.02)
+        assert hedged_call(call, after_seconds=0.001, on_second=slow) == BODY
+
+
 def test_an_early_failure_is_not_asked_for_twice() -> None:
     with serving(lambda server, sock: server.request(sock)) as server:
         with pytest.raises((OSError, http.client.HTTPException)):
@@ -346,6 +408,15 @@ def test_an_early_failure_is_not_asked_for_twice() -> None:
 
 
 # -- proxies and encryption
+
+
+def test_the_librarys_debugging_prints_no_headers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(http.client.HTTPConnection, "debuglevel", 1)
+    with serving(answers) as server:
+        client_of(server).get("/x", {"Host": "x", "Token": "it"}, whole, seconds=9)
+    assert capsys.readouterr().out == ""
 
 
 def test_a_proxy_of_plain_requests() -> None:
@@ -458,6 +529,57 @@ def test_the_deadline_holds_where_it_is_encrypted(
         client = HttpClient(HttpSettings(url, 2.0, 5.0, ca_file=authority))
         with pytest.raises(TransientError, match="deadline"):
             ask(client, seconds=0.3)
+
+
+def _encrypted_channel(folder: Path) -> tuple[HttpClient, TlsChannel]:
+    """The channel of a request that was answered."""
+    context, authority = _tls_of(folder)
+
+    def serve(server: Server, sock: socket.socket) -> None:
+        with encrypted(server, sock, context) as wrapped:
+            answers(server, wrapped)
+
+    with serving(serve) as server:
+        url = server.url.replace("http:", "https:")
+        client = HttpClient(HttpSettings(url, 2.0, 5.0, ca_file=authority))
+        assert ask(client) == BODY
+        (_, connection), *_ = client._idle
+        assert isinstance(connection.channel, TlsChannel)
+        return client, connection.channel
+
+
+def test_the_deadline_holds_while_others_decrypt(tmp_path: Path) -> None:
+    client, channel = _encrypted_channel(tmp_path)
+    while not client._turns.free.empty():
+        client._turns.free.get()
+    channel.ends = time.monotonic() + 0.2
+    with pytest.raises(TimeoutError):
+        channel.receive_into(memoryview(bytearray(10)))
+
+
+def test_the_deadline_holds_for_pieces_without_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as new keys, as fast as they can be read."""
+    _, channel = _encrypted_channel(tmp_path)
+
+    class NoData:
+        def pending(self) -> int:
+            return 0
+
+        def read(self, *_arguments: object) -> int:
+            raise ssl.SSLWantReadError
+
+        def recv_into(self, _piece: memoryview) -> int:
+            if time.monotonic() > channel.ends + 5:
+                raise AssertionError("it goes on for ever")
+            return 100
+
+    monkeypatch.setattr(channel, "_tls", NoData())
+    monkeypatch.setattr(channel, "_sock", NoData())
+    channel.ends = time.monotonic() + 0.2
+    with pytest.raises(TimeoutError):
+        channel.receive_into(memoryview(bytearray(10)))
 
 
 def test_a_handshake_that_never_comes_is_bounded() -> None:
