@@ -33,6 +33,7 @@ class Channel:
 
     def __init__(self, sock: socket.socket, read_seconds: float, ends: float) -> None:
         self.ends = ends
+        self.has_surplus = False
         self._sock = sock
         self._read_seconds = read_seconds
         self._close = weakref.finalize(self, sock.close)  # idle ones go with their client
@@ -45,7 +46,7 @@ class Channel:
     @property
     def is_quiet(self) -> bool:
         """Whether the other side neither closed it nor sent what nobody asked for."""
-        return not self._readable.poll(0)
+        return not self.has_surplus and not self._readable.poll(0)
 
     def receive_into(self, view: memoryview) -> int:
         """Waits for bytes, and says how many came; none: the other side has ended.
@@ -73,7 +74,7 @@ class Channel:
 
     def makefile(self, _mode: str) -> io.BufferedReader:
         """For the next answer."""
-        return io.BufferedReader(_Received(self))
+        return _Answer(self)
 
     def sendall(self, data: bytes | bytearray | memoryview) -> None:
         """Sends a request."""
@@ -151,7 +152,7 @@ class TlsChannel(Channel):
 
     @property
     def is_quiet(self) -> bool:
-        """See `Channel.is_quiet`."""
+        """See `Channel.is_quiet`; what came may be here already."""
         if super().is_quiet:
             with contextlib.suppress(ssl.SSLError):
                 try:
@@ -164,7 +165,7 @@ class TlsChannel(Channel):
         """See `Channel.receive_into`."""
         while True:
             self._require_time()
-            piece = self._turns.get()
+            piece = self._turn()
             try:
                 size = self._decrypted_into(view, piece)
             finally:
@@ -179,31 +180,42 @@ class TlsChannel(Channel):
         self._tls.write(data)
         self._flush()
 
+    def _turn(self) -> memoryview:
+        try:
+            return self._turns.get(timeout=max(self.ends - time.monotonic(), 0))
+        except queue.Empty:
+            raise TimeoutError("others decrypted all the time") from None
+
     def _flush(self) -> None:
         if self._outgoing.pending:
             super().sendall(self._outgoing.read())
 
     def _decrypted_into(self, view: memoryview, piece: memoryview) -> int | None:
-        """As `receive_into`, but `None` where it would have to wait."""
-        size = 0
-        while True:
-            try:
-                while size < len(view):
-                    # How many: typeshed knows the form without a buffer alone.
-                    found: Any = self._tls.read(len(view) - size, view[size:])
-                    if not found:
-                        return size
-                    size += found
-                return size
-            except ssl.SSLZeroReturnError:
-                return size
-            except ssl.SSLWantReadError:
-                if size:
-                    return size
-            try:
+        """As `receive_into`, but `None` where it would have to wait, or where a piece held no data:
+        there may be no end to such pieces.
+        """
+        size = self._read(view)
+        if size is None:
+            with contextlib.suppress(BlockingIOError):
                 self._arrived(piece, self._sock.recv_into(piece))
-            except BlockingIOError:
-                return None
+                size = self._read(view)
+        return size
+
+    def _read(self, view: memoryview) -> int | None:
+        """Decrypts what is here; `None`: no data."""
+        size = 0
+        try:
+            while size < len(view):
+                # How many: typeshed knows the form without a buffer alone.
+                found: Any = self._tls.read(len(view) - size, view[size:])
+                if not found:
+                    break
+                size += found
+        except ssl.SSLZeroReturnError:
+            pass
+        except ssl.SSLWantReadError:
+            return size or None
+        return size
 
     def _arrived(self, piece: memoryview, size: int) -> None:
         if size:
@@ -212,11 +224,27 @@ class TlsChannel(Channel):
             self._incoming.write_eof()
 
 
+class _Answer(io.BufferedReader):
+    """Tells its channel when it has read more than its reader took."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._received = _Received(channel)
+        super().__init__(self._received)
+
+    def close(self) -> None:
+        """See `io.BufferedReader`."""
+        if not self.closed:
+            self._received.has_ended = True
+            self._received.channel.has_surplus = bool(self.peek())
+        super().close()
+
+
 class _Received(io.RawIOBase):
     """The bytes of one answer."""
 
     def __init__(self, channel: Channel) -> None:
-        self._channel = channel
+        self.channel = channel
+        self.has_ended = False
 
     def readable(self) -> bool:
         """It is."""
@@ -224,4 +252,6 @@ class _Received(io.RawIOBase):
 
     def readinto(self, view: Any) -> int:  # noqa: ANN401  # any buffer
         """See `io.RawIOBase`."""
-        return self._channel.receive_into(memoryview(view).cast("B"))
+        if self.has_ended:
+            return 0
+        return self.channel.receive_into(memoryview(view).cast("B"))

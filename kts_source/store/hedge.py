@@ -82,8 +82,8 @@ def hedged_call(
                 waiting.add(pool.submit(attempt))
             while True:
                 done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-                for one in done:
-                    if one.exception() is None or not waiting:
-                        return one.result()
+                answered = [one for one in done if one.exception() is None]
+                if answered or not waiting:
+                    return (answered or list(done))[0].result()
         finally:
             scope.cancel()

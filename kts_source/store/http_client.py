@@ -121,10 +121,10 @@ class HttpClient:
                 if answer.isclosed() and connection.sock is not None:
                     self._keep(attempt, connection)
             return found
-        except (OSError, http.client.HTTPException):
+        except Exception as error:
             if attempt.is_aborted:
                 raise CancelledFetchError from None
-            if attempt.is_late:
+            if attempt.is_late and isinstance(error, OSError | http.client.HTTPException):
                 raise TransientError(f"time-out: {no_answer(seconds)}") from None
             raise
         finally:
@@ -133,6 +133,8 @@ class HttpClient:
     def _free(self, attempt: _Attempt) -> _Connection | None:
         """A connection of before that still stands."""
         while True:
+            if attempt.is_aborted:
+                raise CancelledFetchError
             with self._lock:
                 if not self._idle:
                     return None
@@ -202,6 +204,7 @@ class _Connection(http.client.HTTPConnection):
     channel: Channel
     sock: Any
     auto_open = 0
+    debuglevel = 0  # whatever the library's own is: it would print headers
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,14 @@ of it is read.
 
 from __future__ import annotations
 
+import html
 import http.client
 import re
 import ssl
 import urllib.parse
 from typing import TYPE_CHECKING, Any, Final
 
+from kts_source.secret import Secret, scrub
 from kts_source.store.hedge import hedged_call
 from kts_source.store.http_answer import require_range
 from kts_source.store.http_client import HttpClient
@@ -23,11 +25,12 @@ from kts_source.store.retry import TransientError
 from segment_format.reused_memory import writable_bytes
 
 if TYPE_CHECKING:
-    from kts_source.secret import Secret
     from kts_source.store.s3_range_settings import Keys, S3RangeSettings
 
 _MAX_ERROR_BYTES: Final = 64 << 10
-_CODE: Final = re.compile(rb"<Code>([A-Za-z0-9]+)</Code>")
+_CODE: Final = re.compile(r"<Code>([A-Za-z0-9]+)</Code>")
+# The rest may repeat the request with its token: as it was signed, in hexadecimal, or by itself.
+_MESSAGE: Final = re.compile(r"<Message>([^<]*)</Message>")
 # Another region, or another host: s3fs looks for it.
 _ELSEWHERE: Final = frozenset({301, 302, 303, 307, 308})
 _WRONG_REGION: Final = frozenset({"AuthorizationHeaderMalformed", "IllegalLocationConstraint"})
@@ -60,7 +63,8 @@ class S3Reader(RangeReader):
         )
 
     def _is_others(self, failure: RangeError) -> bool:
-        return failure.status in _ELSEWHERE or failure.code in _WRONG_REGION
+        is_interim = 100 <= failure.status < 200  # http.client takes it for the answer
+        return is_interim or failure.status in _ELSEWHERE or failure.code in _WRONG_REGION
 
 
 class S3Ranges:
@@ -96,7 +100,7 @@ class S3Ranges:
             TransientError: Another answer than asked for, or the time is up.
             TruncatedObjectError: The object ends before `stop`.
             ObjectChangedError: It is of another version.
-            LeftToFsspecError: The server's certificate is not trusted.
+            LeftToFsspecError: The server's certificate is not trusted, or a header cannot be sent.
             RangeError: Anything else.
         """
         headers = {"Host": self._settings.http.host, "Range": f"bytes={start}-{stop - 1}"}
@@ -108,12 +112,15 @@ class S3Ranges:
 
         def read(answer: http.client.HTTPResponse) -> memoryview:
             if answer.status not in (200, 206):
-                raise _refusal(answer)
+                raise self._refusal(answer)
             etag = answer.headers.get("ETag")
             if etag is None and version is not None:
                 raise TransientError("the answer has no ETag")
             check_version(etag, version, uri=uri)
-            require_range(answer.headers.get("Content-Range"), answer.length, start, stop, uri=uri)
+            found = answer.headers.get("Content-Range")
+            if found is None and answer.status == 206:
+                raise TransientError("the answer does not say its range")  # of many, perhaps
+            require_range(found, _length(answer), start, stop, uri=uri)
             data = writable_bytes(stop - start)
             size = answer.readinto(data)
             if size != stop - start:
@@ -125,7 +132,9 @@ class S3Ranges:
         except ssl.SSLCertVerificationError:
             raise LeftToFsspecError("the server's certificate is not trusted") from None
         except (OSError, http.client.HTTPException) as error:
-            raise RangeError(0, "", f"{type(error).__name__}: {error}") from None
+            raise RangeError(0, "", self._scrubbed(f"{type(error).__name__}: {error}")) from None
+        except ValueError:  # its text may hold the token
+            raise LeftToFsspecError("a header cannot be sent as it is") from None
 
     def _signed(self, target: str, headers: dict[str, str]) -> dict[str, str]:
         if self._signer is None:
@@ -136,6 +145,30 @@ class S3Ranges:
         self._signer.reveal().add_auth(request)
         return dict(request.headers.items())
 
+    def _refusal(self, answer: http.client.HTTPResponse) -> RangeError:
+        # Not by `read`: http.client takes a chunk of -1 bytes for all that ever comes.
+        piece = bytearray(_MAX_ERROR_BYTES)
+        body = piece[: answer.readinto(piece)].decode("utf-8", "replace")
+        code, message = _CODE.search(body), _MESSAGE.search(body)
+        words = (code and code[1], message and html.unescape(message[1]))
+        text = " ".join(word for word in (str(answer.status), answer.reason, *words) if word)
+        return RangeError(answer.status, code[1] if code else "", self._scrubbed(text))
+
+    def _scrubbed(self, text: str) -> str:
+        """Without the credentials: those of the AWS chain are not among the options."""
+        keys = (
+            ()
+            if self._signer is None
+            else self._signer.reveal().credentials.get_frozen_credentials()
+        )
+        return scrub(text, [key for key in keys[:3] if key])
+
+
+def _length(answer: http.client.HTTPResponse) -> int | None:
+    """As told, unless something else says where the answer ends."""
+    told = set(answer.headers.get_all("Content-Length", ()))
+    return answer.length if len(told) == 1 and "Transfer-Encoding" not in answer.headers else None
+
 
 def _signer(credentials: Secret[Keys | None], region: str) -> Secret[Any] | None:
     keys = credentials.reveal()
@@ -144,13 +177,4 @@ def _signer(credentials: Secret[Keys | None], region: str) -> Secret[Any] | None
     from botocore.auth import S3SigV4Auth
     from botocore.credentials import Credentials
 
-    from kts_source.secret import Secret
-
     return Secret(S3SigV4Auth(Credentials(*keys), "s3", region))
-
-
-def _refusal(answer: http.client.HTTPResponse) -> RangeError:
-    body = answer.read(_MAX_ERROR_BYTES)
-    code = _CODE.search(body)
-    text = f"{answer.status} {answer.reason} {body.decode('utf-8', 'replace')}"
-    return RangeError(answer.status, "" if code is None else code[1].decode(), text.strip())

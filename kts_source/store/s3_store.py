@@ -272,7 +272,8 @@ def _origin(error: Exception) -> Exception:
 
 def _is_expiry(error: Exception) -> bool:
     """Whether S3 refused credentials that do not hold any longer. An answer to HEAD has no word."""
-    code = getattr(_origin(error), "response", {}).get("Error", {}).get("Code")
+    answer = getattr(_origin(error), "response", None)  # `None`, too, where there was no answer
+    code = (answer or {}).get("Error", {}).get("Code")
     return code in EXPIRED_CODES or code == "400"
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kts_source.secret import Secret
+from kts_source.store.channel import TlsChannel
 from kts_source.store.http_client import HttpClient, HttpSettings
 from kts_source.store.retry import TransientError
 from tests.integration.certificates import make_certificates
@@ -109,19 +110,26 @@ def test_encrypted_answers_that_are_cut(tmp_path: Path) -> None:
         assert client._idle == []
 
 
-def test_encrypted_answers_that_were_not_asked_for(tmp_path: Path) -> None:
-    """They may have been taken off the socket already."""
+@pytest.mark.parametrize("is_as_long", [False, True])
+@pytest.mark.parametrize("is_encrypted", [False, True])
+@pytest.mark.parametrize("size", [4, 100_000, len(BODY)])
+def test_what_was_not_asked_for_is_no_answer_to_the_next(
+    tmp_path: Path, size: int, is_encrypted: bool, is_as_long: bool
+) -> None:
+    """Bytes behind an answer, such as a second one, wherever they have come to by then."""
     context, authority = _tls_of(tmp_path)
+    answer = ANSWER.replace(b"%d" % len(BODY), b"%d" % size) + BODY[:size]
+    following = answer if is_as_long else OTHER
 
     def serve(server: Server, sock: socket.socket) -> None:
-        with encrypted(server, sock, context) as wrapped:
-            answers(server, wrapped, ANSWER + BODY + OTHER)
+        with encrypted(server, sock, context) if is_encrypted else sock as one:
+            answers(server, one, answer + following)
 
     with serving(serve) as server:
-        url = server.url.replace("http:", "https:")
+        url = server.url.replace("http:", "https:") if is_encrypted else server.url
         client = HttpClient(HttpSettings(url, 2.0, 5.0, ca_file=authority))
         for number in range(3):
-            assert ask(client) == BODY
+            assert ask(client) == BODY[:size]
             while client._idle and client._idle[0][1].channel.is_quiet:
                 time.sleep(0.001)
             assert server.connections == number + 1
@@ -142,6 +150,57 @@ def test_the_deadline_holds_where_it_is_encrypted(
         client = HttpClient(HttpSettings(url, 2.0, 5.0, ca_file=authority))
         with pytest.raises(TransientError, match="deadline"):
             ask(client, seconds=0.3)
+
+
+def _encrypted_channel(folder: Path) -> tuple[HttpClient, TlsChannel]:
+    """The channel of a request that was answered."""
+    context, authority = _tls_of(folder)
+
+    def serve(server: Server, sock: socket.socket) -> None:
+        with encrypted(server, sock, context) as wrapped:
+            answers(server, wrapped)
+
+    with serving(serve) as server:
+        url = server.url.replace("http:", "https:")
+        client = HttpClient(HttpSettings(url, 2.0, 5.0, ca_file=authority))
+        assert ask(client) == BODY
+        (_, connection), *_ = client._idle
+        assert isinstance(connection.channel, TlsChannel)
+        return client, connection.channel
+
+
+def test_the_deadline_holds_while_others_decrypt(tmp_path: Path) -> None:
+    client, channel = _encrypted_channel(tmp_path)
+    while not client._turns.free.empty():
+        client._turns.free.get()
+    channel.ends = time.monotonic() + 0.2
+    with pytest.raises(TimeoutError):
+        channel.receive_into(memoryview(bytearray(10)))
+
+
+def test_the_deadline_holds_for_pieces_without_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as new keys, as fast as they can be read."""
+    _, channel = _encrypted_channel(tmp_path)
+
+    class NoData:
+        def pending(self) -> int:
+            return 0
+
+        def read(self, *_arguments: object) -> int:
+            raise ssl.SSLWantReadError
+
+        def recv_into(self, _piece: memoryview) -> int:
+            if time.monotonic() > channel.ends + 5:
+                raise AssertionError("it goes on for ever")
+            return 100
+
+    monkeypatch.setattr(channel, "_tls", NoData())
+    monkeypatch.setattr(channel, "_sock", NoData())
+    channel.ends = time.monotonic() + 0.2
+    with pytest.raises(TimeoutError):
+        channel.receive_into(memoryview(bytearray(10)))
 
 
 def test_a_handshake_that_never_comes_is_bounded() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import http.client
 import socket
 import threading
@@ -20,7 +21,6 @@ from kts_source.store.retry import TransientError
 from tests.kts_source.store.raw_server import (
     ANSWER,
     BODY,
-    OTHER,
     Server,
     answers,
     ask,
@@ -76,17 +76,6 @@ def test_what_the_server_will_close_is_not_kept() -> None:
         client = client_of(server)
         assert ask(client) == BODY
         assert client._idle == []
-
-
-def test_what_was_not_asked_for_is_no_answer_to_the_next() -> None:
-    """Bytes behind an answer, such as a second one."""
-    with serving(lambda server, sock: answers(server, sock, ANSWER + BODY + OTHER)) as server:
-        client = client_of(server)
-        for number in range(3):
-            assert ask(client) == BODY
-            while client._idle and client._idle[0][1].channel.is_quiet:
-                time.sleep(0.001)
-            assert server.connections == number + 1
 
 
 def test_an_answer_that_is_not_read_to_its_end() -> None:
@@ -177,6 +166,38 @@ def test_a_cancelled_request_ends_at_once(
         assert client._idle == []
 
 
+def test_half_an_answer_to_a_cancelled_request_is_no_failure() -> None:
+    """It would be counted as a retry, or end the caller's last attempt."""
+    scope = Cancellation()
+
+    def read(answer: http.client.HTTPResponse) -> bytes:
+        scope.cancel()
+        if whole(answer) != BODY:
+            raise TransientError("it is not whole")
+        return BODY
+
+    def serve(server: Server, sock: socket.socket) -> None:
+        server.request(sock)
+        sock.sendall(ANSWER + BODY[:1000])
+        sock.recv(1)
+
+    with serving(serve) as server, scope.scope(), pytest.raises(CancelledFetchError):
+        client_of(server).get("/x", {"Host": "x"}, read, seconds=20)
+
+
+def test_a_request_that_was_cancelled_before_takes_no_connection() -> None:
+    scope = Cancellation()
+    scope.cancel()
+    with serving(answers) as server:
+        client = client_of(server)
+        assert ask(client) == BODY
+        with scope.scope(), pytest.raises(CancelledFetchError):
+            ask(client)
+        assert ask(client) == BODY
+        assert server.connections == 1
+        assert len(server.requests) == 2
+
+
 def test_cancelled_while_it_connects(monkeypatch: pytest.MonkeyPatch) -> None:
     """A name that takes its time to be looked up; what comes of it is closed by then."""
     asked, go_on, closed = threading.Event(), threading.Event(), threading.Event()
@@ -249,6 +270,22 @@ def test_the_second_request_may_win() -> None:
         assert time.monotonic() - began < 4, "the first was waited for"
 
 
+def test_of_two_that_end_at_once_the_answer_counts() -> None:
+    for _ in range(20):
+        calls, both = list[int](), threading.Barrier(2)
+
+        def call(calls: list[int] = calls, both: threading.Barrier = both) -> bytes:
+            calls.append(1)
+            is_first = len(calls) == 1
+            both.wait(10)
+            if is_first:
+                raise OSError("late")
+            return BODY
+
+        slow = functools.partial(time.sleep, 0.02)
+        assert hedged_call(call, after_seconds=0.001, on_second=slow) == BODY
+
+
 def test_an_early_failure_is_not_asked_for_twice() -> None:
     with serving(lambda server, sock: server.request(sock)) as server:
         with pytest.raises((OSError, http.client.HTTPException)):
@@ -257,6 +294,15 @@ def test_an_early_failure_is_not_asked_for_twice() -> None:
 
 
 # -- how a server is reached
+
+
+def test_the_librarys_debugging_prints_no_headers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(http.client.HTTPConnection, "debuglevel", 1)
+    with serving(answers) as server:
+        client_of(server).get("/x", {"Host": "x", "Token": "it"}, whole, seconds=9)
+    assert capsys.readouterr().out == ""
 
 
 def test_a_proxy_of_plain_requests() -> None:

@@ -1,0 +1,152 @@
+"""Answers to a request for a range of S3 that no S3 gives, but that something on the way may."""
+
+from __future__ import annotations
+
+import traceback
+import tracemalloc
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kts_source.errors import AccessDeniedError, StoreError, StoreUnavailableError
+from kts_source.store.retry import RetryPolicy
+from kts_source.store.s3_store import S3Store
+from kts_source.store.storage_options import storage_options_from
+from tests.kts_source.store.one_object import DATA, ETAG, KEYS
+from tests.kts_source.store.raw_server import answers, serving
+
+if TYPE_CHECKING:
+    import socket
+
+    from tests.kts_source.store.raw_server import Server
+
+ONCE = RetryPolicy(max_attempts=1)
+RANGE = b"HTTP/1.1 206 Partial Content\r\nETag: %s\r\nContent-Range: bytes 0-99/2048\r\n"
+HEAD = RANGE % ETAG.encode()
+LENGTH = b"Content-Length: 100\r\n"
+CHUNKS = b"\r\n64\r\n" + DATA[:100] + b"\r\n0\r\n\r\n"
+PARTS = b"--x\r\nContent-Range: bytes 0-9/2048\r\n\r\n".ljust(100, b"-")
+TOKEN = "token-of-the-chain/+=0123456789"
+
+
+def _store(server: Server, **options: str) -> S3Store:
+    return S3Store(
+        "s3://bucket", storage_options_from({"s3.endpoint": server.url, **options}), ONCE
+    )
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        HEAD + LENGTH + b"Transfer-Encoding: gzip, chunked\r\n" + CHUNKS,
+        HEAD + LENGTH + b"Transfer-Encoding: identity\r\nTransfer-Encoding: chunked\r\n" + CHUNKS,
+        HEAD + b"Transfer-Encoding: chunked\r\n" + CHUNKS,
+        HEAD + LENGTH + b"Content-Length: 200\r\n\r\n" + DATA[:200],
+        HEAD.partition(b"Content-Range")[0] + LENGTH + b"\r\n" + PARTS,
+    ],
+    ids=["encoded chunks", "chunks said twice", "chunks", "two lengths", "several ranges"],
+)
+def test_what_may_be_other_bytes_is_not_taken(clean_environment: None, answer: bytes) -> None:
+    with serving(lambda server, sock: answers(server, sock, answer)) as server:
+        store = _store(server, **KEYS)
+        with pytest.raises(StoreUnavailableError, match="does not say its"):
+            store.get_range("x", 0, 100, version=ETAG)
+        assert store.counters.bytes == 0
+        store.close()
+
+
+def test_an_interim_answer_is_left_to_s3fs(
+    clean_environment: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(S3Store, "_read_by_s3fs", lambda *_arguments: DATA[:100])
+    early = b"HTTP/1.1 103 Early Hints\r\n\r\n"
+    with serving(lambda server, sock: answers(server, sock, early)) as server:
+        store = _store(server, **KEYS)
+        assert store.get_range("x", 0, 100) == DATA[:100]
+        store.close()
+
+
+# -- errors
+
+
+def _chain(monkeypatch: pytest.MonkeyPatch, token: str) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKENV")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret-0123456789")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", token)
+
+
+def _shown(error: BaseException) -> str:
+    return str(error) + "".join(traceback.format_exception(error))
+
+
+def test_an_error_tells_the_services_words_without_the_request(
+    clean_environment: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S3 repeats it where the signature is wrong, and tokens that have expired."""
+    _chain(monkeypatch, TOKEN)
+    spelt = TOKEN.encode().hex(" ")
+    body = (
+        f"<Error><Code>SignatureDoesNotMatch</Code><Message>It is &quot;{TOKEN}&quot;</Message>"
+        f"<CanonicalRequest>x-amz-security-token:{TOKEN}</CanonicalRequest>"
+        f"<CanonicalRequestBytes>{spelt}</CanonicalRequestBytes><Token-0>{TOKEN}</Token-0></Error>"
+    ).encode()
+    answer = b"HTTP/1.1 403 Forbidden\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+    with serving(lambda server, sock: answers(server, sock, answer)) as server:
+        store = _store(server)
+        with pytest.raises(AccessDeniedError) as caught:
+            store.get_range("x", 0, 100)
+        store.close()
+    assert '403 Forbidden SignatureDoesNotMatch It is "***"' in str(caught.value)
+    assert TOKEN not in _shown(caught.value)
+    assert spelt not in _shown(caught.value)
+
+
+def test_a_token_that_cannot_be_sent_is_not_shown(
+    clean_environment: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line break at the end of what was read from a file; s3fs cannot send it either."""
+    _chain(monkeypatch, f"{TOKEN}\n")
+    with serving(answers) as server:
+        store = _store(server)
+        with pytest.raises(StoreError, match="control character") as caught:
+            store.get_range("x", 0, 100)
+        assert TOKEN not in _shown(caught.value)
+        store.close()
+
+
+@pytest.mark.parametrize("length", [b"-1", b"-5", b"7fffffff"])
+def test_the_memory_for_an_error_is_bounded(clean_environment: None, length: bytes) -> None:
+    size = 32 << 20
+    head = b"HTTP/1.1 503 Busy\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n%s\r\n"
+
+    def serve(server: Server, sock: socket.socket) -> None:
+        server.request(sock)
+        sock.sendall(head % length)
+        for _ in range(size >> 20):
+            sock.sendall(page)
+
+    page = b"<Code>SlowDown</Code>".ljust(1 << 20)
+    with serving(serve) as server:
+        store = _store(server, **KEYS)
+        tracemalloc.start()
+        try:
+            with pytest.raises(StoreUnavailableError):
+                store.get_range("x", 0, 100)
+            assert tracemalloc.get_traced_memory()[1] < size // 4
+        finally:
+            tracemalloc.stop()
+        store.close()
+
+
+@pytest.mark.parametrize("options", [{}, {"storageOptions": '{"use_ssl": false}'}])
+def test_a_connection_that_breaks_may_come_back(
+    clean_environment: None, monkeypatch: pytest.MonkeyPatch, options: dict[str, str]
+) -> None:
+    """With credentials of the AWS chain, which are looked at where it is a refusal."""
+    _chain(monkeypatch, TOKEN)
+    with serving(lambda server, sock: server.request(sock)) as server:
+        store = _store(server, **options)
+        for ask in (lambda: store.get_range("x", 0, 100), lambda: list(store.list_objects(""))):
+            with pytest.raises(StoreUnavailableError):
+                ask()
+        store.close()
