@@ -109,7 +109,6 @@ class HttpClient:
             http.client.HTTPException: The answer is none, or not whole.
         """
         attempt = _Attempt(time.monotonic() + seconds)
-        connection = None
         try:
             with cancelled_by(attempt.abort):
                 connection = self._free(attempt) or within_deadline(
