@@ -51,10 +51,8 @@ def table_of(dataset: Any) -> pa.Table:  # noqa: ANN401  # Ray's Dataset is not 
     return pa.concat_tables(tables, promote_options="permissive")
 
 
-@pytest.mark.parametrize(
-    ("topic", "level"),
-    [*((topic, "read_committed") for topic in TOPICS), ("txn", "read_uncommitted")],
-)
+@pytest.mark.parametrize("topic", TOPICS)
+@pytest.mark.parametrize("level", ["read_committed", "read_uncommitted"])
 def test_all_rows(topic: str, level: IsolationLevel) -> None:
     expected = expected_table(topic, level)
     base = scanned(topic, isolationLevel=level)
