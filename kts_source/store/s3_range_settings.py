@@ -51,17 +51,24 @@ class AwsChain:
         self._profile = profile
         self._session = session
         self._given: Secret[Keys] | None = None
+        self._found: Any = None
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether `keys` may ask who gives them: a server, or a program that takes its time."""
+        return self._found is None or getattr(self._found, "refresh_needed", bool)()
 
     def keys(self) -> Secret[Keys] | None:
         """Those of now; `None`: there are none. Not for several threads at a time."""
-        self._given = _keys(self._session)
+        self._found = self._session.get_credentials()
+        self._given = _keys(self._found)
         return self._given
 
     def renew(self) -> bool:
         """Whether it has other keys now than it gave last. May ask who gives them."""
         try:
             session = _session(self._profile, gives_credentials=True)
-            found = _keys(session)
+            found = _keys(session.get_credentials())
         except Exception:  # noqa: BLE001  # the refusal is the better error
             return False
         if found is None or found == self._given:
@@ -94,6 +101,11 @@ class S3RangeSettings:
     def endpoint(self) -> str:
         """See `RangeSettings`."""
         return self.http.url
+
+    @property
+    def may_wait(self) -> bool:
+        """See `RangeSettings`."""
+        return self.chain is not None and self.chain.may_wait
 
     def credentials(self) -> Secret[Keys | None]:
         """Those of now, renewed where they must be; a secret `None` for unsigned requests.
@@ -199,8 +211,7 @@ def _require_known(bucket: str, arguments: Mapping[str, Any]) -> None:
         require_no_proxy()
 
 
-def _keys(session: Any) -> Secret[Keys] | None:  # noqa: ANN401  # botocore's
-    found = session.get_credentials()
+def _keys(found: Any) -> Secret[Keys] | None:  # noqa: ANN401  # botocore's
     if found is None:
         return None
     frozen = found.get_frozen_credentials()
