@@ -168,10 +168,11 @@ class HttpClient:
         else:
             connection = _Connection(proxy.host, proxy.port, timeout=seconds)
             if self._tls is not None:
-                connection.set_tunnel(self._host, self._port, headers=proxy.headers)
-        connection.connect()
-        sock, ends = connection.sock, time.monotonic() + seconds
+                host = f"[{self._host}]" if ":" in self._host else self._host
+                connection.set_tunnel(host, self._port, headers=proxy.headers)
         try:
+            connection.connect()
+            sock, ends = connection.sock, time.monotonic() + seconds
             if self._tls is None:
                 channel = Channel(sock, self._settings.read_seconds, ends)
             else:
@@ -184,7 +185,7 @@ class HttpClient:
                     turns=self._turns,
                 )
         except BaseException:
-            sock.close()
+            connection.close()
             raise
         connection.channel = connection.sock = channel
         if not attempt.takes(channel):

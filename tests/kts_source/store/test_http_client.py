@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import functools
+import gc
 import http.client
 import socket
 import ssl
 import threading
 import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
@@ -498,6 +500,26 @@ def test_encrypted_through_a_proxy(tmp_path: Path) -> None:
     assert "Proxy-Authorization: Basic" in connect
     assert [request.partition("\r\n")[0] for request in asked] == ["GET /x HTTP/1.1"] * 2
     assert "Proxy-Authorization" not in "".join(asked)
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 407 No\r\n\r\n", b"nonsense\r\n\r\n", b""])
+def test_a_proxy_that_does_not_connect(answer: bytes) -> None:
+    """What is open then is closed, not left to whoever collects garbage."""
+
+    def serve(server: Server, sock: socket.socket) -> None:
+        server.request(sock)
+        sock.sendall(answer)
+        sock.recv(1)
+
+    with serving(serve) as proxy, warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        through = Secret(f"http://127.0.0.1:{proxy.port}")
+        client = HttpClient(HttpSettings("https://[::1]:443", 0.2, 0.2, through))
+        with suppress(OSError, http.client.HTTPException):
+            pytest.fail(str(ask(client)))
+        gc.collect()
+        assert [str(one.message) for one in warned] == []
+    assert proxy.requests[0].startswith(b"CONNECT [::1]:443 ")
 
 
 def test_encrypted_answers_that_are_cut(tmp_path: Path) -> None:
