@@ -513,7 +513,7 @@ def test_a_proxy_that_does_not_connect(answer: bytes) -> None:
 
     with serving(serve) as proxy, warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        through = Secret(f"http://127.0.0.1:{proxy.port}")
+        through = Secret[str | None](f"http://127.0.0.1:{proxy.port}")
         client = HttpClient(HttpSettings("https://[::1]:443", 0.2, 0.2, through))
         with suppress(OSError, http.client.HTTPException):
             pytest.fail(str(ask(client)))
