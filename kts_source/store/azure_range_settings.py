@@ -64,6 +64,11 @@ class AzureRangeSettings:
     token: Any
     client_options: ClientConfig
 
+    @property
+    def may_wait(self) -> bool:
+        """See `RangeSettings`: not here."""
+        return False
+
     def credentials(self) -> Secret[tuple[str, str] | None]:
         """The same always: tokens are renewed by who gives them."""
         return self.keys

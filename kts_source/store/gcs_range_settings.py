@@ -52,6 +52,11 @@ class GcsRangeSettings:
     login: Any
     client_options: ClientConfig
 
+    @property
+    def may_wait(self) -> bool:
+        """See `RangeSettings`: not here."""
+        return False
+
     def credentials(self) -> Secret[None]:
         """The same always: tokens are renewed by who gives them."""
         return Secret(None)

@@ -86,6 +86,11 @@ class HttpClient:
         self._lock = threading.Lock()
         self._idle: list[tuple[float, _Connection]] = []
 
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """What only the proxy is told, to be hidden where it repeats it."""
+        return () if self._proxy is None else self._proxy.secrets
+
     def get(
         self,
         target: str,
@@ -172,10 +177,11 @@ class HttpClient:
         else:
             connection = _Connection(proxy.host, proxy.port, timeout=seconds)
             if self._tls is not None:
-                connection.set_tunnel(self._host, self._port, headers=proxy.headers)
-        connection.connect()
-        sock, ends = connection.sock, time.monotonic() + seconds
+                host = f"[{self._host}]" if ":" in self._host else self._host
+                connection.set_tunnel(host, self._port, headers=proxy.headers)
         try:
+            connection.connect()
+            sock, ends = connection.sock, time.monotonic() + seconds
             if self._tls is None:
                 channel = Channel(sock, self._settings.read_seconds, ends)
             else:
@@ -188,7 +194,7 @@ class HttpClient:
                     turns=self._turns,
                 )
         except BaseException:
-            sock.close()
+            connection.close()
             raise
         connection.channel = connection.sock = channel
         if not attempt.takes(channel):
@@ -213,6 +219,7 @@ class _Proxy:
     host: str
     port: int
     headers: dict[str, str] = field(repr=False)
+    secrets: tuple[str, ...] = field(repr=False)
 
     @classmethod
     def of(cls, url: str) -> _Proxy:
@@ -220,14 +227,15 @@ class _Proxy:
         parts = urllib.parse.urlsplit(url)
         if parts.scheme != "http" or not parts.hostname:
             raise ValueError("the proxy's URL is not of the kind http://host:port")
-        headers = {}
+        headers, secrets = {}, list[str]()
         if parts.username is not None:
             user, password = (
                 urllib.parse.unquote(word or "") for word in (parts.username, parts.password)
             )
             given = base64.b64encode(f"{user}:{password}".encode()).decode()
             headers["Proxy-Authorization"] = f"Basic {given}"
-        return cls(parts.hostname, parts.port or 80, headers)
+            secrets += [given, password, parts.password or ""]
+        return cls(parts.hostname, parts.port or 80, headers, tuple(secrets))
 
 
 def _tls_context(ca_file: str | None) -> ssl.SSLContext:

@@ -12,7 +12,7 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 from kts_source.errors import StoreError
 from kts_source.store.deadline import within_deadline
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from kts_source.store.object_store import Data
     from kts_source.store.range_settings import RangeSettings
     from kts_source.store.retry import RetryPolicy
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -84,19 +86,21 @@ class RangeReader(ABC):
         self._begin()
 
     def _begin(self) -> None:
-        self._process = os.getpid()
         self._lock = threading.Lock()
         self._renewing = threading.Lock()
         self._settings: RangeSettings | None = None
         self._opened: tuple[Secret[Any], Any] | None = None
         self._has_answered = False
         self._reason: str | None = None
+        self._process = os.getpid()  # last: another thread goes on once it is told
 
     @property
     def why_not(self) -> str:
         """Why the other library reads instead, or empty. It asks nothing of the store."""
         if self._process != os.getpid():
-            self._begin()  # a thread that is not here may hold the locks
+            with _process.lock:
+                if self._process != os.getpid():
+                    self._begin()  # a thread that is not here may hold the locks
         if self._reason is None:
             with _process.lock:  # threads that come first at once make them once
                 if self._reason is None:
@@ -160,7 +164,7 @@ class RangeReader(ABC):
                 data = self._attempt(client, key, start, stop, version, uri=uri)
             except RangeError as refusal:
                 expired = refusal.status == _REFUSED or refusal.code in EXPIRED_CODES
-                if not expired or not self._renewed(client):
+                if not expired or not self._in_time(lambda: self._renewed(client)):
                     raise
                 self._tally.add(requests=1)
                 data = self._attempt(self._client(), key, start, stop, version, uri=uri)
@@ -174,9 +178,9 @@ class RangeReader(ABC):
 
     def close(self) -> None:
         """Leaves the connections to who reads the same bucket next."""
+        # Without the lock: who gives the credentials may let its holder wait.
         if self._process == os.getpid():
-            with self._lock:
-                self._opened = None
+            self._opened = None
 
     # -- what a subclass does
 
@@ -205,25 +209,34 @@ class RangeReader(ABC):
         """
         settings = self._settings
         with self._renewing:
-            if settings is None or self._opened is None or self._opened[1] is not refused:
+            opened = self._opened
+            if settings is None or opened is None or opened[1] is not refused:
                 return settings is not None
-            if not within_deadline(self._policy.request_deadline_seconds, settings.renew):
+            if not settings.renew():
                 return False
             _process.forget(refused)
-            with self._lock:
-                self._opened = None
+            self._opened = None
             return True
+
+    def _in_time(self, call: Callable[[], T]) -> T:
+        """As `within_deadline`, with that of a request."""
+        return within_deadline(self._policy.request_deadline_seconds, call)
 
     def _client(self) -> Any:  # noqa: ANN401
         """The client for the credentials of now."""
         settings = self._settings
         if settings is None:
             raise StoreError(f"{self._name} cannot read {self._place}", uri="")
-        with self._lock:
-            credentials = settings.credentials()
-            if self._opened is None or self._opened[0] != credentials:
-                self._opened = credentials, _process.opened(settings, credentials, self._open)
-            return self._opened[1]
+
+        def client() -> Any:  # noqa: ANN401
+            with self._lock:
+                credentials, opened = settings.credentials(), self._opened
+                if opened is None or opened[0] != credentials:
+                    opened = credentials, _process.opened(settings, credentials, self._open)
+                    self._opened = opened
+                return opened[1]
+
+        return self._in_time(client) if settings.may_wait else client()
 
     def _open(self, settings: RangeSettings, credentials: Secret[Any]) -> Any:  # noqa: ANN401
         """A new one. Raises `LeftToFsspecError`."""

@@ -35,6 +35,11 @@ class RangeSettings(Protocol):
         """URL of the service."""
         ...
 
+    @property
+    def may_wait(self) -> bool:
+        """Whether `credentials` may wait for who gives them."""
+        ...
+
     def credentials(self) -> Secret[Any]:
         """Those of now; another value opens another client. Not for several threads at a time.
 

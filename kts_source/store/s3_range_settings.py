@@ -32,6 +32,12 @@ _CONFIG: Final = {
 _OF_PROFILES: Final = ("endpoint_url", "services", "s3")
 _OF_ENVIRONMENT: Final = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_RESERVED: Final = ("--x-s3", "--op-s3", "--ol-s3", "--table-s3", "-s3alias", ".mrap")
+"""Ends of names that are no buckets, but have endpoints or signatures of their own."""
+# botocore encodes other characters of a path, and refuses what comes behind it.
+_ENDPOINT: Final = re.compile(r"[A-Za-z]+://[A-Za-z0-9._:\[\]-]+(/[A-Za-z0-9._~/-]*)?")
+# botocore has its own view of what else is named so.
+_SIGNED_REGION: Final = re.compile(r"(?!.*-global$)[A-Za-z0-9]+(-[A-Za-z0-9]+)*")
 _REGION: Final = re.compile(r"(?!cn-|us-iso|eu-isoe|eusc-)[a-z]{2}(-[a-z]+)+-[0-9]")
 
 Keys: TypeAlias = tuple[str, str, str | None]
@@ -51,17 +57,24 @@ class AwsChain:
         self._profile = profile
         self._session = session
         self._given: Secret[Keys] | None = None
+        self._found: Any = None
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether `keys` may ask who gives them: a server, or a program that takes its time."""
+        return self._found is None or getattr(self._found, "refresh_needed", bool)()
 
     def keys(self) -> Secret[Keys] | None:
         """Those of now; `None`: there are none. Not for several threads at a time."""
-        self._given = _keys(self._session)
+        self._found = self._session.get_credentials()
+        self._given = _keys(self._found)
         return self._given
 
     def renew(self) -> bool:
         """Whether it has other keys now than it gave last. May ask who gives them."""
         try:
             session = _session(self._profile, gives_credentials=True)
-            found = _keys(session)
+            found = _keys(session.get_credentials())
         except Exception:  # noqa: BLE001  # the refusal is the better error
             return False
         if found is None or found == self._given:
@@ -94,6 +107,11 @@ class S3RangeSettings:
     def endpoint(self) -> str:
         """See `RangeSettings`."""
         return self.http.url
+
+    @property
+    def may_wait(self) -> bool:
+        """See `RangeSettings`."""
+        return self.chain is not None and self.chain.may_wait
 
     def credentials(self) -> Secret[Keys | None]:
         """Those of now, renewed where they must be; a secret `None` for unsigned requests.
@@ -133,10 +151,13 @@ def range_settings(bucket: str, arguments: Mapping[str, Any]) -> S3RangeSettings
     """
     config, client = arguments["config_kwargs"], arguments["client_kwargs"]
     _require_known(bucket, arguments)
-    has_keys = arguments.get("key") is not None
+    # Where nothing is signed, s3fs has no use for keys.
+    has_keys = not arguments["anon"] and arguments.get("key") is not None
     has_chain = not has_keys and not arguments["anon"]
     session = _session(arguments.get("profile"), gives_credentials=has_chain)
-    region = client.get("region_name") or session.get_config_variable("region")
+    region = client.get("region_name", session.get_config_variable("region"))
+    if region is not None and not _SIGNED_REGION.fullmatch(str(region)):
+        raise LeftToFsspecError("the region is not an ordinary one")
     given = arguments.get("endpoint_url")
     is_virtual = (config.get("s3") or {}).get("addressing_style") == "virtual"
     if given is None:
@@ -149,7 +170,8 @@ def range_settings(bucket: str, arguments: Mapping[str, Any]) -> S3RangeSettings
     else:
         endpoint = given.rstrip("/")
     parts = urllib.parse.urlsplit(endpoint)
-    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+    is_plain = _ENDPOINT.fullmatch(endpoint) is not None and parts.hostname
+    if parts.scheme not in ("http", "https") or not is_plain:
         raise LeftToFsspecError("the endpoint is not of the kind https://host:port")
     keys = (arguments["key"], arguments["secret"], arguments.get("token")) if has_keys else None
     http = HttpSettings(
@@ -179,7 +201,7 @@ def _ca_file(session: Any) -> str:  # noqa: ANN401  # botocore's
 
 def _require_known(bucket: str, arguments: Mapping[str, Any]) -> None:
     """Refuses what only s3fs knows."""
-    if not _BUCKET.fullmatch(bucket) or bucket.endswith("--x-s3"):
+    if not _BUCKET.fullmatch(bucket) or bucket.endswith(_RESERVED):
         raise LeftToFsspecError("the bucket's name is not an ordinary one")
     config = arguments["config_kwargs"]
     unknown = {
@@ -190,6 +212,11 @@ def _require_known(bucket: str, arguments: Mapping[str, Any]) -> None:
         *((config.get("proxies") or {}).keys() - {"http", "https"}),
     }
     require_known(unknown, ("s3", "s3a"))
+    for name in ("connect_timeout", "read_timeout"):
+        if not isinstance(config[name], int | float):
+            raise LeftToFsspecError(f"{name} is not a number")
+    if (config.get("s3") or {}).get("addressing_style") not in (None, "auto", "path", "virtual"):
+        raise LeftToFsspecError("the addressing style is not an ordinary one")
     if arguments.get("key") is not None and arguments.get("secret") is None:
         raise LeftToFsspecError("an access key without its secret")
     for name in _OF_ENVIRONMENT:
@@ -199,8 +226,7 @@ def _require_known(bucket: str, arguments: Mapping[str, Any]) -> None:
         require_no_proxy()
 
 
-def _keys(session: Any) -> Secret[Keys] | None:  # noqa: ANN401  # botocore's
-    found = session.get_credentials()
+def _keys(found: Any) -> Secret[Keys] | None:  # noqa: ANN401  # botocore's
     if found is None:
         return None
     frozen = found.get_frozen_credentials()

@@ -155,13 +155,13 @@ class S3Ranges:
         return RangeError(answer.status, code[1] if code else "", self._scrubbed(text))
 
     def _scrubbed(self, text: str) -> str:
-        """Without the credentials: those of the AWS chain are not among the options."""
+        """Without credentials that are no options: of the AWS chain, and parts of a proxy's URL."""
         keys = (
             ()
             if self._signer is None
             else self._signer.reveal().credentials.get_frozen_credentials()
         )
-        return scrub(text, [key for key in keys[:3] if key])
+        return scrub(text, [*self._client.secrets, *(key for key in keys[:3] if key)])
 
 
 def _length(answer: http.client.HTTPResponse) -> int | None:

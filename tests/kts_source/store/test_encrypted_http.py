@@ -25,9 +25,11 @@ from tests.kts_source.store.raw_server import (
     dripping,
     serving,
     silent,
+    whole,
 )
 
 if TYPE_CHECKING:
+    import http.client
     from collections.abc import Callable
     from pathlib import Path
 
@@ -125,11 +127,15 @@ def test_what_was_not_asked_for_is_no_answer_to_the_next(
         with encrypted(server, sock, context) if is_encrypted else sock as one:
             answers(server, one, answer + following)
 
+    def slowly(answer: http.client.HTTPResponse) -> bytes:
+        time.sleep(0.05)  # all of it comes together
+        return whole(answer)
+
     with serving(serve) as server:
         url = server.url.replace("http:", "https:") if is_encrypted else server.url
         client = HttpClient(HttpSettings(url, 2.0, 5.0, ca_file=authority))
         for number in range(3):
-            assert ask(client) == BODY[:size]
+            assert client.get("/x", {"Host": "x"}, slowly, seconds=20) == BODY[:size]
             while client._idle and client._idle[0][1].channel.is_quiet:
                 time.sleep(0.001)
             assert server.connections == number + 1

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import base64
 import functools
+import gc
 import http.client
 import socket
 import threading
 import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -320,6 +323,26 @@ def test_a_proxy_of_plain_requests() -> None:
     given = base64.b64encode(b"us@er:pass:word").decode()
     assert f"Proxy-Authorization: Basic {given}" in lines
     assert "pass" not in repr(settings)
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 407 No\r\n\r\n", b"nonsense\r\n\r\n", b""])
+def test_a_proxy_that_does_not_connect(answer: bytes) -> None:
+    """What is open then is closed, not left to whoever collects garbage."""
+
+    def serve(server: Server, sock: socket.socket) -> None:
+        server.request(sock)
+        sock.sendall(answer)
+        sock.recv(1)
+
+    with serving(serve) as proxy, warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        through = Secret[str | None](f"http://127.0.0.1:{proxy.port}")
+        client = HttpClient(HttpSettings("https://[::1]:443", 0.2, 0.2, through))
+        with suppress(OSError, http.client.HTTPException):
+            pytest.fail(str(ask(client)))
+        gc.collect()
+        assert [str(one.message) for one in warned] == []
+    assert proxy.requests[0].startswith(b"CONNECT [::1]:443 ")
 
 
 @pytest.mark.parametrize("proxy", ["https://proxy:1", "proxy:3128", "socks5://proxy"])

@@ -30,9 +30,7 @@ TOKEN = "token-of-the-chain/+=0123456789"
 
 
 def _store(server: Server, **options: str) -> S3Store:
-    return S3Store(
-        "s3://bucket", storage_options_from({"s3.endpoint": server.url, **options}), ONCE
-    )
+    return S3Store("s3://bucket", storage_options_from({"s3.endpoint": server.url} | options), ONCE)
 
 
 @pytest.mark.parametrize(
@@ -99,6 +97,18 @@ def test_an_error_tells_the_services_words_without_the_request(
     assert '403 Forbidden SignatureDoesNotMatch It is "***"' in str(caught.value)
     assert TOKEN not in _shown(caught.value)
     assert spelt not in _shown(caught.value)
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_proxy_that_repeats_what_it_was_told(clean_environment: None, scheme: str) -> None:
+    answer = b"HTTP/1.1 407 us:pass-word dXM6cGFzcy13b3Jk\r\nContent-Length: 0\r\n\r\n"
+    with serving(lambda server, sock: answers(server, sock, answer)) as proxy:
+        through = proxy.url.replace("//", "//us:pass-word@")
+        options = {"s3.endpoint": f"{scheme}://store.invalid", "s3.proxy-uri": through}
+        store = _store(proxy, **KEYS, **options)
+        with pytest.raises(StoreError, match=r"407 us:\*\*\* \*\*\*"):
+            store.get_range("x", 0, 100)
+        store.close()
 
 
 def test_a_token_that_cannot_be_sent_is_not_shown(

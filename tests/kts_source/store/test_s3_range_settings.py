@@ -63,6 +63,13 @@ def test_more_settings(clean_environment: None, monkeypatch: pytest.MonkeyPatch)
     assert "pass-word" not in repr(settings)
 
 
+def test_anonymous_requests_have_no_use_for_keys(clean_environment: None) -> None:
+    extra = {"anon": True, "key": "AK", "secret": "secret-0123456789", "token": "token"}
+    options = {"s3.endpoint": "http://minio", "storageOptions": json.dumps(extra)}
+    settings = range_settings("bucket", s3_arguments(options))
+    assert settings.credentials().reveal() is None
+
+
 def _profile(text: str) -> Callable[[pytest.MonkeyPatch], None]:
     def write(_monkeypatch: pytest.MonkeyPatch) -> None:
         Path(os.environ["AWS_CONFIG_FILE"]).write_text(f"[default]\n{text}\n")
@@ -103,6 +110,29 @@ LEFT: dict[str, tuple[dict[str, str], Callable[[pytest.MonkeyPatch], None] | Non
     "has s3": ({}, _profile("s3 =\n  addressing_style = virtual")),
     "has use_fips_endpoint": ({}, _profile("use_fips_endpoint = true")),
     "of the kind": ({"s3.endpoint": "minio:9000"}, None),
+    "the endpoint is not": ({"s3.endpoint": "http://minio/?x=1"}, None),
+    "not of the kind https": ({"s3.endpoint": "http://minio/a%20b"}, None),
+    "the kind https://host": ({"s3.endpoint": "http://minio/a b"}, None),
+    "region is not an ordinary": ({"s3.endpoint": "http://minio", "s3.region": "aws-global"}, None),
+    "is not an ordinary one": (
+        {"s3.endpoint": "http://x", "storageOptions": '{"client_kwargs": {"region_name": ""}}'},
+        None,
+    ),
+    "addressing style": (
+        {
+            "s3.endpoint": "http://x",
+            "storageOptions": '{"config_kwargs": {"s3": {"addressing_style": "junk"}}}',
+        },
+        None,
+    ),
+    "read_timeout": (
+        {"s3.endpoint": "http://x", "storageOptions": '{"config_kwargs": {"read_timeout": null}}'},
+        None,
+    ),
+    "connect_timeout": (
+        {"s3.endpoint": "http://x", "storageOptions": '{"config_kwargs": {"connect_timeout": ""}}'},
+        None,
+    ),
     "profile cannot be read": ({"s3.profile-name": "nobody"}, None),
 }
 
@@ -123,7 +153,9 @@ def test_what_only_s3fs_knows_is_left_to_it(
     assert not store._ranges.can_read("x")
 
 
-@pytest.mark.parametrize("name", ["arn:aws:s3:::x", "Upper", "x--x-s3", "a"])
+@pytest.mark.parametrize(
+    "name", ["arn:aws:s3:::x", "Upper", "x--x-s3", "x--op-s3", "x-s3alias", "a"]
+)
 def test_odd_buckets_are_left_to_s3fs(clean_environment: None, name: str) -> None:
     arguments = s3_arguments({**KEYS, "s3.region": "eu-west-3"})
     with pytest.raises(LeftToFsspecError, match="ordinary"):

@@ -1,0 +1,109 @@
+"""What threads of a reader of ranges wait for: credentials, and each other after a fork."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import botocore.session
+import pytest
+from botocore.credentials import Credentials
+
+from kts_source.errors import StoreUnavailableError
+from kts_source.store import range_reader
+from kts_source.store.cancel import Cancellation, CancelledFetchError
+from kts_source.store.retry import RetryPolicy
+from kts_source.store.s3_store import S3Store
+from kts_source.store.storage_options import storage_options_from
+from tests.kts_source.store.one_object import DATA, KEYS, OneObject
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def bucket(clean_environment: None) -> Iterator[OneObject]:
+    with OneObject().serving() as server:
+        yield server
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+@pytest.mark.parametrize("number", [1, 2])
+def test_who_gives_the_credentials_may_not_answer(
+    bucket: OneObject, monkeypatch: pytest.MonkeyPatch, number: int, is_cancelled: bool
+) -> None:
+    """At first, or after a refusal. All wait for it at once, and none for longer than it may."""
+    asked, answer, scope = list[object](), threading.Event(), Cancellation()
+
+    def credentials(session: object) -> Credentials:
+        if session not in asked:
+            asked.append(session)
+        if asked.index(session) == number - 1:
+            answer.wait(20)
+        return Credentials("AKENV", "secret-0123456789")
+
+    monkeypatch.setattr(botocore.session.Session, "get_credentials", credentials)
+    bucket.refuses = lambda _headers: True
+    policy = RetryPolicy(max_attempts=1, request_deadline_seconds=20 if is_cancelled else 0.5)
+    store = S3Store("s3://bucket", storage_options_from({"s3.endpoint": bucket.endpoint}), policy)
+
+    def read(_number: int) -> str:
+        with scope.scope():
+            try:
+                return str(store.get_range("x", 0, 9))
+            except (StoreUnavailableError, CancelledFetchError) as error:
+                return type(error).__name__
+
+    with ThreadPoolExecutor(4) as pool:
+        began = time.monotonic()
+        reading = [pool.submit(read, number) for number in range(4)]
+        while len(asked) < number:
+            time.sleep(0.001)
+        if is_cancelled:
+            scope.cancel()
+        found = {one.result() for one in reading}
+        store.close()
+        assert time.monotonic() - began < 5
+    answer.set()
+    assert found == {"CancelledFetchError" if is_cancelled else "StoreUnavailableError"}
+
+
+def test_many_threads_at_once_after_a_fork(bucket: OneObject) -> None:
+    """While another thread holds every lock. One of them begins anew, and all wait for it."""
+    store = bucket.store(**KEYS)
+    assert store.get_range("x", 0, 9) == DATA[:9]
+    with store._ranges._lock, range_reader._process.lock:
+        child = os.fork()
+        if child == 0:
+            try:
+                sys.setswitchinterval(1e-6)
+                began = threading.Barrier(16)
+
+                def read(start: int) -> bytes:
+                    began.wait(10)
+                    return bytes(store.get_range("x", start, start + 9))
+
+                for _ in range(10):
+                    store._ranges._process = 0
+                    with ThreadPoolExecutor(16) as pool:
+                        found = list(pool.map(read, range(16), timeout=10))
+                    assert found == [DATA[start : start + 9] for start in range(16)]
+                os._exit(0)
+            finally:
+                os._exit(1)
+    for _ in range(3000):
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            break
+        time.sleep(0.01)
+    else:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        pytest.fail("the child hangs")
+    assert status == 0
+    store.close()
