@@ -209,7 +209,8 @@ def _aggregates(tier: Tier, what: str, rounds: int) -> list[Row]:
         pl.col("value").bin.size().sum(),
         pl.col("timestamp").max(),
     ]
-    lazy, dataset = scan.to_lazy(), scan.to_dataset()
+    lazy, dataset = scan.to_lazy(threads=1), scan.to_dataset()
+    in_threads = scan.to_lazy()
     batches = table.to_batches()
     handed_over = register_io_source(
         lambda *_asked: map(pl.DataFrame, batches), schema=frame.schema, is_pure=True
@@ -228,6 +229,9 @@ def _aggregates(tier: Tier, what: str, rounds: int) -> list[Row]:
             "drained": drained,
             "polars in memory": lambda: frame.lazy().group_by("partition").agg(by_polars).collect(),
             "polars": lambda: lazy.group_by("partition").agg(by_polars).collect(engine="streaming"),
+            "polars, threads": lambda: (
+                in_threads.group_by("partition").agg(by_polars).collect(engine="streaming")
+            ),
             "polars plugin": lambda: (
                 handed_over.group_by("partition").agg(by_polars).collect(engine="streaming")
             ),
@@ -257,8 +261,14 @@ def _aggregates(tier: Tier, what: str, rounds: int) -> list[Row]:
             "×",
         ).noted(
             "the same batches from memory through Polars' interface for sources take"
-            f" {times.median('polars plugin'):.2f} s: it makes its own layout of each"
+            f" {times.median('polars plugin'):.2f} s: it makes its own layout of each, and a thread"
+            f" reads meanwhile"
         ),
+        Row(
+            f"Polars aggregate, a reading thread a core, against one, {what}",
+            times.ratio(("polars",), "polars, threads"),
+            "×",
+        ).noted(f"{table.num_rows / times.median('polars, threads') / 1e6:.3g} M records/s"),
     ]
 
 

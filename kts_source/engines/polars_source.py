@@ -13,9 +13,10 @@ from kts_source.columns import PARTITION
 from kts_source.engines.field_conditions import field_comparison
 from kts_source.planning.narrowing import conjunction
 from kts_source.predicate.model import MAX_INT64, MIN_INT64, Column, Compare, Op
+from kts_source.read.handover import in_threads
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Generator, Iterator, Mapping
 
     import pyarrow as pa
 
@@ -25,8 +26,13 @@ if TYPE_CHECKING:
 _OPS: Final = {"Eq": Op.EQ, "Lt": Op.LT, "LtEq": Op.LE, "Gt": Op.GT, "GtEq": Op.GE}
 
 
-def lazy_frame(scan: Scan) -> pl.LazyFrame:
-    """The rows of a scan; each query reads the columns, offsets and rows that it needs."""
+def lazy_frame(scan: Scan, threads: int) -> pl.LazyFrame:
+    """The rows of a scan; each query reads the columns, offsets and rows that it needs.
+
+    Args:
+        scan: What is read.
+        threads: How many read, at least one, besides those of Polars.
+    """
     schema = pl.DataFrame(scan.schema.empty_table()).schema
 
     def rows(
@@ -44,7 +50,7 @@ def lazy_frame(scan: Scan) -> pl.LazyFrame:
             part = part if certain is None else part.where_predicate(certain)
         if with_columns is not None:
             part = part.select(with_columns or scan.columns[:1])
-        with closing(part.batches()) as batches:
+        with closing(_beside(part, threads)) as batches:
             for batch in batches:
                 frame = pl.DataFrame(batch)
                 if predicate is not None:
@@ -52,6 +58,15 @@ def lazy_frame(scan: Scan) -> pl.LazyFrame:
                 yield frame if with_columns is None else frame.select(with_columns)
 
     return register_io_source(rows, schema=schema, validate_schema=True, is_pure=True)
+
+
+def _beside(scan: Scan, threads: int) -> Generator[pa.RecordBatch]:
+    """The rows, read in other threads than the one that asks. Polars' thread makes its own layout
+    of each batch, and what Polars computes waits for that: reading there would come on top.
+    """
+    if min(threads, len(scan.tasks)) > 1:
+        return scan.batches(threads=threads)
+    return in_threads([scan.batches], 1, ordered=True)
 
 
 def certain_part(predicate: pl.Expr, schema: pa.Schema) -> Predicate | None:

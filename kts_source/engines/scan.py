@@ -214,8 +214,7 @@ class Scan:
         """
         import pyarrow as pa
 
-        threads = (os.cpu_count() or 1) if threads is None else threads
-        batches = self.batches(threads=threads, ordered=ordered, progress=progress)
+        batches = self.batches(threads=_checked(threads), ordered=ordered, progress=progress)
         return pa.RecordBatchReader.from_batches(self.schema, batches)
 
     def to_table(
@@ -227,8 +226,7 @@ class Scan:
         """All rows in memory."""
         import pyarrow as pa
 
-        threads = (os.cpu_count() or 1) if threads is None else threads
-        batches = self._batches(threads, ordered=True, progress=progress, whole=True)
+        batches = self._batches(_checked(threads), ordered=True, progress=progress, whole=True)
         return pa.Table.from_batches(batches, self.schema)
 
     def to_pandas(self, *, threads: int | None = None) -> Any:  # noqa: ANN401  # pandas is not a dependency
@@ -253,16 +251,20 @@ class Scan:
 
         return pl.from_arrow(self.to_table(threads=threads))
 
-    def to_lazy(self) -> Any:  # noqa: ANN401  # nor is Polars
+    def to_lazy(self, *, threads: int | None = None) -> Any:  # noqa: ANN401  # nor is Polars
         """A Polars `LazyFrame`, which passes columns, conditions and limits on to the scan.
+
+        Args:
+            threads: How many read, besides those of Polars; see `batches`. Default: one a core.
 
         Raises:
             InvalidOptionError: Polars is not installed.
+            ValueError: Fewer than one thread.
         """
         require("polars", "polars", "to_lazy()")
         from kts_source.engines.polars_source import lazy_frame
 
-        return lazy_frame(self)
+        return lazy_frame(self, _checked(threads))
 
     def to_dataset(self) -> TierDataset:
         """A `pyarrow.dataset.Dataset`; DuckDB hands columns and conditions over to it."""
@@ -302,8 +304,8 @@ class Scan:
     def count(self, *, threads: int | None = None) -> int:
         """How many rows there are. Reads all bytes, but decodes next to nothing of them."""
         counted = self._like(replace(self._options, columns=("offset",)))
-        threads = (os.cpu_count() or 1) if threads is None else threads
-        return sum(batch.num_rows for batch in counted.batches(threads=threads, ordered=False))
+        batches = counted.batches(threads=_checked(threads), ordered=False)
+        return sum(batch.num_rows for batch in batches)
 
     def __arrow_c_schema__(self) -> object:
         """The schema, for whoever imports Arrow."""
@@ -339,8 +341,7 @@ class Scan:
         whole: bool,
     ) -> Generator[pa.RecordBatch]:
         """As `batches`; `whole`: whether the consumer takes all of them for certain."""
-        if threads < 1:
-            raise ValueError(f"{threads} threads")
+        _checked(threads)
         if self._most_rows != 0:
             yield from self.task_reader.batches(
                 self.tasks, threads, ordered=ordered, progress=progress, whole=whole
@@ -378,6 +379,14 @@ class Scan:
             most_rows=self._most_rows if most_rows is None else most_rows,
             planned=self._planned,
         )
+
+
+def _checked(threads: int | None) -> int:
+    """So many; without a number one a core."""
+    threads = (os.cpu_count() or 1) if threads is None else threads
+    if threads < 1:
+        raise ValueError(f"{threads} threads")
+    return threads
 
 
 def _rebuilt(

@@ -4,6 +4,7 @@ bytes than that needs.
 
 from __future__ import annotations
 
+import threading
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -145,6 +146,42 @@ def test_polars_takes_the_first_rows_before_it_asks_for_those_that_match(engine:
     assert lazy.select(pl.len()).collect(engine=engine).item() == len(whole)
     twice = lazy.join(lazy, on=["partition", "offset"]).collect(engine=engine)
     assert len(twice) == len(whole)
+
+
+@pytest.mark.parametrize("engine", ["in-memory", "streaming"])
+@pytest.mark.parametrize(("threads", "target"), [(1, "32k"), (3, "32k"), (None, "1g")])
+def test_polars_waits_for_no_reading_of_its_own(
+    threads: int | None,
+    target: str,
+    engine: Any,  # noqa: ANN401  # Polars has a Literal of its own
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    readers: list[str] = []
+    real = task_reader.OpenedTasks._read
+
+    def noted(self: task_reader.OpenedTasks, number: int) -> Iterator[pa.RecordBatch]:
+        readers.append(threading.current_thread().name)
+        return real(self, number)
+
+    monkeypatch.setattr(task_reader.OpenedTasks, "_read", noted)
+    base = scanned("codecs" if target == "1g" else "txn", targetPartitionBytes=target)
+    whole = base.to_polars()
+    readers.clear()
+    lazy = base.to_lazy(threads=threads)
+    assert lazy.collect(engine=engine).equals(whole), "in the same order"
+    assert len(readers) == len(base.tasks)
+    assert {name.rpartition("-")[0] for name in readers} == {"kts-read"}
+    assert len(set(readers)) <= (threads or len(base.tasks))
+    assert lazy.filter(pl.col("offset") > 5).head(7).collect(engine=engine).height == 7
+    wrong = (pl.col("offset") + 1000).cast(pl.Int8) > 0
+    with pytest.raises(pl.exceptions.PolarsError, match="conversion"):
+        lazy.filter(wrong).collect(engine=engine)
+    assert not [one for one in threading.enumerate() if one.name.startswith("kts-")]
+
+
+def test_polars_needs_a_thread_that_reads() -> None:
+    with pytest.raises(ValueError, match="0 threads"):
+        scanned().to_lazy(threads=0)
 
 
 def test_a_dataset_of_a_limited_scan_is_filtered_afterwards() -> None:
