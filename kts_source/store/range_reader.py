@@ -170,7 +170,7 @@ class RangeReader(ABC):
                 data = self._attempt(self._client(), key, start, stop, version, uri=uri)
         except RangeError as failure:
             if self._is_others(failure):
-                reason = f"{self._name}'s request failed where that of {self._other} did not"
+                reason = f"a request by {self._name} failed where that by {self._other} did not"
                 raise LeftToFsspecError(reason, was_asked=failure.code != NO_TOKEN) from None
             raise
         self._has_answered = True

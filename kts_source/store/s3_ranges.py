@@ -39,7 +39,7 @@ _WRONG_REGION: Final = frozenset({"AuthorizationHeaderMalformed", "IllegalLocati
 class S3Reader(RangeReader):
     """See `RangeReader`."""
 
-    _name = "the client of its own"
+    _name = "tiered-kafka's own client"
 
     def _attempt(
         self,
