@@ -93,10 +93,14 @@ def _stream(tier: Tier, what: str, rounds: int) -> list[Row]:
         assert rows == tier.records
 
     reader = pickle.dumps(scan.task_reader)
+    halves = [_reading(reader, tasks[share::2]) for share in (0, 1)]
     decoding = partial(_decoding, logs[0], len(logs) // 2)
     with (
         _Processes([partial(_reading, reader, tasks[share::2]) for share in (0, 1)]) as processes,
         _Processes([decoding, decoding]) as decoders,
+        _Processes(
+            [partial(partial, read_and_decode, logs[share::2]) for share in (0, 1)]
+        ) as loops,
         ThreadPoolExecutor(2) as pool,
     ):
         times = _in_turns(
@@ -107,6 +111,11 @@ def _stream(tier: Tier, what: str, rounds: int) -> list[Row]:
                 "one": lambda: drained(1),
                 "two": lambda: drained(2),
                 "processes": processes.run,
+                "threads, nothing handed over": lambda: list(pool.map(lambda half: half(), halves)),
+                "threads that loop": lambda: list(
+                    pool.map(read_and_decode, [logs[::2], logs[1::2]])
+                ),
+                "processes that loop": loops.run,
                 "threads that decode": lambda: list(
                     pool.map(decode, [one, one], [len(logs) // 2] * 2)
                 ),
@@ -137,6 +146,16 @@ def _stream(tier: Tier, what: str, rounds: int) -> list[Row]:
         at_least(
             f"two threads, of two processes, {what}", times.ratio(("processes",), "two"), "×", 0.9
         ).noted(f"{tier.records / times.median('two') / 1e6:.3g} M records/s"),
+        Row(
+            f"two threads that hand nothing over, of two processes, {what}",
+            times.ratio(("processes",), "threads, nothing handed over"),
+            "×",
+        ).noted("each thread reads its share of the tasks and lets the batches go"),
+        Row(
+            f"two threads that read a window and decode it, of two processes that do, {what}",
+            times.ratio(("processes that loop",), "threads that loop"),
+            "×",
+        ).noted("no plan, no checks, nothing handed over: what the system and memory allow"),
         Row(
             f"two threads that only decode, from memory, of two processes that do, {what}",
             times.ratio(("processes that decode",), "threads that decode"),
