@@ -118,7 +118,7 @@ def test_a_token_that_cannot_be_sent_is_not_shown(
     _chain(monkeypatch, f"{TOKEN}\n")
     with serving(answers) as server:
         store = _store(server)
-        with pytest.raises(StoreError, match="(?i)control character|newline") as caught:
+        with pytest.raises(StoreError, match=r"(?i)control character|newline") as caught:
             store.get_range("x", 0, 100)
         assert TOKEN not in _shown(caught.value)
         store.close()
