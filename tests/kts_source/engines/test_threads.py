@@ -206,5 +206,7 @@ def test_readers_of_all_kinds_at_once(orders: Orders, s3_server: S3Server, tmp_p
     assert sum(reader.parts for reader in readers) > 0
     assert orders.made > READERS
     assert orders.circles() == []
-    left = [one.name for one in threading.enumerate() if one.name.startswith("kts-")]
-    assert left == []
+    until = time.monotonic() + 5  # who makes a connection just then does so to the end
+    while [one.name for one in threading.enumerate() if one.name.startswith("kts-")]:
+        assert time.monotonic() < until
+        time.sleep(0.001)
