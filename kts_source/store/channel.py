@@ -28,7 +28,10 @@ class Channel:
     Args:
         sock: Connected; it is the channel's from now on.
         read_seconds: How long it may be silent while somebody reads or writes.
-        ends: When who uses it must be done, by `time.monotonic`.
+        ends: When who uses it must be done, by `time.monotonic`; whoever uses it next sets another.
+
+    Attributes:
+        has_surplus: Whether more came than the last answer: no request has this as its answer.
     """
 
     def __init__(self, sock: socket.socket, read_seconds: float, ends: float) -> None:
