@@ -104,10 +104,18 @@ class Channel:
             raise TimeoutError(f"silent for {seconds:.3g} s")
 
 
-class TlsTurns:
-    """Whose turn it is to decrypt, and the memory for it. Each client has its own."""
+class Tls:
+    """What the encrypted connections of a client share.
 
-    def __init__(self) -> None:
+    Args:
+        context: Says whom to trust.
+
+    Attributes:
+        free: Whose turn it is to decrypt has one of these pieces of memory.
+    """
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self.context = context
         self.free = queue.SimpleQueue[memoryview]()
         for _ in range(_AT_A_TIME):
             self.free.put(memoryview(bytearray(_PIECE_BYTES)))
@@ -120,9 +128,8 @@ class TlsChannel(Channel):
         sock: As for `Channel`, as are `read_seconds` and `ends`.
         read_seconds: See there.
         ends: Also of the handshake.
-        context: Says whom to trust.
+        tls: Of its client.
         host: Whose certificate it must be.
-        turns: Of its client.
 
     Raises:
         ssl.SSLCertVerificationError: The other side is not whom it should be.
@@ -135,14 +142,13 @@ class TlsChannel(Channel):
         read_seconds: float,
         ends: float,
         *,
-        context: ssl.SSLContext,
+        tls: Tls,
         host: str,
-        turns: TlsTurns,
     ) -> None:
         super().__init__(sock, read_seconds, ends)
-        self._turns = turns.free
+        self._turns = tls.free
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=host)
+        self._tls = tls.context.wrap_bio(self._incoming, self._outgoing, server_hostname=host)
         piece = memoryview(bytearray(16 << 10))
         while True:
             try:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from kts_source.secret import Secret
 from kts_source.store.cancel import CancelledFetchError, cancelled_by
-from kts_source.store.channel import Channel, TlsChannel, TlsTurns
+from kts_source.store.channel import Channel, Tls, TlsChannel
 from kts_source.store.deadline import no_answer, within_deadline
 from kts_source.store.retry import TransientError
 
@@ -77,9 +77,8 @@ class HttpClient:
         self._settings = settings
         parts = urllib.parse.urlsplit(settings.url)
         is_encrypted = parts.scheme == "https"
-        self._tls = _tls_context(settings.ca_file) if is_encrypted else None
+        self._tls = Tls(_tls_context(settings.ca_file)) if is_encrypted else None
         self._host, self._port = parts.hostname or "", parts.port or (443 if is_encrypted else 80)
-        self._turns = TlsTurns()
         self._proxy: _Proxy | None = None
         if (proxy := settings.proxy.reveal()) is not None:
             self._proxy = _Proxy.of(proxy)
@@ -186,12 +185,7 @@ class HttpClient:
                 channel = Channel(sock, self._settings.read_seconds, ends)
             else:
                 channel = TlsChannel(
-                    sock,
-                    self._settings.read_seconds,
-                    ends,
-                    context=self._tls,
-                    host=self._host,
-                    turns=self._turns,
+                    sock, self._settings.read_seconds, ends, tls=self._tls, host=self._host
                 )
         except BaseException:
             connection.close()

@@ -6,6 +6,7 @@ import socket
 import ssl
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -30,7 +31,7 @@ from tests.kts_source.store.raw_server import (
 
 if TYPE_CHECKING:
     import http.client
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 
@@ -45,6 +46,22 @@ def _tls_of(folder: Path) -> tuple[ssl.SSLContext, str]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificates.broker)
     return context, str(certificates.authority)
+
+
+@contextmanager
+def serving_encrypted(
+    folder: Path, serve: Callable[[Server, socket.socket], object]
+) -> Iterator[HttpClient]:
+    """Who asks a server that does so with each connection, once it is encrypted."""
+    context, authority = _tls_of(folder)
+
+    def wrapped(server: Server, sock: socket.socket) -> None:
+        with encrypted(server, sock, context) as one:
+            serve(server, one)
+
+    with serving(wrapped) as server:
+        url = server.url.replace("http:", "https:")
+        yield HttpClient(HttpSettings(url, 2.0, 5.0, ca_file=authority))
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
@@ -96,17 +113,13 @@ def test_encrypted_through_a_proxy(tmp_path: Path) -> None:
 
 def test_encrypted_answers_that_are_cut(tmp_path: Path) -> None:
     """An end without the protocol's own word may be anybody's."""
-    context, authority = _tls_of(tmp_path)
 
-    def serve(server: Server, sock: socket.socket) -> None:
-        with encrypted(server, sock, context) as wrapped:
-            server.request(wrapped)
-            wrapped.sendall(ANSWER + BODY[:99_999])
-            wrapped.shutdown(socket.SHUT_RDWR)
+    def cut(server: Server, sock: socket.socket) -> None:
+        server.request(sock)
+        sock.sendall(ANSWER + BODY[:99_999])
+        sock.shutdown(socket.SHUT_RDWR)
 
-    with serving(serve) as server:
-        url = server.url.replace("http:", "https:")
-        client = HttpClient(HttpSettings(url, 2.0, 5.0, ca_file=authority))
+    with serving_encrypted(tmp_path, cut) as client:
         with pytest.raises(ssl.SSLError):
             ask(client)
         assert client._idle == []
@@ -145,30 +158,16 @@ def test_what_was_not_asked_for_is_no_answer_to_the_next(
 def test_the_deadline_holds_where_it_is_encrypted(
     tmp_path: Path, serve: Callable[[Server, socket.socket], object]
 ) -> None:
-    context, authority = _tls_of(tmp_path)
-
-    def serve_encrypted(server: Server, sock: socket.socket) -> None:
-        with encrypted(server, sock, context) as wrapped:
-            serve(server, wrapped)
-
-    with serving(serve_encrypted) as server:
-        url = server.url.replace("http:", "https:")
-        client = HttpClient(HttpSettings(url, 2.0, 5.0, ca_file=authority))
-        with pytest.raises(TransientError, match="deadline"):
-            ask(client, seconds=0.3)
+    with (
+        serving_encrypted(tmp_path, serve) as client,
+        pytest.raises(TransientError, match="deadline"),
+    ):
+        ask(client, seconds=0.3)
 
 
 def _encrypted_channel(folder: Path) -> tuple[HttpClient, TlsChannel]:
     """The channel of a request that was answered."""
-    context, authority = _tls_of(folder)
-
-    def serve(server: Server, sock: socket.socket) -> None:
-        with encrypted(server, sock, context) as wrapped:
-            answers(server, wrapped)
-
-    with serving(serve) as server:
-        url = server.url.replace("http:", "https:")
-        client = HttpClient(HttpSettings(url, 2.0, 5.0, ca_file=authority))
+    with serving_encrypted(folder, answers) as client:
         assert ask(client) == BODY
         (_, connection), *_ = client._idle
         assert isinstance(connection.channel, TlsChannel)
@@ -177,8 +176,9 @@ def _encrypted_channel(folder: Path) -> tuple[HttpClient, TlsChannel]:
 
 def test_the_deadline_holds_while_others_decrypt(tmp_path: Path) -> None:
     client, channel = _encrypted_channel(tmp_path)
-    while not client._turns.free.empty():
-        client._turns.free.get()
+    assert client._tls is not None
+    while not client._tls.free.empty():
+        client._tls.free.get()
     channel.ends = time.monotonic() + 0.2
     with pytest.raises(TimeoutError):
         channel.receive_into(memoryview(bytearray(10)))
