@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kts_source.store.cancel import Cancellation
 
@@ -56,27 +57,28 @@ def in_threads(
                 worker.join()
 
 
-class _Waiting:
-    """What one read has given and nobody has taken yet.
+class _Given(NamedTuple):
+    """What a read gives the consumer.
 
     Attributes:
-        batches: In order.
-        size: Their bytes.
-        ended: Whether no more will come.
+        number: Which read.
+        batch: `None` when the read has ended.
+        size: The batch's bytes.
         error: What ended it early.
     """
 
-    __slots__ = ("batches", "ended", "error", "size")
-
-    def __init__(self) -> None:
-        self.batches: deque[pa.RecordBatch] = deque()
-        self.size = 0
-        self.ended = False
-        self.error: BaseException | None = None
+    number: int
+    batch: pa.RecordBatch | None
+    size: int = 0
+    error: BaseException | None = None
 
 
 class _Handover:
-    """The state that the threads share, under one lock."""
+    """What the threads share.
+
+    Batches go through a queue that wakes the consumer without a second lock for it to wait for. A
+    lock of its own guards what is counted: bytes that wait.
+    """
 
     def __init__(
         self,
@@ -87,105 +89,103 @@ class _Handover:
     ) -> None:
         self._reads = reads
         self._ordered = ordered
-        self._changed = threading.Condition()
+        self._most_bytes = threads * WAITING_BYTES
+        self._cancellation = Cancellation()
+        self._given: SimpleQueue[_Given] = SimpleQueue()
+        self._room = threading.Condition()
         self._begun = 0
         self._stopped = False
-        self._threads = threads
-        self._cancellation = Cancellation()
-        # Of the reads that have begun and are not used up, by number.
-        self._waiting: dict[int, _Waiting] = {}
+        # Bytes that the consumer has not taken yet, by read and in all.
+        self._waiting = [0] * len(reads)
+        self._all_waiting = 0
 
     def work(self) -> None:
         """Reads what is next, until nothing is left. Runs in several threads."""
         with self._cancellation.scope():
-            self._work()
-
-    def _work(self) -> None:
-        while (number := self._begin()) is not None:
-            waiting = self._waiting[number]
-            try:
-                batches = self._reads[number]()
+            while (number := self._begin()) is not None:
+                error = None
                 try:
-                    for batch in batches:
-                        if not self._put(waiting, batch):
-                            return
-                        del batch
-                finally:
-                    close = getattr(batches, "close", None)
-                    if close is not None:
-                        close()
-            except BaseException as error:  # noqa: BLE001  # raised again in the consumer's thread
-                waiting.error = error
-            finally:
-                with self._changed:
-                    waiting.ended = True
-                    self._changed.notify_all()
+                    self._work(number)
+                except BaseException as raised:  # noqa: BLE001  # raised in the consumer's thread
+                    error = raised
+                self._given.put(_Given(number, None, error=error))
+
+    def _work(self, number: int) -> None:
+        batches = self._reads[number]()
+        try:
+            for batch in batches:
+                if not self._put(number, batch):
+                    return
+                del batch
+        finally:
+            close = getattr(batches, "close", None)
+            if close is not None:
+                close()
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """All batches, in the consumer's thread."""
         used_up = 0
+        # In order: what came before its turn.
+        early: dict[int, deque[_Given]] = {}
         while used_up < len(self._reads):
-            with self._changed:
-                while (found := self._ready(used_up)) is None:
-                    self._changed.wait(_SIGNAL_SECONDS)
-                number, waiting = found
-                if waiting.batches:
-                    batch = waiting.batches.popleft()
-                    waiting.size -= batch.nbytes
-                    self._changed.notify_all()
-                else:
-                    batch = None
-                    del self._waiting[number]
-                    used_up += 1
-                    self._changed.notify_all()
-            if batch is not None:
+            waiting = early.get(used_up)
+            given = waiting.popleft() if waiting else self._next()
+            if self._ordered and given.number != used_up:
+                early.setdefault(given.number, deque()).append(given)
+            elif given.batch is not None:
+                self._take(given)
+                batch = given.batch
+                del given
                 yield batch
                 del batch
-            elif waiting.error is not None:
-                raise waiting.error
+            elif given.error is not None:
+                raise given.error
+            else:
+                early.pop(used_up, None)
+                used_up += 1
 
     def stop(self) -> None:
         """Lets the threads end."""
-        with self._changed:
+        with self._room:
             self._stopped = True
-            self._waiting.clear()
-            self._changed.notify_all()
+            self._room.notify_all()
         self._cancellation.cancel()
 
     def _begin(self) -> int | None:
         """The number of the next read; waits while the consumer is too far behind."""
-        with self._changed:
-            most = self._threads * WAITING_BYTES
-            while not self._stopped and sum(one.size for one in self._waiting.values()) >= most:
-                self._changed.wait()
+        with self._room:
+            while not self._stopped and self._all_waiting >= self._most_bytes:
+                self._room.wait()
             if self._stopped or self._begun == len(self._reads):
                 return None
-            number = self._begun
             self._begun += 1
-            self._waiting[number] = _Waiting()
-            return number
+            return self._begun - 1
 
-    def _put(self, waiting: _Waiting, batch: pa.RecordBatch) -> bool:
+    def _put(self, number: int, batch: pa.RecordBatch) -> bool:
         """Adds a batch when there is room; False when nobody wants it any more."""
         size = batch.nbytes
-        with self._changed:
-            while not self._stopped and waiting.batches and waiting.size + size > WAITING_BYTES:
-                self._changed.wait()
+        with self._room:
+            waiting = self._waiting
+            while not self._stopped and waiting[number] and waiting[number] + size > WAITING_BYTES:
+                self._room.wait()
             if self._stopped:
                 return False
-            waiting.batches.append(batch)
-            waiting.size += size
-            self._changed.notify_all()
-            return True
+            waiting[number] += size
+            self._all_waiting += size
+        self._given.put(_Given(number, batch, size))
+        return True
 
-    def _ready(self, used_up: int) -> tuple[int, _Waiting] | None:
-        """A read with something to take: a batch, its end or its error."""
-        if self._ordered:
-            waiting = self._waiting.get(used_up)
-            if waiting is not None and (waiting.batches or waiting.ended):
-                return used_up, waiting
-            return None
-        for number, waiting in self._waiting.items():
-            if waiting.batches or waiting.ended:
-                return number, waiting
-        return None
+    def _next(self) -> _Given:
+        """What comes next, of any read."""
+        while True:
+            try:
+                return self._given.get(timeout=_SIGNAL_SECONDS)
+            except Empty:
+                continue
+
+    def _take(self, given: _Given) -> None:
+        """Makes room for more."""
+        with self._room:
+            self._waiting[given.number] -= given.size
+            self._all_waiting -= given.size
+            self._room.notify_all()
