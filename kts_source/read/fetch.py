@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import resource
+import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -22,11 +22,11 @@ _QUEUE_PER_THREAD = 4
 # What may be read in vain for a consumer that stops soon, as LIMIT does: Spark takes a tenth of a
 # second and more to end one. A consumer that wants more never waits for a round trip again.
 EARLY_BYTES: Final = 12 << 20
-# A read of a few MiB gives its core away ten times and more where they come from a disk or a
-# network, and hardly ever where they lie in memory.
-_OF_THREAD: Final[int | None] = getattr(resource, "RUSAGE_THREAD", None)
-_FEW_WAITS = 8
-_WAITS_PER_READ = 2
+# Bytes in memory come at gigabytes a second, and whoever reads them waits some milliseconds
+# for a core and for Python's lock. Slower ones come sooner by several requests at a time.
+_NEAR_BYTES_PER_SECOND: Final = 250e6
+_NEAR_SECONDS_PER_READ: Final = 1e-3
+_PATIENCE_SECONDS: Final = 0.1
 _HEAD_START_SECONDS: Final = 0.01
 """By then a request is on its way; other work would have competed with it for the core."""
 
@@ -104,8 +104,8 @@ def fetch_ranges(
         requests: In the order wanted; taken one by one as room appears, in the consumer's thread.
         read_ahead: How much to have under way.
         near: Whether bytes may lie in memory, as files of this machine do: then the consumer's own
-            thread reads them, as long as it need not wait for them. Threads would only copy them
-            into memory that no core has at hand.
+            thread reads them, as long as they come fast. Threads would only copy them into memory
+            that no core has at hand.
         meanwhile: What the consumer's thread may do while it waits for the first answer of a slow
             start. It may never be called, and its errors are dropped: it must be what is done
             again, or already done, when needed.
@@ -115,8 +115,8 @@ def fetch_ranges(
     """
     wanted = iter(requests)
     handed_out = 0
-    if near and _OF_THREAD is not None:
-        nearby = yield from _near(read, wanted, _OF_THREAD)
+    if near:
+        nearby = yield from _near(read, wanted)
         if nearby is None:
             return
         handed_out = nearby
@@ -133,20 +133,20 @@ def fetch_ranges(
 
 
 def _near(
-    read: Callable[[R], Data], requests: Iterator[R], of_thread: int
+    read: Callable[[R], Data], requests: Iterator[R]
 ) -> Generator[Fetched[R], None, int | None]:
-    """Reads in this thread until it has waited too often. Returns the bytes handed out, or `None`
-    if they were all that was wanted.
+    """Reads in this thread until it has waited too long. Returns the bytes handed out, or `None` if
+    they were all that was wanted.
     """
-    handed_out = reads = waits = 0
-    while waits <= _FEW_WAITS + _WAITS_PER_READ * reads:
+    handed_out, patience = 0, _PATIENCE_SECONDS
+    while patience > 0:
         request = next(requests, None)
         if request is None:
             return None
-        before = resource.getrusage(of_thread).ru_nvcsw
+        began = time.perf_counter()
         data = read(request)
-        waits += resource.getrusage(of_thread).ru_nvcsw - before
-        reads += 1
+        allowed = _NEAR_SECONDS_PER_READ + request.size / _NEAR_BYTES_PER_SECOND
+        patience = min(patience + allowed - (time.perf_counter() - began), _PATIENCE_SECONDS)
         handed_out += request.size
         yield Fetched(request, data)
         del data

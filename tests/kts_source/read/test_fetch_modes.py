@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
 
-from kts_source.read.fetch import Fetched, ReadAhead, fetch_ranges
+from kts_source.read import fetch
+from kts_source.read.fetch import ReadAhead, fetch_ranges
 from tests.kts_source.read.recording import (
     DATA,
     FetchRequest,
@@ -22,7 +22,7 @@ from tests.kts_source.read.recording import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Iterator, Sequence
 
 
 @pytest.fixture(autouse=True)
@@ -106,43 +106,65 @@ def test_an_error_of_the_work_is_no_error_of_the_fetch() -> None:
 # -- near stores
 
 
-class ThreadsNoted(RecordingStore):
-    """Notes the thread of each read, which gives its core away so many times."""
+class Timed(RecordingStore):
+    """Notes the thread of each read, which takes as long as it is told to by the test's clock."""
 
-    def __init__(self, waits: int) -> None:
+    def __init__(self, seconds: Sequence[float], clock: Clock) -> None:
         super().__init__()
         self.threads: list[int] = []
-        self._waits = waits
+        self._seconds = seconds
+        self._clock = clock
 
     def get_range(self, key: str, start: int, stop: int, *, version: str | None = None) -> bytes:
+        self._clock.now += self._seconds[start // 10]
         self.threads.append(threading.get_ident())
-        for _ in range(self._waits):
-            time.sleep(1e-4)
         return super().get_range(key, start, stop, version=version)
 
 
-def near(store: ThreadsNoted, count: int) -> closing[Generator[Fetched[FetchRequest]]]:
-    wanted = [FetchRequest("key", None, 10 * at, 10 * at + 10) for at in range(count)]
+class Clock:
+    """Stands still but for what is read."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+def read_near(seconds: Sequence[float], monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each read of ten bytes was made in this thread."""
+    clock = Clock()
+    monkeypatch.setattr(fetch, "time", clock)
+    store = Timed(seconds, clock)
+    wanted = [FetchRequest("key", None, 10 * at, 10 * at + 10) for at in range(len(seconds))]
     ahead = ReadAhead(4, 1000, slow_start=False)
-    return closing(fetch_ranges(reads(store), wanted, ahead, near=True))
-
-
-def test_bytes_in_memory_are_read_by_who_wants_them_and_not_ahead() -> None:
-    store = ThreadsNoted(waits=0)
-    with near(store, 100) as fetched:
+    with closing(fetch_ranges(reads(store), wanted, ahead, near=True)) as fetched:
         for number, answer in enumerate(fetched, 1):
             assert bytes(answer.data) == DATA[10 * number - 10 : 10 * number]
-            assert len(store.asked) == number
-    assert number == 100
-    assert set(store.threads) == {threading.get_ident()}
+            own = [one == threading.get_ident() for one in store.threads]
+            assert not all(own) or len(own) == number, "nothing is read ahead"
+    assert number == len(seconds)
+    return own
 
 
-def test_bytes_that_must_be_waited_for_are_read_ahead() -> None:
-    store = ThreadsNoted(waits=20)
-    with near(store, 100) as fetched:
-        data = b"".join(answer.data for answer in fetched)
-    assert data == DATA[:1000]
-    first, *others = dict.fromkeys(store.threads)
-    assert first == threading.get_ident()
-    assert others
-    assert store.threads.count(first) <= 2
+def test_bytes_in_memory_are_read_by_who_wants_them_and_not_ahead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert all(read_near([0.0] * 100, monkeypatch))
+
+
+def test_waiting_for_a_core_is_not_waiting_for_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert all(read_near([0.0008, 0.0008, 0.0008, 0.04] + [0.0008] * 96, monkeypatch))
+
+
+def test_bytes_that_come_slowly_are_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read_near([0.02] * 100, monkeypatch) == [True] * 6 + [False] * 94
+
+
+def test_fast_bytes_do_not_pay_for_slow_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read_near([0.0] * 60 + [0.05] * 40, monkeypatch) == [True] * 63 + [False] * 37
+
+
+def test_large_requests_may_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "_NEAR_BYTES_PER_SECOND", 100.0)
+    assert all(read_near([0.1] * 50, monkeypatch))

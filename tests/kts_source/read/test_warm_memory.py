@@ -42,7 +42,7 @@ def test_a_scan_reads_into_the_memory_that_it_has_just_decoded(
     writer.write_segment(uniform_segment(batches, log_start=0))
     remembering = Remembering()
     # Whatever else the machine does meanwhile, it is this thread that reads.
-    monkeypatch.setattr(fetch, "_FEW_WAITS", 1 << 30)
+    monkeypatch.setattr(fetch, "_PATIENCE_SECONDS", 1e9)
     monkeypatch.setattr(local_store, "writable_bytes", remembering)
     scan = kts_source.scan({"path": str(tmp_path), "subscribe": "t"})
     assert sum(batch.num_rows for batch in scan.batches()) == 28 * 8
