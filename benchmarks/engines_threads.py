@@ -1,0 +1,137 @@
+"""Two threads that read a tier in one process, against two processes that do."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING
+
+import kts_source
+from benchmarks.engines_parts import decode, read_and_decode
+from benchmarks.report import Row, at_least
+from benchmarks.turns import in_turns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from multiprocessing.connection import Connection
+    from pathlib import Path
+
+    from benchmarks.tiers import Tier
+    from kts_source.engines.scan import Scan
+    from kts_source.read.task import ScanTask
+
+
+def drain(scan: Scan, threads: int, records: int) -> None:
+    """Takes all rows of a scan, as they come, and checks how many they are."""
+    with scan.to_reader(threads=threads, ordered=False) as reader:
+        rows = sum(batch.num_rows for batch in reader)
+    assert rows == records
+
+
+def thread_rows(tier: Tier, what: str, rounds: int) -> list[Row]:
+    """Rows of `scan().to_reader()`, and of what the system and Python allow."""
+    logs = sorted(tier.path.glob("*/*/*.log"))
+    one = logs[0].read_bytes()
+    scan = kts_source.scan(tier.options)
+    tasks = scan.tasks
+    reader = pickle.dumps(scan.task_reader)
+    halves = [_reading(reader, tasks[share::2]) for share in (0, 1)]
+    decoding = partial(_decoding, logs[0], len(logs) // 2)
+    with (
+        _Processes([partial(_reading, reader, tasks[share::2]) for share in (0, 1)]) as processes,
+        _Processes([decoding, decoding]) as decoders,
+        _Processes(
+            [partial(partial, read_and_decode, logs[share::2]) for share in (0, 1)]
+        ) as loops,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        times = in_turns(
+            {
+                "two": lambda: drain(scan, 2, tier.records),
+                "processes": processes.run,
+                "threads, nothing handed over": lambda: list(pool.map(lambda half: half(), halves)),
+                "threads that loop": lambda: list(
+                    pool.map(read_and_decode, [logs[::2], logs[1::2]])
+                ),
+                "processes that loop": loops.run,
+                "threads that decode": lambda: list(
+                    pool.map(decode, [one, one], [len(logs) // 2] * 2)
+                ),
+                "processes that decode": decoders.run,
+            },
+            rounds,
+        )
+    return [
+        at_least(
+            f"two threads, of two processes, {what}", times.ratio(("processes",), "two"), "×", 0.9
+        ).noted(f"{tier.records / times.median('two') / 1e6:.3g} M records/s"),
+        Row(
+            f"two threads that hand nothing over, of two processes, {what}",
+            times.ratio(("processes",), "threads, nothing handed over"),
+            "×",
+        ).noted("each thread reads its share of the tasks and lets the batches go"),
+        Row(
+            f"two threads that read a window and decode it, of two processes that do, {what}",
+            times.ratio(("processes that loop",), "threads that loop"),
+            "×",
+        ).noted("no plan, no checks, nothing handed over: what the system and memory allow"),
+        Row(
+            f"two threads that only decode, from memory, of two processes that do, {what}",
+            times.ratio(("processes that decode",), "threads that decode"),
+            "×",
+        ).noted("nothing is read and nothing handed over"),
+    ]
+
+
+class _Processes:
+    """Processes that do their work each time they are told to.
+
+    Args:
+        works: For each, what gives its work once it has started.
+    """
+
+    def __init__(self, works: Sequence[Callable[[], Callable[[], object]]]) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipes: list[Connection] = []
+        self._workers = []
+        for work in works:
+            mine, theirs = context.Pipe()
+            worker = context.Process(target=_worker, args=(theirs, work), daemon=True)
+            worker.start()
+            self._pipes.append(mine)
+            self._workers.append(worker)
+
+    def __enter__(self) -> _Processes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pipe in self._pipes:
+            pipe.send(False)
+        for worker in self._workers:
+            worker.join(30)
+
+    def run(self) -> None:
+        """All of it once."""
+        for pipe in self._pipes:
+            pipe.send(True)
+        for pipe in self._pipes:
+            pipe.recv()
+
+
+def _worker(pipe: Connection, work: Callable[[], Callable[[], object]]) -> None:
+    action = work()
+    while pipe.recv():
+        action()
+        pipe.send(True)
+
+
+def _reading(pickled: bytes, tasks: Sequence[ScanTask]) -> Callable[[], object]:
+    reader = pickle.loads(pickled)
+    return lambda: sum(batch.num_rows for task in tasks for batch in reader(task))
+
+
+def _decoding(path: Path, repeats: int) -> Callable[[], object]:
+    log = path.read_bytes()
+    return lambda: decode(log, repeats)

@@ -1,0 +1,42 @@
+"""Several actions timed in turns, so that what else the machine does meets all of them."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+@dataclass(slots=True)
+class Times:
+    """Seconds of several actions, taken in turns."""
+
+    seconds: dict[str, list[float]]
+
+    def ratio(self, of: Sequence[str], by: str) -> float:
+        """The median over rounds of what some take together, by what one takes."""
+        rounds = zip(*(self.seconds[name] for name in of), strict=True)
+        each = zip(map(sum, rounds), self.seconds[by], strict=True)
+        return statistics.median(together / alone for together, alone in each)
+
+    def median(self, name: str) -> float:
+        """Seconds of one."""
+        return statistics.median(self.seconds[name])
+
+
+def in_turns(actions: dict[str, Callable[[], object]], rounds: int) -> Times:
+    """Runs each action so many times, and once before to warm up. Every second round goes
+    backwards: none finds the machine as the same other one leaves it each time.
+    """
+    found: dict[str, list[float]] = {name: [] for name in actions}
+    for number in range(rounds + 1):
+        for name, action in list(actions.items())[:: -1 if number % 2 else 1]:
+            began = time.perf_counter()
+            action()
+            if number:  # the first one warms up
+                found[name].append(time.perf_counter() - began)
+    return Times(found)
