@@ -37,7 +37,7 @@ def run(bench: Bench) -> list[Row]:
             shape = replace(shape, log_bytes=1 << 28, segment_bytes=16 << 20)
         tier = make_tier(shape)
         rows += _one_thread(tier, what, bench.repeats + 2)
-        rows += thread_rows(tier, what, 3 * bench.repeats)
+        rows += thread_rows(tier, what, bench.repeats)
         rows += _aggregates(tier, what, bench.repeats + 2)
         on_sail = partial(against_spark, tier=tier, what=what, least=least)
         rows += bench.unless_skipped(f"Sail, {what}", on_sail)

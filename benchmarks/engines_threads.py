@@ -5,13 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import kts_source
 from benchmarks.engines_parts import decode, read_and_decode
 from benchmarks.report import Row, at_least
-from benchmarks.turns import in_turns
+from benchmarks.turns import Times, in_turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
     from kts_source.engines.scan import Scan
     from kts_source.read.task import ScanTask
 
+_SITTINGS: Final = 4
+"""Processes are started so often. How fast one is depends by some per cent on where its memory
+lies, as long as it lives.
+"""
+
 
 def drain(scan: Scan, threads: int, records: int) -> None:
     """Takes all rows of a scan, as they come, and checks how many they are."""
@@ -31,38 +37,33 @@ def drain(scan: Scan, threads: int, records: int) -> None:
 
 
 def thread_rows(tier: Tier, what: str, rounds: int) -> list[Row]:
-    """Rows of `scan().to_reader()`, and of what the system and Python allow."""
+    """Rows of `scan().to_reader()`, and of what the system and Python allow.
+
+    Each contestant has processes of its own, with nothing else in them.
+    """
     logs = sorted(tier.path.glob("*/*/*.log"))
-    one = logs[0].read_bytes()
     scan = kts_source.scan(tier.options)
-    tasks = scan.tasks
     reader = pickle.dumps(scan.task_reader)
-    halves = [_reading(reader, tasks[share::2]) for share in (0, 1)]
-    decoding = partial(_decoding, logs[0], len(logs) // 2)
-    with (
-        _Processes([partial(_reading, reader, tasks[share::2]) for share in (0, 1)]) as processes,
-        _Processes([decoding, decoding]) as decoders,
-        _Processes(
-            [partial(partial, read_and_decode, logs[share::2]) for share in (0, 1)]
-        ) as loops,
-        ThreadPoolExecutor(2) as pool,
-    ):
-        times = in_turns(
-            {
-                "two": lambda: drain(scan, 2, tier.records),
-                "processes": processes.run,
-                "threads, nothing handed over": lambda: list(pool.map(lambda half: half(), halves)),
-                "threads that loop": lambda: list(
-                    pool.map(read_and_decode, [logs[::2], logs[1::2]])
-                ),
-                "processes that loop": loops.run,
-                "threads that decode": lambda: list(
-                    pool.map(decode, [one, one], [len(logs) // 2] * 2)
-                ),
-                "processes that decode": decoders.run,
-            },
-            rounds,
-        )
+    reads = [partial(_reading, reader, scan.tasks[share::2]) for share in (0, 1)]
+    loops = [partial(partial, read_and_decode, logs[share::2]) for share in (0, 1)]
+    decodes = [partial(_decoding, logs[0], len(logs) // 2)] * 2
+    contestants: dict[str, Sequence[Callable[[], Callable[[], object]]]] = {
+        "two": [partial(_draining, tier)],
+        "processes": reads,
+        "threads, nothing handed over": [partial(_in_threads, reads)],
+        "threads that loop": [partial(_in_threads, loops)],
+        "processes that loop": loops,
+        "threads that decode": [partial(_in_threads, decodes)],
+        "processes that decode": decodes,
+    }
+    times = Times({name: [] for name in contestants})
+    for _ in range(_SITTINGS):
+        with ExitStack() as running:
+            actions = {
+                name: running.enter_context(_Processes(works)).run
+                for name, works in contestants.items()
+            }
+            times.add(in_turns(actions, rounds))
     return [
         at_least(
             f"two threads, of two processes, {what}", times.ratio(("processes",), "two"), "×", 0.9
@@ -127,6 +128,10 @@ def _worker(pipe: Connection, work: Callable[[], Callable[[], object]]) -> None:
         pipe.send(True)
 
 
+def _draining(tier: Tier) -> Callable[[], object]:
+    return partial(drain, kts_source.scan(tier.options), 2, tier.records)
+
+
 def _reading(pickled: bytes, tasks: Sequence[ScanTask]) -> Callable[[], object]:
     reader = pickle.loads(pickled)
     return lambda: sum(batch.num_rows for task in tasks for batch in reader(task))
@@ -135,3 +140,10 @@ def _reading(pickled: bytes, tasks: Sequence[ScanTask]) -> Callable[[], object]:
 def _decoding(path: Path, repeats: int) -> Callable[[], object]:
     log = path.read_bytes()
     return lambda: decode(log, repeats)
+
+
+def _in_threads(works: Sequence[Callable[[], Callable[[], object]]]) -> Callable[[], object]:
+    """The works of several processes, by as many threads that stay."""
+    actions = [work() for work in works]
+    pool = ThreadPoolExecutor(len(actions))
+    return lambda: list(pool.map(lambda action: action(), actions))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 
 @dataclass(slots=True)
@@ -16,6 +16,11 @@ class Times:
     """Seconds of several actions, taken in turns."""
 
     seconds: dict[str, list[float]]
+
+    def add(self, more: Times) -> None:
+        """Takes more rounds of the same actions."""
+        for name, seconds in self.seconds.items():
+            seconds += more.seconds[name]
 
     def ratio(self, of: Sequence[str], by: str) -> float:
         """The median over rounds of what some take together, by what one takes."""
@@ -28,7 +33,7 @@ class Times:
         return statistics.median(self.seconds[name])
 
 
-def in_turns(actions: dict[str, Callable[[], object]], rounds: int) -> Times:
+def in_turns(actions: Mapping[str, Callable[[], object]], rounds: int) -> Times:
     """Runs each action so many times, and once before to warm up. Every second round goes
     backwards: none finds the machine as the same other one leaves it each time.
     """
