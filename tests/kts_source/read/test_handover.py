@@ -51,6 +51,26 @@ def test_all_batches_come_once(sizes: list[int], threads: int) -> None:
 
 
 @pytest.mark.parametrize("ordered", [True, False])
+def test_a_late_read_holds_up_the_others_only_where_order_is_wanted(ordered: bool) -> None:
+    second_has_ended = threading.Event()
+
+    def late() -> Iterator[pa.RecordBatch]:
+        yield batch(0, 0)
+        assert second_has_ended.wait(30)
+        yield batch(0, 1)
+
+    def second() -> Iterator[pa.RecordBatch]:
+        yield batch(1, 0)
+        yield batch(1, 1)
+        second_has_ended.set()
+
+    found = pairs(in_threads([late, second, *reads_of([1, 1, 1])], 2, ordered=ordered))
+    in_order = [(0, 0), (0, 1), (1, 0), (1, 1), (0, 0), (1, 0), (2, 0)]
+    assert sorted(found) == sorted(in_order)
+    assert (found == in_order) == ordered
+
+
+@pytest.mark.parametrize("ordered", [True, False])
 def test_an_error_comes_out_and_ends_the_others(ordered: bool) -> None:
     def broken() -> Iterator[pa.RecordBatch]:
         yield batch(1, 0)
