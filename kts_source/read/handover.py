@@ -55,6 +55,7 @@ def in_threads(
         for worker in workers:
             if worker.ident is not None:
                 worker.join()
+        handover.clear()
 
 
 class _Given(NamedTuple):
@@ -92,6 +93,8 @@ class _Handover:
         self._most_bytes = threads * WAITING_BYTES
         self._cancellation = Cancellation()
         self._given: SimpleQueue[_Given] = SimpleQueue()
+        # In order: what came before its turn.
+        self._early: dict[int, deque[_Given]] = {}
         self._room = threading.Condition()
         self._begun = 0
         self._stopped = False
@@ -125,8 +128,7 @@ class _Handover:
     def batches(self) -> Iterator[pa.RecordBatch]:
         """All batches, in the consumer's thread."""
         used_up = 0
-        # In order: what came before its turn.
-        early: dict[int, deque[_Given]] = {}
+        early = self._early
         while used_up < len(self._reads):
             waiting = early.get(used_up)
             given = waiting.popleft() if waiting else self._next()
@@ -150,6 +152,14 @@ class _Handover:
             self._stopped = True
             self._room.notify_all()
         self._cancellation.cancel()
+
+    def clear(self) -> None:
+        """Drops what nobody took: the traceback of an error may keep this object for long. Call it
+        when the threads have ended.
+        """
+        self._early.clear()
+        while not self._given.empty():
+            self._given.get()
 
     def _begin(self) -> int | None:
         """The number of the next read; waits while the consumer is too far behind."""

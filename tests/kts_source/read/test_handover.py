@@ -85,6 +85,31 @@ def test_an_error_comes_out_and_ends_the_others(ordered: bool) -> None:
     assert alive() == []
 
 
+@pytest.mark.parametrize("fails_late", [True, False])
+def test_an_error_that_is_kept_keeps_no_batches(fails_late: bool) -> None:
+    size, waiting = 1 << 20, threading.Event()
+
+    def broken() -> Iterator[pa.RecordBatch]:
+        yield from ()
+        assert not fails_late or waiting.wait(30)
+        raise ValueError("of this read")
+
+    def large() -> Iterator[pa.RecordBatch]:
+        for _ in range(8):
+            yield pa.record_batch({"n": pa.nulls(size // 8, pa.int64())})
+        waiting.set()
+
+    before = pa.total_allocated_bytes()
+    batches = in_threads([*reads_of([1]), broken, large], 3, ordered=True)
+    assert pairs(iter([next(batches)])) == [(0, 0)]
+    assert waiting.wait(30)
+    assert pa.total_allocated_bytes() - before >= 7 * size
+    with pytest.raises(ValueError, match="of this read") as kept:
+        next(batches)
+    assert kept.tb is not None
+    assert pa.total_allocated_bytes() - before < size
+
+
 @pytest.mark.parametrize("ordered", [True, False])
 def test_closing_early_ends_threads_and_reads(ordered: bool) -> None:
     closed: list[int] = []
