@@ -157,7 +157,8 @@ class _Handover:
         """Drops what nobody took: the traceback of an error may keep this object for long. Call it
         when the threads have ended.
         """
-        self._early.clear()
+        for waiting in self._early.values():
+            waiting.clear()
         while not self._given.empty():
             self._given.get()
 

@@ -110,6 +110,29 @@ def test_an_error_that_is_kept_keeps_no_batches(fails_late: bool) -> None:
     assert pa.total_allocated_bytes() - before < size
 
 
+def test_an_interrupt_that_is_kept_keeps_no_batches() -> None:
+    size, waiting = 1 << 20, threading.Event()
+
+    def large() -> Iterator[pa.RecordBatch]:
+        for _ in range(8):
+            yield pa.record_batch({"n": pa.nulls(size // 8, pa.int64())})
+        waiting.set()
+
+    def late() -> Iterator[pa.RecordBatch]:
+        assert waiting.wait(30)
+        yield batch(0, 0)
+
+    before = pa.total_allocated_bytes()
+    batches = in_threads([late, large], 2, ordered=True)
+    next(batches)
+    next(batches)
+    with pytest.raises(KeyboardInterrupt) as kept:
+        batches.throw(KeyboardInterrupt())
+    assert kept.tb is not None
+    # The one that was handed out last is in hand.
+    assert pa.total_allocated_bytes() - before < 2 * size
+
+
 @pytest.mark.parametrize("ordered", [True, False])
 def test_closing_early_ends_threads_and_reads(ordered: bool) -> None:
     closed: list[int] = []
