@@ -25,6 +25,7 @@ KEYS = GOLDEN / "keys"
 VECTORS = GOLDEN / "vectors"
 EXPECTED = GOLDEN / "expected"
 LOCAL_TIER = GOLDEN / "localtier"
+GOLDEN_44 = GOLDEN.with_name("golden44")
 KEY_PREFIX = "tiered/"
 CHUNK_SIZE = 16384
 

@@ -148,13 +148,13 @@ def test_the_oldest_spark_is_the_one_pyproject_promises() -> None:
 
 
 def test_golden_files_are_all_tracked() -> None:
-    golden = ROOT / "tests" / "golden"
     on_disk = {
         path.relative_to(ROOT).as_posix()
-        for path in golden.rglob("*")
+        for folder in ("golden", "golden44")
+        for path in (ROOT / "tests" / folder).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    tracked = {name for name in TRACKED if name.startswith("tests/golden/")}
+    tracked = {name for name in TRACKED if name.startswith(("tests/golden/", "tests/golden44/"))}
     assert on_disk - tracked == set()
     # Global ignore rules often name these two.
     suffixes = {Path(name).suffix for name in tracked}

@@ -1,0 +1,121 @@
+"""Tiers of Kafka 4.4.0 return exactly the rows that a consumer receives.
+
+See `tests/golden44/README.md` for the software that wrote them.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kts_source.options import parse_options
+from kts_source.planning.planner import plan_scan
+from tests.golden_data import (
+    GOLDEN_44,
+    ISOLATION_LEVELS,
+    SPARK_SCHEMA,
+    IsolationLevel,
+    assert_same_rows,
+    encryption_options,
+    expected_table,
+)
+from tests.kts_source.planning.scanning import run, scan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PUBLIC, LOCAL = "public", "localtier"
+OLDER_INCARNATION = "recreated-previous"
+
+
+def summary_of(dataset: str) -> list[dict[str, Any]]:
+    """Return the topics of a data set's `summary.json`, older incarnations last."""
+    document = json.loads((GOLDEN_44 / dataset / "expected" / "summary.json").read_text())
+    topics: list[dict[str, Any]] = document["topics"]
+    return topics
+
+
+def named_topics() -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield data set, name of the expected rows, and summary of each topic incarnation."""
+    for dataset in (PUBLIC, LOCAL):
+        names: set[str] = set()
+        for topic in summary_of(dataset):
+            name = topic["topic"]
+            yield dataset, OLDER_INCARNATION if name in names else name, topic
+            names.add(name)
+
+
+TOPICS = list(named_topics())
+topics = pytest.mark.parametrize(
+    ("dataset", "name", "topic"), TOPICS, ids=[f"{dataset}-{name}" for dataset, name, _ in TOPICS]
+)
+
+
+def options_of(dataset: str, topic: dict[str, Any], **options: str) -> dict[str, str]:
+    """Return the options that read one topic incarnation, headers included."""
+    folder = GOLDEN_44 / dataset
+    layout = (
+        {"keyPrefix": "tiered/", **encryption_options(folder / "keys")}
+        if dataset == PUBLIC
+        else {"layout": "local-tiered-storage"}
+    )
+    return {
+        "path": (folder / "tier").as_uri(),
+        "subscribe": topic["topic"],
+        "topicId": topic["topicId"],
+        "includeHeaders": "true",
+        **layout,
+        **options,
+    }
+
+
+def test_expected_rows_cover_every_topic() -> None:
+    files = {
+        (dataset, path.stem)
+        for dataset in (PUBLIC, LOCAL)
+        for path in (GOLDEN_44 / dataset / "expected").glob("*.parquet")
+    }
+    assert files == {(dataset, name) for dataset, name, _ in TOPICS}
+    assert len(files) == 14
+
+
+@pytest.mark.parametrize("isolation_level", ISOLATION_LEVELS)
+@topics
+def test_scan_returns_the_rows_of_a_consumer(
+    dataset: str, name: str, topic: dict[str, Any], isolation_level: IsolationLevel
+) -> None:
+    table = scan(options_of(dataset, topic, isolationLevel=isolation_level))
+    assert table.schema == SPARK_SCHEMA
+    expected = expected_table(name, isolation_level, folder=GOLDEN_44 / dataset / "expected")
+    assert_same_rows(table, expected)
+
+
+@pytest.mark.parametrize("size", ["1", "16384", "1g"])
+@topics
+def test_scan_rows_do_not_depend_on_task_size(
+    dataset: str, name: str, topic: dict[str, Any], size: str
+) -> None:
+    options = options_of(dataset, topic, targetPartitionBytes=size)
+    plan = plan_scan(parse_options(options))
+    expected = expected_table(name, "read_committed", folder=GOLDEN_44 / dataset / "expected")
+    assert_same_rows(run(plan, options), expected)
+    assert (len(plan.tasks) == 1) == (size == "1g")
+
+
+@pytest.mark.parametrize(
+    ("isolation_level", "end"),
+    [
+        ("read_uncommitted", "tier_end_offset"),
+        ("read_committed", "tier_last_stable_offset"),
+    ],
+)
+@topics
+def test_plan_bounds_equal_the_offsets_of_the_broker(
+    dataset: str, name: str, topic: dict[str, Any], isolation_level: str, end: str
+) -> None:
+    plan = plan_scan(parse_options(options_of(dataset, topic, isolationLevel=isolation_level)))
+    assert {p.partition: (p.start, p.stop) for p in plan.partitions} == {
+        p["partition"]: (p["log_start_offset"], p[end]) for p in topic["partitions"]
+    }, name
