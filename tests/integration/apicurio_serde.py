@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from segment_format.testing import SimpleRecord
 from tests.integration.apicurio import VERSION, apicurio
 from tests.integration.java import java
-from tests.integration.kafka_jars import kafka_class_path
+from tests.integration.kafka_jars import class_path as class_path_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,7 +85,7 @@ def apicurio_serde() -> Iterator[Serde]:
 
     Skips the calling test where java or mvn is absent, or fails it when the run promised them.
     """
-    class_path = kafka_class_path((SERDE,))
+    class_path = class_path_of((SERDE,))
     with apicurio() as url, java(class_path) as classes:
         yield Serde(url, classes)
 

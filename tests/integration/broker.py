@@ -196,7 +196,7 @@ class Broker:
             name = f"{number:020d}.snapshot"
             (scratch / name).write_bytes(max(folder.glob("*.snapshot")).read_bytes())
             names[name] = (topic, partition)
-        dump = dump_log_segments(self.class_path, scratch, names)
+        dump = dump_log_segments(scratch, names)
         stable = dict(tier_ends)
         for name, pair in names.items():
             for entry in dump.entries(name):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 from confluent_kafka import KafkaException
 
 from tests.integration.admin import Admin
-from tests.integration.kafka_jars import KAFKA_VERSION, kafka_artifacts, kafka_class_path
+from tests.integration.kafka_jars import KAFKA_VERSION, kafka_class_path
 from tests.integration.nodes import Node
 from tests.servers import free_ports
 
@@ -76,7 +76,7 @@ class Cluster:
         self.spec = spec or ClusterSpec()
         self.folder = folder
         self.tier = folder / "tier"
-        self.class_path = kafka_class_path(kafka_artifacts(self.spec.version))
+        self.class_path = kafka_class_path(self.spec.version)
         if self.spec.classes is not None:
             self.class_path += f"{os.pathsep}{self.spec.classes}"
         self.nodes = {number: self._node(number) for number in self._numbers()}

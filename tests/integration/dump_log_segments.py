@@ -7,6 +7,8 @@ import subprocess
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from tests.integration.kafka_jars import KAFKA_VERSION, kafka_class_path, release_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
@@ -58,21 +60,27 @@ def fields_of(line: str) -> Fields:
     return dict(_FIELD.findall(line))
 
 
-def dump_log_segments(class_path: str, folder: Path, files: Iterable[str], *options: str) -> Dump:
-    """What DumpLogSegments prints of these files.
+def dump_log_segments(
+    folder: Path, files: Iterable[str], *options: str, version: str = KAFKA_VERSION
+) -> Dump:
+    """Return what DumpLogSegments prints about these files.
 
     Args:
-        class_path: With Kafka's jars.
         folder: The file names are relative to it.
         files: Names; the base name has to be the one a broker would give.
         options: Of the tool, such as `--print-data-log`.
+        version: The release of Kafka that the tool belongs to.
     """
+    # Kafka 4.4 moved the tool.
+    package = "kafka.tools" if release_of(version) < (4, 4) else "org.apache.kafka.tools"
+    tool = f"{package}.DumpLogSegments"
+    class_path = kafka_class_path(version)
     lines: dict[str, list[str]] = {}
     complaints: list[str] = []
     for names in _portions(files):
         run = subprocess.run(
             [
-                *("java", "-Xmx512m", "-cp", class_path, "kafka.tools.DumpLogSegments"),
+                *("java", "-Xmx512m", "-cp", class_path, tool),
                 *options,
                 *("--files", ",".join(names)),
             ],

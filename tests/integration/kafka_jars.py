@@ -16,24 +16,10 @@ KAFKA_VERSION = "4.1.1"
 CACHE = Path(__file__).resolve().parents[2] / ".cache" / "kafka-jars"
 
 OLDEST_KAFKA = "3.9.2"
-NEWEST_KAFKA = "4.3.1"
-"""The first release line whose tiered storage is meant for production, and the newest release of
-which all jars resolve."""
-
-
-def kafka_artifacts(version: str) -> tuple[str, ...]:
-    """What a broker of this version, its tools and its tier on a folder need from Maven."""
-    return (
-        f"org.apache.kafka:kafka_2.13:{version}",
-        f"org.apache.kafka:kafka-tools:{version}",
-        # Holds LocalTieredStorage.
-        f"org.apache.kafka:kafka-storage:{version}:test",
-        # Lets the broker's log be read.
-        "org.apache.logging.log4j:log4j-slf4j-impl:2.24.3",
-    )
-
-
-ARTIFACTS = kafka_artifacts(KAFKA_VERSION)
+NEWEST_KAFKA = "4.4.0"
+"""The first release line whose tiered storage is meant for production, and the newest release."""
+LAST_STORAGE_TESTS = "4.3.1"
+"""The last release with a `kafka-storage` test jar on Maven; `LocalTieredStorage` is in it."""
 
 SPARK_KAFKA = {
     "4.0": "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0",
@@ -81,8 +67,39 @@ _SETTINGS = """<settings>
 """
 
 
-def kafka_class_path(artifacts: tuple[str, ...] = ARTIFACTS) -> str:
-    """A class path with these Maven artifacts and all that they need.
+def kafka_class_path(version: str = KAFKA_VERSION) -> str:
+    """Return a class path with a broker, its tools and `LocalTieredStorage`.
+
+    Skips the calling test where java or mvn is absent, or fails it when the run promised them.
+
+    Args:
+        version: The broker's release.
+    """
+    artifacts = (
+        f"org.apache.kafka:kafka_2.13:{version}",
+        f"org.apache.kafka:kafka-tools:{version}",
+        # Lets the broker's log be read.
+        "org.apache.logging.log4j:log4j-slf4j-impl:2.24.3",
+    )
+    if release_of(version) <= release_of(LAST_STORAGE_TESTS):
+        return class_path((*artifacts, f"org.apache.kafka:kafka-storage:{version}:test"))
+    # LocalTieredStorage also needs classes that later releases of kafka-clients moved. The jars of
+    # the broker's release come first, so all other classes are those of that release.
+    older = _jars(_pom((f"org.apache.kafka:kafka-storage:{LAST_STORAGE_TESTS}:test",)))
+    names = (
+        f"kafka-storage-{LAST_STORAGE_TESTS}-test.jar",
+        f"kafka-clients-{LAST_STORAGE_TESTS}.jar",
+    )
+    return os.pathsep.join([class_path(artifacts), *(str(older / name) for name in names)])
+
+
+def release_of(version: str) -> tuple[int, ...]:
+    """Return the numbers of a release, for comparisons."""
+    return tuple(int(number) for number in version.split("."))
+
+
+def class_path(artifacts: tuple[str, ...]) -> str:
+    """Return a class path with these Maven artifacts and their dependencies.
 
     Skips the calling test where java or mvn is absent, or fails it when the run promised them.
 

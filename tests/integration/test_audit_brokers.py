@@ -18,7 +18,7 @@ from tests.integration.background import Background, RandomWork
 from tests.integration.cluster import Cluster, ClusterSpec
 from tests.integration.filler import Filler
 from tests.integration.hybrid import hybrid_options, planned
-from tests.integration.kafka_jars import KAFKA_VERSION, kafka_artifacts, kafka_class_path
+from tests.integration.kafka_jars import kafka_class_path
 from tests.integration.lost_branches import elect_unclean
 from tests.integration.oracle import consumed
 from tests.integration.tier_mischief import tiered_segments
@@ -58,7 +58,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, sign: Path) -> Iterator[Cl
     needs("java", "javac", "mvn")
     classes = tmp_path_factory.mktemp("classes")
     source = Path(__file__).with_name("WaitingStorage.java")
-    class_path = kafka_class_path(kafka_artifacts(KAFKA_VERSION))
+    class_path = kafka_class_path()
     command = ["javac", *_QUICK, "-cp", class_path, "-d", str(classes), str(source)]
     subprocess.run(command, check=True, timeout=120)
     settings = {
