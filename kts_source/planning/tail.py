@@ -133,7 +133,8 @@ def _topics(
 ) -> list[_Topic]:
     """The selected topics of tier and disks, in order of their names."""
     folders = catalog.layout.topic_folders(catalog.store, options.key_prefix, None)
-    disk_ids = {name: disks.topic_ids(name) for name in options.selection.wanted(disks.topics())}
+    on_disks = options.selection.wanted(disks.topics())
+    disk_ids = {name: disks.topic_ids(name) for name in on_disks if name in disks.topics()}
     tiered = {
         folder.topic
         for folder in folders
@@ -176,14 +177,14 @@ def _topics(
                 " of different ones; choose with option 'topicId', or leave 'tailPath' out"
             )
         named = disks.partitions(name, topic_id)
-        on_disks = _with_replica(disks, name, topic_id)
+        replicas = _with_replica(disks, name, topic_id)
         asked: Sequence[int] = sorted({*listed, *named})
         if isinstance(options.selection, Assign):
             asked = options.selection.partitions[name]
         elsewhere = {number for other in ids for number in _with_replica(disks, name, other)}
-        if lost := sorted(elsewhere - on_disks):
+        if lost := sorted(elsewhere - replicas):
             notes.append(f"topic {name}: on disks, partitions {lost} are of another topic id only")
-        empty = [number for number in asked if number not in listed and number not in on_disks]
+        empty = [number for number in asked if number not in listed and number not in replicas]
         if empty:
             aside = [one for number in empty for one in disks.set_aside((name, number))]
             note = f"topic {name}: partitions {empty} are neither in the tier nor on disks"
@@ -192,7 +193,7 @@ def _topics(
             notes.append(
                 f"topic {name}: not read, of no partition in use: {some(map(str, others))}"
             )
-        topics.append(_Topic(name, topic_id, listed, on_disks, tuple(asked), tuple(notes)))
+        topics.append(_Topic(name, topic_id, listed, replicas, tuple(asked), tuple(notes)))
     return topics
 
 

@@ -159,9 +159,11 @@ class Filler:
                 source = self._source(replica)
                 run = next((one for one in source.runs() if one[0] < at <= one[1]), None)
                 if run is None:
-                    low, high = replica.log_start, replica.stop
-                    reason = f"it holds [{low}, {high}), which does not reach offset {at}"
-                    reason += " without a gap"
+                    held = [one for one in source.runs() if one[0] < at and one[1] > start]
+                    if not held:
+                        continue
+                    text = ", ".join(f"[{low}, {high})" for low, high in held)
+                    reason = f"it holds {text}, which does not reach offset {at}"
                 else:
                     low = max(run[0], start)
                     reason = self._mismatch(above, source, run, low, at)
@@ -278,6 +280,7 @@ def start_note(place: TopicPartition, main: Replica, low: int, first: int) -> Or
     """Returns the note that no disk has the front of a log."""
     return Orphan(
         (main.log_dir.folder + LOG_STARTS,),
-        f"it says that the log of {place[0]}-{place[1]} starts at offset {low}, and no disk holds"
-        f" [{low}, {first}): they were tiered, or are lost; read the tier with option 'tailPath'",
+        f"it says that the log of {place[0]}-{place[1]} starts at offset {low}, and what is read"
+        f" begins at {first}: older records were tiered, or are lost; read the tier, with the disks"
+        " as option 'tailPath'",
     )

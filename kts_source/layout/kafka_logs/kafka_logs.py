@@ -82,7 +82,7 @@ class KafkaLogsLayout:
         names, remains = disks.topics(), disks.remains()
         if topic is not None:
             names = frozenset({topic}) & (names | remains)
-        elif remains:
+        elif remains := frozenset(name for name in remains if not name.startswith("__")):
             log.warning(
                 "not read: no partition in use, but checkpoints or folders set aside, of topics %s",
                 printable(some(sorted(remains))),
