@@ -248,13 +248,13 @@ def recorded_start(
     return min(max(known), main.log_start)
 
 
-def joined_lineage(older: Sequence[FilledSpan], main: Replica) -> tuple[EpochEntry, ...]:
-    """Returns the leader epochs of filled spans below a replica, and of the replica."""
+def joined_lineage(older: Sequence[FilledSpan], main: Replica, stop: int) -> tuple[EpochEntry, ...]:
+    """Returns the leader epochs of filled spans below a replica, and of the replica itself."""
     pieces = [(span.source.replica.lineage, span.start, span.stop) for span in older]
-    pieces.append((main.lineage, main.log_start, max(main.stop, main.log_start + 1)))
+    pieces.append((main.lineage, main.log_start, max(stop, main.log_start + 1)))
     entries: list[EpochEntry] = []
-    for lineage, start, stop in pieces:
-        for entry in epochs_between(lineage, start, stop - 1):
+    for lineage, low, high in pieces:
+        for entry in epochs_between(lineage, low, high - 1):
             if not entries or entry.epoch > entries[-1].epoch:
                 entries.append(entry)
     return tuple(entries)

@@ -204,7 +204,7 @@ def _joined(
             )
     notes += dict.fromkeys(filler.notes)
     if spans:
-        lineage = joined_lineage(older, main)
+        lineage = joined_lineage(older, main, known.stop)
         extra = {pair[0].segment_id: pair for span in spans for pair in span.segments}
         pairs = {**extra, **{pair[0].segment_id: pair for pair in segments}}.values()
         segments = [(with_lineage(segment, lineage), files) for segment, files in pairs]

@@ -269,6 +269,22 @@ def test_lost_logs_of_two_replicas_are_read_from_each_other(tmp_path: Path) -> N
         assert offsets(tmp_path, level) == expected(LOG, level)
 
 
+def test_lost_log_is_not_read_from_a_replica_with_other_batches_below_it(tmp_path: Path) -> None:
+    right, other = LogBuilder(), LogBuilder()
+    for builder, value in ((right, b"right"), (other, b"other")):
+        for number in range(4):
+            builder.append([SimpleRecord(value if number == 0 else b"same")] * 3)
+            builder.roll()
+    logs = right.build(), other.build()
+    for name, log in zip("ba", logs, strict=True):
+        disk = Disk(tmp_path / name).write(log, high_watermark=9)
+        disk.checkpoint(LOG_STARTS, 0)
+    drop_last(disk, logs[1], 1)
+    (tmp_path / "b" / f"{TOPIC}-0" / f"{3:020d}.log").unlink()
+    with pytest.raises(DataLossError, match=r"\[3, 6\)"):
+        offsets(tmp_path)
+
+
 def test_lost_log_stays_lost_where_nothing_records_open_transactions_after_it(
     tmp_path: Path,
 ) -> None:
