@@ -19,7 +19,11 @@ import numpy as np
 
 from kts_source.errors import CorruptSegmentError
 from kts_source.layout.kafka_logs.log_dirs import read_file
-from kts_source.layout.kafka_logs.segment_files import MAX_SIDE_FILE_BYTES, partition_files
+from kts_source.layout.kafka_logs.segment_files import (
+    MAX_SIDE_FILE_BYTES,
+    named_stop,
+    partition_files,
+)
 from segment_format.errors import CorruptIndexError, SegmentFormatError
 from segment_format.index.leader_epoch_checkpoint import EpochEntry, LeaderEpochCheckpoint
 from segment_format.index.offset_index import ENTRY_SIZE, OffsetIndex
@@ -73,6 +77,8 @@ class Replica:
         recovery_point: Everything below was flushed; `None` after a clean shutdown.
         problem: Why the last segment is not whole; empty where it is.
         dropped: Segments behind one that is not whole.
+        lost_end: One past the last offset that side files of lost logs at the end name, and after a
+            clean shutdown those of the last log; 0 where none lies above `stop`.
     """
 
     log_dir: LogDir
@@ -89,18 +95,13 @@ class Replica:
     recovery_point: int | None
     problem: str
     dropped: tuple[SegmentFiles, ...]
+    lost_end: int
 
     @property
     def lost_in_between(self) -> int:
         """Segments below the end whose log is lost."""
         logs = self.files.lost_logs
         return sum(self.log_start <= log.base_offset < self.stop for log in logs)
-
-    @property
-    def lost_end(self) -> int:
-        """One past the last offset that indexes of lost logs at the end name; 0 for none."""
-        logs = self.files.lost_logs
-        return max((log.stop for log in logs if log.base_offset >= self.stop), default=0)
 
     @property
     def last_epoch(self) -> int:
@@ -173,7 +174,24 @@ class Recovery:
             point,
             problem,
             dropped,
+            self._lost_end(stop, is_clean=point is None),
         )
+
+    def _lost_end(self, stop: int, *, is_clean: bool) -> int:
+        """Returns what `Replica.lost_end` is for a log that ends at `stop`.
+
+        A broker that is shut down writes a producer snapshot at the end of its log. After a crash,
+        side files of the last log may name offsets that were never flushed.
+        """
+        files = self._files
+        ends = [log.stop for log in files.lost_logs if log.base_offset >= stop]
+        last = files.segments[-1] if files.segments else None
+        is_told = max(files.snapshots, default=-1) == stop and (last is None or last.log.size)
+        if is_clean and not is_told:
+            ends += files.snapshots
+            if last is not None:
+                ends.append(named_stop(self._store, last.base_offset, last.files))
+        return max((end for end in ends if end > stop), default=0)
 
     def knows_open(self, base_offset: int | None = None) -> bool:
         """Returns whether something records which transactions were open where a segment begins.

@@ -134,7 +134,8 @@ def partition_files(store: ObjectStore, folder: str) -> PartitionFiles:
             not_read.append(Orphan(keys, "indexes without a log, which a broker drops"))
             continue
         following = next((one for one in bases if one > base), None)
-        stop = _named_stop(store, base, files, snapshots, following)
+        stop = named_stop(store, base, files)
+        stop = max([stop, *snapshots]) if following is None else min(stop, following)
         is_between = bool(bases) and bases[0] < base < bases[-1]
         if is_between or stop > base:
             lost.append(LostLog(base, next(iter(files.values())), stop))
@@ -149,19 +150,9 @@ def partition_files(store: ObjectStore, folder: str) -> PartitionFiles:
     )
 
 
-def _named_stop(
-    store: ObjectStore,
-    base: int,
-    files: Mapping[str, ObjectInfo],
-    snapshots: Mapping[int, ObjectInfo],
-    following: int | None,
-) -> int:
-    """Returns one past the last offset that side files of a segment without a log name, at most the
-    base of the segment after it.
-    """
+def named_stop(store: ObjectStore, base: int, files: Mapping[str, ObjectInfo]) -> int:
+    """Returns one past the last offset that the indexes of a segment name; its base for none."""
     stop = base
-    if following is None:
-        stop = max([base, *snapshots])
     for kind, entry_bytes, at in (("index", 8, 0), ("timeindex", 12, 8)):
         info = files.get(kind)
         if info is None:
@@ -174,7 +165,7 @@ def _named_stop(
             stop = max(stop, base + int.from_bytes(last[at : at + 4], "big") + 1)
     if "txnindex" in files and files["txnindex"].size:
         stop = max(stop, base + 1)
-    return stop if following is None else min(stop, following)
+    return stop
 
 
 def _next_offset(store: ObjectStore, base_offset: int, info: ObjectInfo) -> int:

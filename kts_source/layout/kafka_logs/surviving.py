@@ -168,10 +168,10 @@ def surviving_log(
 def _lost_after(replica: Replica, reason: str) -> Orphan:
     """A note of the logs that are lost at the end of a replica."""
     logs = [log for log in replica.files.lost_logs if log.base_offset >= replica.stop]
-    start, stop = logs[0].base_offset, replica.lost_end
     return Orphan(
-        tuple(log.info.key for log in logs),
-        f"offsets [{start}, {stop}): the log is not there, only indexes are; {reason}",
+        tuple(log.info.key for log in logs) or (replica.folder,),
+        f"offsets [{replica.stop}, {replica.lost_end}): no log holds them, though side files name"
+        f" them; {reason}",
     )
 
 
@@ -203,5 +203,10 @@ def _not_read(replica: Replica, *, lost: bool) -> Iterator[Orphan]:
             f"not whole from position {replica.stop_size} on, offset {replica.stop}:"
             f" {replica.problem}; what follows is not read",
         )
+    above = [offset for offset in replica.files.snapshots if offset > replica.stop]
+    if above and not replica.problem and replica.recovery_point is not None:
+        key = replica.files.snapshots[max(above)].key
+        text = f"a producer snapshot above the end of the log, {replica.stop}: records before it"
+        yield Orphan((key,), f"{text} were lost or never flushed")
     for segment in replica.dropped:
         yield Orphan((segment.log.key,), "behind a log that is not whole, so it is not read")

@@ -76,6 +76,34 @@ def test_lost_last_log_is_data_loss_at_the_end_of_the_log(
 
 
 @pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("left", ["index", "timeindex", "snapshot", "empty log"])
+def test_last_segment_of_which_one_file_is_left_is_never_silent(
+    tmp_path: Path, left: str, *, clean: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    last = LOG.segments[-1]
+    disk = Disk(tmp_path).write(LOG, clean=clean, high_watermark=last.base_offset)
+    snapshot = f"{END:020d}.snapshot"
+    if left == "snapshot":
+        disk.put(snapshot, last.snapshot)
+    for path in disk.folder.glob(f"{last.base_offset:020d}.*"):
+        if path.suffix not in (f".{left}", ".snapshot"):
+            path.unlink()
+    if left in ("index", "timeindex"):
+        (disk.folder / snapshot).unlink(missing_ok=True)
+    if left == "empty log":
+        disk.put(f"{last.base_offset:020d}.log", b"")
+    want = expected(LOG, stop=last.base_offset)
+    if clean or left in ("index", "timeindex"):
+        with pytest.raises(DataLossError, match=rf"\[{last.base_offset}, \d+\)"):
+            offsets(tmp_path, endOfLog="true")
+        assert offsets(tmp_path, endOfLog="true", failOnDataLoss="false") == want
+    caplog.clear()
+    assert offsets(tmp_path) == want
+    if left != "empty log" or clean:  # after a crash an empty log is that of a new segment
+        assert f"{last.base_offset}" in caplog.text or f"{END}" in caplog.text
+
+
+@pytest.mark.parametrize("clean", [True, False])
 def test_lost_last_log_below_the_high_watermark_is_data_loss(
     tmp_path: Path, *, clean: bool
 ) -> None:
