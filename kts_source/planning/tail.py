@@ -34,7 +34,7 @@ from kts_source.store.joined_store import beside
 from kts_source.texts import printable, some
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from concurrent.futures import Executor
 
     from kts_source.layout.remote_segment import RemoteSegment
@@ -176,25 +176,27 @@ def _topics(
                 " on the disks of option 'tailPath': it was deleted and created again, and they are"
                 " of different ones; choose with option 'topicId', or leave 'tailPath' out"
             )
-        named = disks.partitions(name, topic_id)
         replicas = _with_replica(disks, name, topic_id)
-        asked: Sequence[int] = sorted({*listed, *named})
+        asked: Sequence[int] = sorted({*listed, *disks.partitions(name, topic_id)})
         if isinstance(options.selection, Assign):
             asked = options.selection.partitions[name]
         elsewhere = {number for other in ids for number in _with_replica(disks, name, other)}
         if lost := sorted(elsewhere - replicas):
             notes.append(f"topic {name}: on disks, partitions {lost} are of another topic id only")
         empty = [number for number in asked if number not in listed and number not in replicas]
-        if empty:
-            aside = [one for number in empty for one in disks.set_aside((name, number))]
-            note = f"topic {name}: partitions {empty} are neither in the tier nor on disks"
-            notes.append(f"{note}, but {some(map(str, aside))}" if aside else note)
-        if others := disks.aside_of_others(name, topic_id):
-            notes.append(
-                f"topic {name}: not read, of no partition in use: {some(map(str, others))}"
-            )
+        notes += _remains(disks, name, topic_id, empty)
         topics.append(_Topic(name, topic_id, listed, replicas, tuple(asked), tuple(notes)))
     return topics
+
+
+def _remains(disks: Disks, topic: str, topic_id: str, empty: Sequence[int]) -> Iterator[str]:
+    """Yields notes of partitions that neither tier nor disks have, and of folders set aside."""
+    if empty:
+        aside = [orphan for number in empty for orphan in disks.set_aside((topic, number))]
+        note = f"topic {topic}: partitions {empty} are neither in the tier nor on disks"
+        yield f"{note}, but {some(map(str, aside))}" if aside else note
+    if others := disks.aside_of_others(topic, topic_id):
+        yield f"topic {topic}: not read, of no partition in use: {some(map(str, others))}"
 
 
 def _with_replica(disks: Disks, topic: str, topic_id: str) -> frozenset[int]:

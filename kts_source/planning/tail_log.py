@@ -108,13 +108,8 @@ def tail_log(
     place = folder.topic, partition
     store, replicas = disks.store, disks.replicas(place, folder.topic_id)
     told, known = told_lineage(tiered.segments, tiered.damaged, side_files)
-    branch = newest_branch(replicas)
     newest_epoch = max(one.last_epoch for one in replicas)
-    if known > newest_epoch or (known == newest_epoch and branch.log_start > told[0].start_offset):
-        # Of one epoch there is one history, but not every disk tells all of it.
-        end = max((segment.stop_offset for segment in tiered.segments), default=0)
-        end = end if known > newest_epoch else MAX_OFFSET
-        branch = Branch(tuple(told), told[0].start_offset, end)
+    branch = _branch(replicas, tiered, told, known)
     lineage: Sequence[EpochEntry] = branch.lineage
     lineage = with_epochs(lineage, tiered.damaged)
     low = _log_start(place, tiered, told, branch, replicas)
@@ -181,6 +176,21 @@ def tail_log(
         next(newer_damage, None),
         None if begins_on_disk or recovery.knows_open() else next(rebuilt, None),
     )
+
+
+def _branch(
+    replicas: Sequence[Replica], tiered: Tiered, told: Sequence[EpochEntry], newest_tiered: int
+) -> Branch:
+    """Returns the branch of the highest leader epoch, of tier or disks."""
+    branch = newest_branch(replicas)
+    newest = max(one.last_epoch for one in replicas)
+    is_older = newest_tiered == newest and branch.log_start > told[0].start_offset
+    if newest_tiered > newest or is_older:
+        # Of one epoch there is one history, but not every disk tells all of it.
+        end = max((segment.stop_offset for segment in tiered.segments), default=0)
+        end = end if newest_tiered > newest else MAX_OFFSET
+        branch = Branch(tuple(told), told[0].start_offset, end)
+    return branch
 
 
 def _owned(lineage: Sequence[EpochEntry]) -> dict[int, tuple[int, int]]:
