@@ -104,6 +104,11 @@ class Replica:
         return sum(self.log_start <= log.base_offset < self.stop for log in logs)
 
     @property
+    def log_bytes(self) -> int:
+        """Bytes of its log."""
+        return sum(segment.log.size for segment in self.segments[:-1]) + self.stop_size
+
+    @property
     def last_epoch(self) -> int:
         """The newest leader epoch that it tells of; −1 for none."""
         return self.history[-1].epoch if self.history else -1

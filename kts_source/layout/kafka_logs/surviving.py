@@ -68,13 +68,15 @@ def newest_branch(replicas: Sequence[Replica]) -> Branch:
 
 def furthest(replicas: Sequence[Replica], branch: Branch) -> Replica:
     """Returns the replica that goes furthest along a branch; of those with the same end, one that
-    lost nothing in between.
+    lost nothing in between, and then the one with the most bytes: files that are gone without a
+    trace, or a log that was cut, show in no other way.
     """
     return max(
         replicas,
         key=lambda one: (
             _reach(one, branch),
             -one.lost_in_between,
+            one.log_bytes,
             one.last_epoch,
             one.high_watermark or -1,
             -one.log_start,

@@ -11,6 +11,7 @@ import pytest
 
 from kts_source.errors import DataLossError
 from kts_source.planning.planner import plan
+from segment_format.record.framing import iter_entries
 from segment_format.record.records import iter_batches
 from segment_format.testing import LogBuilder, SimpleRecord
 from segment_format.testing.side_files import write_leader_epoch_checkpoint
@@ -154,10 +155,9 @@ def test_other_batches_at_the_border_are_not_read_and_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     Disk(tmp_path / "a").write(one_epoch("other")).checkpoint(LOG_STARTS, 0)
-    log = one_epoch("right")
-    drop_first(Disk(tmp_path / "b").write(log, high_watermark=12), log, 2)
-    (tmp_path / "a" / "replication-offset-checkpoint").write_text("0\n0\n")
-    assert offsets(tmp_path) == list(range(6, 12))
+    log = one_epoch("right", segments=5)
+    drop_first(Disk(tmp_path / "b").write(log), log, 2)
+    assert offsets(tmp_path) == list(range(6, 15))
     assert "a/orders-0/ (offsets [0, 6) are not read: it has another batch at offset 6" in (
         caplog.text
     )
@@ -246,6 +246,22 @@ def test_complete_replica_is_preferred_to_one_that_lost_a_log(
             disk.files("log")[2].unlink()
     assert offsets(tmp_path, level) == expected(LOG, level)
     assert lost not in {piece[0] for piece in pieces(tmp_path)}
+
+
+@pytest.mark.parametrize("lost", ["a", "b"])
+@pytest.mark.parametrize("how", ["no files", "cut"])
+def test_replica_with_all_bytes_is_preferred(tmp_path: Path, lost: str, how: str) -> None:
+    for name in ("a", "b"):
+        disk = Disk(tmp_path / name).write(LOG, high_watermark=None if name == lost else 0)
+        path = disk.files("log")[2]
+        if name == lost and how == "cut":
+            data = path.read_bytes()
+            (*_, last) = iter_entries(data)
+            path.write_bytes(data[: last.position])
+        elif name == lost:
+            for file in disk.folder.glob(f"{path.stem}.*"):
+                file.unlink()
+    assert offsets(tmp_path) == expected(LOG)
 
 
 @pytest.mark.parametrize("level", LEVELS)
