@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from kts_source.errors import ExportError, RangeGapError, RangeOverlapError
-from kts_source.export.ranges import PartitionKey
+from kts_source.export.ranges import held_range
 from kts_source.export.report import Skipped
 from kts_source.options.requested_bounds import OffsetsBound
 from kts_source.planning.bounds import Place, requested_bounds
@@ -44,7 +44,7 @@ class Continuation:
 
     def bounds_of(self, topic: str, topic_id: str, partition: int) -> BoundsOf | None:
         """See `Progress.bounds_of`."""
-        held = self.committed.get(PartitionKey(topic_id, partition))
+        held = held_range(self.committed, topic, topic_id, partition)
         if held is None:
             return None
         place = Place(topic, partition, fail_on_data_loss=self.options.fail_on_data_loss)
@@ -64,7 +64,7 @@ class Continuation:
 
     def first_missing(self, part: PartitionPlan) -> int:
         """See `Progress.first_missing`."""
-        held = self.committed.get(PartitionKey(part.topic_id, part.partition))
+        held = held_range(self.committed, part.topic, part.topic_id, part.partition)
         if held is None:
             return part.start
         place = Place(part.topic, part.partition)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from kts_source.errors import ExportError
 from kts_source.export.continuation import Continuation
-from kts_source.export.ranges import PartitionKey
+from kts_source.export.ranges import held_range
 from kts_source.export.settings import ExportArguments, export_settings
 from kts_source.export.tables.open_table import open_table
 from kts_source.options import parse_options
@@ -70,7 +70,7 @@ def end_offsets(
             ends: dict[int, int] = {}
             # Those that have left the tier are in the table still.
             for number in range(max(max(known) + 1, (partitions or {}).get(topic, 0))):
-                held = committed.get(PartitionKey(topic_id, number))
+                held = held_range(committed, topic, topic_id, number)
                 ends[number] = EARLIEST_OFFSET if held is None else held.stop
             if all(end == EARLIEST_OFFSET for end in ends.values()):
                 raise ExportError(

@@ -9,9 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from kts_source.errors import RangeGapError, RangeOverlapError
+from kts_source.errors import ExportError, RangeGapError, RangeOverlapError
 from kts_source.export.continuation import Continuation, left_out_by_bounds
-from kts_source.export.ranges import PartitionKey, RangeAdvance
+from kts_source.export.ranges import (
+    PartitionKey,
+    RangeAdvance,
+    held_range,
+    partition_key,
+    topic_identity,
+)
 from kts_source.export.report import Skipped
 from kts_source.export.task import ExportTask
 from kts_source.planning.planner import plan_scan
@@ -79,7 +85,7 @@ def plan_rebuild(options: ScanOptions, committed: CommittedRanges) -> ExportPlan
     """
     scan = plan_scan(options)
     for part in scan.partitions:
-        held = committed.get(_key(part))
+        held = _held(committed, part)
         if held is None:
             continue
         place = f"{part.topic}-{part.partition}"
@@ -104,7 +110,26 @@ def plan_rebuild(options: ScanOptions, committed: CommittedRanges) -> ExportPlan
 
 
 def _key(part: PartitionPlan) -> PartitionKey:
-    return PartitionKey(part.topic_id, part.partition)
+    return partition_key(part.topic, part.topic_id, part.partition)
+
+
+def _held(committed: CommittedRanges, part: PartitionPlan) -> OffsetRange | None:
+    return held_range(committed, part.topic, part.topic_id, part.partition)
+
+
+def _check_identities(parts: Iterable[PartitionPlan]) -> None:
+    """Raises `ExportError` where a table could not tell two topics apart."""
+    names: dict[str, str] = {}
+    for part in parts:
+        identity = topic_identity(part.topic, part.topic_id)
+        other = names.setdefault(identity, part.topic)
+        if other != part.topic:
+            raise ExportError(
+                f"topics {other} and {part.topic} have the same topic id {part.topic_id}, by which"
+                " a table knows what it holds of a topic. Export each of them into a table of its"
+                " own",
+                topic=part.topic,
+            )
 
 
 def _in_waves(
@@ -114,7 +139,8 @@ def _in_waves(
     commit_bytes: int,
     skipped: Iterable[Skipped] = (),
 ) -> ExportPlan:
-    held = [committed.get(_key(part)) for part in scan.partitions]
+    _check_identities(scan.partitions)
+    held = [_held(committed, part) for part in scan.partitions]
     left_out = [*skipped]
     for part, known in zip(scan.partitions, held, strict=True):
         left_out.extend(_left_out(part, options, known))
@@ -169,7 +195,7 @@ def _waves(scan: ScanPlan, held: Sequence[OffsetRange | None], commit_bytes: int
         exports = []
         for number, task in enumerate(tasks, first):
             places = [(part.topic, part.partition) for part in task.parts]
-            topic_ids = {place: partitions[place].topic_id for place in places}
+            topic_ids = {place: _key(partitions[place]).topic_id for place in places}
             exports.append(ExportTask(number, task, topic_ids))
         return Wave(tuple(exports), tuple(advances))
 

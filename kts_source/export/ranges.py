@@ -8,19 +8,40 @@ cannot both move it.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from kts_source.errors import CommitConflictError, RangeOverlapError
+from kts_source.errors import CommitConflictError, ExportError, RangeOverlapError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
+_NO_IDS: Final = frozenset({"", "A" * 22})
+"""Topic ids that identify no topic: `Uuid.ZERO_UUID` stands for brokers older than topic ids."""
+
+
 class PartitionKey(NamedTuple):
-    """One partition of one incarnation of a topic."""
+    """One partition of one incarnation of a topic, as tables store it.
+
+    Attributes:
+        topic_id: See `topic_identity`.
+    """
 
     topic_id: str
     partition: int
+
+
+def topic_identity(topic: str, topic_id: str) -> str:
+    """Returns the text by which tables know a topic: its id, and its name where it has no id.
+
+    Tables of earlier versions have the id alone, so that stays the text of topics with an id.
+    """
+    return f"{topic_id}.{topic}" if topic_id in _NO_IDS else topic_id
+
+
+def partition_key(topic: str, topic_id: str, partition: int) -> PartitionKey:
+    """Returns the key of a partition in a table."""
+    return PartitionKey(topic_identity(topic, topic_id), partition)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +58,29 @@ class CommittedRanges(Protocol):
     def get(self, key: PartitionKey, /) -> OffsetRange | None:
         """The offsets of one partition; `None` = nothing."""
         ...
+
+
+def held_range(
+    committed: CommittedRanges, topic: str, topic_id: str, partition: int
+) -> OffsetRange | None:
+    """Returns the offsets that a table holds of a partition; `None` for nothing.
+
+    Raises:
+        ExportError: An earlier version stored offsets of a topic without an id, and not its name.
+    """
+    key = partition_key(topic, topic_id, partition)
+    held = committed.get(key)
+    if held is None and key.topic_id != topic_id:
+        before = committed.get(PartitionKey(topic_id, partition))
+        if before is not None:
+            raise ExportError(
+                f"the table holds offsets [{before.start}, {before.stop}) of partition {partition}"
+                " of a topic without a topic id, and an earlier version did not store its name, so"
+                " they may be of another topic. Export into another table",
+                topic=topic,
+                partition=partition,
+            )
+    return held
 
 
 @dataclass(frozen=True, slots=True)

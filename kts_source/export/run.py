@@ -32,7 +32,7 @@ from kts_source.export.export_plan import plan_export, plan_rebuild
 from kts_source.export.fingerprint import fingerprint
 from kts_source.export.job import ExportJob
 from kts_source.export.progress import NO_PROGRESS
-from kts_source.export.ranges import PartitionKey, joined
+from kts_source.export.ranges import PartitionKey, joined, partition_key
 from kts_source.export.report import BackfillReport, lost_offsets, written_ranges
 from kts_source.export.row_schema import (
     check_columns,
@@ -259,7 +259,10 @@ class _Run:
         if plan.waves:
             self.base = self.table.base_files()
             place = self.table.place(self.run_id)
-            planned = {PartitionKey(part.topic_id, part.partition) for part in plan.scan.partitions}
+            planned = {
+                partition_key(part.topic, part.topic_id, part.partition)
+                for part in plan.scan.partitions
+            }
             check_rebuild(options, place, self.base, committed, planned)
             self._check_lost(plan.skipped, plan, state)
         return plan
@@ -269,7 +272,8 @@ class _Run:
         topic_ids = {(part.topic, part.partition): part.topic_id for part in plan.scan.partitions}
         lost: dict[PartitionKey, list[tuple[int, int]]] = {}
         for gap in skipped:
-            key = PartitionKey(topic_ids[gap.topic, gap.partition], gap.partition)
+            topic_id = topic_ids[gap.topic, gap.partition]
+            key = partition_key(gap.topic, topic_id, gap.partition)
             lost.setdefault(key, []).append((gap.start, gap.stop))
         place = self.table.place(self.run_id)
         check_lost(self.options, place, self.base, state.committed, lost)

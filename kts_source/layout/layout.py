@@ -80,10 +80,16 @@ class Orphan:
 
 @dataclass(frozen=True, slots=True)
 class PartitionListing:
-    """What the listing of one partition shows, segments in order of (base offset, segment id)."""
+    """What the listing of one partition shows, segments in order of (base offset, segment id).
+
+    Attributes:
+        facts: What the segments depend on beyond their own objects, such as checkpoints of a log
+            directory. A look at the partition is repeated when they change.
+    """
 
     segments: tuple[SegmentEntry, ...]
     orphans: tuple[Orphan, ...]
+    facts: tuple[object, ...] = ()
 
 
 class Layout(Protocol):

@@ -79,7 +79,7 @@ class DiscoveredTopic:
             )
         if self.parts:
             found.append(
-                f"topic {self.topic}: not read, as there are only parts of segments:"
+                f"topic {self.topic}: not read, as no segment of the partition is whole:"
                 f" {some(map(str, self.parts))}"
             )
         return tuple(found)
@@ -229,7 +229,7 @@ def log_topic(found: DiscoveredTopic) -> None:
 
 
 def _only_parts(options: ScanOptions, part: ListedPartition) -> list[Orphan]:
-    """What there is of segments in a partition that has none.
+    """Objects of a partition that has no segment: parts of segments, and folders set aside.
 
     A broker copies a segment after the one before is there, so parts of one are a first copy under
     way (or one that failed); parts of several tell that there was more: `DataLossError`, unless
@@ -243,7 +243,7 @@ def _only_parts(options: ScanOptions, part: ListedPartition) -> list[Orphan]:
             topic=part.topic,
             partition=part.partition,
         )
-    return parts
+    return list(part.orphans)
 
 
 def _check_newest(

@@ -115,6 +115,7 @@ class ListedPartition:
         entries: Whole segments, in order of base offset, then segment id.
         orphans: Objects that belong to no whole segment; those that are described, are damaged
             segments.
+        facts: See `PartitionListing`.
         side_files: What was read of their side files.
     """
 
@@ -132,6 +133,7 @@ class ListedPartition:
         self.partition = partition
         self.entries = listing.segments
         self.orphans = listing.orphans
+        self.facts = listing.facts
         self._damaged: list[RemoteSegment] | None = None
         self._catalog = catalog
         self._kept = kept

@@ -15,6 +15,7 @@ from kts_source.errors import (
     TopicNotFoundError,
 )
 from kts_source.layout.find_layout import find_layout
+from kts_source.layout.kafka_logs.described import lost_reason
 from kts_source.layout.kafka_logs.disks import Disks
 from kts_source.layout.layout import TopicFolder
 from kts_source.options.selection import Assign, Subscribe
@@ -33,7 +34,7 @@ from kts_source.store.joined_store import beside
 from kts_source.texts import printable, some
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from concurrent.futures import Executor
 
     from kts_source.layout.remote_segment import RemoteSegment
@@ -97,7 +98,9 @@ def planned_with_disks(options: ScanOptions, tier: Tier, progress: Progress | No
             (topic, number)
             for topic in topics
             for number in topic.asked
-            if number in topic.listed or number in topic.on_disks
+            if number in topic.listed
+            or number in topic.on_disks
+            or disks.lost_replicas((topic.topic, number))
         ]
         held = {(topic.topic, number) for topic, number in places}
         check_named(options, held, {topic.topic for topic in topics})
@@ -130,7 +133,8 @@ def _topics(
 ) -> list[_Topic]:
     """The selected topics of tier and disks, in order of their names."""
     folders = catalog.layout.topic_folders(catalog.store, options.key_prefix, None)
-    disk_ids = {name: disks.topic_ids(name) for name in options.selection.wanted(disks.topics())}
+    on_disks = options.selection.wanted(disks.topics())
+    disk_ids = {name: disks.topic_ids(name) for name in on_disks if name in disks.topics()}
     tiered = {
         folder.topic
         for folder in folders
@@ -142,9 +146,12 @@ def _topics(
     missing = [name for name in names if name not in available]
     if missing or not names:
         what = f"no topic {', '.join(map(repr, missing))}" if missing else "no topic matches"
+        remains = sorted(disks.remains().intersection(missing))
+        also = f"; checkpoints or folders set aside there name {some(remains)}" if remains else ""
         raise TopicNotFoundError(
             f"{what} in the tier at {catalog.store.uri(options.key_prefix)}, nor in the log"
-            f" directories of option 'tailPath'; there are {some(sorted(available)) or 'none'}"
+            f" directories of option 'tailPath'{also}; there are"
+            f" {some(sorted(available)) or 'none'}"
         )
     here = tuple(name for name in names if name in tiered)
     found = {}
@@ -169,18 +176,33 @@ def _topics(
                 " on the disks of option 'tailPath': it was deleted and created again, and they are"
                 " of different ones; choose with option 'topicId', or leave 'tailPath' out"
             )
-        on_disks = frozenset(disks.partitions(name, topic_id))
-        asked: Sequence[int] = sorted({*listed, *on_disks})
+        replicas = _with_replica(disks, name, topic_id)
+        asked: Sequence[int] = sorted({*listed, *disks.partitions(name, topic_id)})
         if isinstance(options.selection, Assign):
             asked = options.selection.partitions[name]
-        elsewhere = {number for one in ids for number in disks.partitions(name, one)}
-        if lost := sorted(elsewhere - on_disks):
+        elsewhere = {number for other in ids for number in _with_replica(disks, name, other)}
+        if lost := sorted(elsewhere - replicas):
             notes.append(f"topic {name}: on disks, partitions {lost} are of another topic id only")
-        empty = [number for number in asked if number not in listed and number not in on_disks]
-        if empty:
-            notes.append(f"topic {name}: partitions {empty} are neither in the tier nor on disks")
-        topics.append(_Topic(name, topic_id, listed, on_disks, tuple(asked), tuple(notes)))
+        empty = [number for number in asked if number not in listed and number not in replicas]
+        notes += _remains(disks, name, topic_id, empty)
+        topics.append(_Topic(name, topic_id, listed, replicas, tuple(asked), tuple(notes)))
     return topics
+
+
+def _remains(disks: Disks, topic: str, topic_id: str, empty: Sequence[int]) -> Iterator[str]:
+    """Yields notes of partitions that neither tier nor disks have, and of folders set aside."""
+    if empty:
+        aside = [orphan for number in empty for orphan in disks.set_aside((topic, number))]
+        note = f"topic {topic}: partitions {empty} are neither in the tier nor on disks"
+        yield f"{note}, but {some(map(str, aside))}" if aside else note
+    if others := disks.aside_of_others(topic, topic_id):
+        yield f"topic {topic}: not read, of no partition in use: {some(map(str, others))}"
+
+
+def _with_replica(disks: Disks, topic: str, topic_id: str) -> frozenset[int]:
+    """Returns the partitions of a topic id that have a replica in use."""
+    numbers = disks.partitions(topic, topic_id)
+    return frozenset(one for one in numbers if disks.has_replica((topic, one), topic_id))
 
 
 def _wanted_id(options: ScanOptions, topic: str) -> str | None:
@@ -238,16 +260,24 @@ def _plan_partition(
     orphans = () if part is None else part.orphans
     place = Place(topic.topic, number, orphans, options.fail_on_data_loss)
     if number not in topic.on_disks:
+        partition = topic.topic, number
+        remains = [*map(str, disks.set_aside(partition))]
+        remains += [
+            f"{disks.store.uri(gone.checkpoint)}: {lost_reason(*partition, gone)}"
+            for gone in disks.lost_replicas(partition)
+        ]
         place.raise_or_warn(
             f"no log directory of option 'tailPath' holds a replica of topic id {topic.topic_id},"
-            " so what was not tiered is lost; failOnDataLoss=false reads what the tier has"
+            f" so what was not tiered is lost{''.join(f'; {text}' for text in remains)};"
+            " failOnDataLoss=false reads what the tier has"
         )
     goes_on = None
     if progress is not None:
         goes_on = progress.bounds_of(topic.topic, topic.topic_id, number)
     bounds_of = goes_on or partial(requested_bounds, options, place)
     if number not in topic.on_disks:
-        assert part is not None
+        if part is None:
+            return None
         alone = PartitionView(part, side_files, in_part=False)
         if alone.is_empty:
             return None

@@ -2,7 +2,8 @@
 
 The branch of the highest leader epoch survives, of tier or disks. What the tier has of it is read
 from the tier, by the rule for tier and brokers; everything else (the tail, copies that were under
-way, holes) from the one replica that goes furthest along it. The log starts at the highest offset
+way, holes) from the one replica that goes furthest along it, and from others of the branch where
+that lacks offsets. The log starts at the highest offset
 that either knows: brokers write it down every minute and when they stop, and the leader-epoch
 checkpoint moves with it. It ends at the disks' high watermark, or where the tier ends, which was
 copied from below the high watermark of its time.
@@ -12,10 +13,11 @@ Source: `UnifiedLog`, `LogLoader`, `RemoteLogManager`, `LogManager.checkpointLog
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from kts_source.layout.kafka_logs.described import described
+from kts_source.layout.kafka_logs.described import described, lost_partition, lost_reason
+from kts_source.layout.kafka_logs.filling import Filler, ReplicaSource
 from kts_source.layout.kafka_logs.replica import EPOCHS_FILE, Recovery
 from kts_source.layout.kafka_logs.surviving import (
     Branch,
@@ -37,7 +39,7 @@ from kts_source.planning.lineage import (
 )
 from kts_source.planning.partial_log import told_lineage
 from kts_source.planning.scan_plan import DiskPart
-from kts_source.planning.union_log import between, union_log
+from kts_source.planning.union_log import OffsetSpan, between, union_log
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -45,10 +47,10 @@ if TYPE_CHECKING:
     from kts_source.layout.kafka_logs.described import Lost
     from kts_source.layout.kafka_logs.disks import Disks
     from kts_source.layout.kafka_logs.replica import Replica
+    from kts_source.layout.kafka_logs.surviving import SurvivingLog
     from kts_source.layout.layout import TopicFolder
     from kts_source.layout.remote_segment import RemoteSegment
     from kts_source.planning.side_files import SideFiles
-    from kts_source.planning.union_log import OffsetSpan
     from segment_format.index.leader_epoch_checkpoint import EpochEntry
 
 
@@ -106,13 +108,8 @@ def tail_log(
     place = folder.topic, partition
     store, replicas = disks.store, disks.replicas(place, folder.topic_id)
     told, known = told_lineage(tiered.segments, tiered.damaged, side_files)
-    branch = newest_branch(replicas)
     newest_epoch = max(one.last_epoch for one in replicas)
-    if known > newest_epoch or (known == newest_epoch and branch.log_start > told[0].start_offset):
-        # Of one epoch there is one history, but not every disk tells all of it.
-        end = max((segment.stop_offset for segment in tiered.segments), default=0)
-        end = end if known > newest_epoch else MAX_OFFSET
-        branch = Branch(tuple(told), told[0].start_offset, end)
+    branch = _branch(replicas, tiered, told, known)
     lineage: Sequence[EpochEntry] = branch.lineage
     lineage = with_epochs(lineage, tiered.damaged)
     low = _log_start(place, tiered, told, branch, replicas)
@@ -128,13 +125,20 @@ def tail_log(
     recovery = Recovery(store, disk.replica.log_dir, place, disk.replica.files)
     found, lost = described(store, folder, partition, disk, recovery)
     segments = [segment for segment, _ in found]
+    main = ReplicaSource(disk.replica, found, recovery)
     if tier_end > disk.replica.stop:
         # The tier went on after the disks were copied, and deletion did: of that only the next
         # segment to be copied would tell.
         low = max(low, min([tier.ranges[0].start, *(one.start_offset for one in segments)]))
     gaps = between(tier.ranges, low, MAX_OFFSET)
     from_disk = [span for gap in gaps for span in _held(gap, segments)]
-    ranges = sorted([*tier.ranges, *from_disk], key=lambda span: span.start)
+    others = [replica for replica in replicas if replica is not disk.replica]
+    filler = Filler(store, folder, partition, branch, main, others, low, disk.stop)
+    held = sorted([*tier.ranges, *from_disk], key=lambda span: span.start)
+    filled = _filled(filler, held, low, disk.stop)
+    ranges = sorted([*held, *filled], key=lambda span: span.start)
+    gone_replicas, remarks = _gone_replicas(disks, folder, partition, disk, tier_end)
+    lost += gone_replicas
     gone = [SegmentRange(one, one.start_offset, one.stop_offset) for one in _segments(lost)]
     gone += [span for one in tiered.damaged if (span := usable_range(one, lineage)) is not None]
     stop = max([low, disk.stop, tier_end, *(span.stop for span in gone)])
@@ -163,10 +167,30 @@ def tail_log(
             disk.stop,
             disk.high_watermark,
         ),
-        (*disk.notes, *(Orphan((one.key,), one.reason) for one in lost)),
+        (
+            *disk.notes,
+            *dict.fromkeys(filler.notes),
+            *remarks,
+            *(Orphan((one.key,), one.reason) for one in lost),
+        ),
         next(newer_damage, None),
         None if begins_on_disk or recovery.knows_open() else next(rebuilt, None),
     )
+
+
+def _branch(
+    replicas: Sequence[Replica], tiered: Tiered, told: Sequence[EpochEntry], newest_tiered: int
+) -> Branch:
+    """Returns the branch of the highest leader epoch, of tier or disks."""
+    branch = newest_branch(replicas)
+    newest = max(one.last_epoch for one in replicas)
+    is_older = newest_tiered == newest and branch.log_start > told[0].start_offset
+    if newest_tiered > newest or is_older:
+        # Of one epoch there is one history, but not every disk tells all of it.
+        end = max((segment.stop_offset for segment in tiered.segments), default=0)
+        end = end if newest_tiered > newest else MAX_OFFSET
+        branch = Branch(tuple(told), told[0].start_offset, end)
+    return branch
 
 
 def _owned(lineage: Sequence[EpochEntry]) -> dict[int, tuple[int, int]]:
@@ -216,6 +240,38 @@ def _held(gap: OffsetSpan, segments: Iterable[RemoteSegment]) -> Iterator[Segmen
         start, stop = max(gap.start, segment.start_offset), min(gap.stop, segment.stop_offset)
         if start < stop:
             yield SegmentRange(segment, start, stop)
+
+
+def _filled(
+    filler: Filler, held: Sequence[SegmentRange], low: int, stop: int
+) -> list[SegmentRange]:
+    """Returns what other replicas hold of the offsets [low, stop) that `held` lacks."""
+    return [
+        span
+        for gap in between(held, low, max(low, stop))
+        for piece in filler.fill(gap.start, gap.stop)
+        for span in _held(
+            OffsetSpan(piece.start, piece.stop), (segment for segment, _ in piece.segments)
+        )
+    ]
+
+
+def _gone_replicas(
+    disks: Disks, folder: TopicFolder, partition: int, disk: SurvivingLog, tier_end: int
+) -> tuple[list[Lost], list[Orphan]]:
+    """Returns the records above the end of the log that a checkpoint names of a replica whose
+    folder is gone, and notes of those replicas that had nothing more.
+    """
+    reach = max(disk.promised, disk.replica.stop, tier_end)
+    lost, notes = [], []
+    for replica in disks.lost_replicas((folder.topic, partition)):
+        if replica.stop > max(reach, replica.start):
+            after = replace(disk, promised=max(disk.promised, tier_end))
+            lost.append(lost_partition(disks.store, folder, partition, replica, after))
+        else:
+            text = lost_reason(folder.topic, partition, replica)
+            notes.append(Orphan((replica.checkpoint,), text))
+    return lost, notes
 
 
 def _segments(lost: Iterable[Lost]) -> list[RemoteSegment]:

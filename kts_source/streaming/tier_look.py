@@ -38,7 +38,7 @@ from kts_source.tier import open_tier
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from kts_source.layout.layout import TopicFolder
+    from kts_source.layout.layout import Layout, TopicFolder
     from kts_source.options import ScanOptions
     from kts_source.planning.segment_catalog import ListedPartition
     from kts_source.streaming.admission import Place
@@ -62,13 +62,11 @@ class Lister:
         self.tier = open_tier(options)
         self._describing = ThreadPoolExecutor(PLANNING_THREADS, "kts-describe")
         self.pool = ThreadPoolExecutor(PLANNING_THREADS, "kts-look")
-        self._layout = find_layout(
-            options.layout, end_of_log=options.end_of_log, paths=1 + len(options.disk_paths)
-        )
         self._listings: ListingMemory | None = None
-        if self.tier.store.lists_in_pages and isinstance(self._layout, NamingLayout):
+        layout = self._new_layout()
+        if self.tier.store.lists_in_pages and isinstance(layout, NamingLayout):
             interval_ms = options.stream.full_listing_interval_ms
-            self._listings = ListingMemory(self._layout, interval_ms, clock)
+            self._listings = ListingMemory(layout, interval_ms, clock)
         self._told: dict[str, object] = {}  # what was said of a topic, to say it once
         self._absent: set[str] = set()  # topics that are waited for
         # Which of several incarnations is newest takes all their manifests to find out.
@@ -181,9 +179,16 @@ class Lister:
         remembering = self._listings if remembered else None
         return SegmentCatalog(
             self.tier,
-            remembering or self._layout,
+            remembering or self._new_layout(),
             self._describing,
             fail_on_data_loss=self._options.fail_on_data_loss,
+        )
+
+    def _new_layout(self) -> Layout:
+        """Returns a layout that has not looked at anything: an instance is of one plan."""
+        options = self._options
+        return find_layout(
+            options.layout, end_of_log=options.end_of_log, paths=1 + len(options.disk_paths)
         )
 
     def _partition(
@@ -300,7 +305,8 @@ class Lister:
 
 def _same(before: ListedPartition, now: ListedPartition) -> bool:
     def objects(part: ListedPartition) -> object:
-        return part.folder, part.entries, part.orphans, [one.described for one in part.orphans]
+        damaged = [one.described for one in part.orphans]
+        return part.folder, part.entries, part.orphans, damaged, part.facts
 
     return len(before.entries) == len(now.entries) and objects(before) == objects(now)
 

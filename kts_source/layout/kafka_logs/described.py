@@ -22,12 +22,16 @@ from segment_format.index.leader_epoch_checkpoint import EpochEntry, LeaderEpoch
 from segment_format.index.offset_index import ENTRY_SIZE
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kts_source.layout.kafka_logs.log_dirs import LostReplica
     from kts_source.layout.kafka_logs.replica import Recovery, Replica, Walked
     from kts_source.layout.kafka_logs.segment_files import SegmentFiles
     from kts_source.layout.kafka_logs.surviving import SurvivingLog
     from kts_source.layout.layout import TopicFolder
-    from kts_source.store.object_store import ObjectStore
+    from kts_source.store.object_store import ObjectInfo, ObjectStore
 
+NO_LOG: Final = "its log is not there"
 _NO_TIMESTAMP: Final = -1
 """Nothing that was flushed tells; planning looks into the segment."""
 
@@ -57,15 +61,11 @@ def described(
     """The segments in order, and what stands for records that were there and are lost.
 
     A log without records is one segment without offsets, unless there is no file at all.
+
+    Raises:
+        DataLossError: Records are lost, and the folder has no file at all.
     """
     replica = log.replica
-    if log.promised > log.stop and not replica.files.segments:
-        raise DataLossError(
-            f"{store.uri(replica.folder)} holds no log, but records went on to offset"
-            f" {log.promised}",
-            topic=folder.topic,
-            partition=partition,
-        )
     lineage = tuple(entry for entry in replica.lineage if entry.start_offset < log.stop)
     if not lineage:  # without records the epoch does not matter, but where the log begins
         lineage = (EpochEntry(0, replica.log_start),)
@@ -76,33 +76,122 @@ def described(
     ]
     maker = _Maker(store, folder, partition, lineage, replica, recovery, log.stop)
     segments, lost = [], []
+    first = replica.segments[kept[0]] if kept else None
+    if first is not None and (missing := replica.files.lost_logs[:1]):
+        base = min(first.base_offset, log.stop)
+        if missing[0].base_offset < base and replica.log_start < base:
+            start, info = replica.log_start, missing[0].info
+            lost.append(Lost(maker.lost(first.log, start, base), info.key, NO_LOG))
+            segments.append((maker.empty(first, start, "start"), first))
     for number in kept:
         stop = min(_stop(replica, number), log.stop)
         files = replica.segments[number]
-        for base, index in replica.files.lost_logs:
+        for gone in replica.files.lost_logs:
+            base = gone.base_offset
             if files.base_offset < base < stop:
-                lost.append(Lost(maker.lost(files, base, stop), index.key, "its log is not there"))
+                lost.append(Lost(maker.lost(files.log, base, stop), gone.info.key, NO_LOG))
                 stop = base
                 break
         walked = maker.walked(number, stop)
         if walked is not None and walked.problem and walked.next_offset < stop:
             reason = f"not whole from position {walked.size} on: {walked.problem}"
             start = walked.next_offset
-            lost.append(Lost(maker.lost(files, start, stop), files.log.key, reason))
+            lost.append(Lost(maker.lost(files.log, start, stop), files.log.key, reason))
             stop = start
         segments.append((maker.segment(number, stop, walked), files))
     if not segments and replica.files.segments:
-        first = replica.files.segments[0]
-        segments = [(maker.empty(first, log.stop), first)]
+        only = replica.files.segments[0]
+        segments = [(maker.empty(only, log.stop), only)]
     if log.promised > log.stop:
-        last = replica.segments[-1] if replica.segments else replica.files.segments[-1]
-        reason = (
-            f"not whole from position {replica.stop_size} on, but the log went on to offset"
-            f" {log.promised}: {replica.problem or 'the file ends'}"
-        )
-        segment = maker.lost(last, log.stop, log.promised)
-        lost.append(Lost(segment, last.log.key, reason))
+        info, reason = _promise(store, replica, log.promised)
+        lost.append(Lost(maker.lost(info, log.stop, log.promised), info.key, reason))
     return segments, lost
+
+
+def _promise(store: ObjectStore, replica: Replica, promised: int) -> tuple[ObjectInfo, str]:
+    """Returns a file that exists and says where the end of the log was, and why it ends earlier."""
+    after = f"the log went on to offset {promised}"
+    at_end = [gone for gone in replica.files.lost_logs if gone.base_offset >= replica.stop]
+    if at_end:
+        return at_end[0].info, f"{NO_LOG}, but {after}"
+    logs = replica.segments or replica.files.segments
+    if logs:
+        problem = replica.problem or "the file ends"
+        return logs[
+            -1
+        ].log, f"not whole from position {replica.stop_size} on, but {after}: {problem}"
+    text = f"{store.uri(replica.folder)} holds no log, but {after}"
+    for info in (*replica.files.others.values(), *replica.files.snapshots.values()):
+        return info, text
+    raise DataLossError(text)
+
+
+def lost_partition(
+    store: ObjectStore,
+    folder: TopicFolder,
+    partition: int,
+    lost: LostReplica,
+    after: SurvivingLog | None = None,
+) -> Lost:
+    """Returns the records of a replica that only a checkpoint names.
+
+    Args:
+        store: Where the checkpoint is.
+        folder: Topic and topic id.
+        partition: Its number.
+        lost: What the checkpoint says.
+        after: The log of another replica, which ends below the end of this one.
+
+    Raises:
+        ObjectNotFoundError: The checkpoint has been deleted in the meantime.
+    """
+    ref = ObjectRef.of(store.head(lost.checkpoint))
+    start = lost.start
+    lineage: tuple[EpochEntry, ...] = ()
+    if after is not None:
+        start, lineage = max(after.stop, after.promised), after.replica.lineage
+    segment = _lost_segment(
+        (folder.topic, folder.topic_id, partition),
+        f"{lost.checkpoint} {folder.topic}-{partition} lost {start}",
+        ref,
+        (start, lost.stop),
+        lineage,
+        {},
+    )
+    return Lost(segment, lost.checkpoint, lost_reason(folder.topic, partition, lost))
+
+
+def lost_reason(topic: str, partition: int, lost: LostReplica) -> str:
+    """Returns what a checkpoint says of a replica whose folder is gone."""
+    offsets = f"offsets [{lost.start}, {lost.stop})" if lost.start < lost.stop else "no offsets"
+    return f"it names {offsets} of {topic}-{partition}, and that folder is not there"
+
+
+def _lost_segment(
+    topic: tuple[str, str, int],
+    segment_id: str,
+    ref: ObjectRef,
+    offsets: tuple[int, int],
+    lineage: tuple[EpochEntry, ...],
+    indexes: Mapping[IndexType, StoredIndex],
+) -> RemoteSegment:
+    start, stop = offsets
+    return RemoteSegment(
+        *topic,
+        segment_id=segment_id,
+        start_offset=start,
+        end_offset=stop - 1,
+        max_timestamp_ms=_NO_TIMESTAMP,
+        event_timestamp_ms=None,
+        leader_epochs=epochs_between(lineage, start, stop - 1),
+        objects=SegmentObjects(
+            log=ref,
+            chunk_index=plain_chunks(0),
+            compression=False,
+            encryption=None,
+            indexes=indexes,
+        ),
+    )
 
 
 def _stop(replica: Replica, number: int) -> int:
@@ -156,13 +245,24 @@ class _Maker:
         size = replica.stop_size if is_last else files.log.size
         return self._made(files, stop, size, self._stored(files, stop))
 
-    def empty(self, files: SegmentFiles, stop: int) -> RemoteSegment:
+    def empty(self, files: SegmentFiles, stop: int, mark: str = "") -> RemoteSegment:
         """A segment without offsets."""
-        return self._made(files, stop, 0, {}, start=stop)
+        return self._made(files, stop, 0, {}, start=stop, mark=mark)
 
-    def lost(self, files: SegmentFiles, start: int, stop: int) -> RemoteSegment:
+    def lost(self, info: ObjectInfo, start: int, stop: int) -> RemoteSegment:
         """Offsets that were there."""
-        return self._made(files, stop, 0, {}, start=start, mark="lost")
+        ref = ObjectRef.of(info)
+        return _lost_segment(
+            self._topic,
+            f"{info.key.removesuffix('.log')} lost {start}",
+            ref,
+            (start, stop),
+            self._lineage,
+            {
+                IndexType.OFFSET: StoredIndex.rebuilt(ref, b""),
+                IndexType.LEADER_EPOCH: StoredIndex.rebuilt(ref, self._checkpoint),
+            },
+        )
 
     def _made(
         self,

@@ -15,9 +15,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from kts_source.errors import CorruptSegmentError
 from kts_source.layout.kafka_logs.log_dirs import read_file
-from kts_source.layout.kafka_logs.segment_files import partition_files
+from kts_source.layout.kafka_logs.segment_files import (
+    MAX_SIDE_FILE_BYTES,
+    named_stop,
+    partition_files,
+)
 from segment_format.errors import CorruptIndexError, SegmentFormatError
 from segment_format.index.leader_epoch_checkpoint import EpochEntry, LeaderEpochCheckpoint
 from segment_format.index.offset_index import ENTRY_SIZE, OffsetIndex
@@ -31,9 +37,9 @@ if TYPE_CHECKING:
     from kts_source.layout.kafka_logs.log_dirs import LogDir, TopicPartition
     from kts_source.layout.kafka_logs.segment_files import PartitionFiles, SegmentFiles
     from kts_source.store.object_store import ObjectStore
+    from segment_format.record.batch_header import RecordBatchHeader
 
 EPOCHS_FILE: Final = "leader-epoch-checkpoint"
-MAX_SIDE_FILE_BYTES: Final = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +77,8 @@ class Replica:
         recovery_point: Everything below was flushed; `None` after a clean shutdown.
         problem: Why the last segment is not whole; empty where it is.
         dropped: Segments behind one that is not whole.
+        lost_end: One past the last offset that side files of lost logs at the end name, and after a
+            clean shutdown those of the last log; 0 where none lies above `stop`.
     """
 
     log_dir: LogDir
@@ -87,6 +95,18 @@ class Replica:
     recovery_point: int | None
     problem: str
     dropped: tuple[SegmentFiles, ...]
+    lost_end: int
+
+    @property
+    def lost_in_between(self) -> int:
+        """Segments below the end whose log is lost."""
+        logs = self.files.lost_logs
+        return sum(self.log_start <= log.base_offset < self.stop for log in logs)
+
+    @property
+    def log_bytes(self) -> int:
+        """Bytes of its log."""
+        return sum(segment.log.size for segment in self.segments[:-1]) + self.stop_size
 
     @property
     def last_epoch(self) -> int:
@@ -123,7 +143,8 @@ class Recovery:
         """See `recovered`."""
         segments = self._files.segments
         log_start = self._log_dir.log_starts.get(self._place, 0)
-        log_start = max(log_start, self._bases[0] if self._bases else 0)
+        lost = [log.base_offset for log in self._files.lost_logs]
+        log_start = max(log_start, min([*self._bases[:1], *lost[:1]], default=0))
         point = None
         last, problem, stop, size = len(segments) - 1, "", log_start, 0
         if not self._log_dir.is_clean:
@@ -158,11 +179,54 @@ class Recovery:
             point,
             problem,
             dropped,
+            self._lost_end(stop, is_clean=point is None),
         )
 
-    def knows_open(self) -> bool:
-        """Whether something tells which transactions were open where the first segment begins."""
-        return not self._bases or self._known_at(0) is not None
+    def _lost_end(self, stop: int, *, is_clean: bool) -> int:
+        """Returns what `Replica.lost_end` is for a log that ends at `stop`.
+
+        A broker that is shut down writes a producer snapshot at the end of its log. After a crash,
+        side files of the last log may name offsets that were never flushed.
+        """
+        files = self._files
+        ends = [log.stop for log in files.lost_logs if log.base_offset >= stop]
+        last = files.segments[-1] if files.segments else None
+        is_told = max(files.snapshots, default=-1) == stop and (last is None or last.log.size)
+        if is_clean and not is_told:
+            ends += files.snapshots
+            if last is not None:
+                ends.append(named_stop(self._store, last.base_offset, last.files))
+        return max((end for end in ends if end > stop), default=0)
+
+    def knows_open(self, base_offset: int | None = None) -> bool:
+        """Returns whether something records which transactions were open where a segment begins.
+
+        Args:
+            base_offset: Of the segment; default: the first.
+        """
+        if not self._bases:
+            return True
+        number = 0 if base_offset is None else self._bases.index(base_offset)
+        return self._known_at(number) is not None
+
+    def batch_at(self, offset: int) -> RecordBatchHeader | None:
+        """Returns the header of the first batch that ends after an offset.
+
+        Returns:
+            `None` where there is no such batch, or one of format 0 or 1.
+        """
+        for segment in self._files.segments[max(bisect_right(self._bases, offset) - 1, 0) :]:
+            index = offset_index(self._store, segment)
+            at = 0 if index is None else int(np.searchsorted(index.offsets, offset, side="right"))
+            position = 0 if index is None or not at else int(index.positions[at - 1])
+            batches = self._batches(segment, position=position, check_crcs=False)
+            try:
+                for batch in batches:
+                    if batch.header.next_offset > offset:
+                        return batch.header
+            except SegmentFormatError:
+                return None
+        return None
 
     def walk(self, number: int, *, stop_offset: int | None = None) -> Walked:
         """Reads a segment from its front, to where it stops being whole, or up to an offset."""
@@ -230,7 +294,7 @@ class Recovery:
         headers behind it.
         """
         first = number
-        while first and self._known_at(first) is None:
+        while not self._begins_anew(first) and self._known_at(first) is None:
             first -= 1
         is_open = self._known_at(first) or {}
         for between in range(first, number):
@@ -248,11 +312,21 @@ class Recovery:
             is_open = found.side_files.open_after
         return is_open
 
+    def _begins_anew(self, number: int) -> bool:
+        """Returns whether batches right before a segment are not there: it is the first, or the log
+        of the segment before it is lost.
+        """
+        if not number:
+            return True
+        before, base = self._bases[number - 1 : number + 1]
+        return any(before < log.base_offset < base for log in self._files.lost_logs)
+
     def _known_at(self, number: int) -> Mapping[int, int] | None:
         """The same, where a segment before it was walked or a snapshot tells."""
-        before = self._walked.get(self._bases[number - 1]) if number else None
-        if before is not None:
-            return before.side_files.open_after
+        if not self._begins_anew(number):
+            before = self._walked.get(self._bases[number - 1])
+            if before is not None:
+                return before.side_files.open_after
         if self._bases[number] == 0:
             return {}
         info = self._files.snapshots.get(self._bases[number])

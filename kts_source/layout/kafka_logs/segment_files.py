@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kts_source.errors import CorruptSegmentError
-from kts_source.layout.kafka_logs.log_dirs import files_in
+from kts_source.layout.kafka_logs.log_dirs import files_in, read_file
 from kts_source.layout.layout import Orphan
 from segment_format.errors import SegmentFormatError
 from segment_format.manifest.log_dir_names import LogFileName, parse_log_file_name
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kts_source.store.object_store import ObjectInfo, ObjectStore
+
+
+MAX_SIDE_FILE_BYTES: Final = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,23 @@ class SegmentFiles:
 
 
 @dataclass(frozen=True, slots=True)
+class LostLog:
+    """A segment whose log is neither there nor was on its way out. A broker would drop its indexes
+    and serve what is left; here that is a loss.
+
+    Attributes:
+        base_offset: Of the segment.
+        info: One of its indexes.
+        stop: One past the last offset that its indexes or a producer snapshot name; `base_offset`
+            where they name none, as those of a segment without records.
+    """
+
+    base_offset: int
+    info: ObjectInfo
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
 class PartitionFiles:
     """The files of a partition's folder.
 
@@ -50,15 +70,14 @@ class PartitionFiles:
         snapshots: Producer snapshots by the offset they are of.
         others: `leader-epoch-checkpoint` and the like, by name.
         not_read: What a broker would drop.
-        lost_logs: Base offset and an index of segments whose log is neither there nor was on its
-            way out. A broker would drop the index and serve what is left; here that is a loss.
+        lost_logs: In order of base offset.
     """
 
     segments: tuple[SegmentFiles, ...]
     snapshots: Mapping[int, ObjectInfo]
     others: Mapping[str, ObjectInfo]
     not_read: tuple[Orphan, ...]
-    lost_logs: tuple[tuple[int, ObjectInfo], ...]
+    lost_logs: tuple[LostLog, ...]
 
 
 def partition_files(store: ObjectStore, folder: str) -> PartitionFiles:
@@ -110,11 +129,18 @@ def partition_files(store: ObjectStore, folder: str) -> PartitionFiles:
     for base, files in sorted(segments.items()):
         if "log" in files:
             continue
-        if bases and base > bases[0] and base not in going:
-            lost.append((base, next(iter(files.values()))))
-        else:
-            keys = tuple(info.key for info in files.values())
+        keys = tuple(info.key for info in files.values())
+        if base in going:
             not_read.append(Orphan(keys, "indexes without a log, which a broker drops"))
+            continue
+        following = next((one for one in bases if one > base), None)
+        stop = named_stop(store, base, files)
+        stop = max([stop, *snapshots]) if following is None else min(stop, following)
+        is_between = bool(bases) and bases[0] < base < bases[-1]
+        if is_between or stop > base:
+            lost.append(LostLog(base, next(iter(files.values())), stop))
+        else:
+            not_read.append(Orphan(keys, "indexes without a log or entries, which a broker drops"))
     return PartitionFiles(
         tuple(SegmentFiles(base, segments[base]) for base in bases),
         snapshots,
@@ -122,6 +148,24 @@ def partition_files(store: ObjectStore, folder: str) -> PartitionFiles:
         tuple(not_read),
         tuple(lost),
     )
+
+
+def named_stop(store: ObjectStore, base: int, files: Mapping[str, ObjectInfo]) -> int:
+    """Returns one past the last offset that the indexes of a segment name; its base for none."""
+    stop = base
+    for kind, entry_bytes, at in (("index", 8, 0), ("timeindex", 12, 8)):
+        info = files.get(kind)
+        if info is None:
+            continue
+        # Without zeros that were allocated ahead. Entries ascend, by offsets relative to the base.
+        data = read_file(store, info, MAX_SIDE_FILE_BYTES).rstrip(b"\0")
+        data += bytes(-len(data) % entry_bytes)
+        last = data[-entry_bytes:]
+        if last:
+            stop = max(stop, base + int.from_bytes(last[at : at + 4], "big") + 1)
+    if "txnindex" in files and files["txnindex"].size:
+        stop = max(stop, base + 1)
+    return stop
 
 
 def _next_offset(store: ObjectStore, base_offset: int, info: ObjectInfo) -> int:

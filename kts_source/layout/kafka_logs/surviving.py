@@ -67,11 +67,16 @@ def newest_branch(replicas: Sequence[Replica]) -> Branch:
 
 
 def furthest(replicas: Sequence[Replica], branch: Branch) -> Replica:
-    """The replica that goes furthest along a branch."""
+    """Returns the replica that goes furthest along a branch; of those with the same end, one that
+    lost nothing in between, and then the one with the most bytes: files that are gone without a
+    trace, or a log that was cut, show in no other way.
+    """
     return max(
         replicas,
         key=lambda one: (
             _reach(one, branch),
+            -one.lost_in_between,
+            one.log_bytes,
             one.last_epoch,
             one.high_watermark or -1,
             -one.log_start,
@@ -132,7 +137,8 @@ def surviving_log(
     if end < best.log_start:  # nothing on the disks is of the branch
         return SurvivingLog(best, 0, 0, None, tuple(notes))
     if end_of_log:
-        stop, promised = end, max([end, *([flushed] if end == best.stop else []), *marks])
+        told = [flushed, best.lost_end] if end == best.stop else []
+        stop, promised = end, max([end, *told, *marks])
     elif marks:
         promised = max([best.log_start, *marks])
         stop = min(end, max(promised, replicated))
@@ -154,8 +160,21 @@ def surviving_log(
             partition=place[1],
         )
     stop = max(stop, best.log_start)
+    if best.lost_end > promised:
+        note = _lost_after(best, "above what was replicated, so it is not missed: see endOfLog")
+        notes.append(note)
     notes += _not_read(best, lost=promised > stop)
     return SurvivingLog(best, stop, promised, max(marks, default=None), tuple(notes))
+
+
+def _lost_after(replica: Replica, reason: str) -> Orphan:
+    """A note of the logs that are lost at the end of a replica."""
+    logs = [log for log in replica.files.lost_logs if log.base_offset >= replica.stop]
+    return Orphan(
+        tuple(log.info.key for log in logs) or (replica.folder,),
+        f"offsets [{replica.stop}, {replica.lost_end}): no log holds them, though side files name"
+        f" them; {reason}",
+    )
 
 
 def parts_at(one: Replica | Branch, branch: Branch) -> int | None:
@@ -166,12 +185,13 @@ def parts_at(one: Replica | Branch, branch: Branch) -> int | None:
     high = min(one.stop, branch.stop)
     starts = {entry.start_offset for entry in (*one.lineage, *branch.lineage)}
     for at in sorted({low, *starts}):
-        if low <= at < high and _epoch_at(one.lineage, at) != _epoch_at(branch.lineage, at):
+        if low <= at < high and epoch_at(one.lineage, at) != epoch_at(branch.lineage, at):
             return at
     return None
 
 
-def _epoch_at(lineage: Sequence[EpochEntry], offset: int) -> int:
+def epoch_at(lineage: Sequence[EpochEntry], offset: int) -> int:
+    """Returns the leader epoch of an offset; −1 where none is recorded."""
     number = bisect_right(lineage, offset, key=lambda entry: entry.start_offset) - 1
     return lineage[number].epoch if number >= 0 else -1
 
@@ -185,5 +205,10 @@ def _not_read(replica: Replica, *, lost: bool) -> Iterator[Orphan]:
             f"not whole from position {replica.stop_size} on, offset {replica.stop}:"
             f" {replica.problem}; what follows is not read",
         )
+    above = [offset for offset in replica.files.snapshots if offset > replica.stop]
+    if above and not replica.problem and replica.recovery_point is not None:
+        key = replica.files.snapshots[max(above)].key
+        text = f"a producer snapshot above the end of the log, {replica.stop}: records before it"
+        yield Orphan((key,), f"{text} were lost or never flushed")
     for segment in replica.dropped:
         yield Orphan((segment.log.key,), "behind a log that is not whole, so it is not read")

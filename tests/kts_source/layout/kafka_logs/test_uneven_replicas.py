@@ -1,0 +1,351 @@
+"""Replicas that hold different offsets of one log: which rows are read, and what is reported."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kts_source.errors import DataLossError
+from kts_source.planning.planner import plan
+from segment_format.record.framing import iter_entries
+from segment_format.record.records import iter_batches
+from segment_format.testing import LogBuilder, SimpleRecord
+from segment_format.testing.side_files import write_leader_epoch_checkpoint
+from tests.kts_source.layout.kafka_logs.disk import (
+    LOG_STARTS,
+    TOPIC,
+    Disk,
+    expected,
+    offsets,
+    transactions,
+)
+from tests.kts_source.planning.scanning import scan
+
+if TYPE_CHECKING:
+    from segment_format.testing.rows import BuiltLog
+
+GOLDEN = Path(__file__).resolve().parents[3] / "golden44" / "uneven-disks"
+LEVELS = ("read_committed", "read_uncommitted")
+LOG = transactions(segments=5)
+
+
+def drop_first(disk: Disk, log: BuiltLog, count: int, *, log_start: int | None = 0) -> None:
+    """Deletes the first segments, as a replica of a tiered topic has it that began later."""
+    for segment in log.segments[:count]:
+        for path in disk.folder.glob(f"{segment.base_offset:020d}.*"):
+            path.unlink()
+    disk.put(f"{log.segments[count].base_offset:020d}.snapshot", log.segments[count - 1].snapshot)
+    disk.checkpoint(LOG_STARTS, log_start)
+
+
+def drop_last(disk: Disk, log: BuiltLog, count: int) -> None:
+    """Deletes the last segments, as a replica has it that fell behind."""
+    for segment in log.segments[-count:]:
+        for path in disk.folder.glob(f"{segment.base_offset:020d}.*"):
+            path.unlink()
+        (disk.folder / f"{segment.next_offset:020d}.snapshot").unlink(missing_ok=True)
+
+
+def one_epoch(values: str, *, segments: int = 4, epochs: tuple[int, ...] = ()) -> BuiltLog:
+    """Segments of three batches each; the epochs begin with the segments."""
+    builder = LogBuilder()
+    for number in range(segments):
+        if number < len(epochs) and epochs[number]:
+            builder.set_leader_epoch(epochs[number])
+        for batch in range(3):
+            builder.append([SimpleRecord(b"%s %d %d" % (values.encode(), number, batch))])
+        if number < segments - 1:
+            builder.roll()
+    return builder.build()
+
+
+def pieces(root: Path, **given: str) -> list[tuple[str, int, int]]:
+    """Log directory and offsets of every slice, in order."""
+    options = {"path": str(root), "layout": "kafka-logs", "subscribe": TOPIC, **given}
+    return [
+        (one.objects.log.key.split("/")[0], one.start_offset, one.stop_offset)
+        for task in plan(options).tasks
+        for one in task.slices
+    ]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_golden_disks_of_a_late_replica_are_read_as_one_log(
+    level: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    wanted: dict[int, tuple[int, str]] = {}
+    for node in ("node-2", "node-3"):
+        for path in sorted((GOLDEN / node / "uneven-0").glob("*.log")):
+            for batch in iter_batches(path.read_bytes()):
+                for record in batch.records:
+                    value = hashlib.sha256(bytes(record.value or b"")).hexdigest()
+                    row = (record.timestamp, value)
+                    assert wanted.setdefault(record.offset, row) == row  # both are of one branch
+    given = {"path": str(GOLDEN), "layout": "kafka-logs", "subscribe": "uneven"}
+    table = scan({**given, "isolationLevel": level})
+    found = {
+        row["offset"]: (
+            round(row["timestamp"].timestamp() * 1000),
+            hashlib.sha256(row["value"] or b"").hexdigest(),
+        )
+        for row in table.to_pylist()
+    }
+    assert sorted(found) == list(range(160, 1277))
+    assert len(found) == table.num_rows
+    assert found == wanted
+    assert "starts at offset 0, and what is read begins at 160" in caplog.text
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("behind", [0, 1])
+def test_older_rows_come_from_the_replica_that_has_them(
+    tmp_path: Path, level: str, *, clean: bool, behind: int
+) -> None:
+    whole = Disk(tmp_path / "a").write(LOG, clean=clean)
+    if behind:
+        drop_last(whole, LOG, behind)
+    whole.checkpoint(LOG_STARTS, 0)
+    late = Disk(tmp_path / "b").write(LOG, clean=clean)
+    drop_first(late, LOG, 2)
+    assert offsets(tmp_path, level) == expected(LOG, level)
+    assert offsets(tmp_path / "b", level)[0] >= LOG.segments[2].base_offset
+    want = expected(LOG, level)
+    end = max(want)
+    for start in range(0, end, 7):
+        bounds = {
+            "startingOffsets": f'{{"{TOPIC}":{{"0":{start}}}}}',
+            "endingOffsets": f'{{"{TOPIC}":{{"0":{min(start + 20, end)}}}}}',
+        }
+        got = offsets(tmp_path, level, **bounds)
+        assert got == [offset for offset in want if start <= offset < min(start + 20, end)], start
+
+
+def test_older_rows_are_read_where_the_late_replica_has_no_records(tmp_path: Path) -> None:
+    """It was added, and has copied nothing yet."""
+    whole = Disk(tmp_path / "a").write(LOG, high_watermark=3)
+    whole.checkpoint(LOG_STARTS, 0)
+    late = Disk(tmp_path / "b").write(LOG)
+    for path in late.folder.glob("0*"):
+        path.unlink()
+    end = LOG.end_offset()
+    late.put(f"{end:020d}.log", b"")
+    late.put(f"{end:020d}.snapshot", LOG.segments[-1].snapshot)
+    late.checkpoint(LOG_STARTS, 0)
+    assert offsets(tmp_path) == expected(LOG)
+
+
+def test_three_replicas_are_chained(tmp_path: Path) -> None:
+    for name, first, last in (("a", 0, 3), ("b", 1, 1), ("c", 3, 0)):
+        disk = Disk(tmp_path / name).write(LOG)
+        if last:
+            drop_last(disk, LOG, last)
+        disk.checkpoint(LOG_STARTS, 0)
+        if first:
+            drop_first(disk, LOG, first)
+    assert offsets(tmp_path) == expected(LOG)
+    assert {piece[0] for piece in pieces(tmp_path)} == {"a", "b", "c"}
+
+
+def test_other_batches_at_the_border_are_not_read_and_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    Disk(tmp_path / "a").write(one_epoch("other")).checkpoint(LOG_STARTS, 0)
+    log = one_epoch("right", segments=5)
+    drop_first(Disk(tmp_path / "b").write(log), log, 2)
+    assert offsets(tmp_path) == list(range(6, 15))
+    assert "a/orders-0/ (offsets [0, 6) are not read: it has another batch at offset 6" in (
+        caplog.text
+    )
+
+
+@pytest.mark.parametrize("history", ["cut", "whole", "same epoch"])
+def test_adjoining_replica_needs_an_epoch_that_proves_it(
+    tmp_path: Path, history: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    epochs = (0, 0, 0 if history == "same epoch" else 1, 0)
+    log = one_epoch("x", epochs=epochs)
+    older = Disk(tmp_path / "a").write(log, high_watermark=6)
+    drop_last(older, log, 2)
+    older.put("leader-epoch-checkpoint", write_leader_epoch_checkpoint([(0, 0)]))
+    older.checkpoint(LOG_STARTS, 0)
+    late = Disk(tmp_path / "b").write(log)
+    drop_first(late, log, 2)
+    if history == "cut":
+        late.put("leader-epoch-checkpoint", write_leader_epoch_checkpoint([(1, 6)]))
+    if history == "same epoch":
+        late.put("leader-epoch-checkpoint", write_leader_epoch_checkpoint([(0, 6)]))
+    got = offsets(tmp_path)
+    if history == "cut":
+        assert got == list(range(6, 12))
+        assert "offsets [0, 6) are not read: no leader epoch proves" in caplog.text
+    else:
+        assert got == list(range(12))
+
+
+def test_dead_branch_does_not_fill_the_front(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    dead = one_epoch("dead")
+    Disk(tmp_path / "a").write(dead, high_watermark=0).checkpoint(LOG_STARTS, 0)
+    log = one_epoch("live", epochs=(0, 2, 0, 0))
+    drop_first(Disk(tmp_path / "b").write(log), log, 2)
+    assert offsets(tmp_path) == list(range(6, 12))
+    assert "offsets [0, 6) are not read: they are of another branch" in caplog.text
+
+
+def test_replica_with_a_gap_at_the_border_is_reported_with_its_offsets(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stale = Disk(tmp_path / "a").write(LOG, high_watermark=2)
+    drop_last(stale, LOG, 4)
+    stale.checkpoint(LOG_STARTS, 0)
+    drop_first(Disk(tmp_path / "b").write(LOG), LOG, 3)
+    first = LOG.segments[3].base_offset
+    assert offsets(tmp_path) == [offset for offset in expected(LOG) if offset >= first]
+    held = LOG.segments[1].base_offset
+    assert f"offsets [0, {held}) are not read" in caplog.text
+    assert f"it holds [0, {held}), which does not reach offset {first}" in caplog.text
+
+
+def test_rows_below_the_log_start_of_a_topic_that_is_not_tiered_are_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Retention on the other broker has not come round yet, or the disk is an old one."""
+    Disk(tmp_path / "a").write(LOG, high_watermark=3)
+    drop_first(Disk(tmp_path / "b").write(LOG), LOG, 2, log_start=None)
+    first = LOG.segments[2].base_offset
+    drop_last(Disk(tmp_path / "a"), LOG, 1)
+    assert offsets(tmp_path) == [offset for offset in expected(LOG) if offset >= first]
+    assert f"a/orders-0/ (offsets [0, {first}) are not read" in caplog.text
+
+
+def test_rows_below_a_recorded_log_start_stay_deleted(tmp_path: Path) -> None:
+    whole = Disk(tmp_path / "a").write(LOG)
+    drop_last(whole, LOG, 1)
+    whole.checkpoint(LOG_STARTS, 0)
+    start = LOG.segments[1].base_offset + 4
+    drop_first(Disk(tmp_path / "b").write(LOG), LOG, 2, log_start=start)
+    want = [offset for offset in expected(LOG, "read_uncommitted") if offset >= start]
+    assert offsets(tmp_path, "read_uncommitted") == want
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("lost", ["a", "b"])
+def test_complete_replica_is_preferred_to_one_that_lost_a_log(
+    tmp_path: Path, level: str, lost: str, *, clean: bool
+) -> None:
+    for name in ("a", "b"):
+        disk = Disk(tmp_path / name).write(LOG, clean=clean)
+        if name == lost:
+            disk.files("log")[2].unlink()
+    assert offsets(tmp_path, level) == expected(LOG, level)
+    assert lost not in {piece[0] for piece in pieces(tmp_path)}
+
+
+@pytest.mark.parametrize("lost", ["a", "b"])
+@pytest.mark.parametrize("how", ["no files", "cut"])
+def test_replica_with_all_bytes_is_preferred(tmp_path: Path, lost: str, how: str) -> None:
+    for name in ("a", "b"):
+        disk = Disk(tmp_path / name).write(LOG, high_watermark=None if name == lost else 0)
+        path = disk.files("log")[2]
+        if name == lost and how == "cut":
+            data = path.read_bytes()
+            (*_, last) = iter_entries(data)
+            path.write_bytes(data[: last.position])
+        elif name == lost:
+            for file in disk.folder.glob(f"{path.stem}.*"):
+                file.unlink()
+    assert offsets(tmp_path) == expected(LOG)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_lost_log_of_the_furthest_replica_is_read_from_another(
+    tmp_path: Path, level: str, number: int, *, clean: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    drop_last(Disk(tmp_path / "a").write(LOG, clean=clean), LOG, 1)
+    gone = Disk(tmp_path / "b").write(LOG, clean=clean).files("log")[number]
+    gone.unlink()
+    assert offsets(tmp_path, level) == expected(LOG, level)
+    assert f"{gone.stem}.index" in caplog.text
+    assert "are read from a/orders-0/" in caplog.text
+
+
+def test_lost_logs_of_two_replicas_are_read_from_each_other(tmp_path: Path) -> None:
+    Disk(tmp_path / "a").write(LOG).files("log")[1].unlink()
+    Disk(tmp_path / "b").write(LOG).files("log")[3].unlink()
+    for level in LEVELS:
+        assert offsets(tmp_path, level) == expected(LOG, level)
+
+
+def test_lost_log_is_not_read_from_a_replica_with_other_batches_below_it(tmp_path: Path) -> None:
+    right, other = LogBuilder(), LogBuilder()
+    for builder, value in ((right, b"right"), (other, b"other")):
+        for number in range(4):
+            builder.append([SimpleRecord(value if number == 0 else b"same")] * 3)
+            builder.roll()
+    logs = right.build(), other.build()
+    for name, log in zip("ba", logs, strict=True):
+        disk = Disk(tmp_path / name).write(log, high_watermark=9)
+        disk.checkpoint(LOG_STARTS, 0)
+    drop_last(disk, logs[1], 1)
+    (tmp_path / "b" / f"{TOPIC}-0" / f"{3:020d}.log").unlink()
+    with pytest.raises(DataLossError, match=r"\[3, 6\)"):
+        offsets(tmp_path)
+
+
+def test_lost_log_stays_lost_where_nothing_records_open_transactions_after_it(
+    tmp_path: Path,
+) -> None:
+    """Rebuilt indexes would take transactions for open that ended in the lost log."""
+    drop_last(Disk(tmp_path / "a").write(LOG), LOG, 1)
+    disk = Disk(tmp_path / "b").write(LOG, clean=False)
+    disk.files("log")[1].unlink()
+    (disk.folder / f"{LOG.segments[2].base_offset:020d}.snapshot").unlink()
+    with pytest.raises(DataLossError, match=rf"\[{LOG.segments[1].base_offset}, "):
+        offsets(tmp_path)
+
+
+def test_random_disks_give_rows_of_the_log_or_an_error(tmp_path: Path) -> None:
+    """Replicas that begin and end anywhere, lack logs, and were shut down cleanly or not."""
+    outcomes = {"whole": 0, "part": 0, "lost": 0}
+    for seed in range(60):
+        source = random.Random(seed)
+        root = tmp_path / str(seed)
+        held: list[set[int]] = []
+        low = 5
+        for name in "abc"[: source.randint(2, 3)]:
+            first, behind = source.randint(0, 3), source.choice((0, 0, 1, 2))
+            numbers = range(first, max(5 - behind, first + 1))
+            disk = Disk(root / name).write(LOG, clean=source.random() < 0.5)
+            if numbers.stop < 5:
+                drop_last(disk, LOG, 5 - numbers.stop)
+            disk.checkpoint(LOG_STARTS, 0)
+            if first:
+                drop_first(disk, LOG, first)
+            kept = set(numbers)
+            low = min(low, first)
+            if source.random() < 0.5:
+                number = source.choice(numbers)
+                (disk.folder / f"{LOG.segments[number].base_offset:020d}.log").unlink()
+                kept.remove(number)
+            held.append(kept)
+        level = source.choice(LEVELS)
+        try:
+            got = offsets(root, level)
+        except DataLossError:
+            assert not set().union(*held) >= set(range(low, 5)), (seed, held)
+            outcomes["lost"] += 1
+            continue
+        (part,) = plan({"path": str(root), "layout": "kafka-logs", "subscribe": TOPIC}).partitions
+        start = part.surviving.log_start
+        assert got == [offset for offset in expected(LOG, level) if offset >= start], (seed, held)
+        outcomes["part" if start else "whole"] += 1
+    assert min(outcomes.values()) > 5, outcomes
