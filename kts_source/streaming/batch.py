@@ -31,11 +31,16 @@ class BatchRange:
 
 
 def batch_ranges(start: StreamPosition, end: StreamPosition) -> list[BatchRange]:
-    """What lies between two positions, in order of topic and partition; no empty ranges.
+    """Returns the offsets between two positions, in order of topic and partition; no empty ranges.
+
+    Spark 4.0 and 4.1 ask for the batch between a position and itself after a restart. That batch is
+    empty, also where `from` of the position says where an earlier batch began.
 
     Raises:
         StreamOffsetError: The two do not belong together.
     """
+    if start == end:
+        return []
     found = []
     for name, topic in sorted(end.topics.items()):
         before = start.topics.get(name)
