@@ -104,6 +104,27 @@ def check_epoch(place: bounds.Place, wanted: BatchRange, owner: int | None) -> N
         )
 
 
+def check_stable(place: bounds.Place, wanted: BatchRange, stable: int, written: int) -> None:
+    """Refuses a batch that ends above the last stable offset: the isolation level changed after it
+    was fixed.
+
+    Args:
+        place: The partition, and whether undecided offsets are an error.
+        wanted: The range.
+        stable: One past the last offset that is decided.
+        written: One past the last offset that exists.
+
+    Raises:
+        DataLossError: It does, and skipping the undecided offsets is not allowed.
+    """
+    if stable < wanted.stop <= written:
+        place.raise_or_warn(
+            f"the batch that ends at offset {wanted.stop} holds offsets from {stable} on that are"
+            " not decided: transactions are open there. It was begun with"
+            " isolationLevel=read_uncommitted: finish it so; failOnDataLoss=false leaves them out"
+        )
+
+
 def bounds_left(
     place: bounds.Place, wanted: BatchRange, log_start: int, log_end: int
 ) -> tuple[int, int]:
