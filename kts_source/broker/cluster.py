@@ -15,6 +15,7 @@ from kts_source.broker.connection import Connection, LostConnectionError
 from kts_source.broker.error_codes import (
     NEW_LEADER,
     PASSING,
+    UNKNOWN_SERVER_ERROR,
     UNKNOWN_TOPIC_OR_PARTITION,
     error_name,
     refusal,
@@ -152,8 +153,15 @@ class Cluster:
             )
 
         def parse(answer: Any) -> dict[TopicPartition, tuple[int, int]]:  # noqa: ANN401
+            # Every log has a start and an end, so an answer without one is no answer.
+            always = timestamp in (LATEST, EARLIEST)
             return {
-                (topic.name, part.partition_index): (part.error_code, part.offset)
+                (topic.name, part.partition_index): (
+                    UNKNOWN_SERVER_ERROR
+                    if always and part.offset < 0 and not part.error_code
+                    else part.error_code,
+                    part.offset,
+                )
                 for topic in answer.topics
                 for part in topic.partitions
             }

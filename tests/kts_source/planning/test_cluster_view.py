@@ -178,6 +178,12 @@ def _without_topics(answer: Any) -> None:  # noqa: ANN401
     answer.topics = []
 
 
+def _without_offsets(answer: Any) -> None:  # noqa: ANN401
+    for topic in answer.topics:
+        for part in topic.partitions:
+            part.offset = -1
+
+
 def _leaderless(answer: Any) -> None:  # noqa: ANN401
     for topic in answer.topics:
         topic.error_code, topic.partitions = 5, []
@@ -193,6 +199,7 @@ INCOMPLETE = (_without_partitions, _without_topics, _leaderless)
         (LIST_OFFSETS, _without_partitions),
         (LIST_OFFSETS, _with_one_partition),
         (LIST_OFFSETS, _without_topics),
+        (LIST_OFFSETS, _without_offsets),
     ],
 )
 def test_answer_without_partitions_is_asked_for_again(

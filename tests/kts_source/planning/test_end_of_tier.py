@@ -86,6 +86,24 @@ def test_last_segment_without_an_object_is_read_from_brokers(scene: Scene, suffi
     assert scene.offsets() == list(range(9))
 
 
+def test_stored_plan_and_export_end_with_a_damaged_tier(scene: Scene, tmp_path: Path) -> None:
+    for path in scene.objects(0, "*6-*.log"):
+        path.unlink()
+    source = {
+        "path": str(scene.tier),
+        "subscribe": "t",
+        "kafka.bootstrap.servers": scene.brokers.bootstrap,
+        "tail": "false",
+    }
+    plan = tmp_path / "plan.json"
+    plan.write_text(kts_source.scan(source).plan.to_json())
+    assert kts_source.scan({**source, "planFile": str(plan)}).count() == 18
+    target = str(tmp_path / "table")
+    assert kts_source.backfill(None, source=source, target=target, progress=False).rows == 18
+    scene.write(0, built(), [3])
+    assert kts_source.backfill(None, source=source, target=target, progress=False).rows == 3
+
+
 def test_partition_without_any_object_is_read_up_to_the_local_log_start(scene: Scene) -> None:
     for path in scene.objects(0, "*"):
         path.unlink()
