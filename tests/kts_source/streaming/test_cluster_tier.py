@@ -108,6 +108,36 @@ def test_a_batch_of_the_old_topic_is_read_again_by_its_id(
     stream.close()
 
 
+@pytest.mark.parametrize("suffix", ["log", "indexes"])
+def test_without_the_tail_a_damaged_last_segment_comes_from_brokers(
+    brokers: FakeCluster, tmp_path: Path, suffix: str
+) -> None:
+    created(brokers, tmp_path, 3)
+    (path,) = tmp_path.rglob(f"*/00000000000000000006-*.{suffix}")
+    path.unlink()
+    stream = both(brokers, tmp_path, tail="false")
+    stream.all()
+    assert offsets(stream) == list(range(9))
+    stream.close()
+
+
+def test_without_the_tail_a_start_by_time_in_the_tail_waits(
+    brokers: FakeCluster, tmp_path: Path
+) -> None:
+    """The first record that is dated so is known, and not tiered yet."""
+    part, topic_id = created(brokers, tmp_path, 2)
+    part.log.dates = {at: 1000 + at for at in range(12)}
+    stream = both(brokers, tmp_path, tail="false", startingTimestamp="1010")
+    assert stream.batch(), "a new stream has a first batch in any case"
+    assert offsets(stream) == []
+    writer = AivenTierWriter(tmp_path, topic="t", topic_id=topic_id)
+    for segment in _segments()[2:]:
+        writer.write_segment(segment)
+    stream.all()
+    assert offsets(stream) == [10, 11]
+    stream.close()
+
+
 def test_without_the_tail_brokers_fill_holes(brokers: FakeCluster, tmp_path: Path) -> None:
     created(brokers, tmp_path, 3)
     gone = list(tmp_path.rglob("*/00000000000000000003-*"))
