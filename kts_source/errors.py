@@ -198,6 +198,10 @@ class LeaderChangedError(BrokerError):
     retriable: ClassVar[bool] = True
 
 
+class OldBrokerError(BrokerError):
+    """A broker before Kafka 4.0 would have to read its tier, and may return aborted rows there."""
+
+
 class RegistryError(TieredKafkaError):
     """A schema registry that does not answer as it should; the rows are not to blame."""
 

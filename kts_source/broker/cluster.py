@@ -15,6 +15,7 @@ from kts_source.broker.connection import Connection, LostConnectionError
 from kts_source.broker.error_codes import (
     NEW_LEADER,
     PASSING,
+    UNKNOWN_SERVER_ERROR,
     UNKNOWN_TOPIC_OR_PARTITION,
     error_name,
     refusal,
@@ -25,7 +26,7 @@ from kts_source.texts import some
 from segment_format.kafka_uuid import uuid_to_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from kts_source.broker.settings import BrokerSettings
 
@@ -35,6 +36,8 @@ EARLIEST_LOCAL: Final = -4
 
 _PATIENCE_SECONDS: Final = 60.0
 """How long a question is asked again while answers say that it may pass."""
+_INCOMPLETE_SECONDS: Final = 10.0
+"""How long to wait for metadata that describe all partitions."""
 _FIRST_PAUSE_SECONDS: Final = 0.05
 _MAX_PAUSE_SECONDS: Final = 1.0
 _EXPIRES_EARLY_SECONDS: Final = 30.0
@@ -66,24 +69,39 @@ class Cluster:
         self._any = None
         self._connections.clear()
 
-    def topics(self, names: Iterable[str] | None) -> dict[str, ClusterTopic]:
+    def topics(
+        self,
+        names: Iterable[str] | None,
+        *,
+        counts: Mapping[str, int] | None = None,
+        selects: Callable[[Iterable[str]], Collection[str]] | None = None,
+    ) -> dict[str, ClusterTopic]:
         """Topics by name; those that the cluster does not have are left out.
 
         Args:
             names: Which; `None` = all that may be described, internal ones left out.
+            counts: Topic id to the number of partitions that the topic has at least: Kafka never
+                removes any. Metadata that describe fewer are asked for again.
+            selects: Returns those of all names that matter; metadata of other topics need not be
+                complete. `None` = all matter.
 
         Raises:
             BrokerError: The cluster refuses to describe one that was named.
-            BrokerUnavailableError: No broker answers, or none knows a topic that there is.
+            BrokerUnavailableError: No broker answers, none knows a topic that there is, or none
+                describes all partitions that a topic is known to have.
         """
         wanted = None if names is None else sorted(set(names))
         began = time.monotonic()
         for pause in _pauses():
-            found, undecided = self._described(wanted)
-            if not undecided:
+            found, undecided, incomplete = self._described(wanted, counts or {})
+            waiting = {**undecided, **incomplete}
+            if selects is not None:
+                waiting = {name: waiting[name] for name in selects(waiting)}
+            if not waiting:
                 return found
-            if time.monotonic() - began > _PATIENCE_SECONDS:
-                raise BrokerUnavailableError(f"brokers do not describe {some(undecided)}")
+            patience = _INCOMPLETE_SECONDS if waiting.keys() <= incomplete.keys() else None
+            if time.monotonic() - began > (patience or _PATIENCE_SECONDS):
+                raise BrokerUnavailableError(f"brokers do not describe {some(waiting.values())}")
             pause()
         raise AssertionError
 
@@ -91,9 +109,9 @@ class Cluster:
         """Who led the partition when metadata were last asked for, if they were."""
         return self._leaders.get(place)
 
-    def renew_leader(self, place: TopicPartition) -> ClusterTopic | None:
-        """Asks anew who leads a partition; `None` where the topic is gone."""
-        topic = self.topics([place[0]]).get(place[0])
+    def renew_leader(self, place: TopicPartition, topic_id: str) -> ClusterTopic | None:
+        """Asks anew who leads a partition of a topic id; `None` where the topic is gone."""
+        topic = self.topics([place[0]], counts={topic_id: place[1] + 1}).get(place[0])
         return topic if topic is not None and place[1] in topic.leaders else None
 
     def offsets(
@@ -135,8 +153,15 @@ class Cluster:
             )
 
         def parse(answer: Any) -> dict[TopicPartition, tuple[int, int]]:  # noqa: ANN401
+            # Every log has a start and an end, so an answer without one is no answer.
+            always = timestamp in (LATEST, EARLIEST)
             return {
-                (topic.name, part.partition_index): (part.error_code, part.offset)
+                (topic.name, part.partition_index): (
+                    UNKNOWN_SERVER_ERROR
+                    if always and part.offset < 0 and not part.error_code
+                    else part.error_code,
+                    part.offset,
+                )
                 for topic in answer.topics
                 for part in topic.partitions
             }
@@ -265,13 +290,20 @@ class Cluster:
         Raises:
             LeaderChangedError: It does not answer any more.
         """
-        node = self._leaders[place].node
         try:
-            with self._locks.setdefault(node, threading.Lock()):
-                return self.connection(node).version(request) >= version
+            return self.node_knows(self._leaders[place].node, request, version)
         except LostConnectionError as error:
             topic, number = place
             raise LeaderChangedError(str(error), topic=topic, partition=number) from None
+
+    def node_knows(self, node: int, request: Any, version: int) -> bool:  # noqa: ANN401
+        """Whether a broker supports at least this version of a request.
+
+        Raises:
+            LostConnectionError: The broker cannot be reached.
+        """
+        with self._locks.setdefault(node, threading.Lock()):
+            return self.connection(node).version(request) >= version
 
     def _ask_leaders(
         self,
@@ -325,8 +357,12 @@ class Cluster:
                     partition=number,
                 )
 
-    def _described(self, names: Sequence[str] | None) -> tuple[dict[str, ClusterTopic], list[str]]:
-        """Topics, and what has no leader yet."""
+    def _described(
+        self, names: Sequence[str] | None, counts: Mapping[str, int]
+    ) -> tuple[dict[str, ClusterTopic], dict[str, str], dict[str, str]]:
+        """Returns topics by name, and error texts by topic: of those that brokers cannot describe
+        yet, and of those whose description lacks partitions.
+        """
         from kafka.protocol.metadata import MetadataRequest
 
         topic_type = MetadataRequest.MetadataRequestTopic
@@ -334,13 +370,17 @@ class Cluster:
         answer = self.ask_any(MetadataRequest(topics=asked, allow_auto_topic_creation=False))
         self._nodes = {node.node_id: (node.host, node.port) for node in answer.brokers}
         found: dict[str, ClusterTopic] = {}
-        undecided: list[str] = []
+        undecided: dict[str, str] = {}
+        answered = {topic.name for topic in answer.topics}
+        incomplete = {
+            name: f"{name}: no answer about it" for name in names or () if name not in answered
+        }
         for topic in answer.topics:
             if topic.error_code == UNKNOWN_TOPIC_OR_PARTITION:
                 continue
             if topic.error_code or (names is None and topic.is_internal):
                 if topic.error_code in PASSING:
-                    undecided.append(f"{topic.name}: {error_name(topic.error_code)}")
+                    undecided[topic.name] = f"{topic.name}: {error_name(topic.error_code)}"
                 elif topic.error_code and names is not None:
                     raise refusal(topic.error_code, topic=topic.name)
                 continue
@@ -348,10 +388,18 @@ class Cluster:
                 part.partition_index: Leader(part.leader_id, part.leader_epoch)
                 for part in sorted(topic.partitions, key=lambda part: part.partition_index)
             }
+            described = ClusterTopic(topic.name, uuid_to_text(topic.topic_id), leaders)
+            least = counts.get(described.topic_id, 1)
+            if len(leaders) < least or [*leaders] != [*range(len(leaders))]:
+                incomplete[topic.name] = (
+                    f"{topic.name}: {len(leaders)} partitions of topic id {described.topic_id},"
+                    f" which has at least {least}"
+                )
+                continue
             for number, leader in leaders.items():
                 self._leaders[topic.name, number] = leader
-            found[topic.name] = ClusterTopic(topic.name, uuid_to_text(topic.topic_id), leaders)
-        return found, undecided
+            found[topic.name] = described
+        return found, undecided, incomplete
 
     def ask_any(self, request: Any) -> Any:  # noqa: ANN401
         """The answer of any broker, the one asked last before others. Raises as `topics` does."""

@@ -13,7 +13,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from kts_source.broker.cluster import EARLIEST
+from kts_source.broker.cluster import EARLIEST, EARLIEST_LOCAL
 from kts_source.broker.connection import LostConnectionError
 from kts_source.broker.error_codes import (
     OFFSET_OUT_OF_RANGE,
@@ -22,14 +22,20 @@ from kts_source.broker.error_codes import (
     error_name,
     refusal,
 )
-from kts_source.broker.fetched_batches import FetchedBatches, aborted_intervals, whole_batches
-from kts_source.broker.old_brokers import LEAK, tells_all, told_from
+from kts_source.broker.fetched_batches import (
+    FetchedBatches,
+    aborted_intervals,
+    begins_at_or_after,
+    whole_batches,
+)
+from kts_source.broker.old_brokers import LEAK, knows_local_start, node_tells_all, told_from
 from kts_source.errors import (
     BrokerError,
     BrokerUnavailableError,
     CorruptSegmentError,
     DataLossError,
     LeaderChangedError,
+    OldBrokerError,
 )
 from segment_format.errors import SegmentFormatError
 from segment_format.isolation import NO_ABORTED
@@ -52,6 +58,8 @@ _MOST_SILENT: Final = 3
 """Empty answers in a row before it is asked whether anything is left."""
 _ANSWER_SLACK: Final = 1 << 20
 """Bytes of an answer that are not records: aborted transactions, mostly."""
+_MAX_PROBES: Final = 1024
+"""Offsets tried to find where a hole in the brokers' tier ends."""
 _NO_SESSION: Final = (0, -1)
 
 
@@ -69,6 +77,7 @@ class RangeFetcher:
         bytes: Of whole batches, so far.
         requests: Sent so far.
         lost_offsets: Whether some of the range is gone.
+        met_hole: Whether the brokers' own tier lacks some of it.
     """
 
     def __init__(
@@ -92,6 +101,8 @@ class RangeFetcher:
         self.bytes = 0
         self.requests = 0
         self.lost_offsets = False
+        self.met_hole = False
+        self._refused_at = -1
 
     def batches(self) -> Generator[FetchedBatches]:
         """The batches that hold the range, in order.
@@ -123,17 +134,9 @@ class RangeFetcher:
                     else:
                         self._lose_node()
                     found = None
-                except _OutOfRange:
-                    log_start = self._log_start()
-                    if log_start is not None:
-                        text = (
-                            f"offset {at} is gone since the plan was made: the log of the brokers"
-                            f" starts at {log_start}"
-                        )
-                        gone = DataLossError(text, **self._place(at))
-                        at = self._behind_loss(at, log_start, gone)
-                        continue
-                    found, why = None, "another broker leads"
+                except _GoneError as gone:
+                    at = self._behind_loss(at, gone.stop, gone.error)
+                    continue
                 except DataLossError as error:
                     at = self._behind_loss(at, self._wanted.stop_offset, error)
                     continue
@@ -184,8 +187,12 @@ class RangeFetcher:
             self._find_leader()
         if self._node < 0:
             self._node = self._leader
-        if self._rack and self._wanted.read_committed and not self._tells_all():
-            self._rack = ""  # a follower's disk begins elsewhere
+        if self._rack and self._wanted.read_committed:
+            # An old leader reports aborted transactions from its local log start on. A follower's
+            # disk may begin elsewhere, and an old follower does not report them all either.
+            nodes = {self._leader, self._node}
+            if not all(node_tells_all(self._cluster, node) for node in nodes):
+                self._node, self._rack = self._leader, ""
         connection = self._cluster.connection(self._node)
         self.requests += 1
         patience = self._settings.fetch_max_wait_ms / 1000
@@ -220,16 +227,23 @@ class RangeFetcher:
         except LostConnectionError:
             self._lose_node()
             return False
-        # The first batch begins with its offset. What is wrong with an answer is met again.
+        # An error in this answer comes again in the next one.
         parts = [part for topic in answer.responses for part in topic.partitions]
-        first = bytes((parts[0].records or b"")[:8]) if len(parts) == 1 else b""
-        return bool(first) and int.from_bytes(first) >= self._wanted.stop_offset
+        if len(parts) != 1 or not parts[0].records:
+            return False
+        return begins_at_or_after(memoryview(parts[0].records), self._wanted.stop_offset)
 
-    def _request(self, at: int, *, read_committed: bool | None = None) -> Any:  # noqa: ANN401
+    def _request(
+        self, at: int, *, read_committed: bool | None = None, max_bytes: int | None = None
+    ) -> Any:  # noqa: ANN401
+        """A fetch at an offset; `max_bytes` other than the settings' marks a probe of the leader
+        itself.
+        """
         from kafka.protocol.consumer import FetchRequest
 
         wanted, settings = self._wanted, self._settings
         committed = wanted.read_committed if read_committed is None else read_committed
+        size = settings.partition_fetch_bytes if max_bytes is None else max_bytes
         topic_type = FetchRequest.FetchTopic
         session_id, session_epoch = _NO_SESSION
         part = topic_type.FetchPartition(
@@ -238,17 +252,17 @@ class RangeFetcher:
             fetch_offset=at,
             last_fetched_epoch=-1,
             log_start_offset=-1,
-            partition_max_bytes=settings.partition_fetch_bytes,
+            partition_max_bytes=size,
         )
         return FetchRequest(
             replica_id=-1,
             max_wait_ms=settings.fetch_max_wait_ms,
             min_bytes=settings.fetch_min_bytes,
-            max_bytes=min(settings.fetch_max_bytes, settings.partition_fetch_bytes),
+            max_bytes=min(settings.fetch_max_bytes, size),
             isolation_level=int(committed),
             session_id=session_id,
             session_epoch=session_epoch,
-            rack_id=self._rack,
+            rack_id=self._rack if max_bytes is None else "",
             topics=[topic_type(topic_id=uuid_from_text(wanted.topic_id), partitions=[part])],
         )
 
@@ -267,7 +281,7 @@ class RangeFetcher:
         """Asks who leads now; a new leader must prove that it has what was planned."""
         wanted = self._wanted
         place = wanted.topic, wanted.partition
-        topic = self._cluster.renew_leader(place)
+        topic = self._cluster.renew_leader(place, self._wanted.topic_id)
         if topic is None or topic.topic_id != wanted.topic_id:
             now = "is gone" if topic is None else f"was created again as {topic.topic_id}"
             raise DataLossError(
@@ -291,18 +305,70 @@ class RangeFetcher:
         self._leader, self._epoch = leader.node, leader.epoch
         self._node = -1
 
-    def _log_start(self) -> int | None:
-        """Where the log starts now, which brokers do not say where they refuse an offset; `None`
-        where another broker leads.
+    def _check_refused(self, at: int) -> NoReturn:
+        """Finds out what is gone where the leader refuses an offset: its answer does not say.
+
+        Raises:
+            _GoneError: Retention or DeleteRecords passed the offset, or the brokers' own tier lacks
+                the segment that holds it.
+            _TryAgain: The log holds the offset. It is asked for once more before it counts as gone.
         """
         place = self._wanted.topic, self._wanted.partition
-        try:
-            if self._cluster.known_leader(place) is None:
-                self._cluster.renew_leader(place)
-            return self._cluster.offsets([place], EARLIEST, read_committed=False)[place]
-        except LeaderChangedError:
-            self._leader = self._node = -1
-            return None
+        if self._cluster.known_leader(place) is None:
+            self._cluster.renew_leader(place, self._wanted.topic_id)
+        log_start = self._cluster.offsets([place], EARLIEST, read_committed=False)[place]
+        if log_start > at:
+            text = (
+                f"offset {at} is gone since the plan was made: the log of the brokers starts at"
+                f" {log_start}"
+            )
+            raise _GoneError(log_start, DataLossError(text, **self._place(at)))
+        if self._refused_at != at:
+            self._refused_at = at
+            raise _TryAgain(f"a broker refuses offset {at} of a log that starts at {log_start}")
+        self.met_hole = True
+        stop = self._first_served(at)
+        text = (
+            f"brokers refuse offsets [{at}, {stop}) as out of range, although their log starts at"
+            f" {log_start}: their own tier has lost a segment. Restore it there, or set"
+            " failOnDataLoss=false to skip these offsets"
+        )
+        raise _GoneError(stop, DataLossError(text, **self._place(at)))
+
+    def _first_served(self, refused: int) -> int:
+        """Returns the first offset above a refused one that the leader serves, at most the range's
+        end.
+
+        Brokers do not report it. Everything on the leader's own disk is served, so only offsets
+        below that are tried: each one in a short range, evenly spaced ones in a long range.
+        """
+        place = self._wanted.topic, self._wanted.partition
+        limit = self._wanted.stop_offset
+        if knows_local_start(self._cluster, place):
+            local = self._cluster.offsets([place], EARLIEST_LOCAL, read_committed=False)[place]
+            if local > refused:
+                limit = min(limit, local)
+        step = -(-(limit - refused) // _MAX_PROBES)
+        low, high = refused, min(refused + step, limit)
+        while high < limit and not self._serves(high):
+            low, high = high, min(high + step, limit)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._serves(middle) else (middle, high)
+        return high
+
+    def _serves(self, offset: int) -> bool:
+        """Whether the leader does not refuse an offset as out of range."""
+        connection = self._cluster.connection(self._leader)
+        request = self._request(offset, read_committed=False, max_bytes=1)
+        self.requests += 1
+        pending = connection.send(request, patience_seconds=self._settings.fetch_max_wait_ms / 1000)
+        answer = connection.receive(pending, most_bytes=self._most_bytes + _ANSWER_SLACK)
+        parts = [part for topic in answer.responses for part in topic.partitions]
+        code = answer.error_code or (parts[0].error_code if len(parts) == 1 else -1)
+        if code not in (0, OFFSET_OUT_OF_RANGE):
+            raise _TryAgain(f"a broker says {error_name(code)} about offset {offset}")
+        return bool(code == 0)
 
     def _found(self, answer: Any, at: int) -> FetchedBatches | None:  # noqa: ANN401
         """The whole batches of an answer, or `None` where there are none yet."""
@@ -340,7 +406,10 @@ class RangeFetcher:
             raise _TryAgain("answers hold no whole batch")
         self.bytes += size
         data = data[:size]
-        if self._wanted.read_committed and not self._tells_all():
+        if self._wanted.read_committed and not node_tells_all(self._cluster, self._node):
+            if self._node != self._leader:
+                self._node, self._rack = -1, ""
+                raise _TryAgain("the follower is older than Kafka 4.0")
             data = memoryview(bytes(data))  # the next answer overwrites it
             self._check_told(at)
         listed = frozenset(
@@ -351,14 +420,11 @@ class RangeFetcher:
             aborted = aborted_intervals(listed, data, next_offset)
         return FetchedBatches(data, at, next_offset, aborted, listed)
 
-    def _tells_all(self) -> bool:
-        return tells_all(self._cluster, (self._wanted.topic, self._wanted.partition))
-
     def _check_told(self, at: int) -> None:
         """Refuses what an old broker has read from its tier since the plan was made."""
         told = told_from(self._cluster, (self._wanted.topic, self._wanted.partition))
         if at < told:
-            raise BrokerError(
+            raise OldBrokerError(
                 f"offsets up to {told} have moved into the tier since the plan was made, and {LEAK}"
                 ": plan anew, or read with isolationLevel=read_uncommitted",
                 **self._place(at),
@@ -375,7 +441,7 @@ class RangeFetcher:
             raise _TryAgain(f"a broker says {error_name(code)}")
         place = self._place(at)
         if code == OFFSET_OUT_OF_RANGE:
-            raise _OutOfRange
+            self._check_refused(at)
         raise refusal(code, **place)
 
     def _place(self, offset: int) -> Any:  # noqa: ANN401
@@ -386,8 +452,13 @@ class RangeFetcher:
         }
 
 
-class _OutOfRange(Exception):  # noqa: N818  # what an answer tells
-    """Retention or DeleteRecords passed an offset."""
+class _GoneError(Exception):
+    """Offsets up to `stop` are gone; `error` says why."""
+
+    def __init__(self, stop: int, error: DataLossError) -> None:
+        super().__init__(stop)
+        self.stop = stop
+        self.error = error
 
 
 class _TryAgain(Exception):  # noqa: N818  # no error, but what an answer asks for

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from segment_format.errors import SegmentFormatError
 from segment_format.index.transaction_index import AbortedTxn
 from segment_format.isolation import AbortedIntervals
 from segment_format.record.batch_header import MAGIC_2, RecordBatchHeader
 from segment_format.record.control_record import ControlRecordType, batch_control_type
-from segment_format.record.framing import iter_entries
+from segment_format.record.framing import iter_entries, read_entry
 from segment_format.record.records import iter_batches
 
 _MAX_OFFSET: Final = 2**63 - 1
@@ -53,6 +54,22 @@ def whole_batches(data: memoryview) -> tuple[int, int]:
     for _ in walk.feed(data):
         pass
     return walk.counters.bytes, walk.next_offset
+
+
+def begins_at_or_after(data: memoryview, offset: int) -> bool:
+    """Whether the first entry of an answer holds no record below an offset.
+
+    The offset field of a compressed message set (formats 0 and 1) is that of its last record, so
+    only the records in it tell where it begins. Returns `False` where the entry cannot be read.
+    """
+    try:
+        entry = read_entry(data, 0)
+        if entry.magic == MAGIC_2:
+            return entry.offset >= offset
+        (message_set,) = iter_batches(data[: entry.size])
+        return message_set.base_offset >= offset
+    except SegmentFormatError:
+        return False
 
 
 def aborted_intervals(

@@ -56,3 +56,17 @@ def tells_all(cluster: Cluster, place: TopicPartition) -> bool:
 
     is_new = cluster.knows(place, ListOffsetsRequest, _KAFKA_4_0)
     return is_new or not knows_local_start(cluster, place)
+
+
+def node_tells_all(cluster: Cluster, node: int) -> bool:
+    """Whether a broker, leader or follower, reports all aborted transactions wherever it reads.
+
+    During a rolling upgrade the leader's version says nothing about its followers.
+
+    Raises:
+        LostConnectionError: The broker cannot be reached.
+    """
+    from kafka.protocol.consumer import ListOffsetsRequest
+
+    is_new = cluster.node_knows(node, ListOffsetsRequest, _KAFKA_4_0)
+    return is_new or not cluster.node_knows(node, ListOffsetsRequest, _KAFKA_3_5)

@@ -23,6 +23,7 @@ from kts_source.broker.fetch_range import RangeFetcher
 from kts_source.broker.old_brokers import knows_local_start, told_from
 from kts_source.broker.topic_configs import topic_configs
 from kts_source.errors import (
+    BrokerUnavailableError,
     DataLossError,
     InvalidOptionError,
     LeaderChangedError,
@@ -34,7 +35,7 @@ from segment_format.record.batch_header import MAGIC_2, RecordBatchHeader
 from segment_format.record.framing import read_prefix
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from kts_source.broker.fetched_batches import FetchedBatches
     from kts_source.broker.settings import BrokerSettings
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from kts_source.options import ScanOptions
 
 _SAMPLE_BYTES: Final = 64 << 10
+_NO_TOPIC_ID: Final = "A" * 22
+"""Of topics of a cluster whose `inter.broker.protocol.version` is below 2.8: all zeros."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +80,14 @@ class ClusterView:
     Args:
         settings: How brokers are reached.
         options: What is read.
+        counts: Topic id to the number of partitions that the topic has at least.
+        batch: Partitions to ask for instead of the selected ones, with their topic ids. Topics that
+            the cluster has no longer, or under another id, are left out.
 
     Attributes:
         topics: Those selected, by name.
         logs: Their partitions, by topic and number, in order.
+        partition_counts: Topic id to the number of partitions that the topic is known to have.
 
     Raises:
         TopicNotFoundError: The cluster does not have a topic or a partition.
@@ -88,12 +95,24 @@ class ClusterView:
         BrokerError: Brokers refuse, or do not answer.
     """
 
-    def __init__(self, settings: BrokerSettings, options: ScanOptions) -> None:
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        options: ScanOptions,
+        *,
+        counts: Mapping[str, int] | None = None,
+        batch: Mapping[TopicPartition, str] | None = None,
+    ) -> None:
         self._cluster = Cluster(settings)
-        # Fetches of planning have connections of their own, used by one thread at a time.
-        small = replace(settings, partition_fetch_bytes=1)
-        self._probing = Cluster(small)
-        self._sampling = Cluster(replace(settings, partition_fetch_bytes=_SAMPLE_BYTES))
+        self._batch = batch
+        self.partition_counts = dict(counts or {})
+        for (_, number), topic_id in (batch or {}).items():
+            self._expect(topic_id, number + 1)
+        # Fetches of planning have connections of their own, used by one thread at a time. They ask
+        # leaders: a follower may lag, or be too old to report all aborted transactions.
+        leaders = replace(settings, rack="")
+        self._probing = Cluster(replace(leaders, partition_fetch_bytes=1))
+        self._sampling = Cluster(replace(leaders, partition_fetch_bytes=_SAMPLE_BYTES))
         self._lock = threading.Lock()
         self._options = options
         self._ends: dict[TopicPartition, int] | None = None
@@ -120,8 +139,11 @@ class ClusterView:
             TieredKafkaError: As when it is made.
         """
         read_committed = self._options.read_committed
-        topics = self._selected(self._options)
-        places = _places(self._options, topics)
+        if self._batch is None:
+            topics = self._selected(self._options)
+            places = _places(self._options, topics)
+        else:
+            topics, places = self._of_batch(self._batch)
         ends = self._cluster.offsets(places, LATEST, read_committed=read_committed)
         if ends == self._ends and topics == self.topics and not self._have_moved(unread):
             return False
@@ -153,6 +175,51 @@ class ClusterView:
         self.topics, self._ends = topics, ends
         return True
 
+    def _of_batch(
+        self, batch: Mapping[TopicPartition, str]
+    ) -> tuple[dict[str, ClusterTopic], list[TopicPartition]]:
+        """Exactly the partitions of a batch: others may have no leader, and must not block it."""
+        described = self._topics({topic for topic, _ in batch})
+        places = [
+            (topic, number)
+            for (topic, number), topic_id in sorted(batch.items())
+            if topic in described and described[topic].topic_id == topic_id
+        ]
+        return {topic: described[topic] for topic, _ in places}, places
+
+    def _expect(self, topic_id: str, partitions: int) -> None:
+        if topic_id != _NO_TOPIC_ID:
+            known = self.partition_counts.get(topic_id, 0)
+            self.partition_counts[topic_id] = max(partitions, known)
+
+    def _topics(self, names: Iterable[str] | None) -> dict[str, ClusterTopic]:
+        """Topics by name, with all partitions that are known to exist; `None` = those that the
+        pattern selects.
+        """
+        selects = self._options.selection.wanted if names is None else None
+        described = self._cluster.topics(names, counts=self.partition_counts, selects=selects)
+        for topic in described.values():
+            self._expect(topic.topic_id, len(topic.leaders))
+        return described
+
+    def require_partitions(self, topic: str, partitions: int) -> None:
+        """Asks again for a topic of which the tier has more partitions than brokers described.
+
+        Raises:
+            LeaderChangedError: Brokers describe them now, so a plan must begin anew.
+            BrokerUnavailableError: They still do not.
+        """
+        if self._batch is not None:  # its partitions are described
+            return
+        topic_id = self.topics[topic].topic_id
+        self._expect(topic_id, partitions)
+        self._topics([topic])
+        raise LeaderChangedError(
+            f"brokers described {len(self.topics[topic].leaders)} partitions of topic id"
+            f" {topic_id}, of which the tier has {partitions}",
+            topic=topic,
+        )
+
     def _have_moved(self, places: Collection[TopicPartition]) -> bool:
         """Whether one of these logs starts elsewhere than when all was asked for last."""
         if not places:
@@ -180,7 +247,7 @@ class ClusterView:
         Raises:
             LeaderChangedError: One was, or is gone.
         """
-        now = self._cluster.topics(self.topics)
+        now = self._topics(self.topics)
         for name, topic in self.topics.items():
             if name not in now or now[name].topic_id != topic.topic_id:
                 raise LeaderChangedError(
@@ -250,28 +317,56 @@ class ClusterView:
 
         At the end of what is stable an answer has no records, and then no transactions either: one
         record further back it has both.
+
+        Raises:
+            DataLossError: The brokers' own tier lacks the offset.
+            BrokerUnavailableError: There is no record to ask about.
         """
         at = min(offset, log.end - 1)
-        return self._first_answer(self._probing, log, at, read_committed=True).listed
+        found = self._first_answer(self._probing, log, at, read_committed=True)
+        if found is None:
+            raise BrokerUnavailableError(
+                f"brokers have no record between offset {at} and the last stable offset {log.end},"
+                " so they do not report which transactions were aborted before it: plan again"
+                " later, or read with isolationLevel=read_uncommitted",
+                topic=log.topic,
+                partition=log.partition,
+                offset=at,
+            )
+        return found.listed
 
     def first_timestamp_ms(self, log: BrokerLog, offset: int) -> int | None:
         """When the first batch at or behind an offset began; `None` where there is none."""
         offset = max(offset, log.log_start)  # which may have passed it since
         if offset >= log.end:
             return None
-        data = self._first_answer(self._probing, log, offset).data
+        try:
+            found = self._first_answer(self._probing, log, offset)
+        except DataLossError:  # the task that reads the offset reports it
+            return None
+        if found is None:
+            return None
+        data = found.data
         entry = read_prefix(data)
         return None if entry.magic != MAGIC_2 else RecordBatchHeader.from_bytes(data).base_timestamp
 
-    def bytes_per_offset(self, log: BrokerLog, start: int) -> float:
-        """About how many bytes an offset takes, by the first batches of a range."""
-        found = self._first_answer(self._sampling, log, start)
+    def bytes_per_offset(self, log: BrokerLog, start: int) -> float | None:
+        """About how many bytes an offset takes, by the first batches of a range; `None` where the
+        range begins with none.
+        """
+        try:
+            found = self._first_answer(self._sampling, log, start)
+        except DataLossError:  # the task that reads the offset reports it
+            return None
+        if found is None:
+            return None
         offsets = found.next_offset - found.start_offset
         return len(found.data) / max(offsets, 1)
 
     def _first_answer(
         self, cluster: Cluster, log: BrokerLog, at: int, *, read_committed: bool = False
-    ) -> FetchedBatches:
+    ) -> FetchedBatches | None:
+        """The first batches from an offset on; `None` if the log has none below its end."""
         # Without a need for transactions, all is asked for: nothing comes from above the last
         # stable offset otherwise.
         wanted = BrokerRange(
@@ -288,8 +383,10 @@ class ClusterView:
             fetcher = RangeFetcher(cluster, wanted, max_batch_bytes=self._options.max_batch_bytes)
             try:
                 with closing(fetcher.batches()) as answers:
-                    return next(answers)
+                    return next(answers, None)
             except DataLossError as error:
+                if fetcher.met_hole:
+                    raise
                 # Deleted, or lost in an election, since the leader was asked for its bounds.
                 raise LeaderChangedError(
                     error.message, topic=log.topic, partition=log.partition, offset=at
@@ -298,7 +395,7 @@ class ClusterView:
     def _selected(self, options: ScanOptions) -> dict[str, ClusterTopic]:
         selection = options.selection
         if isinstance(selection, SubscribePattern):
-            everything = self._cluster.topics(None)
+            everything = self._topics(None)
             names = selection.wanted(everything)
             found = {name: everything[name] for name in names}
             if not found:
@@ -308,7 +405,7 @@ class ClusterView:
                 )
         else:
             names = selection.wanted(())
-            found = self._cluster.topics(names)
+            found = self._topics(names)
         for name in names:
             if name not in found:
                 raise TopicNotFoundError(

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final
 from kts_source.broker.broker_range import BrokerRange
 from kts_source.broker.old_brokers import LEAK
 from kts_source.errors import (
-    BrokerError,
     LeaderChangedError,
+    OldBrokerError,
     TieredKafkaError,
     TopicNotFoundError,
 )
@@ -32,17 +32,17 @@ from kts_source.planning.scan_plan import BrokerPart, PartitionPlan
 from kts_source.planning.segment_catalog import PLANNING_THREADS, SegmentCatalog
 from kts_source.planning.side_files import SideFiles
 from kts_source.planning.slicing import bounded, spans
+from kts_source.planning.tiered_part import TieredPart, tier_end, tiered_part
 from kts_source.planning.union_isolation import NotUsableError, aborted_in_tier
-from kts_source.planning.union_log import between, claimed_epochs, union_log
+from kts_source.planning.union_log import between, union_log
 from kts_source.read.segment_source import SegmentSource
 from segment_format.isolation import NO_ABORTED
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from kts_source.broker.settings import BrokerSettings
     from kts_source.layout.layout import TopicFolder
-    from kts_source.layout.remote_segment import RemoteSegment
     from kts_source.options import ScanOptions
     from kts_source.planning.bounds import BoundsOf, Progress
     from kts_source.planning.cluster_view import BrokerLog
@@ -71,13 +71,21 @@ def planned_with_brokers(
     Raises:
         TieredKafkaError: See `ClusterView` and `requested_bounds`.
     """
+    blamed = False
+    counts: dict[str, int] = {}
     for attempt in range(_ATTEMPTS):
         try:
-            with closing(ClusterView(settings, options)) as view:
-                return _planned(options, tier, view, progress)
-        except LeaderChangedError as error:
-            if attempt + 1 == _ATTEMPTS:
+            with closing(ClusterView(settings, options, counts=counts)) as view:
+                try:
+                    return _planned(options, tier, view, progress)
+                finally:
+                    counts |= view.partition_counts
+        except (LeaderChangedError, OldBrokerError) as error:
+            # Segments may have moved into the tier after it was listed, but not twice.
+            is_old = isinstance(error, OldBrokerError)
+            if attempt + 1 == _ATTEMPTS or (is_old and blamed):
                 raise
+            blamed |= is_old
             log.info("planning anew: %s", error)
     raise AssertionError
 
@@ -86,6 +94,8 @@ def _planned(
     options: ScanOptions, tier: Tier, view: ClusterView, progress: Progress | None
 ) -> ScanPlan:
     key_ring = options.key_ring.loaded()
+    if progress is not None:
+        _check_described(view, progress)
     # The cluster knows which partitions there are: none may be named that is not read.
     check_named(options, view.logs.keys(), frozenset())
     with (
@@ -95,15 +105,16 @@ def _planned(
         listed, named = list_tier(options, tier, view, describing, pool)
 
         def plan(brokers: BrokerLog) -> PlannedPartition:
-            part = listed.get((brokers.topic, brokers.partition))
+            place = brokers.topic, brokers.partition
+            part = listed.get(place)
             source = SegmentSource(tier, key_ring, pack=part.side_files if part else None)
             side_files = SideFiles(source, max_batch_bytes=options.max_batch_bytes)
             goes_on = None
             if progress is not None:
                 goes_on = progress.bounds_of(brokers.topic, brokers.topic_id, brokers.partition)
             try:
-                segments = part.all() if part else []
-                planned = plan_partition(options, brokers, segments, side_files, view, goes_on)
+                tiered = tiered_part(part, side_files, named, place, needs_end=not options.tail)
+                planned = plan_partition(options, brokers, tiered, view, goes_on)
                 if named is None:
                     return planned
                 return replace(planned, plan=_with_catalog(planned.plan, named))
@@ -124,6 +135,21 @@ def _planned(
         check_tier(options, tier, listed, view, named)
         notes = _notes(options, tier, listed, view, named)
     return assembled(options, found, notes, asked)
+
+
+def _check_described(view: ClusterView, progress: Progress) -> None:
+    """Compares the partitions that brokers described with those that the reader has read.
+
+    Raises:
+        LeaderChangedError: Brokers describe all of them only now.
+        BrokerUnavailableError: They still do not.
+    """
+    for name, topic in view.topics.items():
+        described = count = len(topic.leaders)
+        while progress.bounds_of(name, topic.topic_id, count) is not None:
+            count += 1
+        if count > described:
+            view.require_partitions(name, count)
 
 
 def list_tier(
@@ -173,12 +199,12 @@ def _listed(
     for topic in view.topics.values():
         found = catalog.layout.topic_folders(catalog.store, options.key_prefix, topic.topic)
         folders += [folder for folder in found if folder.topic_id == topic.topic_id]
-    places = [
-        (folder, number)
-        for folder in folders
-        for number in catalog.layout.partitions(catalog.store, folder)
-        if (folder.topic, number) in view.logs
-    ]
+    places = []
+    for folder in folders:
+        numbers = catalog.layout.partitions(catalog.store, folder)
+        if set(numbers) - view.topics[folder.topic].leaders.keys():
+            view.require_partitions(folder.topic, max(numbers) + 1)
+        places += [(folder, number) for number in numbers if (folder.topic, number) in view.logs]
     listed = pool.map(lambda place: catalog.listed(*place), places)
     return {(part.topic, part.partition): part for part in listed}
 
@@ -236,8 +262,7 @@ def _notes(
 def plan_partition(
     options: ScanOptions,
     brokers: BrokerLog,
-    segments: Sequence[RemoteSegment],
-    side_files: SideFiles,
+    tiered: TieredPart,
     view: ClusterView,
     bounds_of: BoundsOf | None,
 ) -> PlannedPartition:
@@ -246,8 +271,7 @@ def plan_partition(
     Args:
         options: What is read.
         brokers: What its leader says.
-        segments: What the tier has of it.
-        side_files: Of these segments.
+        tiered: What the tier has of it.
         view: Asks the leader.
         bounds_of: Finds the offsets; the options do where it is `None`.
 
@@ -261,20 +285,20 @@ def plan_partition(
         holder="the cluster" if options.tail else "the tier",
         beyond=_beyond(options),
     )
-    epochs = claimed_epochs(segments)
+    side_files = tiered.side_files
+    epochs = tiered.epochs
     owned = view.owned(brokers, epochs) if epochs else {}
+    end = brokers.end if options.tail else tier_end(tiered, brokers, owned, place)
     not_usable: frozenset[str] = frozenset()
     while True:
-        known = union_log(segments, brokers.log_start, brokers.end, owned, not_usable)
-        if not options.tail:
-            end = max((span.stop for span in known.ranges), default=brokers.log_start)
-            known = replace(known, stop=end)
+        known = union_log(tiered.segments, brokers.log_start, brokers.end, owned, not_usable)
+        known = replace(known, stop=end)
         start, stop = _bounds(options, place, known, brokers, view, bounds_of)
         side_files.bounds = start, stop
         aborted = NO_ABORTED
         if start < stop and options.read_committed:
             try:
-                aborted = aborted_in_tier(known, start, stop, side_files, brokers, view)
+                aborted = aborted_in_tier(known, start, stop, side_files, brokers, view, place)
             except NotUsableError as error:
                 log.warning("%s: segment %s is read from brokers", place, error.segment_id)
                 not_usable |= {error.segment_id}
@@ -282,7 +306,7 @@ def plan_partition(
         break
     rest = tuple(between(known.ranges, start, stop))
     if rest and rest[0].start < (decided := view.decided_from(brokers)):
-        raise BrokerError(
+        raise OldBrokerError(
             f"offsets from {rest[0].start} to {decided} would be read by brokers from their tier,"
             f" and {LEAK}: give the tier's path, or read with isolationLevel=read_uncommitted"
         )
@@ -343,7 +367,9 @@ def _bounds(
     bounds_of: BoundsOf | None,
 ) -> tuple[int, int]:
     def lookup(timestamp_ms: int) -> tuple[PartitionLog, int | None]:
-        return known, view.first_offset_dated(brokers, timestamp_ms)
+        offset = view.first_offset_dated(brokers, timestamp_ms)
+        # The leader looks at all of its log, tail=false ends before.
+        return known, None if offset is None or offset >= known.stop else offset
 
     return (bounds_of or partial(requested_bounds, options, place))(known, lookup)
 
@@ -358,4 +384,4 @@ def bytes_per_offset(
         return sum(segment.objects.size_in_bytes for segment in newest) / max(offsets, 1)
     if stop - start < _FEW_OFFSETS:
         return _GUESSED_BYTES
-    return view.bytes_per_offset(brokers, start)
+    return view.bytes_per_offset(brokers, start) or _GUESSED_BYTES

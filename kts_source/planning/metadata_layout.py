@@ -137,6 +137,18 @@ class MetadataTopicLayout:
         """Whether the topic names segments of this one that may be read."""
         return any(of.live for (name, _), of in self._state.partitions.items() if name == topic)
 
+    def epoch_stops(self, place: TopicPartition) -> dict[int, int]:
+        """Leader epoch to one past its last offset in segments that the topic names as copied,
+        whether their objects exist or not.
+        """
+        found: dict[int, int] = {}
+        for segment in self._state.partitions[place].live:
+            entries = segment.segment_leader_epochs
+            stops = [*(entry.start_offset for entry in entries[1:]), segment.end_offset + 1]
+            for entry, stop in zip(entries, stops, strict=False):
+                found[entry.epoch] = max(stop, found.get(entry.epoch, 0))
+        return found
+
     def catalog_part(self, place: TopicPartition) -> CatalogPart:
         """What the topic told of a partition."""
         of = self._state.partitions[place]

@@ -34,7 +34,10 @@ def check_brokers(plan: ScanPlan, options: ScanOptions) -> None:
     from kts_source.broker.cluster import EARLIEST, Cluster
 
     with closing(Cluster(options.brokers)) as cluster:
-        topics = cluster.topics({topic for topic, _ in wanted})
+        counts: dict[str, int] = {}
+        for part in wanted.values():
+            counts[part.topic_id] = max(part.partition + 1, counts.get(part.topic_id, 0))
+        topics = cluster.topics({topic for topic, _ in wanted}, counts=counts)
         for (name, number), part in wanted.items():
             topic = topics.get(name)
             if topic is None or topic.topic_id != part.topic_id or number not in topic.leaders:

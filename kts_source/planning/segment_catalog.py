@@ -134,7 +134,7 @@ class ListedPartition:
         self.entries = listing.segments
         self.orphans = listing.orphans
         self.facts = listing.facts
-        self._damaged: list[RemoteSegment] | None = None
+        self._damaged: list[RemoteSegment | None] | None = None
         self._catalog = catalog
         self._kept = kept
         self._pack = SegmentPack(kept, "segments")
@@ -178,10 +178,21 @@ class ListedPartition:
     def damaged(self) -> list[RemoteSegment]:
         """The segments that lack some of their objects, as far as something describes them."""
         if self._damaged is None:
-            entries = [one.described for one in self.orphans if one.described is not None]
-            found = self._catalog.described(entries)
-            self._damaged = [segment for segment in found if segment is not None]
-        return self._damaged
+            self._damaged = self._catalog.described(self._damaged_entries)
+        return [segment for segment in self._damaged if segment is not None]
+
+    def unreadable(self) -> list[tuple[int, str]]:
+        """Base offset and URI of the segments, whole or damaged, that were to be described and
+        whose description is gone or not valid.
+        """
+        entries = [self.entries[at] for at, one in self._described.items() if one is None]
+        damaged = zip(self._damaged_entries, self._damaged or (), strict=False)
+        entries += (entry for entry, segment in damaged if segment is None)
+        return [(one.base_offset, self._catalog.store.uri(one.described_by)) for one in entries]
+
+    @property
+    def _damaged_entries(self) -> list[SegmentEntry]:
+        return [one.described for one in self.orphans if one.described is not None]
 
     def save(self) -> None:
         """Keeps what was described and read for later plans."""

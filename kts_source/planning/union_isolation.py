@@ -14,14 +14,16 @@ import logging
 from typing import TYPE_CHECKING
 
 from kts_source.broker.old_brokers import LEAK
-from kts_source.errors import BrokerError
+from kts_source.errors import DataLossError, OldBrokerError
 from kts_source.planning.union_log import runs
 from segment_format.index.transaction_index import AbortedTxn
 from segment_format.isolation import AbortedIntervals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from collections.abc import Set as AbstractSet
 
+    from kts_source.planning.bounds import Place
     from kts_source.planning.cluster_view import BrokerLog, ClusterView
     from kts_source.planning.lineage import PartitionLog, SegmentRange
     from kts_source.planning.side_files import SideFiles
@@ -48,10 +50,13 @@ def aborted_in_tier(
     side_files: SideFiles,
     brokers: BrokerLog,
     view: ClusterView,
+    place: Place,
 ) -> AbortedIntervals:
     """The aborted transactions with data in the tier's part of offsets [start, stop).
 
     Raises:
+        DataLossError: Brokers lost the records that say how a transaction ended, and loss is not
+            allowed.
         NotUsableError: A segment's transaction index or producer snapshot cannot be used.
         BrokerError: The leader does not answer, or is too old to be asked.
     """
@@ -66,7 +71,7 @@ def aborted_in_tier(
         while last + 1 < len(run) and run[last].stop < run[last].segment.stop_offset:
             last += 1
         first = run.index(read[0])
-        txns += _decided(run[first:], last - first, side_files, brokers, view)
+        txns += _decided(run[first:], last - first, side_files, brokers, view, place)
     return AbortedIntervals.from_txns(txns, start_offset=start, stop_offset=stop)
 
 
@@ -76,6 +81,7 @@ def _decided(
     side_files: SideFiles,
     brokers: BrokerLog,
     view: ClusterView,
+    place: Place,
 ) -> Iterator[AbortedTxn]:
     """What was aborted in the segments of a run up to `last`, and what is open behind them."""
     began: set[tuple[int, int]] | None = None
@@ -100,13 +106,34 @@ def _decided(
         if not began:
             return
         if min(end, brokers.end - 1) >= view.decided_from(brokers):
-            for producer, first in began & view.aborted_behind(brokers, end):
+            for producer, first in began & _aborted_at(end, began, brokers, view, place):
                 yield AbortedTxn(producer, first, end, end)
             return
         # Old brokers do not tell it all: the tier's own next segment does.
     oldest = min(first for _, first in began or ())
-    raise BrokerError(
+    raise OldBrokerError(
         f"the tier does not hold the end of a transaction that began at offset {oldest}; brokers"
         f" would look for it in their tier, and {LEAK}: plan again later, or read with"
         " isolationLevel=read_uncommitted"
     )
+
+
+def _aborted_at(
+    offset: int,
+    began: set[tuple[int, int]],
+    brokers: BrokerLog,
+    view: ClusterView,
+    place: Place,
+) -> AbstractSet[tuple[int, int]]:
+    """Which transactions that are open at an offset the leader lists as aborted; all of them where
+    its own tier lost the records there, and loss is allowed.
+    """
+    try:
+        return view.aborted_behind(brokers, offset)
+    except DataLossError as error:
+        oldest = min(first for _, first in began)
+        place.raise_or_warn(
+            f"transactions that began at offset {oldest} or later are open at offset {offset},"
+            f" and nothing tells how they ended: {error.message}. Their records are then left out"
+        )
+        return began

@@ -31,11 +31,16 @@ class BatchRange:
 
 
 def batch_ranges(start: StreamPosition, end: StreamPosition) -> list[BatchRange]:
-    """What lies between two positions, in order of topic and partition; no empty ranges.
+    """Returns the offsets between two positions, in order of topic and partition; no empty ranges.
+
+    Spark 4.0 and 4.1 ask for the batch between a position and itself after a restart. That batch is
+    empty, also where `from` of the position says where an earlier batch began.
 
     Raises:
         StreamOffsetError: The two do not belong together.
     """
+    if start == end:
+        return []
     found = []
     for name, topic in sorted(end.topics.items()):
         before = start.topics.get(name)
@@ -96,6 +101,27 @@ def check_epoch(place: bounds.Place, wanted: BatchRange, owner: int | None) -> N
             f" {wanted.epoch} had written its last record; in {place.holder} it is of epoch {owner}"
             " now: an unclean election replaced records of the batch; failOnDataLoss=false reads"
             " what is there"
+        )
+
+
+def check_stable(place: bounds.Place, wanted: BatchRange, stable: int, written: int) -> None:
+    """Refuses a batch that ends above the last stable offset: the isolation level changed after it
+    was fixed.
+
+    Args:
+        place: The partition, and whether undecided offsets are an error.
+        wanted: The range.
+        stable: One past the last offset that is decided.
+        written: One past the last offset that exists.
+
+    Raises:
+        DataLossError: It does, and skipping the undecided offsets is not allowed.
+    """
+    if stable < wanted.stop <= written:
+        place.raise_or_warn(
+            f"the batch that ends at offset {wanted.stop} holds offsets from {stable} on that are"
+            " not decided: transactions are open there. It was begun with"
+            " isolationLevel=read_uncommitted: finish it so; failOnDataLoss=false leaves them out"
         )
 
 

@@ -7,13 +7,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from kts_source.broker.broker_range import BrokerRange
-from kts_source.errors import OffsetOutOfRangeError
+from kts_source.errors import OffsetOutOfRangeError, OldBrokerError
 from kts_source.planning.bounds import Place
 from kts_source.planning.hybrid import bytes_per_offset, plan_partition
 from kts_source.planning.lineage import PartitionLog
-from kts_source.planning.union_log import claimed_epochs, union_log
+from kts_source.planning.tiered_part import tier_end
+from kts_source.planning.union_log import union_log
 from kts_source.streaming.admission import PendingSegment, dated, undated
-from kts_source.streaming.batch import bounds_left
+from kts_source.streaming.batch import bounds_left, check_stable
 from kts_source.streaming.lag import PartitionLag
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from kts_source.planning.bounds import TimestampLookup
     from kts_source.planning.cluster_view import BrokerLog, ClusterView
     from kts_source.planning.lineage import Hole
+    from kts_source.planning.tiered_part import TieredPart
     from kts_source.streaming.batch import BatchRange
     from kts_source.streaming.tier_listing import TierListing
 
@@ -74,9 +76,14 @@ class BrokerLook:
         brokers = self._brokers
         end = brokers.end
         if not self._options.tail:
-            ranges = self._known(brokers.log_start).ranges
-            end = max((span.stop for span in ranges), default=brokers.log_start)
+            tiered = self._listing.part(brokers, brokers.log_start)
+            end = tier_end(tiered, brokers, self._owned(tiered), self.place)
         return PartitionLog((), brokers.log_start, end, (), (), ())
+
+    @property
+    def written_stop(self) -> int:
+        """The high watermark: open transactions and `tail=false` end what may be read before."""
+        return max(self._brokers.high_watermark, self.log.stop)
 
     def end(self) -> int:
         """One past the last offset that may be read: for `read_committed` the last stable one."""
@@ -119,10 +126,13 @@ class BrokerLook:
     def _known(self, start: int) -> PartitionLog:
         """The log with the ranges that the tier serves from an offset on."""
         brokers = self._brokers
-        segments = self._listing.part(brokers, start).segments
-        epochs = claimed_epochs(segments)
-        owned = self._view.owned(brokers, epochs) if epochs else {}
-        return union_log(segments, min(brokers.log_start, start), brokers.end, owned)
+        tiered = self._listing.part(brokers, start)
+        low = min(brokers.log_start, start)
+        return union_log(tiered.segments, low, brokers.end, self._owned(tiered))
+
+    def _owned(self, tiered: TieredPart) -> dict[int, tuple[int, int]]:
+        epochs = tiered.epochs
+        return self._view.owned(self._brokers, epochs) if epochs else {}
 
     def pending(self, start: int, stop: int) -> Iterator[PendingSegment]:
         """The segments of offsets [start, stop), ascending, and between and behind them what only
@@ -198,19 +208,15 @@ class BrokerLook:
             DataLossError: Offsets have gone, unless loss is allowed.
         """
         brokers = self._brokers
-
-        def bounds_of(_: PartitionLog, __: TimestampLookup) -> tuple[int, int]:
-            return bounds_left(self.place, wanted, wanted.start, brokers.end)
-
-        tiered = self._listing.part(brokers, wanted.start)
-        planned = plan_partition(
-            self._options,
-            replace(brokers, log_start=min(brokers.log_start, wanted.start)),
-            tiered.segments,
-            tiered.side_files,
-            self._view,
-            bounds_of,
-        )
+        check_stable(self.place, wanted, brokers.end, brokers.high_watermark)
+        if brokers.end < wanted.stop <= brokers.high_watermark:
+            wanted = replace(wanted, stop=max(wanted.start, brokers.end))
+        try:
+            planned = self._planned(wanted, self._listing.part(brokers, wanted.start))
+        except OldBrokerError:
+            # The offsets may have moved into the tier since it was listed.
+            tiered = self._listing.part(brokers, wanted.start, refresh=True)
+            planned = self._planned(wanted, tiered)
         part = planned.plan.brokers
         assert part is not None
         gone = [
@@ -233,3 +239,10 @@ class BrokerLook:
             if not isinstance(piece, BrokerRange) or piece.stop_offset > brokers.log_start
         ]
         return replace(planned, spans=left)
+
+    def _planned(self, wanted: BatchRange, tiered: TieredPart) -> PlannedPartition:
+        def bounds_of(_: PartitionLog, __: TimestampLookup) -> tuple[int, int]:
+            return bounds_left(self.place, wanted, wanted.start, self._brokers.end)
+
+        from_start = replace(self._brokers, log_start=min(self._brokers.log_start, wanted.start))
+        return plan_partition(self._options, from_start, tiered, self._view, bounds_of)

@@ -8,7 +8,6 @@ not: a stream that keeps up lists nothing.
 from __future__ import annotations
 
 import logging
-import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -64,6 +63,8 @@ class ClusterLooker:
         self._is_seen = False  # what the cluster last said
         self._replayed: _Asked | None = None
         self._tier_alone: Looker | None = None
+        self._old_listed_at = float("-inf")
+        self._replaced: set[str] = set()
 
     def close(self) -> None:
         """Hangs up, and lets threads go."""
@@ -85,7 +86,7 @@ class ClusterLooker:
         """
         try:
             # A look that fails behind this must not make it old.
-            is_new = self._now.renew(_unread(position, before or {}))
+            is_new = self._now.renew(_unread(position, before or {}), _counts(position))
             self._is_seen = self._is_seen and not is_new
         except TopicNotFoundError as error:
             if self._options.fail_on_data_loss or not position.topics:
@@ -93,7 +94,7 @@ class ClusterLooker:
             log.warning("waiting for topics that were there: %s", error)
             self._now.close()
             return {}
-        if before is not None and self._is_seen and self._options.tail:
+        if before is not None and self._is_seen and not self._must_list(before):
             return before
         view = self._now.view
         if view is None:
@@ -109,8 +110,9 @@ class ClusterLooker:
                 looks = self._now.looks(topic, known)
                 found[topic] = TopicLook(topic, now.topic_id, looks, None)
                 continue
-            looks = self._now.looks(topic, None)
             assert known.topic_id is not None
+            self._check_newer(topic, known.topic_id, now.topic_id)
+            looks = self._now.looks(topic, None)
             newer = NewerTopic(now.topic_id, looks.copy)
             old = self._in_tier(
                 {
@@ -127,15 +129,13 @@ class ClusterLooker:
         """Looks at partitions of a batch that was planned before; see `Looker`."""
         if self._replayed is not None:
             self._replayed.close()
-        names = "|".join(re.escape(name) for name in sorted({place.topic for place in ranges}))
         options = replace(
-            self._options,
-            selection=SubscribePattern(rf"^(?:{names})\Z"),
-            topic_ids={},
-            starting=EarliestBound(),
-            ending=LatestBound(),
+            self._options, topic_ids={}, starting=EarliestBound(), ending=LatestBound()
         )
-        self._replayed = _Asked(options, self._settings, self.tier)
+        batch = {
+            (place.topic, place.partition): topic_id for place, (topic_id, _) in ranges.items()
+        }
+        self._replayed = _Asked(options, self._settings, self.tier, batch)
         self._replayed.renew()
         view = self._replayed.view
         found: dict[Place, LogLook] = {}
@@ -150,6 +150,28 @@ class ClusterLooker:
                 found[place] = look
         return found | self._in_tier(in_tier)
 
+    def _check_newer(self, topic: str, before: str, now: str) -> None:
+        """Refuses metadata of a broker that has not heard yet that a topic was created again.
+
+        Raises:
+            LeaderChangedError: They are of an id that another one has replaced in this process.
+        """
+        if now in self._replaced:
+            raise LeaderChangedError(
+                f"a broker still describes topic id {now}, which {before} has replaced", topic=topic
+            )
+        self._replaced.add(before)
+
+    def _must_list(self, before: Look) -> bool:
+        """Whether the tier may have news although brokers have none: `tail=false` ends where the
+        tier ends, and a topic that was created again leaves its earlier records in the tier alone.
+        """
+        if not self._options.tail:
+            return True
+        age_ms = (time.monotonic() - self._old_listed_at) * 1000
+        is_old = age_ms >= self._options.stream.listing_interval_ms
+        return is_old and any(topic.newer is not None for topic in before.values())
+
     def _in_tier(self, ranges: Mapping[Place, tuple[str, int]]) -> dict[Place, LogLook]:
         """What is left in the tier of incarnations that the cluster no longer has."""
         if not ranges or not self._options.path:
@@ -158,6 +180,7 @@ class ClusterLooker:
             from kts_source.streaming.tier_look import Lister
 
             self._tier_alone = Lister(self._options, time.monotonic)
+        self._old_listed_at = time.monotonic()
         return dict(self._tier_alone.again(ranges))
 
     def _check_gone(self, position: StreamPosition, topics: Collection[str]) -> None:
@@ -177,39 +200,68 @@ class ClusterLooker:
 class _Asked:
     """A view of the cluster that is renewed, and the listing of the tier beside it.
 
+    Args:
+        options: What is read.
+        settings: How brokers are reached.
+        tier: Listed beside them.
+        batch: See `ClusterView`.
+
     Attributes:
         view: `None` while a pattern matches no topic.
     """
 
-    def __init__(self, options: ScanOptions, settings: BrokerSettings, tier: Tier) -> None:
+    def __init__(
+        self,
+        options: ScanOptions,
+        settings: BrokerSettings,
+        tier: Tier,
+        batch: Mapping[TopicPartition, str] | None = None,
+    ) -> None:
         self._options = options
         self._settings = settings
         self._tier = tier
+        self._batch = batch
+        self._counts: dict[str, int] = {}
         self.view: ClusterView | None = None
         self._listing: TierListing | None = None
 
     def close(self) -> None:
         """Hangs up, and lets threads go."""
+        if self.view is not None:
+            self._counts |= self.view.partition_counts
         for opened in (self.view, self._listing):
             if opened is not None:
                 opened.close()
         self.view = self._listing = None
 
-    def renew(self, unread: Collection[TopicPartition] = ()) -> bool:
+    def renew(
+        self, unread: Collection[TopicPartition] = (), counts: Mapping[str, int] | None = None
+    ) -> bool:
         """Whether something is new in the cluster.
 
         Args:
             unread: See `ClusterView.renew`.
+            counts: See `ClusterView`.
 
         Raises:
             TieredKafkaError: See `ClusterView`.
         """
+        self._counts |= counts or {}
+        is_new = False
         for attempt in range(_ATTEMPTS):
             try:
                 if self.view is not None:
-                    return self.view.renew(unread)
-                self.view = ClusterView(self._settings, self._options)
-                self._listing = TierListing(self._options, self._tier, self.view)
+                    is_new |= self.view.renew(unread)
+                else:
+                    is_new = True
+                    self.view = ClusterView(
+                        self._settings, self._options, counts=self._counts, batch=self._batch
+                    )
+                    self._listing = TierListing(self._options, self._tier, self.view)
+                if is_new:
+                    # Leaders are asked by name: after the topic was created again, their answers
+                    # are about the new one.
+                    self.view.check_topics()
             except LeaderChangedError as error:
                 if attempt + 1 == _ATTEMPTS:
                     raise
@@ -221,7 +273,7 @@ class _Asked:
                 self.close()
                 return was_there
             else:
-                return True
+                return is_new
         raise AssertionError
 
     def looks(self, topic: str, known: TopicPosition | None) -> dict[int, LogLook]:
@@ -236,6 +288,15 @@ class _Asked:
                     self._options, brokers, view, listing, _last_read(known, number)
                 )
         return found
+
+
+def _counts(position: StreamPosition) -> dict[str, int]:
+    """Topic id to the number of partitions that a stream knows the topic to have."""
+    return {
+        topic.topic_id: max(topic.offsets) + 1
+        for topic in position.topics.values()
+        if topic.topic_id is not None and topic.offsets
+    }
 
 
 def _unread(position: StreamPosition, look: Look) -> list[TopicPartition]:

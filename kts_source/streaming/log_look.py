@@ -34,6 +34,11 @@ class LogLook(Protocol):
         ...
 
     @property
+    def written_stop(self) -> int:
+        """One past the last offset that exists, whether it may be read yet or not."""
+        ...
+
+    @property
     def is_complete(self) -> bool:
         """Whether every segment was looked at. What a part of the log said may be wrong where it
         did not do.

@@ -79,6 +79,11 @@ class PartitionLook:
         return self.view.log
 
     @property
+    def written_stop(self) -> int:
+        """One past the last tiered offset."""
+        return self.log.stop
+
+    @property
     def is_complete(self) -> bool:
         """Whether every segment was looked at."""
         return self.view.is_complete

@@ -87,7 +87,7 @@ def _known(topic: TopicLook, position: TopicPosition | None) -> Iterator[Pending
             before,
             epochs.get(number),
             log_start=look.log.log_start,
-            stop=look.log.stop,
+            stop=look.written_stop,
             owner=look.epoch_of(before - 1),
         )
         place = Place(topic.topic, number)

@@ -5,36 +5,20 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kts_source.planning.hybrid import check_tier, list_tier
 from kts_source.planning.segment_catalog import PLANNING_THREADS
 from kts_source.planning.side_files import SideFiles
+from kts_source.planning.tiered_part import TieredPart, tiered_part
 from kts_source.read.segment_source import SegmentSource
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from kts_source.broker.topics import TopicPartition
-    from kts_source.layout.remote_segment import RemoteSegment
     from kts_source.options import ScanOptions
     from kts_source.planning.cluster_view import BrokerLog, ClusterView
     from kts_source.planning.segment_catalog import ListedPartition
     from kts_source.tier import Tier
-
-
-@dataclass(frozen=True, slots=True)
-class TieredPart:
-    """What the tier has of a partition.
-
-    Attributes:
-        segments: All that can be described, in any order.
-        side_files: Of these segments.
-    """
-
-    segments: Sequence[RemoteSegment]
-    side_files: SideFiles
 
 
 class TierListing:
@@ -60,9 +44,14 @@ class TierListing:
         """Lets its threads go."""
         self._describing.shutdown(wait=False, cancel_futures=True)
 
-    def part(self, brokers: BrokerLog, offset: int) -> TieredPart:
+    def part(self, brokers: BrokerLog, offset: int, *, refresh: bool = False) -> TieredPart:
         """What the tier has of a partition from an offset on; nothing where brokers have all of
         that on their own disks, and none of it was tiered when the tier was last listed.
+
+        Args:
+            brokers: The partition as its leader describes it.
+            offset: The first offset that is wanted.
+            refresh: Whether to list the tier anew, however young the last listing is.
 
         Raises:
             TopicNotFoundError: The tier has nothing of a topic of which brokers say it is tiered.
@@ -71,23 +60,24 @@ class TierListing:
         place = brokers.topic, brokers.partition
         if self._options.path:
             with self._lock:
-                is_new = self._ids.get(place) != brokers.topic_id
+                is_new = refresh or self._ids.get(place) != brokers.topic_id
                 if is_new or (not self._will_do(brokers, offset) and self._is_old()):
                     self._list()
         known = self._parts.get(place)
         if known is None or self._ids[place] != brokers.topic_id:
             return TieredPart((), self._side_files(None))
-        if all(segment.stop_offset <= offset for segment in known.segments):
+        if self._options.tail and all(one.stop_offset <= offset for one in known.segments):
             return TieredPart((), known.side_files)
         return known
 
     def _will_do(self, brokers: BrokerLog, offset: int) -> bool:
         """Whether nothing that was tiered since the last listing is wanted."""
+        if not self._options.tail:  # every new segment moves the end of the tier
+            return False
         known = self._parts.get((brokers.topic, brokers.partition))
         if known is not None and any(one.stop_offset > offset for one in known.segments):
             return True
-        is_local = brokers.local_start is not None and offset >= brokers.local_start
-        return is_local and self._options.tail
+        return brokers.local_start is not None and offset >= brokers.local_start
 
     def _is_old(self) -> bool:
         age_ms = (time.monotonic() - self._listed_at) * 1000
@@ -102,8 +92,9 @@ class TierListing:
 
             def described(part: ListedPartition) -> TieredPart:
                 side_files = self._side_files(part)
+                place = part.topic, part.partition
                 try:
-                    return TieredPart(part.all(), side_files)
+                    return tiered_part(part, side_files, named, place, needs_end=not options.tail)
                 finally:
                     part.save()
 

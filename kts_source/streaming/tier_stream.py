@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from kts_source.errors import DataLossError, TieredKafkaError
+from kts_source.errors import DataLossError, LeaderChangedError, TieredKafkaError
 from kts_source.planning import bounds
 from kts_source.planning.assemble import assembled
 from kts_source.planning.gc_pause import paused_collector
@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     from kts_source.streaming.pending import PendingPartition
 
 log = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
+_ATTEMPTS: Final = 3
+"""How often a look begins anew where a leader changes."""
 
 
 class TierStream:
@@ -89,7 +93,7 @@ class TierStream:
             note_deselected(self._options.selection, position)
         try:
             with paused_collector():
-                end = self._next(position, limited=limited)
+                end = self._next_of(position, limited=limited)
         except TieredKafkaError as error:
             # An end that nobody has seen would be taken for the end of the topic.
             if not error.retriable or not self._has_answered or self._ends_here:
@@ -136,14 +140,29 @@ class TierStream:
         if planned is not None and planned[:2] == (start, end):
             return planned[2]
         with paused_collector():
-            looks = self._looker.again({one.place: (one.topic_id, one.start) for one in ranges})
-            plan = self._plan(ranges, looks)
-            # Behind the plan, which may have had to read more of a log.
-            for one in ranges:
-                look = looks.get(one.place)
-                if look is not None and one.epoch is not None:
-                    check_epoch(look.place, one, look.epoch_of(one.stop - 1))
-            return plan
+            return _settled(lambda: self._replayed(ranges))
+
+    def _replayed(self, ranges: Sequence[BatchRange]) -> ScanPlan:
+        looks = self._looker.again({one.place: (one.topic_id, one.start) for one in ranges})
+        plan = self._plan(ranges, looks)
+        # Behind the plan, which may have had to read more of a log.
+        for one in ranges:
+            look = looks.get(one.place)
+            if look is not None and one.epoch is not None:
+                check_epoch(look.place, one, look.epoch_of(one.stop - 1))
+        return plan
+
+    def _next_of(self, position: StreamPosition, *, limited: bool) -> StreamPosition:
+        """The end of the next batch; looks again where a leader changes in the meantime."""
+
+        def attempt() -> StreamPosition:
+            try:
+                return self._next(position, limited=limited)
+            except LeaderChangedError:
+                self._asked_at = float("-inf")
+                raise
+
+        return _settled(attempt)
 
     def _next(self, position: StreamPosition, *, limited: bool) -> StreamPosition:
         tier = self._fresh(position)
@@ -315,6 +334,18 @@ class TierStream:
         if hole.after.event_timestamp_ms is not None:
             since = min(since, hole.after.event_timestamp_ms / 1000)
         return (now - since) * 1000 < self._options.stream.hole_grace_ms
+
+
+def _settled(attempt: Callable[[], _Result]) -> _Result:
+    """Repeats an attempt during which a leader changed, or metadata lacked partitions."""
+    for number in range(_ATTEMPTS):
+        try:
+            return attempt()
+        except LeaderChangedError as error:
+            if number + 1 == _ATTEMPTS:
+                raise
+            log.info("looking again: %s", error)
+    raise AssertionError
 
 
 def _looker(options: ScanOptions, clock: Callable[[], float]) -> Looker:

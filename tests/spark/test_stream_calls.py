@@ -132,6 +132,28 @@ def test_a_query_that_is_started_again(tmp_path: Path, spark: str) -> None:
     assert_same_rows(query.rows(), expected_table("txn", "read_committed"))
 
 
+@pytest.mark.parametrize("spark", SPARKS)
+def test_restart_ignores_committed_rows_that_have_expired(tmp_path: Path, spark: str) -> None:
+    """Its first batch is the last one committed, and says itself where it began."""
+    tier = GrowingTier(tmp_path / "tier")
+    folder = tier.folder("txn", 0)
+    stems = tier.stems(folder)
+    tier.add(folder, stems[:3])
+    options = {**tier_options("txn"), "path": tier.path.as_uri()}
+    query = Query(options, older=spark == "older")
+    query.start()
+    assert query.all() == 1
+    committed = query.rows().num_rows
+    tier.remove(folder, stems[:1])
+    query.start()
+    end = json.loads(query.log[-1])
+    assert query.reader.partitions(end, end) == []
+    tier.add(folder, stems[3:])
+    assert query.all()
+    offsets = query.rows()["offset"].to_pylist()
+    assert len(set(offsets)) == len(offsets) > committed > 0
+
+
 @pytest.mark.skipif(sparks_own is None, reason="this Spark has no AvailableNow for sources")
 def test_available_now_keeps_the_limits_and_ends(tmp_path: Path) -> None:
     tier = GrowingTier(tmp_path / "tier")

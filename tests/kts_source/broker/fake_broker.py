@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from tests.kts_source.broker.fake_log import FakeLog
 
 _NO_SUCH_TOPIC, _NOT_LEADER, _OUT_OF_RANGE = 3, 6, 1
+_KAFKA_3_9 = {"ListOffsets": 9}
 _FENCED, _UNKNOWN_EPOCH, _UNKNOWN_TOPIC_ID = 74, 75, 100
 
 
@@ -68,6 +69,7 @@ class FakeCluster:
         versions: Kind of request to the newest version of it that they know, where it is not ours.
         opened: How many connections were accepted.
         configs: Of every topic, name to text.
+        old_nodes: Brokers of Kafka 3.9.
         fetches: What fetches asked for: node, offset, isolation level, rack.
     """
 
@@ -77,6 +79,7 @@ class FakeCluster:
         self.asked: list[tuple[str, int]] = []
         self.fetches: list[tuple[int, int, int, str]] = []
         self.configs: dict[str, str] = {}
+        self.old_nodes: set[int] = set()
         self.opened = 0
         self.versions = versions or {}
         self._nodes = [FakeNode(self, number) for number in range(nodes)]
@@ -149,10 +152,11 @@ class FakeCluster:
                 fault.edit(made)
             return made, fault
 
-    def _apiversions(self, _node: int, _request: Any, code: int) -> Any:  # noqa: ANN401
+    def _apiversions(self, node: int, _request: Any, code: int) -> Any:  # noqa: ANN401
+        versions = {**self.versions, **(_KAFKA_3_9 if node in self.old_nodes else {})}
         keys = [
             ApiVersionsResponse.ApiVersion(
-                api_key=key, min_version=low, max_version=self.versions.get(kind, high)
+                api_key=key, min_version=low, max_version=versions.get(kind, high)
             )
             for key, (kind, _, (low, high)) in KINDS.items()
         ]
@@ -322,12 +326,13 @@ class FakeCluster:
         if not error and part is not None and log is not None:
             at = asked.fetch_offset
             preferred = part.followers.get(request.rack_id, -1) if node == part.leader else -1
-            if preferred < 0 and not log.log_start <= at <= log.end:
+            if preferred < 0 and not log.serves(at):
                 error = _OUT_OF_RANGE
             elif preferred < 0:
                 most = min(asked.partition_max_bytes, request.max_bytes)
                 data, listed = log.read(at, most, committed=request.isolation_level == 1)
-                if listed and self.versions and at < log.local_start:
+                is_old = self.versions or node in self.old_nodes
+                if listed and is_old and at < log.local_start:
                     listed = []  # KAFKA-17801
         tells = log is not None and part is not None and (not error or part.tells_log_start)
         topic_type = FetchResponse.FetchableTopicResponse

@@ -39,6 +39,7 @@ class FakeLog:
         local_start: First offset on the leader's own disk; below the log start it is that.
         reach: How many offsets beyond the returned bytes count when aborted transactions are
             looked up: a real broker looks up the end in its offset index, which is sparse.
+        holes: Offsets [start, stop) whose segment the brokers' own tier has lost.
     """
 
     batches: Sequence[StoredBatch]
@@ -48,6 +49,12 @@ class FakeLog:
     log_start: int = 0
     reach: int = 0
     local_start: int = 0
+    holes: Sequence[tuple[int, int]] = ()
+
+    def serves(self, offset: int) -> bool:
+        """Whether a fetch at an offset is in range."""
+        lost = any(start <= offset < stop for start, stop in self.holes)
+        return self.log_start <= offset <= self.end and not lost
 
     @property
     def end(self) -> int:
@@ -93,6 +100,8 @@ class FakeLog:
             if batch.stop <= at:
                 continue
             if batch.base >= limit or (parts and size >= most_bytes):
+                break
+            if parts and not self.serves(batch.base):
                 break
             piece = batch.data if not parts else batch.data[: most_bytes - size]
             parts.append(piece)

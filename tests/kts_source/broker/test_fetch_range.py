@@ -16,6 +16,7 @@ from kts_source.broker import fetch_range
 from kts_source.broker.broker_range import BrokerRange
 from kts_source.broker.cluster import Cluster
 from kts_source.broker.fetch_range import RangeFetcher
+from kts_source.broker.fetched_batches import begins_at_or_after
 from kts_source.errors import (
     BrokerError,
     BrokerUnavailableError,
@@ -26,8 +27,9 @@ from kts_source.options import parse_options
 from kts_source.read.read_ranges import read_range
 from kts_source.read.read_settings import ReadSettings
 from segment_format.testing import LogBuilder, SimpleRecord
+from segment_format.testing.legacy import write_message_set
 from tests.kts_source.broker.fake_broker import FakeCluster, FakePartition
-from tests.kts_source.broker.fake_log import fake_log, with_log_start
+from tests.kts_source.broker.fake_log import FakeLog, StoredBatch, fake_log, with_log_start
 from tests.kts_source.broker.fake_node import FETCH, LIST_OFFSETS, Fault
 from tests.quick import only
 
@@ -360,3 +362,98 @@ def test_brokers_that_are_too_old(scene: Scene, kind: str) -> None:
             scene.offsets()
     else:  # Kafka 3.1 to 3.4: no tier, so nothing is read from it
         assert scene.offsets(committed) == list(range(END))
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+def test_silent_broker_still_returns_message_set_across_the_end(scene: Scene, magic: int) -> None:
+    """The offset field of a compressed message set is the offset of its last record."""
+
+    def message_set(base: int) -> StoredBatch:
+        records = [SimpleRecord(b"v", timestamp=base + number) for number in range(10)]
+        data = write_message_set(records, magic=magic, base_offset=base, codec="gzip")
+        return StoredBatch(base, base + 10, 0, base + 9, data)
+
+    scene.part.log = FakeLog([message_set(0), message_set(10)])
+    scene.brokers.fail(FETCH, Fault(), *[Fault(edit=_empty)] * 3)
+    cluster = Cluster(scene.brokers.settings(partition_fetch_bytes=1))
+    wanted = dataclasses.replace(scene.wanted, stop_offset=15, read_committed=True)
+    fetched = list(read_range(wanted, cluster, SETTINGS))
+    cluster.close()
+    assert [at for one in fetched for at in one["offset"].to_pylist()] == list(range(15))
+
+
+def test_begins_at_or_after_reads_the_first_record_of_a_message_set() -> None:
+    records = [SimpleRecord(b"v", timestamp=number) for number in range(3)]
+    batch = LogBuilder()
+    batch.append(records)
+    entries = [
+        memoryview(write_message_set(records, magic=magic, base_offset=0, codec=codec))
+        for magic in (0, 1)
+        for codec in ("none", "gzip")
+    ]
+    for data in [*entries, memoryview(batch.build().segments[0].log)]:
+        assert begins_at_or_after(data, 0)
+        assert not begins_at_or_after(data, 1)
+        assert not begins_at_or_after(data[:20], 0), "it is cut, so nothing is certain"
+
+
+@pytest.mark.parametrize("holes", [[(3, 6)], [(3, 6), (9, 12)], [(54, 60)], [(0, 60)], [(4, 47)]])
+def test_hole_in_brokers_tier_is_skipped_where_loss_is_allowed(
+    scene: Scene, holes: list[tuple[int, int]]
+) -> None:
+    scene.part.log.holes = holes
+    scene.cluster = Cluster(scene.brokers.settings(partition_fetch_bytes=1))
+    readable = [at for at in range(END) if not any(low <= at < high for low, high in holes)]
+    if holes[0][0] % 3:  # it begins inside of a batch that a fetch of its first offset returns
+        readable = sorted({*readable, 4, 5})
+    assert scene.offsets(fail_on_data_loss=False) == readable
+    with pytest.raises(DataLossError, match=r"refuse offsets \[\d+, \d+\).*own tier has lost"):
+        scene.offsets(dataclasses.replace(scene.wanted, start_offset=holes[0][0]))
+
+
+def test_hole_in_brokers_tier_ends_by_bisection_in_a_long_range(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch_range, "_MAX_PROBES", 4)
+    scene.part.log.holes = [(6, 30)]
+    expected = [*range(6), *range(30, END)]
+    scene.cluster = Cluster(scene.brokers.settings(partition_fetch_bytes=1))
+    assert scene.offsets(fail_on_data_loss=False) == expected
+
+
+def test_hole_in_brokers_tier_never_reaches_into_the_leaders_disk(scene: Scene) -> None:
+    scene.part.log.holes, scene.part.log.local_start = [(3, 6)], 6
+    scene.brokers.fetches.clear()
+    assert scene.offsets(fail_on_data_loss=False)[:4] == [0, 1, 2, 6]
+    assert {at for _, at, _, _ in scene.brokers.fetches if 3 <= at <= 6} == {3, 4, 5, 6}
+
+
+def test_refusal_that_passes_loses_nothing(scene: Scene) -> None:
+    """A broker that still loads what its tier holds may refuse an offset of its log."""
+    scene.brokers.fail(FETCH, Fault(), Fault(1))
+    assert scene.offsets(fail_on_data_loss=False) == list(range(END))
+
+
+@pytest.mark.parametrize("leader", [0, 1])
+def test_committed_rows_never_come_from_an_old_follower(scene: Scene, leader: int) -> None:
+    """The leader is newer than the follower during a rolling upgrade, or the other way round."""
+    builder = LogBuilder()
+    builder.append([SimpleRecord(b"plain")] * 2)
+    builder.send(7, [SimpleRecord(b"aborted")] * 3)
+    builder.abort(7)
+    builder.append([SimpleRecord(b"plain")] * 54)
+    scene.part.log = fake_log(builder.build())
+    scene.part.log.local_start = 6
+    scene.part.leader, scene.part.followers = leader, {"near": 1 - leader}
+    scene.brokers.old_nodes = {1}
+    scene.cluster = Cluster(scene.brokers.settings(rack="near"))
+    committed = dataclasses.replace(scene.wanted, read_committed=True)
+    if leader == 1:
+        with pytest.raises(BrokerError, match="KAFKA-17801"):
+            scene.offsets(committed)
+    else:
+        assert scene.offsets(committed) == [0, 1, *range(6, END)]
+    assert {node for node, *_ in scene.brokers.fetches} == {leader}
+    scene.brokers.fetches.clear()
+    assert scene.offsets() == [*range(5), *range(6, END)], "without isolation it does not matter"
+    assert 1 - leader in {node for node, *_ in scene.brokers.fetches}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from contextlib import closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 
+import kts_source
 from kts_source.broker import cluster as cluster_module
-from kts_source.errors import BrokerUnavailableError, LeaderChangedError
+from kts_source.errors import BrokerUnavailableError, DataLossError, LeaderChangedError
 from kts_source.options import parse_options
 from kts_source.planning import hybrid
 from kts_source.planning.cluster_view import ClusterView
@@ -21,14 +22,15 @@ from kts_source.read.read_task import read_task
 from kts_source.read.segment_source import SegmentSource
 from kts_source.tier import Tier
 from segment_format.kafka_uuid import uuid_from_text
-from segment_format.testing import LocalTierWriter, LogBuilder, SimpleRecord
+from segment_format.testing import AivenTierWriter, LocalTierWriter, LogBuilder, SimpleRecord
 from tests.kts_source.broker.fake_broker import FakeCluster, FakePartition
 from tests.kts_source.broker.fake_log import fake_log, with_log_start
-from tests.kts_source.broker.fake_node import EPOCH_ENDS, FETCH, LIST_OFFSETS, Fault
+from tests.kts_source.broker.fake_node import EPOCH_ENDS, FETCH, LIST_OFFSETS, METADATA, Fault
 from tests.kts_source.planning.memory_store import MemoryStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from segment_format.testing import BuiltLog
 
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def brokers(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
     monkeypatch.setattr(cluster_module, "_PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(cluster_module, "_INCOMPLETE_SECONDS", 0.5)
     with FakeCluster() as made:
         yield made
 
@@ -159,3 +162,182 @@ def test_a_log_start_that_passes_the_tier_s_end_before_it_is_described(
     part.log = with_log_start(part.log, 20)
     (mark,) = with_brokers(before, plan, options)
     assert mark.oldest_untiered_ms == 10
+
+
+def _without_partitions(answer: Any) -> None:  # noqa: ANN401
+    for topic in answer.topics:
+        topic.partitions = []
+
+
+def _with_one_partition(answer: Any) -> None:  # noqa: ANN401
+    for topic in answer.topics:
+        topic.partitions = topic.partitions[:1]
+
+
+def _without_topics(answer: Any) -> None:  # noqa: ANN401
+    answer.topics = []
+
+
+def _without_offsets(answer: Any) -> None:  # noqa: ANN401
+    for topic in answer.topics:
+        for part in topic.partitions:
+            part.offset = -1
+
+
+def _leaderless(answer: Any) -> None:  # noqa: ANN401
+    for topic in answer.topics:
+        topic.error_code, topic.partitions = 5, []
+
+
+INCOMPLETE = (_without_partitions, _without_topics, _leaderless)
+
+
+@pytest.mark.parametrize(
+    ("kind", "edit"),
+    [
+        *((METADATA, edit) for edit in INCOMPLETE),
+        (LIST_OFFSETS, _without_partitions),
+        (LIST_OFFSETS, _with_one_partition),
+        (LIST_OFFSETS, _without_topics),
+        (LIST_OFFSETS, _without_offsets),
+    ],
+)
+def test_answer_without_partitions_is_asked_for_again(
+    brokers: FakeCluster, kind: str, edit: Callable[[Any], object]
+) -> None:
+    brokers.create("t", [partition(), partition()])
+    brokers.fail(kind, Fault(edit=edit))
+    assert ends(brokers, subscribe="t") == {("t", 0): 3, ("t", 1): 3}
+    assert not brokers.faults[kind]
+
+
+@pytest.mark.parametrize("edit", INCOMPLETE)
+def test_metadata_without_partitions_are_an_error_in_the_end(
+    brokers: FakeCluster, edit: Callable[[Any], object]
+) -> None:
+    brokers.create("t", [partition()])
+    brokers.fail(METADATA, Fault(edit=edit), times=100)
+    with pytest.raises(BrokerUnavailableError, match="do not describe t: "):
+        ends(brokers, subscribe="t")
+
+
+def test_metadata_of_other_topics_need_not_be_complete(brokers: FakeCluster) -> None:
+    brokers.create("orders", [partition()])
+    brokers.create("other", [])
+    assert ends(brokers, subscribePattern="^ord") == {("orders", 0): 3}
+    with pytest.raises(BrokerUnavailableError, match="do not describe other: 0 partitions"):
+        ends(brokers, subscribePattern="^o")
+
+
+@pytest.fixture
+def tiered(brokers: FakeCluster, tmp_path: Path) -> dict[str, str]:
+    """Options of a scan of two partitions, each of which has a segment in the tier."""
+    topic_id = brokers.create("t", [partition(), partition()])
+    builder = LogBuilder()
+    builder.append([SimpleRecord(b"value")] * 3)
+    for number in range(2):
+        writer = AivenTierWriter(tmp_path, topic="t", partition=number, topic_id=topic_id)
+        writer.write_segment(builder.build().segments[0])
+    return {"path": str(tmp_path), "subscribe": "t", "kafka.bootstrap.servers": brokers.bootstrap}
+
+
+@pytest.mark.parametrize("strict", ["true", "false"])
+def test_fewer_partitions_than_the_tier_has_are_asked_for_again(
+    brokers: FakeCluster, tiered: dict[str, str], strict: str
+) -> None:
+    brokers.fail(METADATA, Fault(edit=_with_one_partition))
+    assert kts_source.scan({**tiered, "failOnDataLoss": strict}).count() == 6
+
+
+@pytest.mark.parametrize("strict", ["true", "false"])
+def test_fewer_partitions_than_the_tier_has_are_an_error_in_the_end(
+    brokers: FakeCluster, tiered: dict[str, str], strict: str
+) -> None:
+    brokers.fail(METADATA, Fault(edit=_with_one_partition), times=100)
+    with pytest.raises(BrokerUnavailableError, match=r"t: 1 partitions of topic id .* at least 2"):
+        kts_source.scan({**tiered, "failOnDataLoss": strict}).count()
+
+
+def test_fewer_partitions_than_a_table_has_are_asked_for_again(
+    brokers: FakeCluster, tmp_path: Path
+) -> None:
+    parts = [partition(), partition()]
+    brokers.create("t", parts)
+    source = {"subscribe": "t", "kafka.bootstrap.servers": brokers.bootstrap}
+    target = str(tmp_path / "table")
+    assert kts_source.backfill(None, source=source, target=target, progress=False).rows == 6
+    builder = LogBuilder()
+    builder.append([SimpleRecord(b"value")] * 5)
+    for part in parts:
+        part.log = fake_log(builder.build())
+    brokers.fail(METADATA, Fault(edit=_with_one_partition))
+    assert kts_source.backfill(None, source=source, target=target, progress=False).rows == 4
+
+
+def test_stored_plan_asks_again_for_metadata_that_lack_its_partitions(
+    brokers: FakeCluster, tiered: dict[str, str], tmp_path: Path
+) -> None:
+    plan = tmp_path / "plan.json"
+    plan.write_text(kts_source.scan(tiered).plan.to_json())
+    brokers.fail(METADATA, Fault(edit=_with_one_partition))
+    assert kts_source.scan({**tiered, "planFile": str(plan)}).count() == 6
+
+
+def test_aborted_list_of_the_tier_never_comes_from_a_follower(tmp_path: Path) -> None:
+    """An older or lagging follower does not list all transactions."""
+    builder = LogBuilder()
+    builder.append([SimpleRecord(b"plain")] * 2)
+    builder.send(7, [SimpleRecord(b"aborted")] * 3)
+    builder.roll()
+    builder.append([SimpleRecord(b"plain")] * 2)
+    builder.abort(7)
+    builder.append([SimpleRecord(b"plain")] * 2)
+    log = builder.build()
+    with FakeCluster(2) as brokers:
+        brokers.old_nodes = {1}
+        part = FakePartition(fake_log(log), followers={"near": 1})
+        part.log.local_start = 8
+        topic_id = brokers.create("t", [part])
+        AivenTierWriter(tmp_path, topic="t", topic_id=topic_id).write_segment(log.segments[0])
+        options = {
+            "path": str(tmp_path),
+            "subscribe": "t",
+            "kafka.bootstrap.servers": brokers.bootstrap,
+            "kafka.client.rack": "near",
+        }
+        rows = kts_source.scan(options).to_table()["offset"].to_pylist()
+        assert rows == [0, 1, 5, 6, 8, 9]
+        assert all(node == 0 for node, *_ in brokers.fetches)
+
+
+@pytest.mark.parametrize("strict", ["true", "false"])
+def test_transaction_open_at_a_hole_of_brokers_is_undecided(tmp_path: Path, strict: str) -> None:
+    builder = LogBuilder()
+    builder.append([SimpleRecord(b"plain")])
+    builder.send(7, [SimpleRecord(b"open")] * 2)
+    builder.roll()
+    builder.append([SimpleRecord(b"plain")] * 3)
+    builder.roll()
+    builder.abort(7)
+    builder.append([SimpleRecord(b"plain")] * 2)
+    builder.roll()
+    log = builder.build()
+    with FakeCluster() as brokers:
+        part = FakePartition(fake_log(log))
+        part.log.holes = [(3, 6)]
+        topic_id = brokers.create("t", [part])
+        writer = AivenTierWriter(tmp_path, topic="t", topic_id=topic_id)
+        for number in (0, 2):
+            writer.write_segment(log.segments[number])
+        options = {
+            "path": str(tmp_path),
+            "subscribe": "t",
+            "kafka.bootstrap.servers": brokers.bootstrap,
+            "failOnDataLoss": strict,
+        }
+        if strict == "true":
+            with pytest.raises(DataLossError, match="offset 1 or later are open at offset 3"):
+                kts_source.scan(options).to_table()
+        else:
+            rows = kts_source.scan(options).to_table()["offset"].to_pylist()
+            assert rows == [0, 7, 8]

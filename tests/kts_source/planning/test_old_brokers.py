@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from kts_source.errors import BrokerError
 from kts_source.options import parse_options
+from kts_source.planning import hybrid
 from kts_source.planning.planner import plan_scan
 from kts_source.tier import Tier
 from segment_format.kafka_uuid import uuid_from_text
@@ -85,3 +86,42 @@ def test_transactions_that_are_open_at_the_bound(brokers: FakeCluster, segments:
 def test_a_disk_that_begins_behind_the_tier(brokers: FakeCluster) -> None:
     with pytest.raises(BrokerError, match=r"began at offset 0.*KAFKA-17801.*topic t"):
         _offsets(brokers, 1, 2)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_segments_that_move_while_they_are_listed_are_listed_again(
+    brokers: FakeCluster, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """A broker copies a segment after the tier was listed, and deletes its own."""
+    log = _log()
+    store: dict[str, bytes] = {}
+    writer = LocalTierWriter(store, topic="t", partition=0)
+    writer.write_segment(log.segments[0])
+    part = FakePartition(fake_log(log))
+    brokers.create("t", [part], uuid_from_text(writer.topic_id))
+    left = [log.segments[1], *[None] * (times - 1)]
+    list_tier = hybrid.list_tier
+
+    def listed(*given: Any) -> Any:  # noqa: ANN401
+        found = list_tier(*given)
+        if left:
+            files = left.pop(0)
+            part.log.local_start = log.segments[2].base_offset
+            if files is not None and times == 1:
+                writer.write_segment(files)
+        return found
+
+    monkeypatch.setattr(hybrid, "list_tier", listed)
+    given = {
+        "path": "/",
+        "layout": "local-tiered-storage",
+        "subscribe": "t",
+        "kafka.bootstrap.servers": brokers.bootstrap,
+    }
+    tier = Tier(MemoryStore(store))
+    if times == 2:
+        with pytest.raises(BrokerError, match="KAFKA-17801"):
+            plan_scan(parse_options(given), tier)
+        return
+    rows = run(plan_scan(parse_options(given), tier), given, tier)["offset"].to_pylist()
+    assert rows == [2, 3, 4, 5, 6, 9]

@@ -8,7 +8,14 @@ from kts_source.errors import StreamOffsetError
 from kts_source.streaming.admission import Place
 from kts_source.streaming.batch import BatchRange, batch_ranges
 from kts_source.streaming.next_position import next_position
-from kts_source.streaming.offsets import INITIAL, StreamPosition, TopicBegin, TopicPosition
+from kts_source.streaming.offsets import (
+    INITIAL,
+    StreamPosition,
+    TopicBegin,
+    TopicPosition,
+    position_from_json,
+    position_to_json,
+)
 from kts_source.streaming.pending import PendingPartition
 
 
@@ -37,6 +44,15 @@ def test_a_batch_begins_where_the_end_says_or_the_start() -> None:
 def test_the_first_batch_and_another_topic_id_begin_where_the_end_says() -> None:
     end = begun(at("B", p0=9), p0=4)
     assert batch_ranges(INITIAL, end) == batch_ranges(at("A", p0=20), end)
+
+
+@pytest.mark.parametrize(
+    "end", [INITIAL, at(p0=9), begun(at(p0=9), p0=4), begun(at("B", p0=9, p1=3), p1=0), at(None)]
+)
+def test_batch_between_a_position_and_itself_is_empty(end: StreamPosition) -> None:
+    """Spark 4.0 and 4.1 ask for it after a restart."""
+    again = position_from_json(position_to_json(end))
+    assert batch_ranges(end, again) == []
 
 
 @pytest.mark.parametrize(

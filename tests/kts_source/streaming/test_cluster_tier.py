@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from segment_format.testing import SegmentFiles
     from tests.kts_source.streaming.running import Checkpointed
 
 SEGMENTS = 4
@@ -107,6 +108,36 @@ def test_a_batch_of_the_old_topic_is_read_again_by_its_id(
     stream.close()
 
 
+@pytest.mark.parametrize("suffix", ["log", "indexes"])
+def test_without_the_tail_a_damaged_last_segment_comes_from_brokers(
+    brokers: FakeCluster, tmp_path: Path, suffix: str
+) -> None:
+    created(brokers, tmp_path, 3)
+    (path,) = tmp_path.rglob(f"*/00000000000000000006-*.{suffix}")
+    path.unlink()
+    stream = both(brokers, tmp_path, tail="false")
+    stream.all()
+    assert offsets(stream) == list(range(9))
+    stream.close()
+
+
+def test_without_the_tail_a_start_by_time_in_the_tail_waits(
+    brokers: FakeCluster, tmp_path: Path
+) -> None:
+    """The first record that is dated so is known, and not tiered yet."""
+    part, topic_id = created(brokers, tmp_path, 2)
+    part.log.dates = {at: 1000 + at for at in range(12)}
+    stream = both(brokers, tmp_path, tail="false", startingTimestamp="1010")
+    assert stream.batch(), "a new stream has a first batch in any case"
+    assert offsets(stream) == []
+    writer = AivenTierWriter(tmp_path, topic="t", topic_id=topic_id)
+    for segment in _segments()[2:]:
+        writer.write_segment(segment)
+    stream.all()
+    assert offsets(stream) == [10, 11]
+    stream.close()
+
+
 def test_without_the_tail_brokers_fill_holes(brokers: FakeCluster, tmp_path: Path) -> None:
     created(brokers, tmp_path, 3)
     gone = list(tmp_path.rglob("*/00000000000000000003-*"))
@@ -133,3 +164,107 @@ def test_the_tier_is_listed_once_in_an_interval(brokers: FakeCluster, tmp_path: 
     assert asked.call_count == 1
     assert stream.served["tier"] > 0, "it is listed when a stream begins"
     stream.close()
+
+
+@pytest.mark.parametrize("strict", ["true", "false"])
+def test_topic_created_again_within_hole_grace_is_noticed(
+    brokers: FakeCluster, tmp_path: Path, strict: str
+) -> None:
+    created(brokers, tmp_path, 3)
+    for path in list(tmp_path.rglob("*/00000000000000000003-*")):
+        path.unlink()
+    stream = both(
+        brokers,
+        tmp_path,
+        maxSegmentsPerTrigger="1",
+        failOnDataLoss=strict,
+        holeGraceMs=str(3 * 10**12),
+    )
+    assert stream.batch()
+    created(brokers, tmp_path, 0)
+    assert not stream.batch(), "the hole may be a copy under way"
+    stream.clock.seconds += 10**10
+    if strict == "true":
+        with pytest.raises(DataLossError, match=r"\[3, 6\)"):
+            stream.all()
+    else:
+        stream.all()
+        assert offsets(stream) == [0, 1, 2, 6, 7, 8, *range(12)]
+    stream.close()
+
+
+def test_hole_of_the_old_topic_that_heals_is_read(brokers: FakeCluster, tmp_path: Path) -> None:
+    created(brokers, tmp_path, 3)
+    gone = {path: path.read_bytes() for path in tmp_path.rglob("*/00000000000000000003-*")}
+    for path in gone:
+        path.unlink()
+    stream = both(brokers, tmp_path, maxSegmentsPerTrigger="1", holeGraceMs=str(3 * 10**12))
+    assert stream.batch()
+    created(brokers, tmp_path, 0)
+    assert not stream.batch()
+    for path, data in gone.items():
+        path.write_bytes(data)
+    with pytest.raises(DataLossError, match="created again"):
+        stream.all()
+    assert offsets(stream) == list(range(9))
+    stream.close()
+
+
+def test_without_the_tail_a_running_stream_sees_what_is_tiered_later(
+    brokers: FakeCluster, tmp_path: Path
+) -> None:
+    part, topic_id = created(brokers, tmp_path, 2)
+    stream = both(brokers, tmp_path, tail="false")
+    stream.all()
+    assert offsets(stream) == list(range(6))
+    writer = AivenTierWriter(tmp_path, topic="t", topic_id=topic_id)
+    writer.write_segment(_segments()[2])
+    part.log.local_start = 9
+    stream.all()
+    assert offsets(stream) == list(range(9))
+    stream.close()
+
+
+def test_without_the_tail_a_stream_that_had_it_waits_for_the_tier(
+    brokers: FakeCluster, tmp_path: Path
+) -> None:
+    _, topic_id = created(brokers, tmp_path, 2)
+    stream = both(brokers, tmp_path)
+    stream.all()
+    assert offsets(stream) == list(range(12))
+    stream.start(tail="false")
+    assert not stream.batch(), "nothing was lost: the tier is not that far"
+    writer = AivenTierWriter(tmp_path, topic="t", topic_id=topic_id)
+    for segment in _segments()[2:]:
+        writer.write_segment(segment)
+    stream.all()
+    assert offsets(stream) == list(range(12))
+    stream.close()
+
+
+def test_stale_listing_is_renewed_before_an_old_broker_is_blamed(tmp_path: Path) -> None:
+    with FakeCluster(versions={"ListOffsets": 9}) as brokers:
+        part, topic_id = created(brokers, tmp_path, 2)
+        part.log.local_start = 6
+        stream = following(
+            brokers,
+            path=str(tmp_path),
+            minListingIntervalMs="1h",
+            maxOffsetsPerTrigger="6",
+        )
+        assert stream.batch()
+        writer = AivenTierWriter(tmp_path, topic="t", topic_id=topic_id)
+        for segment in _segments()[2:]:
+            writer.write_segment(segment)
+        part.log.local_start = 12
+        stream.all()
+        assert offsets(stream) == list(range(12))
+        stream.close()
+
+
+def _segments() -> list[SegmentFiles]:
+    log = LogBuilder()
+    for _ in range(SEGMENTS):
+        log.append([SimpleRecord(b"value")] * 3)
+        log.roll()
+    return list(log.build().segments)

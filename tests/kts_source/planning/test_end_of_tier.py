@@ -1,0 +1,174 @@
+"""Scans with `tail=false` end where the tier ends, also where some of the tier cannot be read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+import kts_source
+from kts_source.errors import DataLossError, OffsetOutOfRangeError, TieredKafkaError
+from kts_source.options import parse_options
+from kts_source.planning.planner import plan_scan
+from kts_source.tier import Tier
+from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
+from tests.kts_source.broker.fake_broker import FakeCluster, FakePartition
+from tests.kts_source.broker.fake_log import fake_log
+from tests.kts_source.planning.metadata_events import UnlistableStore
+from tests.kts_source.planning.metadata_world import World as NamedWorld
+from tests.kts_source.planning.metadata_world import five_segments
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from segment_format.testing import BuiltLog
+
+T0 = 1_700_000_000_000
+"""Milliseconds; segment n begins n seconds later."""
+
+
+def built(epochs: tuple[int, ...] = (0,) * 6) -> BuiltLog:
+    """Segments of three records, each of a leader epoch."""
+    log = LogBuilder()
+    for number, epoch in enumerate(epochs):
+        if number and epoch > epochs[number - 1]:
+            log.set_leader_epoch(epoch)
+        log.append([SimpleRecord(b"v", timestamp=T0 + 1000 * number + at) for at in range(3)])
+        log.roll()
+    return log.build()
+
+
+class Scene:
+    """A topic of two partitions; three of six segments of each are tiered."""
+
+    def __init__(self, tier: Path, brokers: FakeCluster) -> None:
+        self.tier = tier
+        self.brokers = brokers
+        self.parts = [FakePartition(fake_log(built())) for _ in range(2)]
+        self.topic_id = brokers.create("t", self.parts)
+        for number in range(2):
+            self.write(number, built(), [0, 1, 2])
+
+    def write(self, partition: int, log: BuiltLog, numbers: list[int]) -> None:
+        writer = AivenTierWriter(self.tier, topic="t", partition=partition, topic_id=self.topic_id)
+        for number in numbers:
+            writer.write_segment(log.segments[number])
+
+    def objects(self, partition: int, pattern: str) -> list[Path]:
+        found = list(self.tier.glob(f"*/{partition}/{pattern}"))
+        assert found
+        return found
+
+    def offsets(self, partition: int = 0, **options: str) -> list[int]:
+        rows = kts_source.scan(
+            {
+                "path": str(self.tier),
+                "assign": f'{{"t":[{partition}]}}',
+                "kafka.bootstrap.servers": self.brokers.bootstrap,
+                "tail": "false",
+                **options,
+            }
+        ).to_table()
+        return sorted(rows["offset"].to_pylist())
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    with FakeCluster() as brokers:
+        yield Scene(tmp_path, brokers)
+
+
+@pytest.mark.parametrize("suffix", ["log", "indexes"])
+def test_last_segment_without_an_object_is_read_from_brokers(scene: Scene, suffix: str) -> None:
+    for path in scene.objects(0, f"*6-*.{suffix}"):
+        path.unlink()
+    assert scene.offsets() == list(range(9))
+
+
+def test_stored_plan_and_export_end_with_a_damaged_tier(scene: Scene, tmp_path: Path) -> None:
+    for path in scene.objects(0, "*6-*.log"):
+        path.unlink()
+    source = {
+        "path": str(scene.tier),
+        "subscribe": "t",
+        "kafka.bootstrap.servers": scene.brokers.bootstrap,
+        "tail": "false",
+    }
+    plan = tmp_path / "plan.json"
+    plan.write_text(kts_source.scan(source).plan.to_json())
+    assert kts_source.scan({**source, "planFile": str(plan)}).count() == 18
+    target = str(tmp_path / "table")
+    assert kts_source.backfill(None, source=source, target=target, progress=False).rows == 18
+    scene.write(0, built(), [3])
+    assert kts_source.backfill(None, source=source, target=target, progress=False).rows == 3
+
+
+def test_partition_without_any_object_is_read_up_to_the_local_log_start(scene: Scene) -> None:
+    for path in scene.objects(0, "*"):
+        path.unlink()
+    scene.parts[0].log.local_start = 9
+    assert scene.offsets() == list(range(9))
+    assert scene.offsets(partition=1) == list(range(9))
+
+
+def test_segments_of_a_dead_branch_do_not_move_the_end(scene: Scene) -> None:
+    """Epoch 1 wrote segment 3, and lost it in an unclean election."""
+    scene.write(0, built((0, 0, 0, 1)), [3])
+    assert scene.offsets() == list(range(9))
+
+
+def test_newest_manifest_that_cannot_be_read_is_an_error(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    (manifest,) = scene.objects(0, "*6-*.rsm-manifest")
+    manifest.write_bytes(b"{}")
+    with pytest.raises(DataLossError, match=rf"{manifest.name}.*leave tail=false out"):
+        scene.offsets()
+    assert scene.offsets(failOnDataLoss="false") == list(range(6))
+    assert manifest.name in caplog.text
+    scene.parts[0].log.local_start = 9
+    assert scene.offsets() == list(range(9)), "brokers deleted what was tiered, so that is its end"
+
+
+def test_ending_timestamp_in_the_tail_ends_with_the_tier(scene: Scene) -> None:
+    assert scene.offsets(endingTimestamp=str(T0 + 4000)) == list(range(9))
+    assert scene.offsets(endingTimestamp=str(T0 + 1000)) == list(range(3))
+    by_partition = f'{{"t":{{"0":{T0 + 5000}}}}}'
+    assert scene.offsets(endingOffsetsByTimestamp=by_partition) == list(range(9))
+
+
+def test_starting_timestamp_in_the_tail_finds_nothing(scene: Scene) -> None:
+    with pytest.raises(OffsetOutOfRangeError, match="no record in the tier is dated"):
+        scene.offsets(startingTimestamp=str(T0 + 4000))
+    rows = scene.offsets(
+        startingTimestamp=str(T0 + 4000), startingOffsetsByTimestampStrategy="latest"
+    )
+    assert rows == []
+    assert scene.offsets(startingTimestamp=str(T0 + 2000)) == [6, 7, 8]
+
+
+def test_ending_offset_in_the_tail_is_an_error(scene: Scene) -> None:
+    with pytest.raises(TieredKafkaError, match=r"not tiered yet \(tail=false\)"):
+        scene.offsets(endingOffsets='{"t":{"0":10}}')
+
+
+def test_segment_named_by_the_metadata_topic_counts_without_its_objects() -> None:
+    with FakeCluster() as cluster:
+        world = NamedWorld(cluster, five_segments())
+        world.write_metadata()
+        for key in world.keys(3):
+            del world.store[key]
+        options = {
+            "path": "/",
+            "subscribe": "t",
+            "catalog": "metadata-topic",
+            "tail": "false",
+            "kafka.bootstrap.servers": cluster.bootstrap,
+        }
+        plan = plan_scan(parse_options(options), Tier(UnlistableStore(world.store)))
+        (part,) = plan.partitions
+        assert world.from_tier(plan) == [0, 1, 2]
+        assert (part.start, part.stop) == (0, 48)
+        assert part.brokers is not None
+        assert part.brokers.ranges == ((36, 48),)
