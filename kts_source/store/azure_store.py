@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kts_source.errors import ArchivedObjectError
 from kts_source.store.azure_range_settings import AzureRangeSettings, azure_range_settings
+from kts_source.store.client_exchange import watch_azure
 from kts_source.store.range_reader import RangeError
 from kts_source.store.ranged_store import RangedStore
 
@@ -24,6 +25,11 @@ class AzureStore(RangedStore):
     _library = "adlfs"
     _extra = "azure"
 
+    def _connect(self) -> Any:  # noqa: ANN401  # adlfs ships no types
+        filesystem = super()._connect()
+        watch_azure(filesystem.service_client)
+        return filesystem
+
     def _settings_of(self, filesystem: Any, arguments: Mapping[str, Any]) -> AzureRangeSettings:  # noqa: ANN401
         client = filesystem.service_client
         return azure_range_settings(self._bucket, client, arguments, self._retry_policy)
@@ -32,7 +38,11 @@ class AzureStore(RangedStore):
         return _ETAG.fullmatch(version) is not None  # older versions of adlfs leave the quotes out
 
     def _failure(self, error: Exception, key: str, *, listing: bool) -> tuple[int, str]:
+        from azure.core import exceptions
+
         status, text = super()._failure(error, key, listing=listing)
+        if isinstance(error, exceptions.ServiceRequestError | exceptions.ServiceResponseError):
+            status = 503  # the connection failed
         if isinstance(error, RangeError) and error.code == "BlobArchived":
             raise ArchivedObjectError(
                 f"the object is archived and must be restored first: {text}", uri=self.uri(key)
