@@ -41,8 +41,13 @@ class AzureStore(RangedStore):
         from azure.core import exceptions
 
         status, text = super()._failure(error, key, listing=listing)
-        if isinstance(error, exceptions.ServiceRequestError | exceptions.ServiceResponseError):
-            status = 503  # the connection failed
+        if isinstance(
+            error,
+            exceptions.ServiceRequestError
+            | exceptions.ServiceResponseError
+            | exceptions.DecodeError,
+        ):
+            status = 503  # the connection failed, or the answer is garbled
         if isinstance(error, RangeError) and error.code == "BlobArchived":
             raise ArchivedObjectError(
                 f"the object is archived and must be restored first: {text}", uri=self.uri(key)

@@ -123,7 +123,7 @@ def watched_session(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def watch_azure(client: Any) -> None:  # noqa: ANN401  # Azure's `BlobServiceClient`
-    """Makes a client, and those derived from it, report to the current `Exchange` and try once."""
+    """Makes a client and its children try once, not decompress, and report to the `Exchange`."""
     from azure.core.pipeline.policies import AsyncHTTPPolicy
 
     class Watch(AsyncHTTPPolicy):  # type: ignore[type-arg]  # generic in newer versions alone
@@ -134,6 +134,12 @@ def watch_azure(client: Any) -> None:  # noqa: ANN401  # Azure's `BlobServiceCli
                 exchange.on_request(asked.url, asked.query, byte_range)
             answer = await self.next.send(request)
             response = answer.http_response
+            stream = response.stream_download
+
+            def as_stored(pipeline: Any, **named: Any) -> Any:  # noqa: ANN401
+                return stream(pipeline, **{**named, "decompress": False})
+
+            response.stream_download = as_stored
             if exchange is not None and response.status_code < 300:
                 headers = response.headers
                 length = headers.get("Content-Length", "")
@@ -155,8 +161,17 @@ def watch_azure(client: Any) -> None:  # noqa: ANN401  # Azure's `BlobServiceCli
     policies.insert(0, watch)
 
 
-def watch_google(filesystem: Any) -> None:  # noqa: ANN401  # gcsfs ships no types
-    """Makes requests of gcsfs once: `_request` retries by a decorator, which is taken off."""
+def watch_google(filesystem: Any, bucket: str) -> None:  # noqa: ANN401  # gcsfs ships no types
+    """Makes gcsfs try once: `_request` retries by a decorator, which is taken off.
+
+    Newer versions ask Google for the kind of a bucket before the first request, by gRPC and with
+    retries. An emulator does not answer that, so an `http://` endpoint is not asked.
+    """
     once = getattr(type(filesystem)._request, "__wrapped__", None)  # noqa: SLF001  # no option does it
     if once is not None:
         filesystem._request = once.__get__(filesystem)  # noqa: SLF001
+    kinds = getattr(filesystem, "_storage_layout_cache", None)
+    if kinds is not None and filesystem._location.startswith("http:"):  # noqa: SLF001
+        from gcsfs.extended_gcsfs import BucketType
+
+        kinds[bucket] = BucketType.NON_HIERARCHICAL

@@ -30,7 +30,7 @@ class GcsStore(RangedStore):
 
     def _connect(self) -> Any:  # noqa: ANN401  # gcsfs ships no types
         filesystem = super()._connect()
-        watch_google(filesystem)
+        watch_google(filesystem, self._bucket)
         return filesystem
 
     def _failure(self, error: Exception, key: str, *, listing: bool) -> tuple[int, str]:
