@@ -38,7 +38,7 @@ class FakeCloud:
         seen: Method, path with query, and headers of every request.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, address: str = "127.0.0.1") -> None:
         self.read: Callable[[int, int], Reply | None] = lambda _start, _stop: None
         self.next_token: Callable[[str | None], str | None] = lambda _token: None
         self.seen: list[tuple[str, str, dict[str, str]]] = []
@@ -74,7 +74,7 @@ class FakeCloud:
             def handle_error(self, *_arguments: object) -> None:
                 pass  # clients close connections whose answers they refuse
 
-        self.server = Server(("127.0.0.1", 0), Handler)
+        self.server = Server((address, 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}"
 
     @contextmanager
