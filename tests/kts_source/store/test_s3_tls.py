@@ -74,6 +74,9 @@ def server(
     handler: Any = cloud.server.RequestHandlerClass
 
     class Handler(handler):  # type: ignore[misc]  # made at run time
+        request: Any
+        close_connection: bool
+
         def setup(self) -> None:
             self.request = context.wrap_socket(self.request, server_side=True)
             found.handshakes.append(self.request.session_reused)

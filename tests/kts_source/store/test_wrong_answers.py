@@ -68,14 +68,14 @@ WRONG: dict[str, dict[str, str | None]] = {
 
 
 @pytest.mark.parametrize("start", [0, 5])
-@pytest.mark.parametrize("fault", WRONG)
 def test_answer_of_another_range_is_refused(
-    server: FakeCloud, store: ObjectStore, cloud: str, fault: str, start: int
+    server: FakeCloud, store: ObjectStore, start: int
 ) -> None:
-    server.read = lambda _start, _stop: (206, WRONG[fault], DATA[100:110])
-    with pytest.raises(StoreError) as caught:
-        store.get_range("x", start, start + 10)
-    assert caught.value.uri == store.uri("x")
+    for fault, headers in WRONG.items():
+        server.read = lambda _start, _stop, headers=headers: (206, headers, DATA[100:110])
+        with pytest.raises(StoreError) as caught:
+            pytest.fail(f"{fault}: {bytes(store.get_range('x', start, start + 10))!r}")
+        assert caught.value.uri == store.uri("x")
     assert store.counters.bytes == 0
 
 
