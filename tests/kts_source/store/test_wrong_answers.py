@@ -13,7 +13,7 @@ from kts_source.errors import StoreError, StoreUnavailableError
 from tests.kts_source.store.fake_cloud import CLOUDS, DATA, QUICK, FakeCloud, Reply
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from kts_source.store.object_store import ObjectStore
@@ -67,12 +67,16 @@ WRONG: dict[str, dict[str, str | None]] = {
 }
 
 
+def always(reply: Reply) -> Callable[[int, int], Reply]:
+    return lambda _start, _stop: reply
+
+
 @pytest.mark.parametrize("start", [0, 5])
 def test_answer_of_another_range_is_refused(
     server: FakeCloud, store: ObjectStore, start: int
 ) -> None:
     for fault, headers in WRONG.items():
-        server.read = lambda _start, _stop, headers=headers: (206, headers, DATA[100:110])
+        server.read = always((206, headers, DATA[100:110]))
         with pytest.raises(StoreError) as caught:
             pytest.fail(f"{fault}: {bytes(store.get_range('x', start, start + 10))!r}")
         assert caught.value.uri == store.uri("x")
