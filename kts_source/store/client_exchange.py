@@ -13,7 +13,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from kts_source.errors import StoreError
-from kts_source.store.http_answer import AS_STORED, joined_header, require_range
+from kts_source.store.http_answer import (
+    AS_STORED,
+    first_byte,
+    joined_header,
+    require_range,
+)
 from kts_source.store.retry import TransientError
 
 if TYPE_CHECKING:
@@ -75,9 +80,11 @@ class Exchange:
             TruncatedObjectError: The object ends before `stop`.
             TransientError: The answers are about other bytes.
         """
+        # A library that reads a long range in parts gets them in any order.
+        answers = sorted(self.answers, key=lambda answer: first_byte(answer.content_range))
         position = start
-        for answer in self.answers:
-            end = stop if answer is self.answers[-1] else position + (answer.content_length or 0)
+        for answer in answers:
+            end = stop if answer is answers[-1] else position + (answer.content_length or 0)
             content_range, length = answer.content_range, answer.content_length
             require_range(answer.status, content_range, length, position, end, uri=self.uri)
             position = end

@@ -88,6 +88,15 @@ def require_range(
         raise TransientError(f"the answer has {length} bytes for [{start}, {stop})")
 
 
+def first_byte(content_range: str | None) -> int:
+    """Returns the first byte of an answer; 0 where it is of the whole object.
+
+    Raises:
+        TransientError: The header cannot be read.
+    """
+    return 0 if content_range is None else _parsed_range(content_range)[0]
+
+
 def _parsed_range(content_range: str) -> tuple[int, int, int | None]:
     """Returns first byte, last byte and the object's size; None where the size is `*`."""
     match = _CONTENT_RANGE.fullmatch(content_range.strip())

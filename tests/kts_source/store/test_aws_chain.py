@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import datetime
 import hashlib
 import http.server
@@ -364,7 +365,7 @@ def test_skewed_clock_is_named(
 def test_objects_with_keys_of_the_customer_are_refused_by_name(
     server: FakeCloud, reader: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SSE-C: S3 reads such an object only with its key, which no option takes."""
+    """SSE-C: S3 reads such an object only with its key."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKENV")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret-of-env-01")
     body = (
@@ -378,3 +379,21 @@ def test_objects_with_keys_of_the_customer_are_refused_by_name(
             store.get_range("x", 0, 9)
         assert caught.value.uri == store.uri("x")
         assert store.counters.retries == 0
+
+
+def test_keys_of_the_customer_are_sent_by_s3fs(
+    server: FakeCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKENV")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret-of-env-01")
+    key = "k" * 32
+    given = {"SSECustomerAlgorithm": "AES256", "SSECustomerKey": key}
+    options = {"storageOptions": json.dumps({"s3_additional_kwargs": given})}
+    with opened(server, **options) as store:
+        read_all(store)
+        assert key not in repr(store)
+    *objects, listing = [headers for _, _, headers in server.seen]
+    name = "x-amz-server-side-encryption-customer-key"
+    encoded = base64.b64encode(key.encode()).decode()
+    assert [headers.get(name) for headers in objects] == [encoded] * 2
+    assert name not in listing

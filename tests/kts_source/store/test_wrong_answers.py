@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kts_source.errors import StoreError, StoreUnavailableError
+from kts_source.store.client_exchange import Answer, Exchange
+from kts_source.store.retry import TransientError
 from tests.kts_source.store.fake_cloud import CLOUDS, DATA, QUICK, FakeCloud, Reply
 
 if TYPE_CHECKING:
@@ -157,3 +159,12 @@ def test_listing_of_many_pages_is_read_twice(server: FakeCloud, store: ObjectSto
     )
     for _ in range(2):
         assert len(list(store.list_objects("t/"))) == pages
+
+
+def test_parts_of_a_range_are_checked_in_any_order() -> None:
+    parts = [Answer(206, f"bytes {at}-{at + 9}/90", 10) for at in (25, 5, 15)]
+    Exchange("x", parts).require_range(5, 35)
+    for wrong in (parts[:2], [*parts[1:], Answer(206, "bytes 26-35/90", 10)]):
+        with pytest.raises(TransientError):
+            Exchange("x", wrong).require_range(5, 35)
+    Exchange("x", []).require_range(5, 35)
