@@ -14,6 +14,8 @@ from kts_source.store.ranged_store import RangedStore
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+# Azure's errors for a connection that failed and for an answer that is garbled.
+_PASSING: Final = ("ServiceRequestError", "ServiceResponseError", "DecodeError")
 _ETAG: Final = re.compile(r'"[^"]+"')
 
 
@@ -38,16 +40,9 @@ class AzureStore(RangedStore):
         return _ETAG.fullmatch(version) is not None  # older versions of adlfs leave the quotes out
 
     def _failure(self, error: Exception, key: str, *, listing: bool) -> tuple[int, str]:
-        from azure.core import exceptions
-
         status, text = super()._failure(error, key, listing=listing)
-        if isinstance(
-            error,
-            exceptions.ServiceRequestError
-            | exceptions.ServiceResponseError
-            | exceptions.DecodeError,
-        ):
-            status = 503  # the connection failed, or the answer is garbled
+        if any(base.__name__ in _PASSING for base in type(error).__mro__):
+            status = 503
         if isinstance(error, RangeError) and error.code == "BlobArchived":
             raise ArchivedObjectError(
                 f"the object is archived and must be restored first: {text}", uri=self.uri(key)

@@ -129,43 +129,44 @@ def watched_session(arguments: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+class _AzureWatch:
+    """A policy of Azure's pipelines. Its library is not imported: it comes along with adlfs."""
+
+    def __init__(self, following: Any) -> None:  # noqa: ANN401  # a policy
+        self.next = following
+
+    async def send(self, request: Any) -> Any:  # noqa: ANN401
+        exchange, asked = _current.get(), request.http_request
+        if exchange is not None:
+            byte_range = asked.headers.get("x-ms-range") or asked.headers.get("Range")
+            exchange.on_request(asked.url, asked.query, byte_range)
+        answer = await self.next.send(request)
+        response = answer.http_response
+        stream = response.stream_download
+
+        def as_stored(pipeline: Any, **named: Any) -> Any:  # noqa: ANN401
+            return stream(pipeline, **{**named, "decompress": False})
+
+        response.stream_download = as_stored
+        if exchange is not None and response.status_code < 300:
+            length = response.headers.get("Content-Length", "")
+            exchange.answers.append(
+                Answer(
+                    response.status_code,
+                    response.headers.get("Content-Range"),
+                    int(length) if length.isdecimal() else None,
+                )
+            )
+        return answer
+
+
 def watch_azure(client: Any) -> None:  # noqa: ANN401  # Azure's `BlobServiceClient`
     """Makes a client and its children try once, not decompress, and report to the `Exchange`."""
-    from azure.core.pipeline.policies import AsyncHTTPPolicy
-
-    class Watch(AsyncHTTPPolicy):  # type: ignore[type-arg]  # generic in newer versions alone
-        async def send(self, request: Any) -> Any:  # noqa: ANN401
-            exchange, asked = _current.get(), request.http_request
-            if exchange is not None:
-                byte_range = asked.headers.get("x-ms-range") or asked.headers.get("Range")
-                exchange.on_request(asked.url, asked.query, byte_range)
-            answer = await self.next.send(request)
-            response = answer.http_response
-            stream = response.stream_download
-
-            def as_stored(pipeline: Any, **named: Any) -> Any:  # noqa: ANN401
-                return stream(pipeline, **{**named, "decompress": False})
-
-            response.stream_download = as_stored
-            if exchange is not None and response.status_code < 300:
-                headers = response.headers
-                length = headers.get("Content-Length", "")
-                exchange.answers.append(
-                    Answer(
-                        response.status_code,
-                        headers.get("Content-Range"),
-                        int(length) if length.isdecimal() else None,
-                    )
-                )
-            return answer
-
     policies = client._pipeline._impl_policies  # noqa: SLF001  # adlfs takes no policies
     for policy in policies:
         if hasattr(policy, "total_retries"):
             policy.total_retries = 0
-    watch = Watch()
-    watch.next = policies[0]
-    policies.insert(0, watch)
+    policies.insert(0, _AzureWatch(policies[0]))
 
 
 def watch_google(filesystem: Any, bucket: str) -> None:  # noqa: ANN401  # gcsfs ships no types

@@ -345,7 +345,7 @@ def test_links_inside_the_root_are_read_by_every_operation(nested: Path, kind: s
     alias.symlink_to(nested)
     target = {
         "absolute": str(nested / "topic"),
-        "relative": "../root/topic",
+        "relative": str(Path("..", nested.name, "topic")),
         "chain": "first",
         "through another root": str(alias / "topic"),
     }[kind]
