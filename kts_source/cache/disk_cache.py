@@ -20,12 +20,16 @@ Why not a library: `diskcache` has a SQLite database that every read writes to, 
 locks that outlive a killed holder; `cachetools` and `theine` keep all in memory, which ends with
 the worker.
 
+The folder is opened once and its files are named relative to its descriptor. So a folder that
+another user puts in its place, or a link, is never read from or written to.
+
 A failing disk is never an error of the scan: what cannot be stored is fetched again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import logging
 import os
@@ -34,6 +38,7 @@ import struct
 import threading
 import time
 import uuid
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -120,9 +125,9 @@ class DiskCache:
     """
 
     def __init__(self, folder: Path, limits: CacheLimits) -> None:
-        make_private_folder(folder)
         self._folder = folder
-        self._prefix = os.path.join(folder, "")  # noqa: PTH118  # the folder with its slash
+        self._descriptor = _opened_private_folder(folder)
+        weakref.finalize(self, os.close, self._descriptor)
         self._limits = limits
         self._lock = threading.Lock()
         self._counters = CacheCounters()
@@ -145,7 +150,7 @@ class DiskCache:
         """As `get`, but what is not there does not count as a miss."""
         path = self._path(name)
         try:
-            with open(path, "rb", opener=_open_private) as file:
+            with open(path, "rb", opener=self._open_private) as file:
                 data = self._read(file, path, name.encode())
         except FileNotFoundError:
             return None
@@ -164,13 +169,13 @@ class DiskCache:
             return
         checksum = google_crc32c.extend(google_crc32c.value(name_bytes), bytes(data))
         header = _HEADER.pack(_MAGIC, checksum, len(name_bytes), len(data))
-        temporary = f"{self._prefix}{uuid.uuid4().hex}{_TEMPORARY_SUFFIX}"
+        temporary, folder = f"{uuid.uuid4().hex}{_TEMPORARY_SUFFIX}", self._descriptor
         try:
-            with open(temporary, "xb", opener=_open_private) as file:
+            with open(temporary, "xb", opener=self._open_private) as file:
                 file.writelines([header, name_bytes, data])
-            os.replace(temporary, self._path(name))  # noqa: PTH105
+            os.replace(temporary, self._path(name), src_dir_fd=folder, dst_dir_fd=folder)
         except OSError as error:
-            _drop(temporary)
+            self._drop(temporary)
             self._complain(error)
             return
         self._sweep_after(size)
@@ -186,12 +191,13 @@ class DiskCache:
         Raises:
             CancelledFetchError: The caller's scope was cancelled while waiting.
         """
-        return locked(sorted({self._path(name, LOCK_SUFFIX) for name in names}), patience_seconds)
+        paths = sorted({self._path(name, LOCK_SUFFIX) for name in names})
+        return locked(paths, patience_seconds, folder=self._descriptor)
 
     def sweep(self) -> None:
         """Drops what has expired, and what is beyond the bound, unless another process does so."""
         try:
-            with locked([f"{self._prefix}{_SWEEP}{LOCK_SUFFIX}"], 0.0) as held:
+            with locked([f"{_SWEEP}{LOCK_SUFFIX}"], 0.0, folder=self._descriptor) as held:
                 if held:
                     self._sweep()
         except OSError as error:
@@ -202,18 +208,25 @@ class DiskCache:
     def _path(self, name: str, suffix: str = _ENTRY_SUFFIX) -> str:
         # A text, not a `Path`: a plan of a large topic comes here tens of thousands of times.
         digest = hashlib.blake2b(name.encode(), digest_size=20).hexdigest()
-        return f"{self._prefix}{digest}{suffix}"
+        return f"{digest}{suffix}"
+
+    def _open_private(self, path: str, flags: int) -> int:
+        return os.open(path, flags | os.O_NOFOLLOW, 0o600, dir_fd=self._descriptor)
+
+    def _drop(self, path: str) -> None:
+        with contextlib.suppress(OSError):
+            os.unlink(path, dir_fd=self._descriptor)
 
     def _read(self, file: BufferedReader, path: str, name: bytes) -> bytes | None:
         status = os.fstat(file.fileno())
         age = time.time() - status.st_mtime
         if self._expired(age):
-            _drop(path)
+            self._drop(path)
             return None
         data = _checked(file, name, status.st_size)
         if data is None:
             log.warning("a damaged entry of the cache in %s was dropped", self._folder)
-            _drop(path)
+            self._drop(path)
         elif age > 1:
             accessed = int(time.time()) * _SECOND_NS + _ASKED_AGAIN_NS
             os.utime(file.fileno(), ns=(accessed, accessed))
@@ -233,28 +246,29 @@ class DiskCache:
 
     def _last_sweep_seconds(self) -> float:
         try:
-            return time.time() - (self._folder / _SWEEP).stat().st_mtime
+            return time.time() - os.stat(_SWEEP, dir_fd=self._descriptor).st_mtime
         except OSError:
             return float("inf")
 
     def _sweep(self) -> None:
         with self._lock:
             self._unswept = 0
-        (self._folder / _SWEEP).touch(mode=0o600)
+        os.close(self._open_private(_SWEEP, os.O_WRONLY | os.O_CREAT))
+        os.utime(_SWEEP, dir_fd=self._descriptor)
         now = time.time()
         kept: list[_Kept] = []
-        with os.scandir(self._folder) as entries:
+        with os.scandir(self._descriptor) as entries:
             for entry in entries:
                 with contextlib.suppress(OSError):
                     status = entry.stat(follow_symlinks=False)
                     age = now - status.st_mtime
                     if entry.name.endswith(_ENTRY_SUFFIX):
                         if self._expired(age):
-                            _drop(entry.path)
+                            self._drop(entry.name)
                         else:
-                            kept.append(_Kept(status.st_mtime_ns, status.st_size, entry.path))
+                            kept.append(_Kept(status.st_mtime_ns, status.st_size, entry.name))
                     elif age > _ABANDONED_SECONDS:
-                        _drop_abandoned(entry)
+                        self._drop_abandoned(entry.name)
         if self._limits.max_bytes is not None:
             self._make_room(kept, self._limits.max_bytes)
 
@@ -265,8 +279,15 @@ class DiskCache:
         for entry in _dropping_order(entries, int(bound * _PROTECTED_SHARE)):
             if total <= bound - 2 * (bound // _SWEEP_SHARE):
                 break
-            _drop(entry.path)
+            self._drop(entry.path)
             total -= entry.size
+
+    def _drop_abandoned(self, name: str) -> None:
+        if name.endswith(_TEMPORARY_SUFFIX):
+            self._drop(name)
+        elif name.endswith(LOCK_SUFFIX):
+            with locked([name], 0.0, folder=self._descriptor):
+                pass  # whoever holds a lock removes its file at the end
 
     def _count(self, work: CacheCounters) -> None:
         with self._lock:
@@ -299,36 +320,33 @@ def _dropping_order(entries: list[_Kept], protected_bytes: int) -> list[_Kept]:
 
 
 def make_private_folder(folder: Path) -> None:
-    """A folder that nobody else can look into, made or repaired.
+    """Makes or repairs a folder that no other user can look into.
 
     Raises:
         OSError: It cannot be made, is a link or no folder, or belongs to another user.
     """
+    os.close(_opened_private_folder(folder))
+
+
+def _opened_private_folder(folder: Path) -> int:
+    """As `make_private_folder`; returns the descriptor of the folder."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = folder.lstat()
-    if not stat.S_ISDIR(status.st_mode):
-        raise NotADirectoryError(0, "the cache folder is a link or a file")
-    if status.st_uid != os.geteuid():
-        raise PermissionError(0, "the cache folder belongs to another user")
-    if stat.S_IMODE(status.st_mode) != 0o700:
-        folder.chmod(0o700)
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
-
-
-def _drop(path: str) -> None:
-    with contextlib.suppress(OSError):
-        os.unlink(path)  # noqa: PTH108
-
-
-def _drop_abandoned(entry: os.DirEntry[str]) -> None:
-    if entry.name.endswith(_TEMPORARY_SUFFIX):
-        _drop(entry.path)
-    elif entry.name.endswith(LOCK_SUFFIX):
-        with locked([entry.path], 0.0):
-            pass  # whoever holds a lock removes its file at the end
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EMLINK):
+            raise NotADirectoryError(0, "the cache folder is a link or a file") from None
+        raise
+    try:
+        status = os.fstat(descriptor)
+        if status.st_uid != os.geteuid():
+            raise PermissionError(0, "the cache folder belongs to another user")
+        if stat.S_IMODE(status.st_mode) != 0o700:
+            os.fchmod(descriptor, 0o700)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def _checked(file: BufferedReader, name: bytes, file_size: int) -> bytes | None:

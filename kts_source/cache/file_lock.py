@@ -24,12 +24,15 @@ _LONGEST_PAUSE_SECONDS: Final = 0.05
 
 
 @contextlib.contextmanager
-def locked(paths: Sequence[str], patience_seconds: float) -> Iterator[bool]:
+def locked(
+    paths: Sequence[str], patience_seconds: float, *, folder: int | None = None
+) -> Iterator[bool]:
     """Holds the locks of all paths, taken in this order, for the block.
 
     Args:
         paths: Lock files; give them in the same order everywhere.
         patience_seconds: How long to wait for all of them.
+        folder: Descriptor of the folder that relative paths are in.
 
     Yields:
         Whether all are held. They are not when the patience ended or the file system has no locks.
@@ -41,21 +44,21 @@ def locked(paths: Sequence[str], patience_seconds: float) -> Iterator[bool]:
     held: list[tuple[str, int]] = []
     try:
         for path in paths:
-            descriptor = _acquired(path, deadline)
+            descriptor = _acquired(path, deadline, folder)
             if descriptor is None:
                 break
             held.append((path, descriptor))
         yield len(held) == len(paths)
     finally:
         for path, descriptor in reversed(held):
-            _release(path, descriptor)
+            _release(path, descriptor, folder)
 
 
-def _acquired(path: str, deadline: float) -> int | None:
+def _acquired(path: str, deadline: float, folder: int | None) -> int | None:
     wait = _FIRST_PAUSE_SECONDS
     while True:
         try:
-            descriptor = _try(path)
+            descriptor = _try(path, folder)
         except OSError:
             return None
         if descriptor is not None:
@@ -67,11 +70,12 @@ def _acquired(path: str, deadline: float) -> int | None:
         wait = min(2 * wait, _LONGEST_PAUSE_SECONDS)
 
 
-def _try(path: str) -> int | None:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+def _try(path: str, folder: int | None) -> int | None:
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open(path, flags, 0o600, dir_fd=folder)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(descriptor).st_ino == os.stat(path).st_ino:  # noqa: PTH116  # texts are faster
+        if os.fstat(descriptor).st_ino == os.stat(path, dir_fd=folder).st_ino:
             return descriptor
     except (BlockingIOError, FileNotFoundError):
         pass  # held by another, or just removed by its holder
@@ -82,9 +86,9 @@ def _try(path: str) -> int | None:
     return None
 
 
-def _release(path: str, descriptor: int) -> None:
+def _release(path: str, descriptor: int, folder: int | None) -> None:
     with contextlib.suppress(OSError):
-        os.unlink(path)  # noqa: PTH108
+        os.unlink(path, dir_fd=folder)
     with contextlib.suppress(OSError):
         # Said in so many words: a forked child may hold a copy of the descriptor.
         fcntl.flock(descriptor, fcntl.LOCK_UN)

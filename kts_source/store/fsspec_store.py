@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from kts_source.errors import InvalidOptionError
+from kts_source.store.client_exchange import Exchange, watched_session
 from kts_source.store.client_store import ClientStore
 from kts_source.store.deadline import within_deadline
 from kts_source.store.object_store import (
@@ -39,6 +40,8 @@ class FsspecStore(ClientStore):
 
     pinning = "the ETag, generation, or size and time looked up after every read"
     _absolute_keys = False
+    # The argument of the file system that holds arguments of its aiohttp session, if it has one.
+    _session_argument: str | None = None
     # What the file systems call the thing that changes with the bytes, best first.
     _version_names: tuple[str, ...] = ("ETag", "etag", "generation", "md5Hash", "content_md5")
 
@@ -67,6 +70,8 @@ class FsspecStore(ClientStore):
         url = url.rstrip("/") if path.strip("/") else f"{scheme}://"
         self._root = str(filesystem_class._strip_protocol(url)).rstrip("/")  # noqa: SLF001  # fsspec's way to a path
         super().__init__(url, storage, retry_policy)
+        if self._scheme in ("http", "https"):
+            self._session_argument = "client_kwargs"
 
     def uri(self, key: str) -> str:
         """See `ObjectStore.uri`."""
@@ -152,7 +157,7 @@ class FsspecStore(ClientStore):
         import fsspec
 
         arguments = extra_arguments(self._storage.reveal())
-        named = {**arguments, "skip_instance_cache": True}
+        named = {**arguments, **self._watched(arguments), "skip_instance_cache": True}
         try:
             return within_deadline(
                 self._retry_policy.request_deadline_seconds,
@@ -163,6 +168,11 @@ class FsspecStore(ClientStore):
                 f"the {self._scheme} file system does not take these storageOptions: "
                 f"{', '.join(sorted(arguments))}"
             ) from None
+
+    def _watched(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns arguments of the file system that let an `Exchange` see its requests."""
+        name = self._session_argument
+        return {} if name is None else {name: watched_session(arguments.get(name) or {})}
 
     def _look_up(self, key: str) -> ObjectInfo:
         return self._info(key, self._entry(key))
@@ -192,7 +202,9 @@ class FsspecStore(ClientStore):
         )
 
     def _read(self, key: str, start: int, stop: int, version: str | None) -> Data:
-        data = bytes(self._call("cat_file", self._path(key), start=start, end=stop))
+        exchange, path = Exchange(self.uri(key)), self._path(key)
+        data = bytes(self._call("cat_file", path, start=start, end=stop, exchange=exchange))
+        exchange.require_range(start, stop)
         if version is not None or len(data) != stop - start:
             self._tally.add(requests=1)
             entry = self._entry(key)
@@ -206,11 +218,23 @@ class FsspecStore(ClientStore):
         self._client.filesystem.invalidate_cache()
         return self._call(method, *arguments, **named)
 
-    def _call(self, method: str, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
+    def _call(
+        self,
+        method: str,
+        *arguments: Any,  # noqa: ANN401
+        exchange: Exchange | None = None,
+        **named: Any,  # noqa: ANN401
+    ) -> Any:  # noqa: ANN401
+        watch = exchange or Exchange(self.uri(""))
         filesystem = self._client.filesystem
         coroutine = getattr(filesystem, f"_{method}", None)
         if getattr(filesystem, "async_impl", False) and inspect.iscoroutinefunction(coroutine):
-            return self._client.run(lambda _filesystem: coroutine(*arguments, **named))
+
+            async def watched(_filesystem: Any) -> Any:  # noqa: ANN401
+                watch.begin()
+                return await coroutine(*arguments, **named)
+
+            return self._client.run(watched)
         try:
             return within_deadline(
                 self._retry_policy.request_deadline_seconds,

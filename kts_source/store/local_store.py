@@ -1,11 +1,18 @@
-"""A folder of this machine: no client, no retries, `pread` into the caller's thread."""
+"""A folder of this machine: no client, no retries, `pread` into the caller's thread.
+
+Keys are opened component by component, each relative to the descriptor of its parent and without
+following links. A symbolic link is resolved first and its target is opened the same way, so a
+folder that is replaced by a link at any moment never leads out of the root.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
 from kts_source.errors import (
@@ -30,14 +37,21 @@ from kts_source.store.object_store import (
 from segment_format.reused_memory import writable_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from kts_source.store.object_store import Data
 
+T = TypeVar("T")
 
 # Non-blocking: opening a named pipe must fail, not wait for a writer.
-_OPEN_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-_MAX_KNOWN_FOLDERS: Final = 10_000
+_FILE_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+_LISTED_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY | os.O_NOFOLLOW
+# O_PATH needs no permission to list the folders on the way; macOS has no such flag.
+_ROOT_FLAGS: Final = getattr(os, "O_PATH", os.O_RDONLY) | os.O_CLOEXEC | os.O_DIRECTORY
+_FOLDER_FLAGS: Final = _ROOT_FLAGS | os.O_NOFOLLOW
+# Systems disagree about the error for a link that must not be followed.
+_LINK_ERRORS: Final = (errno.ELOOP, errno.ENOTDIR, errno.EMLINK)
+_MAX_LINKS: Final = 40
 
 
 def local_root(path: str) -> Path:
@@ -74,8 +88,6 @@ class LocalStore:
         self._root = root
         self._base = f"{root.as_uri().removesuffix('/')}/"
         self._tally = Tally()
-        # Folder of a key to where it really is: looking that up costs more than a small read.
-        self._folders: dict[str, str] = {}
 
     def __repr__(self) -> str:
         return f"LocalStore({str(self._root)!r})"
@@ -99,100 +111,111 @@ class LocalStore:
 
     def list_folders(self, prefix: str) -> list[str]:
         """See `ObjectStore.list_folders`."""
-        return sorted(key for key, _ in self._children(prefix) if key.endswith("/"))
+        check_key(prefix, self.uri(""))
+        folder, folders = prefix[: prefix.rfind("/") + 1], []
+        with self._listed(folder) as (_, entries):
+            for entry in entries:
+                key = folder + entry.name
+                if key.startswith(prefix) and self._is_folder(entry, key):
+                    folders.append(f"{key}/")
+        return sorted(folders)
 
     def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
         """See `ObjectStore.list_objects`."""
-        for key, entry in sorted(self._children(prefix), key=lambda pair: key_order(pair[0])):
-            if key.endswith("/"):
-                if entry.is_symlink() and Path(entry.path).parent.resolve().is_relative_to(
-                    self._resolve(key)
-                ):
-                    raise StoreError(
-                        "a symbolic link leads to a folder that holds it", uri=self.uri(key)
-                    )
-                yield from self.list_objects(key, after=after)
-                continue
-            try:
-                status = entry.stat()
-            except FileNotFoundError:
-                continue  # deleted since the folder was read, or a link to nothing
-            except OSError as error:
-                raise self._translated(error, key) from None
-            if stat.S_ISREG(status.st_mode) and is_behind(key, after):
-                if entry.is_symlink():
-                    self._resolve(key)
-                yield _info(key, status)
-
-    def _children(self, prefix: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
-        """What begins with a prefix in the folder that it ends in; folders' keys end in a slash."""
         check_key(prefix, self.uri(""))
-        folder = prefix[: prefix.rfind("/") + 1]
-        for entry in self._entries(folder):
-            key = folder + entry.name
-            if not key.startswith(prefix):
-                continue
-            try:
-                yield (f"{key}/" if entry.is_dir() else key), entry
-            except OSError as error:  # a link whose end cannot be looked at: nobody knows
-                raise self._translated(error, key) from None
+        yield from self._objects(prefix, after, ())
 
-    def _entries(self, folder: str) -> list[os.DirEntry[str]]:
-        self._tally.add(list_requests=1)
-        path = self._resolve(folder)
+    def _objects(
+        self, prefix: str, after: str | None, parents: tuple[tuple[int, int], ...]
+    ) -> Iterator[ObjectInfo]:
+        """Lists a prefix; `parents` identify the folders that are being listed above it."""
+        folder = prefix[: prefix.rfind("/") + 1]
+        children: list[tuple[str, ObjectInfo | None]] = []
+        with self._listed(folder) as (identity, entries):
+            if identity in parents:
+                raise StoreError(
+                    "a symbolic link leads to a folder that holds it", uri=self.uri(folder)
+                )
+            for entry in entries:
+                key = folder + entry.name
+                if not key.startswith(prefix):
+                    continue
+                if self._is_folder(entry, key):
+                    children.append((f"{key}/", None))
+                elif is_behind(key, after) and (info := self._listed_info(entry, key)):
+                    children.append((key, info))
+        children.sort(key=lambda child: key_order(child[0]))
+        for key, info in children:
+            if info is None:
+                yield from self._objects(key, after, (*parents, identity))
+            else:
+                yield info
+
+    def _is_folder(self, entry: os.DirEntry[str], key: str) -> bool:
         try:
-            with os.scandir(path) as entries:
-                return list(entries)
-        except (FileNotFoundError, NotADirectoryError):
-            self._require_root()
-            return []
+            return entry.is_dir()
+        except OSError as error:  # the target of a link cannot be looked at
+            raise self._translated(error, key) from None
+
+    def _listed_info(self, entry: os.DirEntry[str], key: str) -> ObjectInfo | None:
+        """Returns `None` for what is no file, or no longer exists."""
+        try:
+            status = entry.stat(follow_symlinks=False)
+            if stat.S_ISLNK(status.st_mode):
+                status = entry.stat()
+                if stat.S_ISREG(status.st_mode):
+                    status = self._at(key, _status)
+        except (FileNotFoundError, ObjectNotFoundError):
+            return None  # deleted since the folder was read, or a link to nothing
         except OSError as error:
-            raise self._translated(error, folder) from None
+            raise self._translated(error, key) from None
+        return _info(key, status) if stat.S_ISREG(status.st_mode) else None
+
+    @contextmanager
+    def _listed(self, folder: str) -> Iterator[tuple[tuple[int, int], list[os.DirEntry[str]]]]:
+        """Gives a folder's device and inode, and its entries, which can be looked at in the block.
+
+        A folder that does not exist is empty.
+        """
+        self._tally.add(list_requests=1)
+        try:
+            descriptor = self._at(folder, _open_folder)
+        except ObjectNotFoundError:
+            yield (-1, -1), []
+            return
+        try:
+            status = os.fstat(descriptor)
+            try:
+                with os.scandir(descriptor) as entries:
+                    found = list(entries)
+            except OSError as error:
+                raise self._translated(error, folder) from None
+            yield (status.st_dev, status.st_ino), found
+        finally:
+            os.close(descriptor)
 
     # -- reading
 
     def head(self, key: str) -> ObjectInfo:
         """See `ObjectStore.head`."""
+        check_key(key, self._base)
         self._tally.add(requests=1)
-        path = self._resolve(key)
-        try:
-            status = path.stat()
-        except OSError as error:
-            raise self._translated(error, key) from None
+        status = self._at(key, _status)
         self._require_file(status, key)
         return _info(key, status)
 
     def get_range(self, key: str, start: int, stop: int, *, version: str | None = None) -> Data:
         """See `ObjectStore.get_range`."""
         check_range(start, stop)
+        check_key(key, self._base)
         if start == stop:
-            check_key(key, self.uri(""))
             return b""
-        descriptor = self._open(key)
+        self._tally.add(requests=1)
+        descriptor = self._at(key, _open_file)
         try:
             return self._read(descriptor, key, start, stop, version)
         finally:
             os.close(descriptor)
-
-    def _open(self, key: str) -> int:
-        self._tally.add(requests=1)
-        check_key(key, self._base)
-        folder, _, name = key.rpartition("/")
-        known = self._folders.get(folder)
-        if known is not None and name:
-            try:
-                return os.open(f"{known}/{name}", _OPEN_FLAGS | os.O_NOFOLLOW)
-            except OSError:
-                # A link, or the folder is another one by now. Another thread may have seen it too.
-                self._folders.pop(folder, None)
-        path = self._resolve(key)
-        try:
-            descriptor = os.open(path, _OPEN_FLAGS)
-        except OSError as error:
-            raise self._translated(error, key) from None
-        if path.name == name and len(self._folders) < _MAX_KNOWN_FOLDERS:
-            self._folders[folder] = str(path.parent)
-        return descriptor
 
     def _read(self, descriptor: int, key: str, start: int, stop: int, version: str | None) -> Data:
         uri = self.uri(key)
@@ -221,19 +244,38 @@ class LocalStore:
         self._tally.add(bytes=stop - start)
         return data.toreadonly()
 
-    # -- checks
+    # -- paths
 
-    def _resolve(self, key: str) -> Path:
-        check_key(key, self.uri(""))
-        path = self._root / key
-        root = self._root.resolve()
+    def _at(self, key: str, use: Callable[[str, int], T]) -> T:
+        """Calls `use` with the name of a key's file and the descriptor of its folder.
+
+        `use` must not follow a link; it raises one of `_LINK_ERRORS` instead.
+
+        Raises:
+            ObjectNotFoundError: It does not exist.
+            InvalidKeyError: A symbolic link leads out of the root.
+            StoreError: A symbolic link leads back to itself, or the system failed.
+        """
+        names = [name for name in key.split("/") if name]
         try:
-            resolved = path.resolve()
-        except (OSError, RuntimeError):  # a cycle of links
-            raise StoreError("a symbolic link leads back to itself", uri=self.uri(key)) from None
-        if not resolved.is_relative_to(root):
+            for _ in range(_MAX_LINKS):
+                try:
+                    return _used_at(self._root, names or ["."], use)
+                except _LinkError as link:
+                    names = self._target(names[: link.depth], key) + names[link.depth :]
+        except OSError as error:
+            raise self._translated(error, key) from None
+        raise StoreError("a symbolic link leads back to itself", uri=self.uri(key))
+
+    def _target(self, names: list[str], key: str) -> list[str]:
+        """Returns where a link leads, as names below the root. Nothing is opened by that path."""
+        root = os.path.realpath(self._root)
+        target = Path(os.path.realpath(os.path.join(root, *names)))  # noqa: PTH118  # no resolving
+        if not target.is_relative_to(root):
             raise InvalidKeyError("a symbolic link leads out of the root folder", uri=self.uri(key))
-        return resolved
+        return list(target.relative_to(root).parts)
+
+    # -- checks
 
     def _require_root(self) -> None:
         if not self._root.is_dir():
@@ -246,6 +288,8 @@ class LocalStore:
             raise StoreError("not a regular file", uri=self.uri(key))
 
     def _translated(self, error: OSError, key: str) -> StoreError:
+        if isinstance(error, StoreError):
+            return error
         if isinstance(error, FileNotFoundError | NotADirectoryError):
             self._require_root()
             return ObjectNotFoundError("no such object", uri=self.uri(key))
@@ -261,3 +305,56 @@ def _info(key: str, status: os.stat_result) -> ObjectInfo:
         version=_version(status),
         last_modified_ms=status.st_mtime_ns // 1_000_000,
     )
+
+
+class _LinkError(Exception):
+    """A path has a symbolic link; `depth` is the number of its components up to the link."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__(depth)
+        self.depth = depth
+
+
+def _used_at(root: Path, names: list[str], use: Callable[[str, int], T]) -> T:
+    """Calls `use` with the last name and the descriptor of the folder that the others lead to.
+
+    Raises:
+        _LinkError: One of the names is a symbolic link.
+        OSError: The system failed.
+    """
+    folder = os.open(root, _ROOT_FLAGS)
+    opened = 0
+    try:
+        for name in names[:-1]:
+            child = os.open(name, _FOLDER_FLAGS, dir_fd=folder)
+            os.close(folder)
+            folder, opened = child, opened + 1
+        return use(names[-1], folder)
+    except OSError as error:
+        if error.errno in _LINK_ERRORS and _is_link(names[opened], folder):
+            raise _LinkError(opened + 1) from None
+        raise
+    finally:
+        os.close(folder)
+
+
+def _open_file(name: str, folder: int) -> int:
+    return os.open(name, _FILE_FLAGS, dir_fd=folder)
+
+
+def _open_folder(name: str, folder: int) -> int:
+    return os.open(name, _LISTED_FLAGS, dir_fd=folder)
+
+
+def _status(name: str, folder: int) -> os.stat_result:
+    status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    if stat.S_ISLNK(status.st_mode):
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+    return status
+
+
+def _is_link(name: str, folder: int) -> bool:
+    try:
+        return stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+    except OSError:
+        return False

@@ -25,7 +25,13 @@ from urllib.parse import unquote, urlsplit
 from kts_source.errors import ObjectNotFoundError, ObjectTooLargeError, StoreError
 from kts_source.secret import Secret, scrub
 from kts_source.store.client_store import ClientStore
-from kts_source.store.http_answer import object_size, require_length, require_range
+from kts_source.store.http_answer import (
+    AS_STORED,
+    joined_header,
+    object_size,
+    ranged_body,
+    require_length,
+)
 from kts_source.store.local_store import local_root
 from kts_source.store.object_store import ObjectInfo, check_version, is_behind, key_order
 from kts_source.store.presigned_path import PATH_SECRET, hide_query, shown, without_prefix
@@ -180,9 +186,7 @@ class PresignedStore(ClientStore):
                 sock_connect=self._retry_policy.connect_timeout_seconds,
                 sock_read=self._retry_policy.read_timeout_seconds,
             ),
-            # Ranges are of the stored bytes.
-            "auto_decompress": False,
-            "headers": {"Accept-Encoding": "identity"},
+            **AS_STORED,
         }
         return fsspec.filesystem("http", client_kwargs=session, skip_instance_cache=True)
 
@@ -208,7 +212,7 @@ class PresignedStore(ClientStore):
                 _require_success(answer)
                 size = length = require_length(answer.content_length)
                 if answer.status == 206:
-                    size = object_size(answer.headers.get("Content-Range"))
+                    size = object_size(joined_header(answer.headers.getall("Content-Range", ())))
                 if length <= 1:
                     await answer.read()  # so that the connection serves again
             date = answer.headers.get("Last-Modified")
@@ -231,9 +235,7 @@ class PresignedStore(ClientStore):
         async def read(answer: ClientResponse) -> bytes:
             _require_success(answer)
             check_version(answer.headers.get("ETag"), version, uri=uri)
-            content_range = answer.headers.get("Content-Range")
-            require_range(content_range, answer.content_length, start, stop, uri=uri)
-            return await answer.read()
+            return await ranged_body(answer, start, stop, uri=uri)
 
         return self._get(self._url_of(key), headers, read, hedge=True)
 

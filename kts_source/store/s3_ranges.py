@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kts_source.secret import Secret, scrub
 from kts_source.store.hedge import hedged_call
-from kts_source.store.http_answer import require_range
+from kts_source.store.http_answer import joined_header, require_range
 from kts_source.store.http_client import HttpClient
 from kts_source.store.object_store import check_version
 from kts_source.store.range_reader import RangeError, RangeReader
@@ -117,10 +117,8 @@ class S3Ranges:
             if etag is None and version is not None:
                 raise TransientError("the answer has no ETag")
             check_version(etag, version, uri=uri)
-            found = answer.headers.get("Content-Range")
-            if found is None and answer.status == 206:
-                raise TransientError("the answer does not say its range")  # of many, perhaps
-            require_range(found, _length(answer), start, stop, uri=uri)
+            content_range = joined_header(answer.headers.get_all("Content-Range", ()))
+            require_range(answer.status, content_range, _length(answer), start, stop, uri=uri)
             data = writable_bytes(stop - start)
             size = answer.readinto(data)
             if size != stop - start:

@@ -19,7 +19,7 @@ from kts_source.errors import (
 from kts_source.secret import Secret, scrub
 from kts_source.store.client_store import ClientStore
 from kts_source.store.http_answer import require_range
-from kts_source.store.object_store import ObjectInfo, check_version
+from kts_source.store.object_store import ObjectInfo, check_version, is_behind
 from kts_source.store.range_reader import EXPIRED_CODES, RangeError
 from kts_source.store.retry import DEFAULT_RETRY_POLICY, RetryPolicy, TransientError
 from kts_source.store.s3_range_settings import range_settings
@@ -118,20 +118,35 @@ class S3Store(ClientStore):
     def list_folders(self, prefix: str) -> list[str]:
         """See `ObjectStore.list_folders`."""
         cut = len(self._prefix)
-        return sorted(
-            entry["Prefix"][cut:]
+        folders = {
+            self._listed_key(entry["Prefix"], prefix)
             for page in self._pages(prefix, Delimiter="/")
             for entry in page.get("CommonPrefixes", ())
-        )
+        }
+        return sorted(folder[cut:] for folder in folders)
 
     def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
-        """See `ObjectStore.list_objects`."""
+        """See `ObjectStore.list_objects`. An object that two neighboring pages list comes once."""
         cut = len(self._prefix)
         start = {} if after is None else {"StartAfter": self._prefix + after}
+        earlier: set[str] = set()
         for page in self._pages(prefix, **start):
+            listed: set[str] = set()
             for entry in page.get("Contents", ()):
-                if not entry["Key"].endswith("/"):
-                    yield _info(entry["Key"][cut:], entry, size=entry["Size"])
+                key = self._listed_key(entry["Key"], prefix)[cut:]
+                is_new = key not in earlier and key not in listed
+                listed.add(key)
+                if is_new and not key.endswith("/") and is_behind(key, after):
+                    yield _info(key, entry, size=entry["Size"])
+            earlier = listed
+
+    def _listed_key(self, key: str, prefix: str) -> str:
+        if not key.startswith(self._prefix + prefix):
+            raise StoreError(
+                f"the listing has {key!r}, which does not begin with the prefix asked for",
+                uri=self.uri(prefix),
+            )
+        return key
 
     def _pages(self, prefix: str, **arguments: str) -> Iterator[dict[str, Any]]:
         self._check_key(prefix)
@@ -144,14 +159,21 @@ class S3Store(ClientStore):
                 raise TransientError("the answer is not a listing")
             return answer
 
+        tokens: set[str] = set()
         while True:
             answer = self._request(page, prefix, listing=True)
             yield answer
             if not answer["IsTruncated"]:
                 return
             token = answer.get("NextContinuationToken")
-            if not token or token == arguments.get("ContinuationToken"):
+            if not token:
                 raise StoreError("the listing has no token for the next page", uri=self.uri(prefix))
+            if token in tokens:
+                raise StoreError(
+                    "the listing returned a continuation token twice and would never end",
+                    uri=self.uri(prefix),
+                )
+            tokens.add(token)
             arguments["ContinuationToken"] = token
 
     # -- attempts
@@ -216,8 +238,9 @@ class S3Store(ClientStore):
                 if etag is None and version is not None:
                     raise TransientError("the answer has no ETag")
                 check_version(etag, version, uri=uri)
-                length = answer.get("ContentLength")
-                require_range(answer.get("ContentRange"), length, start, stop, uri=uri)
+                status = answer["ResponseMetadata"]["HTTPStatusCode"]
+                content_range, length = answer.get("ContentRange"), answer.get("ContentLength")
+                require_range(status, content_range, length, start, stop, uri=uri)
                 return bytes(await answer["Body"].read())
             finally:
                 answer["Body"].close()

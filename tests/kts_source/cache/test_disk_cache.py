@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import multiprocessing
 import multiprocessing.synchronize
 import os
 import stat
 import threading
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from kts_source.cache.disk_cache import CacheLimits, DiskCache, make_private_folder
 from kts_source.cache.file_lock import locked
 from kts_source.store.cancel import Cancellation, CancelledFetchError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 UNBOUNDED = CacheLimits(None, None)
 
@@ -277,3 +276,45 @@ def test_a_killed_holder_lets_go(tmp_path: Path) -> None:
     with locked([f"{tmp_path}/a.lock"], 30) as now:
         assert now
     assert not (tmp_path / "a.lock").exists()
+
+
+# -- a folder that is replaced
+
+
+@pytest.mark.parametrize("how", ["link", "folder"])
+def test_folder_that_replaces_the_cache_is_not_used(tmp_path: Path, how: str) -> None:
+    """Its entries could be another user's, and they would pass their checksums."""
+    cache = DiskCache(tmp_path / "c", UNBOUNDED)
+    cache.put("own", b"own")
+    planted = DiskCache(tmp_path / "planted", UNBOUNDED)
+    planted.put("a", b"planted")
+    before = entries(tmp_path / "planted")
+    (tmp_path / "c").rename(tmp_path / "moved")
+    if how == "link":
+        (tmp_path / "c").symlink_to(tmp_path / "planted")
+    else:
+        (tmp_path / "planted").rename(tmp_path / "c")
+    assert cache.get("a") is None
+    assert cache.get("own") == b"own"
+    cache.put("b", b"b")
+    with cache.flight(["b"], patience_seconds=0) as held:
+        assert held
+        assert list((tmp_path / "moved").glob("*.lock"))
+    cache.sweep()
+    assert [path.name for path in entries(tmp_path / "c")] == [path.name for path in before]
+    assert len(entries(tmp_path / "moved")) == 2
+
+
+def test_descriptor_of_the_folder_is_closed_with_the_cache(tmp_path: Path) -> None:
+    def open_descriptors() -> int:
+        count = 0
+        for path in Path("/dev/fd").iterdir():
+            with contextlib.suppress(OSError):
+                count += os.path.samestat(os.fstat(int(path.name)), tmp_path.stat())
+        return count
+
+    caches = [DiskCache(tmp_path, UNBOUNDED) for _ in range(5)]
+    assert open_descriptors() == 5
+    caches.clear()
+    gc.collect()
+    assert open_descriptors() == 0

@@ -30,7 +30,7 @@ MODULE = "github.com/fsouza/fake-gcs-server@v1.52.2"
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
-    from gcsfs.core import GCSFileSystem  # type: ignore[import-untyped]
+    from gcsfs.core import GCSFileSystem
 
     # gcsfs's default class asks another service, over gRPC, what kind of bucket it has: the
     # emulator has no such service, and gcsfs waits for it for minutes.

@@ -41,7 +41,7 @@ GENERATION = "1795555436959178"
 
 @pytest.fixture
 def service(clean_environment: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[OneObject]:
-    from gcsfs.core import GCSFileSystem  # type: ignore[import-untyped]
+    from gcsfs.core import GCSFileSystem
 
     # Its default class asks over gRPC what kind of bucket it has.
     fsspec.register_implementation("gs", GCSFileSystem, clobber=True)

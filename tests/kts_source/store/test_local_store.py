@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
-import threading
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,7 +17,6 @@ from kts_source.errors import (
     InvalidKeyError,
     InvalidOptionError,
     ObjectChangedError,
-    ObjectNotFoundError,
     StoreError,
 )
 from kts_source.secret import Secret
@@ -24,7 +26,6 @@ from tests.kts_source.store.object_store_suite import DATA, ObjectStoreSuite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
 
     from kts_source.store.object_store import ObjectStore
 
@@ -259,26 +260,137 @@ def test_a_folder_that_moved_is_looked_up_again(tmp_path: Path) -> None:
     assert store.get_range("folder/x", 0, 3) == b"one"
 
 
-def test_two_threads_may_miss_in_the_same_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+# -- folders that are replaced by links
+
+
+READS: dict[str, Callable[[LocalStore, str], object]] = {
+    "get_range": lambda store, folder: store.get_range(f"{folder}/two", 0, 6),
+    "head": lambda store, folder: store.head(f"{folder}/two"),
+    "list_objects": lambda store, folder: list(store.list_objects(f"{folder}/")),
+    "list_folders": lambda store, folder: store.list_folders(f"{folder}/"),
+}
+
+
+@pytest.fixture
+def nested(tmp_path: Path) -> Path:
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    (root / "topic" / "0").mkdir(parents=True)
+    (root / "topic" / "0" / "one").write_bytes(b"inside")
+    for folder in (outside, outside / "0"):
+        folder.mkdir()
+        (folder / "two").write_bytes(b"secret")
+    return root
+
+
+@pytest.mark.parametrize("read", READS)
+@pytest.mark.parametrize("replaced", ["topic", "topic/0"])
+def test_folder_replaced_by_link_after_a_read_is_refused(
+    nested: Path, read: str, replaced: str
 ) -> None:
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "x").write_bytes(b"one")
-    store = LocalStore(tmp_path)
-    assert store.get_range("folder/x", 0, 3) == b"one"
-    both_know = threading.Barrier(2, timeout=10)
-    opened = os.open
+    store = LocalStore(nested)
+    assert store.get_range("topic/0/one", 0, 6) == b"inside"
+    assert [info.key for info in store.list_objects("")] == ["topic/0/one"]
+    (nested / replaced).rename(nested.parent / "moved")
+    (nested / replaced).symlink_to(nested.parent / "outside")
+    with pytest.raises(InvalidKeyError, match="leads out of the root"):
+        READS[read](store, "topic/0")
 
-    def together(path: str, flags: int) -> int:
-        if flags & os.O_NOFOLLOW:
-            both_know.wait()
-        return opened(path, flags)
 
-    def missed(_number: int) -> type[BaseException]:
-        with pytest.raises(ObjectNotFoundError) as caught:
-            store.get_range("folder/gone", 0, 1)
-        return caught.type
+@pytest.mark.parametrize("read", READS)
+@pytest.mark.parametrize("replaced", ["topic", "topic/0"])
+def test_folder_replaced_by_link_while_it_is_opened_is_refused(
+    nested: Path, monkeypatch: pytest.MonkeyPatch, read: str, replaced: str
+) -> None:
+    """The folder becomes a link after all checks, right before the last system call on it."""
+    store, system_open = LocalStore(nested), os.open
+    calls: list[str] = []
 
-    monkeypatch.setattr(os, "open", together)
-    with ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(missed, range(2))) == [ObjectNotFoundError] * 2
+    def swapped_then_open(path: str, flags: int, *args: int, dir_fd: int | None = None) -> int:
+        if str(path) == replaced.rpartition("/")[2] and not calls:
+            calls.append(path)
+            (nested / replaced).rename(nested.parent / "moved")
+            (nested / replaced).symlink_to(nested.parent / "outside")
+        return system_open(path, flags, *args, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "open", swapped_then_open)
+    with pytest.raises(InvalidKeyError, match="leads out of the root"):
+        READS[read](store, "topic/0")
+    assert calls
+
+
+def test_folder_replaced_by_link_during_a_listing_is_refused(nested: Path) -> None:
+    (nested / "a").mkdir()
+    (nested / "a" / "x").write_bytes(b"x")
+    listing = LocalStore(nested).list_objects("")
+    assert next(listing).key == "a/x"
+    (nested / "topic").rename(nested.parent / "moved")
+    (nested / "topic").symlink_to(nested.parent / "outside")
+    with pytest.raises(InvalidKeyError, match="leads out of the root"):
+        list(listing)
+
+
+def test_folder_replaced_by_another_folder_is_read_anew(nested: Path) -> None:
+    store = LocalStore(nested)
+    assert store.get_range("topic/0/one", 0, 6) == b"inside"
+    (nested / "topic").rename(nested.parent / "moved")
+    (nested / "topic" / "0").mkdir(parents=True)
+    (nested / "topic" / "0" / "one").write_bytes(b"newer!")
+    assert store.get_range("topic/0/one", 0, 6) == b"newer!"
+
+
+@pytest.mark.parametrize("kind", ["absolute", "relative", "chain", "through another root"])
+def test_links_inside_the_root_are_read_by_every_operation(nested: Path, kind: str) -> None:
+    (nested / "topic" / "0" / "two").write_bytes(b"second")
+    alias = nested.parent / "alias"
+    alias.symlink_to(nested)
+    target = {
+        "absolute": str(nested / "topic"),
+        "relative": str(Path("..", nested.name, "topic")),
+        "chain": "first",
+        "through another root": str(alias / "topic"),
+    }[kind]
+    (nested / "first").symlink_to("topic")
+    (nested / "link").symlink_to(target)
+    store = LocalStore(nested)
+    assert store.get_range("link/0/one", 0, 6) == b"inside"
+    assert store.head("link/0/one") == replace(store.head("topic/0/one"), key="link/0/one")
+    assert [info.key for info in store.list_objects("link/0/")] == ["link/0/one", "link/0/two"]
+    assert store.list_folders("link/") == ["link/0/"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
+def test_folder_without_read_permission_is_passed_through() -> None:
+    code = """
+import os, sys
+from pathlib import Path
+from kts_source.store.local_store import LocalStore
+store = LocalStore(Path(sys.argv[1]))
+os.setegid(65534)
+os.seteuid(65534)
+print(bytes(store.get_range("topic/one", 0, 6)), store.head("topic/one").size)
+"""
+    with tempfile.TemporaryDirectory() as root:
+        (Path(root) / "topic").mkdir()
+        (Path(root) / "topic" / "one").write_bytes(b"inside")
+        for folder in (Path(root), Path(root) / "topic"):
+            folder.chmod(0o711)
+        result = subprocess.run(
+            [sys.executable, "-c", code, root], capture_output=True, text=True, timeout=60
+        )
+    assert result.stdout == "b'inside' 6\n", result.stderr
+
+
+def test_descriptors_are_closed_after_every_outcome(nested: Path) -> None:
+    (nested / "out").symlink_to(nested.parent / "outside")
+    (nested / "self").symlink_to("self")
+    (nested / "in").symlink_to("topic")
+    store = LocalStore(nested)
+    for folder in ("topic/0", "in/0", "out", "self", "missing/x", "topic/0/one"):
+        for read in READS.values():
+            with contextlib.suppress(StoreError):
+                read(store, folder)
+    below = [path.stat() for path in (nested, *nested.rglob("*")) if not path.is_symlink()]
+    for path in Path("/dev/fd").iterdir():
+        with contextlib.suppress(OSError):
+            status = os.fstat(int(path.name))
+            assert not any(os.path.samestat(status, other) for other in below)

@@ -1,0 +1,371 @@
+"""S3 over encrypted connections and through proxies, by the store's options alone."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import multiprocessing
+import select
+import socket
+import ssl
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kts_source.errors import StoreError
+from kts_source.store.open_store import open_store
+from kts_source.store.retry import RetryPolicy
+from kts_source.store.storage_options import storage_options_from
+from tests.integration.certificates import Certificates, make_certificates
+from tests.kts_source.store.fake_cloud import DATA, ETAG, FakeCloud
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kts_source.store.object_store import ObjectStore
+
+pytestmark = pytest.mark.slow
+
+POLICY = RetryPolicy(
+    max_attempts=2,
+    first_pause_seconds=0.001,
+    connect_timeout_seconds=10.0,
+    read_timeout_seconds=20.0,
+)
+# The package's own client reads ranges, or s3fs, which reads with an argument that changes nothing.
+READERS = {"own": {}, "s3fs": {"storageOptions": '{"use_ssl": true}'}}
+
+
+@dataclasses.dataclass
+class TlsCloud:
+    """A `FakeCloud` behind TLS.
+
+    Attributes:
+        cloud: What it answers.
+        url: For the name in its certificate.
+        handshakes: Whether each connection resumed a session.
+        record_bytes: The size of the records it sends; `None` leaves that to the library.
+        closes: Whether it ends the connection after each answer.
+    """
+
+    cloud: FakeCloud
+    url: str
+    handshakes: list[bool | None]
+    record_bytes: int | None = None
+    closes: bool = False
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return make_certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture
+def server(
+    clean_environment: None, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[TlsCloud]:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates.broker)
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(certificates.authority))
+    cloud = FakeCloud("0.0.0.0")
+    found = TlsCloud(cloud, cloud.url.replace("http://127.0.0.1", "https://localhost"), [])
+    handler: Any = cloud.server.RequestHandlerClass
+
+    class Handler(handler):  # type: ignore[misc]  # made at run time
+        request: Any
+        close_connection: bool
+
+        def setup(self) -> None:
+            self.request = context.wrap_socket(self.request, server_side=True)
+            found.handshakes.append(self.request.session_reused)
+            super().setup()
+
+        def finish(self) -> None:
+            try:
+                super().finish()
+            finally:
+                self.request.close()
+
+        def do_GET(self) -> None:  # noqa: N802  # a name of the library
+            super().do_GET()
+            self.close_connection = self.close_connection or found.closes
+
+        do_HEAD = do_GET  # noqa: N815  # a name of the library
+
+        def end_headers(self) -> None:
+            super().end_headers()
+            if found.record_bytes is not None:
+                self.wfile = _Records(self.request, found.record_bytes)
+
+    cloud.server.RequestHandlerClass = Handler
+    with cloud.serving():
+        yield found
+
+
+class _Records:
+    """Sends data in records of a size."""
+
+    def __init__(self, connection: ssl.SSLSocket, size: int) -> None:
+        self._connection, self._size = connection, size
+        self.closed = False
+
+    def write(self, data: bytes) -> None:
+        for start in range(0, len(data), self._size):
+            self._connection.sendall(data[start : start + self._size])
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def close(self) -> None:
+        """The connection is closed by the server."""
+        self.closed = True
+
+
+@pytest.fixture(params=READERS)
+def reader(request: pytest.FixtureRequest) -> dict[str, str]:
+    return READERS[str(request.param)]
+
+
+@contextlib.contextmanager
+def opened(url: str, bucket: str = "bucket", **options: str) -> Iterator[ObjectStore]:
+    given = {
+        "s3.endpoint": url,
+        "s3.access-key-id": "AK",
+        "s3.secret-access-key": "secret-0123456789",
+        "s3.region": "us-east-1",
+        "s3.path-style-access": "true",
+        **{name.replace("_", "."): text for name, text in options.items()},
+    }
+    store = open_store(f"s3://{bucket}/t", storage_options_from(given), retry_policy=POLICY)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def read_all(store: ObjectStore) -> None:
+    assert store.get_range("x", 3, 900, version=ETAG) == DATA[3:900]
+    assert store.head("x").size == len(DATA)
+    assert [info.key for info in store.list_objects("")] == ["kNone"]
+
+
+def test_own_authority_is_trusted(server: TlsCloud, reader: dict[str, str]) -> None:
+    with opened(server.url, **reader) as store:
+        read_all(store)
+
+
+@pytest.mark.parametrize("bundle", ["other authority", "none"])
+def test_unknown_authority_is_refused(
+    server: TlsCloud,
+    certificates: Certificates,
+    monkeypatch: pytest.MonkeyPatch,
+    reader: dict[str, str],
+    bundle: str,
+) -> None:
+    if bundle == "none":
+        monkeypatch.delenv("AWS_CA_BUNDLE")
+    else:
+        monkeypatch.setenv("AWS_CA_BUNDLE", str(certificates.other_authority))
+    with opened(server.url, **reader) as store:
+        for read in (
+            lambda: store.get_range("x", 0, 9, version=ETAG),
+            lambda: store.head("x"),
+            lambda: list(store.list_objects("")),
+        ):
+            with pytest.raises(StoreError, match=r"(?i)certificate"):
+                read()
+        assert store.counters.retries == 0
+    assert server.cloud.seen == []
+
+
+def test_certificate_of_another_host_is_refused(server: TlsCloud, reader: dict[str, str]) -> None:
+    with opened(server.url.replace("localhost", "127.0.0.2"), **reader) as store:
+        with pytest.raises(StoreError, match=r"(?i)certificate"):
+            store.get_range("x", 0, 9)
+        with pytest.raises(StoreError, match=r"(?i)certificate"):
+            list(store.list_objects(""))
+    assert server.cloud.seen == []
+
+
+def test_bucket_name_with_dots_is_read(server: TlsCloud, reader: dict[str, str]) -> None:
+    """Its name in the host would match no wildcard certificate, so it is put into the path."""
+    with opened(server.url, bucket="tier.eu.example", **reader) as store:
+        read_all(store)
+    paths = [path for _, path, _ in server.cloud.seen]
+    assert all(path.startswith("/tier.eu.example") for path in paths)
+
+
+def test_records_of_one_byte_are_read(server: TlsCloud, reader: dict[str, str]) -> None:
+    server.record_bytes = 1
+    with opened(server.url, **reader) as store:
+        read_all(store)
+
+
+def test_new_connections_after_each_answer_are_read(
+    server: TlsCloud, reader: dict[str, str]
+) -> None:
+    """Session tickets of earlier connections may be used for later ones, or not."""
+    server.closes = True
+    with opened(server.url, **reader) as store, ThreadPoolExecutor(4) as pool:
+        reads = pool.map(lambda at: bytes(store.get_range("x", at, at + 50)), range(0, 1000, 50))
+        assert b"".join(reads) == DATA[:1000]
+    assert len(server.handshakes) >= 20
+
+
+def test_connections_are_reused(server: TlsCloud, reader: dict[str, str]) -> None:
+    with opened(server.url, **reader) as store:
+        for _ in range(10):
+            store.get_range("x", 0, 50)
+    assert len(server.handshakes) <= 2
+
+
+_forked: list[ObjectStore] = []
+
+
+def _read_in_child(start: int) -> bytes:
+    return bytes(_forked[0].get_range("x", start, start + 100))
+
+
+# Newer Pythons warn of any fork beside threads; Spark's daemon forks its workers all the same.
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+def test_forked_children_read_after_the_parent(server: TlsCloud, reader: dict[str, str]) -> None:
+    with opened(server.url, **reader) as store:
+        read_all(store)
+        _forked[:] = [store]
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            result = pool.map_async(_read_in_child, [0, 100, 200, 300])
+            assert store.get_range("x", 0, 50) == DATA[:50]
+            assert b"".join(result.get(60)) == DATA[:400]
+        read_all(store)
+
+
+# -- proxies
+
+
+class ConnectProxy:
+    """A proxy that answers CONNECT, and forwards to any port of this machine.
+
+    Attributes:
+        targets: What it was asked for: `host:port` of tunnels, or URLs.
+        refusal: The answer instead of a tunnel.
+    """
+
+    def __init__(self) -> None:
+        self.targets: list[str] = []
+        self.headers: list[str] = []
+        self.refusal: bytes | None = None
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        with client, contextlib.suppress(OSError):
+            head = b""
+            while b"\r\n\r\n" not in head:
+                head += client.recv(65536)
+            method, target, _ = head.split(b" ", 2)
+            self.targets.append(target.decode())
+            self.headers.append(head.decode("latin-1"))
+            if self.refusal is not None or method != b"CONNECT":
+                client.sendall(self.refusal or b"HTTP/1.1 405 no\r\nContent-Length: 0\r\n\r\n")
+                return
+            port = int(target.rpartition(b":")[2])
+            with socket.create_connection(("127.0.0.1", port)) as upstream:
+                client.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+                self._pipe(client, upstream)
+
+    @staticmethod
+    def _pipe(one: socket.socket, other: socket.socket) -> None:
+        while True:
+            for ready in select.select([one, other], [], [])[0]:
+                if not (data := ready.recv(65536)):
+                    return
+                (other if ready is one else one).sendall(data)
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+
+@pytest.fixture
+def proxy() -> Iterator[ConnectProxy]:
+    found = ConnectProxy()
+    yield found
+    found.close()
+
+
+def test_proxy_of_the_options_tunnels_every_request(
+    server: TlsCloud, proxy: ConnectProxy, reader: dict[str, str]
+) -> None:
+    url = proxy.url.replace("//", "//user:pass@")
+    with opened(server.url, **reader, **{"s3.proxy-uri": url}) as store:
+        read_all(store)
+    assert set(proxy.targets) == {server.url.removeprefix("https://")}
+    assert all("Proxy-Authorization: Basic" in head for head in proxy.headers)
+    assert not any("proxy-authorization" in headers for _, _, headers in server.cloud.seen)
+
+
+@pytest.mark.parametrize("name", ["HTTPS_PROXY", "https_proxy"])
+def test_proxy_of_the_environment_tunnels_every_request(
+    server: TlsCloud,
+    proxy: ConnectProxy,
+    monkeypatch: pytest.MonkeyPatch,
+    reader: dict[str, str],
+    name: str,
+) -> None:
+    monkeypatch.setenv(name, proxy.url)
+    with opened(server.url, **reader) as store:
+        read_all(store)
+    assert set(proxy.targets) == {server.url.removeprefix("https://")}
+    assert len(server.handshakes) == len(proxy.targets)
+
+
+@pytest.mark.parametrize("excluded", ["localhost", "example.com,localhost", "*"])
+def test_no_proxy_is_obeyed(
+    server: TlsCloud,
+    proxy: ConnectProxy,
+    monkeypatch: pytest.MonkeyPatch,
+    reader: dict[str, str],
+    excluded: str,
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", proxy.url)
+    monkeypatch.setenv("NO_PROXY", excluded)
+    with opened(server.url, **reader) as store:
+        read_all(store)
+    assert proxy.targets == []
+
+
+@pytest.mark.parametrize("status", [b"403 Forbidden", b"407 Proxy Authentication Required"])
+def test_proxy_that_refuses_is_an_error(
+    server: TlsCloud, proxy: ConnectProxy, reader: dict[str, str], status: bytes
+) -> None:
+    proxy.refusal = b"HTTP/1.1 %s\r\nContent-Length: 0\r\n\r\n" % status
+    with opened(server.url, **reader, **{"s3.proxy-uri": proxy.url}) as store:
+        with pytest.raises(StoreError):
+            store.get_range("x", 0, 9)
+        with pytest.raises(StoreError):
+            list(store.list_objects(""))
+    assert server.cloud.seen == []
+
+
+def test_proxy_certificate_of_another_host_is_refused(
+    server: TlsCloud, proxy: ConnectProxy, reader: dict[str, str]
+) -> None:
+    """The tunnel leads to the right port, but the certificate must be for the endpoint's name."""
+    url = server.url.replace("localhost", "s3.example")
+    with (
+        opened(url, **reader, **{"s3.proxy-uri": proxy.url}) as store,
+        pytest.raises(StoreError, match=r"(?i)certificate"),
+    ):
+        store.get_range("x", 0, 9)
+    assert server.cloud.seen == []
