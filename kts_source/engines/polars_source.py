@@ -68,7 +68,7 @@ def lazy_frame(scan: Scan, threads: int) -> pl.LazyFrame:
 
     # Polars 1.30 does not know that a source can be pure.
     known = inspect.signature(register_io_source).parameters
-    pure = {"is_pure": True} if "is_pure" in known else {}
+    pure: dict[str, Any] = {"is_pure": True} if "is_pure" in known else {}
     return register_io_source(rows, schema=schema, validate_schema=True, **pure)
 
 
