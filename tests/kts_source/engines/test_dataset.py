@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -77,7 +78,9 @@ def scan(tmp_path_factory: pytest.TempPathFactory) -> kts_source.Scan:
                     for row in range(12)
                 ]
             )
-            writer.write_segment(log.roll())
+            segment = log.roll()
+            assert segment is not None
+            writer.write_segment(segment)
     ddl = ", ".join(f"`{name}` {kind}" for name, kind in NAMES.items())
     options = {"value.format": "json", "value.schema": ddl, "targetPartitionBytes": "1k"}
     return kts_source.scan({"path": str(path), "subscribe": "orders", **options})
@@ -173,8 +176,8 @@ def test_random_conditions_equal_those_of_a_dataset_in_memory(
         except (TypeError, pa.ArrowException):  # pyarrow cannot build it
             continue
         columns = dice.choice((None, ["offset"], ["topic", "value"], {"n": pc.field("offset") + 1}))
-        due = _outcome(lambda c=condition, n=columns: memory.to_table(columns=n, filter=c))
-        found = _outcome(lambda c=condition, n=columns: tier.to_table(columns=n, filter=c))
+        due = _outcome(partial(memory.to_table, columns=columns, filter=condition))
+        found = _outcome(partial(tier.to_table, columns=columns, filter=condition))
         if isinstance(due, pa.Table):
             assert isinstance(found, pa.Table), (condition, found)
             assert found.equals(due), condition
