@@ -214,7 +214,11 @@ METHODS: dict[str, Callable[[Any], Any]] = {
     ),
     "get_fragments": lambda tier: pa.concat_tables(one.to_table() for one in tier.get_fragments()),
     "head": lambda tier: tier.head(5, columns=["offset", "key"], filter=pc.field("partition") == 1),
-    "join": lambda tier: tier.join(RIGHT, "partition").sort_by("offset").to_table(),
+    "join": lambda tier: (
+        tier.join(RIGHT, "partition")
+        .sort_by([("offset", "ascending"), ("partition", "ascending")])
+        .to_table()
+    ),
     "join_asof": lambda tier: (
         tier.sort_by("timestamp")
         .join_asof(RIGHT, "timestamp", "partition", -(10**9), right_on="then", right_by="partition")
