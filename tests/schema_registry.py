@@ -24,7 +24,7 @@ class Registry(ThreadingHTTPServer):
     """Answers as Confluent's does: documents by path; 401 without the password.
 
     Attributes:
-        documents: By path.
+        documents: By path, with or without the query's `subject`.
         authorization: Header without which it answers 401; `None` = anybody is answered.
         failing: Statuses with which it answers at first.
         moved_to: Where it redirects to; `None` = nowhere.
@@ -59,13 +59,21 @@ class Registry(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
 
+def _without_subject(path: str) -> str:
+    """The path for registries and documents that do not care about the subject."""
+    bare, _, query = path.partition("?")
+    kept = [part for part in query.split("&") if part and not part.startswith("subject=")]
+    return "?".join([bare, "&".join(kept)] if kept else [bare])
+
+
 class RegistryHandler(BaseHTTPRequestHandler):
     server: Registry
 
     def do_GET(self) -> None:
         self.server.asked.append(self.path)
         self.server.headers = {name.lower(): text for name, text in self.headers.items()}
-        document = self.server.documents.get(self.path)
+        documents = self.server.documents
+        document = documents.get(self.path) or documents.get(_without_subject(self.path))
         wanted = self.server.authorization
         status = 200 if document else 404
         if wanted is not None and self.headers["Authorization"] != wanted:

@@ -1,16 +1,19 @@
-"""What of a `pyarrow.compute.Expression` is a condition of ours: read from its text, since pyarrow
-has no other way to look into one.
+"""Translates the certain parts of a `pyarrow.compute.Expression` to conditions of option `where`.
 
-Only what is certain is taken: comparisons of offset, partition and timestamp with a literal,
-topic = 'name', and what `field_comparison` takes, joined by `and`. Whoever asked applies the whole
-expression again.
+The text of an expression is ambiguous: it escapes neither names nor literals. This module reads the
+form that pickles of expressions hold instead, see `_tree`. It translates comparisons of offset,
+partition and timestamp with a literal, `topic = 'name'`, and the comparisons of
+`field_comparison`, where the outermost operator is AND. The caller evaluates the whole expression
+again, so terms that are not translated only cost time.
 """
 
 from __future__ import annotations
 
-import re
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+import ctypes
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
 
 from kts_source.columns import PARTITION, TOPIC
 from kts_source.engines.field_conditions import field_comparison
@@ -20,109 +23,242 @@ from kts_source.predicate.model import MAX_INT64, MIN_INT64, Column, Compare, Op
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    import pyarrow as pa
     import pyarrow.compute as pc
 
     from kts_source.predicate.model import Predicate
 
 _OPS: Final = {
-    "==": Op.EQ,
-    "<": Op.LT,
-    "<=": Op.LE,
-    ">": Op.GT,
-    ">=": Op.GE,
+    "equal": Op.EQ,
+    "less": Op.LT,
+    "less_equal": Op.LE,
+    "greater": Op.GT,
+    "greater_equal": Op.GE,
 }
-_TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*"|\(|\)|[^\s()"]+|\s+')
-_COMPARISON: Final = re.compile(r"(\w+) (==|<=|>=|<|>) (.+)", re.DOTALL)
-_FIELD: Final = re.compile(
-    r"FieldRef\.Nested\((FieldRef\.Name\(\w+\)(?: FieldRef\.Name\(\w+\))+)\) (==|<=|>=|<|>) (.+)",
-    re.DOTALL,
-)
-_NAME: Final = re.compile(r"\((\w+)\)")
-_INT: Final = re.compile(r"-?[0-9]{1,19}")
-_INSTANT: Final = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2} [0-9:]{8})(\.[0-9]{6})?Z")
-_PLAIN_TEXT: Final = re.compile(r'"([A-Za-z0-9._-]+)"')
+_ANDS: Final = ("and_kleene", "and")
+_MICROSECONDS: Final = {"s": 1_000_000, "ms": 1000, "us": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class _Reference:
+    """A column, or a field below it, by the names from the top down."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Literal:
+    """A scalar of Arrow."""
+
+    scalar: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A function of Arrow's."""
+
+    function: str
+    arguments: tuple[_Node, ...]
+    has_options: bool
+
+
+_Node = _Reference | _Literal | _Call
 
 
 def certain_part(expression: pc.Expression, schema: pa.Schema) -> Predicate | None:
-    """A condition that is true for every row for which the expression is; `None` for none.
+    """Returns a condition that is true for every row for which the expression is.
 
     Args:
         expression: A condition.
         schema: Of the rows.
+
+    Returns:
+        `None` if no part of the expression could be translated.
     """
-    text = str(expression)
-    tokens = _TOKEN.findall(text)
-    if "".join(tokens) != text:
+    tree = _tree(expression)
+    if tree is None:
         return None
-    return conjunction(*(_comparison(term, schema) for term in _terms(tokens)))
+    return conjunction(*(_translated(term, schema) for term in _terms(tree)))
 
 
 def columns_in(expression: pc.Expression, columns: Iterable[str]) -> tuple[str, ...]:
-    """Those of a table's columns that an expression looks at, and maybe more."""
-    words = set(re.findall(r"\w+", str(expression)))
-    return tuple(name for name in columns if name in words)
+    """Returns the table's columns that an expression needs, in the order of `columns`.
+
+    All of them if the expression refers to columns by number, or cannot be read.
+    """
+    tree = _tree(expression)
+    if tree is None:
+        return tuple(columns)
+    names = set()
+    pending: list[_Node] = [tree]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, _Reference):
+            names.add(node.names[0])
+        elif isinstance(node, _Call):
+            pending.extend(node.arguments)
+    return tuple(name for name in columns if name in names)
 
 
-def _terms(tokens: list[str]) -> Iterator[list[str]]:
-    """What stands between the `and`s, without the parentheses around; in any depth."""
-    tokens = _unwrapped(tokens)
-    depth = begin = 0
-    found = []
-    for number, token in enumerate(tokens):
-        depth += (token == "(") - (token == ")")
-        if depth == 0 and token in ("and", "or"):
-            if token == "or":
-                return
-            found.append(tokens[begin:number])
-            begin = number + 1
-    if not found:
-        yield tokens
-        return
-    for term in (*found, tokens[begin:]):
-        yield from _terms(term)
+# --- The serialized form -------------------------------------------------------------------------
 
 
-def _unwrapped(tokens: list[str]) -> list[str]:
-    """Without blanks and one pair of parentheses around all."""
-    while tokens and tokens[0].isspace():
-        tokens = tokens[1:]
-    while tokens and tokens[-1].isspace():
-        tokens = tokens[:-1]
-    if not tokens or tokens[0] != "(":
-        return tokens
-    depth = 0
-    for number, token in enumerate(tokens):
-        depth += (token == "(") - (token == ")")
-        if depth == 0:
-            return _unwrapped(tokens[1:-1]) if number == len(tokens) - 1 else tokens
-    return tokens
+def _tree(expression: pc.Expression) -> _Node | None:
+    """Returns the expression as a tree; `None` if any part of it is not understood.
 
-
-def _comparison(tokens: list[str], schema: pa.Schema) -> Predicate | None:
-    """A comparison that is certain; `None` for everything else."""
-    text = "".join(tokens)
-    if (nested := _FIELD.fullmatch(text)) is not None:
-        return _of_field(_NAME.findall(nested[1]), _OPS[nested[2]], nested[3], schema)
-    match = _COMPARISON.fullmatch(text)
-    if match is None:
+    A pickle of an expression holds an Arrow file with one record batch. The metadata of its schema
+    lists the nodes in prefix order as pairs: `call` and a function, its arguments, `options` and
+    a column's number where it has options, `end` and the function again; `literal` and a column's
+    number; `field_ref` and a name; `nested_field_ref`, a number of names, and that many
+    `field_ref`. The columns hold literals and options, one row each. pyarrow refuses to pickle
+    references by number.
+    """
+    try:
+        _, (data, *_) = expression.__reduce__()
+        batch = pa.ipc.open_file(data).get_batch(0)
+        return _parsed(_metadata(batch.schema), batch)
+    except (pa.ArrowException, ValueError, TypeError, IndexError):
         return None
-    name, op, literal = match[1], _OPS[match[2]], match[3]
-    if name in ("offset", PARTITION) and _INT.fullmatch(literal):
-        number = int(literal)
-        return Compare(op, Column(name), number) if MIN_INT64 <= number <= MAX_INT64 else None
-    if name == "timestamp" and (instant := _INSTANT.fullmatch(literal)):
-        seconds = datetime.fromisoformat(instant[1]).replace(tzinfo=UTC)
-        micros = int(seconds.timestamp()) * 1_000_000 + int((instant[2] or ".0")[1:])
-        return Compare(op, Column(name), micros)
-    if name == TOPIC and op is Op.EQ and (plain := _PLAIN_TEXT.fullmatch(literal)):
-        return Compare(op, Column(name), plain[1].encode())
+
+
+def _parsed(pairs: list[tuple[str, str]], batch: pa.RecordBatch) -> _Node:
+    calls: list[tuple[str, list[_Node]]] = [("", [])]
+    with_options: set[int] = set()
+    entries = iter(pairs)
+    for key, text in entries:
+        _, siblings = calls[-1]
+        if key == "call":
+            calls.append((text, []))
+        elif key == "end" and len(calls) > 1 and text == calls[-1][0]:
+            has_options = len(calls) in with_options
+            with_options.discard(len(calls))
+            function, arguments = calls.pop()
+            calls[-1][1].append(_Call(function, tuple(arguments), has_options))
+        elif key == "options" and len(calls) > 1:
+            with_options.add(len(calls))
+        elif key == "literal":
+            siblings.append(_Literal(batch.column(int(text))[0]))
+        elif key == "field_ref":
+            siblings.append(_Reference((text,)))
+        elif key == "nested_field_ref" and int(text) > 0:
+            siblings.append(_Reference(tuple(_names(entries, int(text)))))
+        else:
+            raise ValueError(f"{key} {text!r} in an expression")
+    ((_, roots),) = calls
+    (root,) = roots
+    return root
+
+
+def _names(entries: Iterator[tuple[str, str]], count: int) -> Iterator[str]:
+    for _ in range(count):
+        key, name = next(entries, ("", ""))
+        if key != "field_ref":
+            raise ValueError("a reference that is not by names")
+        yield name
+
+
+class _ArrowSchema(ctypes.Structure):
+    """The beginning of `ArrowSchema` in Arrow's C data interface."""
+
+    _fields_ = (
+        ("format", ctypes.c_char_p),
+        ("name", ctypes.c_char_p),
+        ("metadata", ctypes.c_void_p),
+    )
+
+
+def _metadata(schema: pa.Schema) -> list[tuple[str, str]]:
+    """Returns a schema's metadata in order. `Schema.metadata` is a dict and loses repeated keys."""
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    capsule = schema.__arrow_c_schema__()  # owns the memory
+    position = _ArrowSchema.from_address(pointer(capsule, b"arrow_schema")).metadata
+    if not position:
+        raise ValueError("an expression without metadata")
+
+    def number() -> int:
+        nonlocal position
+        position += 4
+        return ctypes.c_int32.from_address(position - 4).value
+
+    def text() -> str:
+        nonlocal position
+        size = number()
+        position += size
+        return ctypes.string_at(position - size, size).decode()
+
+    return [(text(), text()) for _ in range(number())]
+
+
+# --- Translation ---------------------------------------------------------------------------------
+
+
+def _terms(tree: _Node) -> Iterator[_Node]:
+    """Yields the terms of the outermost AND."""
+    pending = [tree]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, _Call) and node.function in _ANDS and not node.has_options:
+            pending.extend(reversed(node.arguments))
+        else:
+            yield node
+
+
+def _translated(term: _Node, schema: pa.Schema) -> Predicate | None:
+    if not isinstance(term, _Call) or term.has_options:
+        return None
+    op = _OPS.get(term.function)
+    match op, term.arguments:
+        case Op(), (_Reference(names), _Literal(scalar)):
+            return _comparison(names, op, scalar, schema)
+        case Op(), (_Literal(scalar), _Reference(names)):
+            return _comparison(names, op.flipped, scalar, schema)
     return None
 
 
-def _of_field(names: list[str], op: Op, literal: str, schema: pa.Schema) -> Predicate | None:
-    if _INT.fullmatch(literal):
-        return field_comparison(schema, names, op, int(literal))
-    if plain := _PLAIN_TEXT.fullmatch(literal):
-        return field_comparison(schema, names, op, plain[1])
+def _comparison(
+    names: tuple[str, ...],
+    op: Op,
+    scalar: Any,  # noqa: ANN401  # pyarrow ships no types
+    schema: pa.Schema,
+) -> Predicate | None:
+    if not scalar.is_valid or schema.names.count(names[0]) != 1:
+        return None
+    number, text = _whole_number(scalar), _text(scalar)
+    if len(names) > 1:
+        literal = text if number is None else number
+        return None if literal is None else field_comparison(schema, names, op, literal)
+    (name,) = names
+    if name in ("offset", PARTITION):
+        return None if number is None else Compare(op, Column(name), number)
+    if name == "timestamp":
+        micros = _instant(scalar)
+        return None if micros is None else Compare(op, Column(name), micros)
+    if name == TOPIC and op is Op.EQ and text is not None:
+        return Compare(op, Column(name), text.encode())
     return None
+
+
+def _whole_number(scalar: Any) -> int | None:  # noqa: ANN401
+    """Returns the value of an integer that fits int64; not of uint64, which Arrow casts."""
+    if not pa.types.is_integer(scalar.type) or scalar.type == pa.uint64():
+        return None
+    return int(scalar.as_py())
+
+
+def _text(scalar: Any) -> str | None:  # noqa: ANN401
+    """Returns the value of a string that is valid UTF-8."""
+    if not (pa.types.is_string(scalar.type) or pa.types.is_large_string(scalar.type)):
+        return None
+    try:
+        return str(scalar.as_py())
+    except UnicodeDecodeError:
+        return None
+
+
+def _instant(scalar: Any) -> int | None:  # noqa: ANN401
+    """Returns the microseconds of a timestamp with a zone, in a unit that converts exactly."""
+    kind = scalar.type
+    if not pa.types.is_timestamp(kind) or kind.tz is None or kind.unit not in _MICROSECONDS:
+        return None
+    micros = int(scalar.value) * _MICROSECONDS[kind.unit]
+    return micros if MIN_INT64 <= micros <= MAX_INT64 else None

@@ -1,75 +1,360 @@
-"""A scan as a `pyarrow.dataset.Dataset`: DuckDB, and whatever else queries one."""
+"""A scan as a `pyarrow.dataset.Dataset`, for DuckDB and other engines that query datasets.
+
+pyarrow's own scanner over Python batches reads ahead in threads of Arrow's, which call Python while
+the interpreter exits: the process hangs or aborts. `TierScanner` therefore reads batches only when
+its consumer asks for one.
+"""
 
 from __future__ import annotations
 
+import io
+from collections.abc import Mapping, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from kts_source.engines.arrow_conditions import certain_part, columns_in
+from kts_source.read.handover import in_threads
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    import pyarrow as pa
-    import pyarrow.compute as pc
+    from collections.abc import Generator, Iterable, Iterator
 
     from kts_source.engines.scan import Scan
 
 
-class TierDataset(ds.Dataset):  # type: ignore[misc]  # pyarrow ships no types
-    """The rows of a scan, read anew for each query with the columns and conditions it asks for.
+Columns = Sequence[str] | Mapping[str, pc.Expression]
+"""Names in order, or expressions by name."""
+
+_IGNORED: Final = frozenset(
+    (
+        "batch_readahead",
+        "cache_metadata",
+        "fragment_readahead",
+        "fragment_scan_options",
+        "memory_pool",
+        "use_threads",
+    )
+)
+"""Arguments of pyarrow's scanners about how files are read."""
+_NO_FILES: Final = (
+    "a TierDataset has no files for pyarrow to scan: call its own methods, such as to_table(), or"
+    " pass Scan.to_reader() or Scan.to_table() instead of the dataset"
+)
+
+
+class _NoFile(io.RawIOBase):
+    """A file that fails with an explanation as soon as it is read."""
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0, /) -> NoReturn:
+        raise NotImplementedError(_NO_FILES)
+
+    def tell(self) -> NoReturn:
+        raise NotImplementedError(_NO_FILES)
+
+    def read(self, size: int = -1, /) -> NoReturn:
+        raise NotImplementedError(_NO_FILES)
+
+
+class TierDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow ships no types
+    """The rows of a scan; each query reads only the columns and rows that it needs.
 
         tier = kts_source.scan(source).to_dataset()
         duckdb.sql("select count(*) from tier where partition = 1")
 
     DuckDB does not filter again what it hands to a dataset, so the whole condition is applied here.
 
+    The methods of `pyarrow.dataset.Dataset` work. Functions of pyarrow that scan a dataset without
+    calling its methods, such as `Scanner.from_dataset` and `write_dataset`, raise an error.
+
     Args:
         scan: What is read.
+        condition: Rows for which it is not true are skipped.
     """
 
-    def __init__(self, scan: Scan) -> None:
+    def __init__(self, scan: Scan, condition: pc.Expression | None = None) -> None:
+        # Arrow scans this instead of reading through a null pointer.
+        fragment = ds.IpcFileFormat().make_fragment(_NoFile())
+        no_files = ds.FileSystemDataset([fragment], scan.schema, ds.IpcFileFormat())
+        super().__init__(scan.schema, [no_files])
         self._scan = scan
+        self._condition = condition
 
     @property
     def schema(self) -> pa.Schema:
         """Of the rows."""
         return self._scan.schema
 
+    @property
+    def children(self) -> list[ds.Dataset]:
+        """No datasets."""
+        return []
+
     def scanner(
         self,
-        columns: Sequence[str] | None = None,
+        columns: Columns | None = None,
         filter: pc.Expression | None = None,  # pyarrow's name
+        batch_size: int | None = None,
         **arguments: Any,  # noqa: ANN401  # pyarrow's own, for its reading of files
-    ) -> ds.Scanner:
-        """What reads the rows of one query, once.
+    ) -> TierScanner:
+        """Returns an object that reads the rows of one query, as a pyarrow `Scanner` does.
 
         Args:
-            columns: Names, in order; `None` = all.
-            filter: Rows for which it is not true are left out.
-            **arguments: Passed on to pyarrow.
+            columns: Names in order, or expressions by name; default: all columns.
+            filter: Rows for which it is not true are skipped.
+            batch_size: Rows of a batch at most.
+            **arguments: Other arguments of `pyarrow.dataset.Dataset.scanner`; they have no effect.
+
+        Raises:
+            TypeError: An argument that pyarrow does not have.
         """
-        wanted = tuple(self._scan.columns if columns is None else columns)
-        needed = dict.fromkeys(wanted)
+        if unknown := arguments.keys() - _IGNORED:
+            raise TypeError(f"scanner() got an unexpected keyword argument {min(unknown)!r}")
+        conditions = [one for one in (self._condition, filter) if one is not None]
+        both = None if not conditions else conditions[0]
+        if len(conditions) > 1:
+            both = conditions[0] & conditions[1]
+        if columns is not None:
+            columns = dict(columns) if isinstance(columns, Mapping) else list(columns)
+        return TierScanner(self._scan, columns, both, batch_size)
+
+    def to_batches(self, **arguments: Any) -> Iterator[pa.RecordBatch]:  # noqa: ANN401
+        """Yields the rows; see `scanner` for the arguments."""
+        return self.scanner(**arguments).to_batches()
+
+    def to_table(self, **arguments: Any) -> pa.Table:  # noqa: ANN401
+        """Returns the rows; see `scanner` for the arguments."""
+        return self.scanner(**arguments).to_table()
+
+    def head(self, num_rows: int, **arguments: Any) -> pa.Table:  # noqa: ANN401
+        """Returns the first rows; see `scanner` for the arguments."""
+        return self.scanner(**arguments).head(num_rows)
+
+    def take(self, indices: Any, **arguments: Any) -> pa.Table:  # noqa: ANN401
+        """Returns the rows at these positions; see `scanner` for the arguments."""
+        return self.scanner(**arguments).take(indices)
+
+    def count_rows(self, **arguments: Any) -> int:  # noqa: ANN401
+        """Returns the number of rows; see `scanner` for the arguments."""
+        return self.scanner(**arguments).count_rows()
+
+    def filter(self, expression: pc.Expression) -> TierDataset:
+        """Returns a dataset of the rows for which the expression is true, too."""
+        if not isinstance(expression, pc.Expression):
+            raise TypeError(f"filter() takes a pyarrow.compute.Expression, not {expression!r}")
+        condition = expression if self._condition is None else self._condition & expression
+        return TierDataset(self._scan, condition)
+
+    def get_fragments(self, filter: pc.Expression | None = None) -> Iterator[ds.Fragment]:
+        """Yields a fragment in memory for each task of the plan.
+
+        Args:
+            filter: Tasks without such rows may be skipped.
+        """
         scan = self._scan
-        if filter is not None:
-            needed |= dict.fromkeys(columns_in(filter, scan.columns))
-            certain = None if scan.is_limited else certain_part(filter, scan.schema)
-            scan = scan if certain is None else scan.where_predicate(certain)
-        part = scan.select(list(needed) or scan.columns[:1])
-        known = {
-            name: arguments[name] for name in ("batch_size", "use_threads") if name in arguments
-        }
-        return ds.Scanner.from_batches(
-            _rows(part), schema=part.schema, columns=list(wanted), filter=filter, **known
-        )
+        if scan.is_limited:
+            yield from ds.InMemoryDataset(scan.to_table()).get_fragments()
+            return
+        certain = None if filter is None else certain_part(filter, scan.schema)
+        scan = scan if certain is None else scan.where_predicate(certain)
+        for task in scan.tasks:
+            with closing(scan.read_task(task)) as batches:
+                table = pa.Table.from_batches(batches, scan.schema)
+            yield from ds.InMemoryDataset(table).get_fragments()
+
+    def replace_schema(self, schema: pa.Schema) -> TierDataset:
+        """Returns the dataset, if the schema is its own.
+
+        Raises:
+            ValueError: Another schema; select or cast columns instead.
+        """
+        if not self.schema.equals(schema):
+            raise ValueError(
+                "the schema of a TierDataset cannot be replaced: select columns by"
+                " Scan.select(), or cast the table"
+            )
+        return TierDataset(self._scan, self._condition)
+
+    def sort_by(self, sorting: Any, **arguments: Any) -> ds.InMemoryDataset:  # noqa: ANN401
+        """Returns the rows in order, in memory; see `pyarrow.Table.sort_by`."""
+        return ds.InMemoryDataset(self.to_table().sort_by(sorting, **arguments))
+
+    def join(self, right_dataset: ds.Dataset, *arguments: Any, **named: Any) -> ds.InMemoryDataset:  # noqa: ANN401
+        """Returns a join in memory; see `pyarrow.dataset.Dataset.join`."""
+        left = ds.InMemoryDataset(self.to_table())
+        return left.join(_in_memory(right_dataset), *arguments, **named)
+
+    def join_asof(
+        self,
+        right_dataset: ds.Dataset,
+        *arguments: Any,  # noqa: ANN401
+        **named: Any,  # noqa: ANN401
+    ) -> ds.InMemoryDataset:
+        """Returns a join in memory; see `pyarrow.dataset.Dataset.join_asof`."""
+        left = ds.InMemoryDataset(self.to_table())
+        return left.join_asof(_in_memory(right_dataset), *arguments, **named)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """With the scan; credentials are in it as `Secret`."""
+        return type(self), (self._scan, self._condition)
 
     def _repr_html_(self) -> str:
         return self._scan._repr_html_()  # notebooks call it by this name
 
 
-def _rows(scan: Scan) -> Iterator[pa.RecordBatch]:
-    with closing(scan.batches()) as batches:
-        yield from batches
+class TierScanner:
+    """Reads the rows of one query over a `TierDataset`, with the methods of a pyarrow `Scanner`.
+
+    Args:
+        scan: What is read.
+        columns: Names in order, or expressions by name; `None` = all columns.
+        condition: Rows for which it is not true are skipped; `None` = all rows.
+        batch_size: Rows of a batch at most.
+
+    Raises:
+        ArrowInvalid: A column that does not exist, or a condition that cannot be evaluated.
+    """
+
+    def __init__(
+        self,
+        scan: Scan,
+        columns: Columns | None,
+        condition: pc.Expression | None,
+        batch_size: int | None,
+    ) -> None:
+        self.dataset_schema = scan.schema
+        # pyarrow checks the arguments, as for any dataset of this schema.
+        empty = ds.InMemoryDataset(scan.schema.empty_table())
+        self.projected_schema = empty.scanner(columns=columns, filter=condition).projected_schema
+        self._columns = columns
+        self._condition = condition
+        self._batch_size = batch_size
+        self._scan = _needed(scan, columns, condition)
+
+    def to_batches(self) -> Generator[pa.RecordBatch]:
+        """Yields the rows. Close the generator to cancel the requests under way."""
+        with closing(in_threads([self._batches], 1, ordered=True)) as batches:
+            yield from batches
+
+    def scan_batches(self) -> Iterator[ds.TaggedRecordBatch]:
+        """Yields the rows, each batch with a fragment in memory."""
+        for batch in self.to_batches():
+            (fragment,) = ds.InMemoryDataset(batch).get_fragments()
+            yield ds.TaggedRecordBatch(batch, fragment)
+
+    def to_reader(self) -> pa.RecordBatchReader:
+        """Returns a stream of the rows."""
+        return pa.RecordBatchReader.from_batches(self.projected_schema, self.to_batches())
+
+    def to_table(self) -> pa.Table:
+        """Returns all rows."""
+        return pa.Table.from_batches(self.to_batches(), self.projected_schema)
+
+    def head(self, num_rows: int) -> pa.Table:
+        """Returns the first rows, and reads no more tasks than that takes."""
+        batches: list[pa.RecordBatch] = []
+        missing = num_rows
+        with closing(self.to_batches()) as found:
+            while missing > 0 and (batch := next(found, None)) is not None:
+                batches.append(batch.slice(0, missing))
+                missing -= batch.num_rows
+        return pa.Table.from_batches(batches, self.projected_schema)
+
+    def take(self, indices: Any) -> pa.Table:  # noqa: ANN401  # as pyarrow's
+        """Returns the rows at these positions."""
+        return self.to_table().take(indices)
+
+    def count_rows(self) -> int:
+        """Returns the number of rows."""
+        return sum(batch.num_rows for batch in self.to_batches())
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """A new stream of the rows."""
+        return self.to_reader().__arrow_c_stream__(requested_schema)
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        with closing(self._scan.batches()) as batches:
+            for batch in batches:
+                for rows in self._selected(batch):
+                    yield from _pieces(rows, self._batch_size)
+
+    def _selected(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
+        """Filters and projects one batch."""
+        names = self.projected_schema.names
+        plain = self._columns is None or not isinstance(self._columns, dict)
+        if plain and self._condition is None and set(names) <= set(batch.schema.names):
+            return (batch.select(names),)
+        whole = pa.Table.from_batches([self._padded(batch)])
+        if plain and set(names) <= set(whole.schema.names):
+            table = _filtered(whole, self._condition).select(names)
+        else:
+            scanner = ds.InMemoryDataset(whole).scanner(
+                columns=self._columns, filter=self._condition, use_threads=False
+            )
+            table = scanner.to_table()
+        return chain(table.to_batches())
+
+    def _padded(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Adds nulls for columns that were not read: expressions may refer to columns by number."""
+        if batch.schema.equals(self.dataset_schema):
+            return batch
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        return pa.RecordBatch.from_arrays(
+            [
+                columns[field.name]
+                if field.name in columns
+                else pa.nulls(batch.num_rows, field.type)
+                for field in self.dataset_schema
+            ],
+            schema=self.dataset_schema,
+        )
+
+
+def _needed(scan: Scan, columns: Columns | None, condition: pc.Expression | None) -> Scan:
+    """Returns the scan of the columns and rows that a query needs."""
+    needed = set(scan.columns)
+    if isinstance(columns, dict):
+        needed = set(chain(*(columns_in(one, scan.columns) for one in columns.values())))
+    elif columns is not None:
+        needed = set(columns)
+    if condition is not None:
+        needed |= set(columns_in(condition, scan.columns))
+        certain = None if scan.is_limited else certain_part(condition, scan.schema)
+        scan = scan if certain is None else scan.where_predicate(certain)
+    wanted = [name for name in scan.columns if name in needed]
+    return scan.select(wanted or scan.columns[:1])
+
+
+def _filtered(table: pa.Table, condition: pc.Expression | None) -> pa.Table:
+    """Returns the rows for which the condition is true, computed in the calling thread."""
+    if condition is None:
+        return table
+    from pyarrow import acero
+
+    steps = (
+        acero.Declaration("table_source", acero.TableSourceNodeOptions(table)),
+        acero.Declaration("filter", acero.FilterNodeOptions(condition)),
+    )
+    return acero.Declaration.from_sequence(steps).to_table(use_threads=False)
+
+
+def _pieces(batch: pa.RecordBatch, most: int | None) -> Iterator[pa.RecordBatch]:
+    if most is None or batch.num_rows <= most:
+        if batch.num_rows:
+            yield batch
+        return
+    for begin in range(0, batch.num_rows, most):
+        yield batch.slice(begin, most)
+
+
+def _in_memory(dataset: Any) -> Any:  # noqa: ANN401  # pyarrow's
+    return ds.InMemoryDataset(dataset.to_table()) if isinstance(dataset, TierDataset) else dataset

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from contextlib import closing
+from functools import reduce
+from operator import and_
 from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
     from kts_source.engines.scan import Scan
     from kts_source.predicate.model import Predicate
 
+_DYNAMIC: Final = "dynamic_pred"
+"""How Polars names conditions of its own, such as the bound of a top-k, which a source may skip."""
 _OPS: Final = {"Eq": Op.EQ, "Lt": Op.LT, "LtEq": Op.LE, "Gt": Op.GT, "GtEq": Op.GE}
 
 
@@ -42,6 +47,8 @@ def lazy_frame(scan: Scan, threads: int) -> pl.LazyFrame:
         _batch_size: int | None,
     ) -> Iterator[pl.DataFrame]:
         part = scan
+        if predicate is not None:
+            predicate = applicable_part(predicate)
         if n_rows is not None:
             # Polars means the first rows of all, of which it wants those that match.
             part = part.limit(n_rows)
@@ -49,6 +56,8 @@ def lazy_frame(scan: Scan, threads: int) -> pl.LazyFrame:
             certain = certain_part(predicate, scan.schema)
             part = part if certain is None else part.where_predicate(certain)
         if with_columns is not None:
+            # Polars 1.30 takes columns by position, in the order of the schema; later ones by name.
+            with_columns = [name for name in scan.columns if name in with_columns]
             part = part.select(with_columns or scan.columns[:1])
         with closing(_beside(part, threads)) as batches:
             for batch in batches:
@@ -57,7 +66,10 @@ def lazy_frame(scan: Scan, threads: int) -> pl.LazyFrame:
                     frame = frame.filter(predicate)
                 yield frame if with_columns is None else frame.select(with_columns)
 
-    return register_io_source(rows, schema=schema, validate_schema=True, is_pure=True)
+    # Polars 1.30 does not know that a source can be pure.
+    known = inspect.signature(register_io_source).parameters
+    pure: dict[str, Any] = {"is_pure": True} if "is_pure" in known else {}
+    return register_io_source(rows, schema=schema, validate_schema=True, **pure)
 
 
 def _beside(scan: Scan, threads: int) -> Generator[pa.RecordBatch]:
@@ -67,6 +79,48 @@ def _beside(scan: Scan, threads: int) -> Generator[pa.RecordBatch]:
     if min(threads, len(scan.tasks)) > 1:
         return scan.batches(threads=threads)
     return in_threads([scan.batches], 1, ordered=True)
+
+
+def applicable_part(predicate: pl.Expr) -> pl.Expr | None:
+    """Drops the terms of the outermost AND that Polars adds for speed and cannot evaluate here.
+
+    Polars 1.3x and 1.4x derive conditions from the rows that a top-k has seen so far. A source gets
+    them as expressions that only have a text, and `DataFrame.filter` panics. The query applies them
+    itself.
+
+    Returns:
+        `None` if no other terms are left.
+    """
+    terms = list(_terms(predicate))
+    kept = [term for term in terms if not _is_dynamic(term)]
+    if len(kept) == len(terms):
+        return predicate
+    return reduce(and_, kept) if kept else None
+
+
+def _terms(predicate: pl.Expr) -> Iterator[pl.Expr]:
+    """Yields the terms of the outermost AND, from left to right."""
+    pending = [predicate]
+    while pending:
+        term = pending.pop()
+        inputs = term.meta.pop() if _DYNAMIC in str(term) else []
+        for left, right in (inputs, inputs[::-1]) if len(inputs) == 2 else ():
+            if (left & right).meta.eq(term):
+                pending += [right, left]
+                break
+        else:
+            yield term
+
+
+def _is_dynamic(term: pl.Expr) -> bool:
+    try:
+        tree = json.loads(term.meta.serialize(format="json"))
+    except Exception:  # noqa: BLE001  # such as a function of the user's, which has no JSON
+        return False
+    match tree:
+        case {"Display": {"fmt_str": str(text)}}:
+            return text.startswith(f"{_DYNAMIC}:")
+    return False
 
 
 def certain_part(predicate: pl.Expr, schema: pa.Schema) -> Predicate | None:
@@ -118,8 +172,8 @@ def _comparison(
         if number is None or not MIN_INT64 <= number <= MAX_INT64:
             return None
         return Compare(op, Column(names[0]), number)
-    match literal:
-        case {"Literal": {"Scalar": {"String": str(text)}}}:
+    match _scalar(literal):
+        case {"String": str(text)}:
             return field_comparison(schema, names, op, text)
     return None if number is None else field_comparison(schema, names, op, number)
 
@@ -129,6 +183,16 @@ def _whole_number(literal: Any) -> int | None:  # noqa: ANN401  # JSON
     match literal:
         case {"Literal": {"Dyn": {"Int": int(number)}}}:
             return number
-        case {"Literal": {"Scalar": {"Int64": int(number)} | {"Int32": int(number)}}}:
+    match _scalar(literal):
+        case {"Int64": int(number)} | {"Int32": int(number)}:
             return number
+    return None
+
+
+def _scalar(literal: Any) -> Any:  # noqa: ANN401  # JSON
+    match literal:
+        case {"Literal": {"Scalar": {"dtype": _, "value": value}}}:  # Polars 1.30
+            return value
+        case {"Literal": {"Scalar": value}}:
+            return value
     return None

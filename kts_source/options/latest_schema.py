@@ -27,11 +27,10 @@ class ReaderSchema:
     message: str = ""
 
 
-def subject_of(column: str, given: str | None, selection: Selection) -> str:
-    """The subject of a column: what is given, or `<topic>-value` as producers name it by default.
+def known_subject(column: str, given: str | None, selection: Selection) -> str:
+    """Returns the subject of a column: the option's, or `<topic>-value` of the only topic.
 
-    Raises:
-        InvalidOptionError: None is given, and it is not one topic that is read.
+    Producers name it so by default. Empty if more than one topic may be read.
     """
     if given is not None:
         return given
@@ -40,12 +39,22 @@ def subject_of(column: str, given: str | None, selection: Selection) -> str:
         topics = selection.topics
     elif isinstance(selection, Assign):
         topics = tuple(selection.partitions)
-    if len(set(topics)) != 1:
+    return f"{topics[0]}-{column}" if len(set(topics)) == 1 else ""
+
+
+def subject_of(column: str, given: str | None, selection: Selection) -> str:
+    """Returns the subject of a column, see `known_subject`.
+
+    Raises:
+        InvalidOptionError: No option names it, and more than one topic may be read.
+    """
+    subject = known_subject(column, given, selection)
+    if not subject:
         raise InvalidOptionError(
             f"option '{column}.schema' or '{column}.subject' is needed: it is not one topic that is"
             " read, so none names the subject"
         )
-    return f"{topics[0]}-{column}"
+    return subject
 
 
 def latest_of(column: str, kind: str, registry: RegistryPlace, subject: str) -> ReaderSchema:

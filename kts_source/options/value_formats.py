@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kts_source.columns import ERROR_COLUMNS, RAW_COLUMNS
 from kts_source.errors import InvalidOptionError
-from kts_source.options.latest_schema import ReaderSchema, latest_of, subject_of
+from kts_source.options.latest_schema import ReaderSchema, known_subject, latest_of, subject_of
 from kts_source.options.option import Option
 from kts_source.options.parsing import parse_choice, parse_names, parse_text
 from kts_source.options.registry_options import (
@@ -245,9 +245,10 @@ def _options(column: str) -> Iterator[Option]:
     yield Option(
         f"{column}.subject",
         parse_text,
-        f"With a registry and no `{column}.schema`: the subject whose latest version is read, as it"
-        " is when the query is planned. Default: the one topic that is read, and"
-        f" `-{column}` behind it.",
+        f"With a registry: the subject of the `{column}`, such as `:.staging:orders-{column}` in a"
+        f" context of the registry. Ids are looked up with it. Without `{column}.schema`, its"
+        " latest version is read, as it is when the query is planned. Default: the topic, if there"
+        f" is only one, and `-{column}`.",
     )
     yield Option(
         f"{column}.columns",
@@ -312,12 +313,21 @@ def _column_format(
     if form == AVRO_APICURIO and registry is not None:
         registry = replace(registry, ids=values[f"{column}.{USE_ID}"])
     name = f"{column}.schema"
-    asked = values[name] is None and form in _KINDS and registry is not None and registry.is_url
-    if values[f"{column}.subject"] is not None and not asked:
-        raise InvalidOptionError(
-            f"option '{column}.subject' needs a registry's URL in '{column}.{URL}', and no"
-            f" '{column}.schema'"
-        )
+    has_registry = form in _KINDS and registry is not None and registry.is_url
+    asked = values[name] is None and has_registry
+    if values[f"{column}.subject"] is not None:
+        if not has_registry:
+            raise InvalidOptionError(
+                f"option '{column}.subject' needs a registry's URL in '{column}.{URL}'"
+            )
+        if form == JSON_CONFLUENT and not asked:
+            raise InvalidOptionError(
+                f"option '{column}.subject' means nothing with {form} and '{column}.schema': the"
+                " registry is not asked"
+            )
+    if registry is not None and has_registry:
+        subject = known_subject(column, values[f"{column}.subject"], selection)
+        registry = replace(registry, subject=subject)
     for one in _needed(form, asked):
         if values[f"{column}.{one}"] is None:
             raise InvalidOptionError(

@@ -227,9 +227,9 @@ class _Parser:
             return IsNull(first) if op is Op.SAME else Constant(None)
         first, (value,) = self._with_literals(node, first, [second])
         if isinstance(value, int) and not _fits(value):
-            # No row has such a number, and columns of numbers are never null.
-            smaller = (Op.NE, Op.LT, Op.LE), (Op.NE, Op.GT, Op.GE)
-            return Constant(op in smaller[value < 0])
+            # No row has such a number.
+            true_ops = (Op.NE, Op.LT, Op.LE), (Op.NE, Op.GT, Op.GE)
+            return _unless_null(first, op, op in true_ops[value < 0])
         return Compare(op, first, value)
 
     def _in(self, node: exp.In) -> Predicate:
@@ -386,6 +386,16 @@ def _chain(node: exp.Expr) -> Iterator[exp.Expr]:
         terms.append(rest.expression)
         rest = rest.this
     return reversed([*terms, rest])
+
+
+def _unless_null(operand: Operand, op: Op, answer: bool) -> Predicate:
+    """Returns a condition with one answer for all rows, except that it is null for nulls."""
+    if op is Op.SAME or not isinstance(operand, Field):  # columns of numbers are never null
+        return Constant(answer)
+    is_null = IsNull(operand)
+    if answer:
+        return Or((Not(is_null), Constant(None)))
+    return And((is_null, Constant(None)))
 
 
 def _is_number(value: object) -> TypeGuard[int | float | Decimal]:

@@ -2,7 +2,7 @@
 
 An entry of the cache `schemas` is JSON: `{"kind": …, "parts": [[name, base64], …]}`, named by its
 form, the registry's address, who asks (`RegistryAccess.tenant`), the kind of ids where there are
-several, and the id. Nothing is kept of a
+several, the subject that was asked with, and the id. Nothing is kept of a
 registry of this machine unless a cache folder is given, as for tiers: one that is begun anew for a
 test gives its ids again.
 """
@@ -57,7 +57,9 @@ def _entry(registry: RegistryPlace, schema_id: int | str) -> tuple[DiskCache | N
     near = registry.is_near and settings.folder is None
     cache = None if near or tenant is None else _cache(replace(settings, index=None, chunks=None))
     kind = (registry.ids,) if registry.ids else ()
-    names = (_FORM, registry.place.rstrip("/"), tenant or "", *kind, str(schema_id))
+    # Quoted, so that no subject reads like another one's kind and id.
+    subject = (f"subject={registry.subject!r}",) if registry.subject else ()
+    names = (_FORM, registry.place.rstrip("/"), tenant or "", *kind, *subject, str(schema_id))
     return cache, "\n".join(names)
 
 

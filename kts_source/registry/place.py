@@ -60,12 +60,15 @@ class RegistryPlace:
         access: For a URL; `None` = nothing is shown.
         cache: What is kept on this machine's disk.
         ids: The kind of ids that Apicurio's own API is asked for; empty = it is Confluent's API.
+        subject: The subject of the schemas, sent with each id; empty = unknown. Ids are unique per
+            context of a registry, and a subject such as `:.staging:orders-value` names its context.
     """
 
     place: str
     access: Secret[RegistryAccess] | None = field(default=None, hash=False)
     cache: CacheSettings = NO_CACHE
     ids: Literal["", "globalId", "contentId"] = ""
+    subject: str = ""
 
     @property
     def is_url(self) -> bool:

@@ -2,10 +2,14 @@
 
 A folder holds `<id>.avsc`, `<id>.json` (JSON Schema), or `<id>.desc` (a FileDescriptorSet of protoc
 with --include_imports, whose last file is the schema's). A registry is asked as Confluent's REST
-API has it: `/schemas/ids/<id>`, `/schemas/guids/<guid>`, `/subjects/<subject>/versions/<version>`
-for what a schema refers to, and `?format=serialized` for Protobuf schemas, which then come as
-FileDescriptorProtos in base64. Registries that do not know that give their text. Apicurio's own API
+API has it: `/schemas/ids/<id>?subject=<subject>`, `/schemas/guids/<guid>`,
+`/subjects/<subject>/versions/<version>` for what a schema refers to, and `?format=serialized` for
+Protobuf schemas, which then come as FileDescriptorProtos in base64. Registries that do not know
+that give their text. Apicurio's own API
 is asked for `/ids/globalIds/<id>` or `/ids/contentIds/<id>`, with Avro only.
+
+Ids are unique per context, which a qualified subject (`:.context:subject`) names. References that
+are not qualified are looked up in the context of the schema that has them, as Confluent does.
 
 Ids keep their meaning, so what a registry said of one is kept on disk (`kept_schemas`).
 """
@@ -15,14 +19,14 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote
 
 from kts_source.errors import InvalidOptionError, RegistryError
 from kts_source.extras import require
-from kts_source.registry.client import ask, ask_text
+from kts_source.registry.client import UnknownSchemaError, ask, ask_text
 from kts_source.registry.kept_schemas import keep_parts, kept_parts
 
 if TYPE_CHECKING:
@@ -38,7 +42,8 @@ EXTRA: Final = "registry"
 """The extra of this package that brings what decodes Avro and Protobuf."""
 
 _MAX_REFERENCES: Final = 256
-_SERIALIZED: Final = "?format=serialized"
+_SERIALIZED: Final = "format=serialized"
+_QUALIFIED: Final = re.compile(r"(:[^:]*:).*", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +97,37 @@ def find_schema(registry: RegistryPlace, schema_id: int | str) -> RegisteredSche
 
 
 def _asked(registry: RegistryPlace, schema_id: int | str, how: str = "") -> dict[str, Any]:
-    """What a registry says of an id or a GUID."""
-    if isinstance(schema_id, int):
-        return ask(registry, f"/schemas/ids/{schema_id}{how}")
-    return ask(registry, f"/schemas/guids/{schema_id}{how}", is_new=True)
+    """Returns the registry's answer for an id or a GUID.
+
+    Args:
+        registry: A URL, and the subject where it is known.
+        schema_id: A number, or a GUID, which is unique in all contexts.
+        how: A parameter of the query.
+    """
+    if not isinstance(schema_id, int):
+        return ask(registry, _with_query(f"/schemas/guids/{schema_id}", how), is_new=True)
+    path = f"/schemas/ids/{schema_id}"
+    if not registry.subject:
+        return ask(registry, _with_query(path, how))
+    subject = f"subject={quote(registry.subject, safe='')}"
+    try:
+        return ask(registry, _with_query(path, how, subject))
+    except UnknownSchemaError:
+        if _context_of(registry.subject):
+            raise
+        # Producers may register under another name; without a context the id means the same.
+        return ask(registry, _with_query(path, how))
+
+
+def _with_query(path: str, *parameters: str) -> str:
+    query = "&".join(filter(None, parameters))
+    return f"{path}?{query}" if query else path
+
+
+def _context_of(subject: str) -> str:
+    """Returns the context of a qualified subject, such as `:.staging:`; empty for others."""
+    match = _QUALIFIED.fullmatch(subject)
+    return match[1] if match else ""
 
 
 def _of_apicurio(registry: RegistryPlace, schema_id: int | str) -> RegisteredSchema:
@@ -117,7 +149,7 @@ def latest_schema(registry: RegistryPlace, subject: str) -> RegisteredSchema:
     schema_id = document.get("id")
     if not isinstance(schema_id, int):
         raise RegistryError(f"the registry's answer to {path} has no id")
-    return _schema(registry, schema_id, document)
+    return _schema(replace(registry, subject=subject), schema_id, document)
 
 
 def _read(folder: Path, schema_id: int | str) -> RegisteredSchema:
@@ -139,10 +171,17 @@ def _read(folder: Path, schema_id: int | str) -> RegisteredSchema:
 
 
 class _Part(NamedTuple):
-    """A schema as a registry gives it."""
+    """A schema as a registry returns it.
+
+    Attributes:
+        name: As others refer to it.
+        text: The schema.
+        context: Where its references are looked up if they are not qualified; empty = the default.
+    """
 
     name: str
     text: str
+    context: str
 
 
 def _schema(
@@ -152,9 +191,10 @@ def _schema(
     if kind not in (AVRO, JSON, PROTOBUF):
         raise RegistryError(f"schema {schema_id} is of type {kind!r}, which is not known")
     if kind == PROTOBUF:
-        document = _asked(registry, schema_id, _SERIALIZED)
+        document = {"subject": document.get("subject"), **_asked(registry, schema_id, _SERIALIZED)}
+    context = _context_of(str(document.get("subject") or "")) or _context_of(registry.subject)
     found: dict[str, _Part] = {}
-    for part in _parts(registry, _Part(f"schema {schema_id}", ""), document, kind, set()):
+    for part in _parts(registry, _Part(f"schema {schema_id}", "", context), document, kind, set()):
         found.setdefault(part.name, part)
     if kind == PROTOBUF:
         return RegisteredSchema(kind, _descriptors(list(found.values())))
@@ -173,15 +213,18 @@ def _parts(
             if len(seen) >= _MAX_REFERENCES:
                 raise RegistryError(f"{part.name} refers to more than {_MAX_REFERENCES} schemas")
             seen.add(called)
-            subject = quote(str(reference["subject"]), safe="")
-            path = f"/subjects/{subject}/versions/{int(reference['version'])}"
+            subject = str(reference["subject"])
+            if not _context_of(subject):
+                subject = part.context + subject
+            path = f"/subjects/{quote(subject, safe='')}/versions/{int(reference['version'])}"
             if kind == PROTOBUF:
-                path += _SERIALIZED
+                path = _with_query(path, _SERIALIZED)
             try:
                 answer = ask(registry, path)
             except LookupError as error:
                 raise LookupError(f"{part.name} refers to {called}: {error}") from None
-            yield from _parts(registry, _Part(called, ""), answer, kind, seen)
+            referred = _Part(called, "", _context_of(subject))
+            yield from _parts(registry, referred, answer, kind, seen)
         text = document["schema"]
         if not isinstance(text, str):
             raise TypeError(type(text).__name__)
@@ -196,8 +239,8 @@ def _parts(
 def _descriptors(parts: list[_Part]) -> tuple[tuple[str, bytes], ...]:
     """Files of Protobuf, which came serialized or as text."""
     try:
-        return tuple((name, base64.b64decode(text, validate=True)) for name, text in parts)
+        return tuple((name, base64.b64decode(text, validate=True)) for name, text, _ in parts)
     except (binascii.Error, ValueError):
         from kts_source.registry.proto_text import compiled
 
-        return compiled([(name, text) for name, text in parts])
+        return compiled([(name, text) for name, text, _ in parts])

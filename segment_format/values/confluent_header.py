@@ -120,6 +120,45 @@ def without_headers(
     return pa.Array.from_buffers(pa.binary(), len(values), buffers)
 
 
+def with_lengths(values: pa.Array, rows: NDArray[np.bool_], prefix: int) -> pa.Array:
+    """Inserts the length that Avro has in front of bytes.
+
+    Confluent's Java serializer writes a value of the schema `"bytes"` as it is, and its
+    deserializer returns all bytes after the header.
+
+    Args:
+        values: `pa.binary()`, at least one; may be a slice.
+        rows: Values that lack the length, none of them null.
+        prefix: Bytes of the header in front of each of these values.
+
+    Raises:
+        ValueError: The values would have more than 2 GiB.
+    """
+    _, ends, data = values.buffers()
+    bounds = np.frombuffer(ends, np.int32, len(values) + 1, 4 * values.offset).astype(np.int64)
+    sizes = np.diff(bounds)
+    # Zig-zag varints, seven bits a byte, the lowest first.
+    shifts = np.arange(0, 35, 7)
+    groups = (2 * (sizes[rows] - prefix))[:, None] >> shifts
+    used = (groups > 0) | (shifts == 0)
+    more = np.column_stack([used[:, 1:], np.zeros(len(used), np.bool_)])
+    digits = ((groups & 0x7F) | np.where(more, 0x80, 0)).astype(np.uint8)
+    counts = used.sum(axis=1)
+    places = np.repeat(bounds[:-1][rows] - bounds[0] + prefix, counts)
+    content = np.frombuffer(b"" if data is None else data, np.uint8)[bounds[0] : bounds[-1]]
+    content = np.insert(content, places, digits[used])
+    sizes[rows] += counts
+    new_ends = np.concatenate([[0], np.cumsum(sizes)])
+    if new_ends[-1] > np.iinfo(np.int32).max:
+        raise ValueError("the values of a batch have more than 2 GiB")
+    validity = None
+    if values.null_count:
+        valid = values.is_valid().to_numpy(zero_copy_only=False)
+        validity = copied(np.packbits(valid, bitorder="little"))
+    buffers = [validity, copied(new_ends.astype(np.int32)), copied(content)]
+    return pa.Array.from_buffers(pa.binary(), len(values), buffers)
+
+
 def _ids(values: pa.Array) -> NDArray[np.int64]:
     """The id of each value, a number of 0 or below where there is none; of a null, anything."""
     rows = len(values)

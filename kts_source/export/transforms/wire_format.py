@@ -16,7 +16,7 @@ from __future__ import annotations
 import importlib
 import io
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -88,6 +88,8 @@ class WireFormatColumns:
         auth: User and password of the registry.
         column: `value` or `key`.
         keep: Columns of the record to keep, in front.
+        subject: Subject of the schemas, such as `:.staging:orders-value` in a context of the
+            registry; ids are looked up with it. Empty for ids of the default context.
     """
 
     schema: pa.Schema
@@ -95,6 +97,7 @@ class WireFormatColumns:
     auth: Secret[tuple[str, str]] | None = None
     column: str = "value"
     keep: tuple[str, ...] = DEFAULT_KEPT
+    subject: str = ""
 
     def __post_init__(self) -> None:
         check_columns(self.schema, self.keep)
@@ -102,9 +105,10 @@ class WireFormatColumns:
 
     @property
     def _place(self) -> RegistryPlace:
+        place = RegistryPlace(self.registry, subject=self.subject)
         if self.auth is None:
-            return RegistryPlace(self.registry)
-        return RegistryPlace(self.registry, Secret(RegistryAccess(*self.auth.reveal())))
+            return place
+        return replace(place, access=Secret(RegistryAccess(*self.auth.reveal())))
 
     @cached_property
     def _writers(self) -> ById[int | str, _Writer]:
@@ -116,7 +120,10 @@ class WireFormatColumns:
     @property
     def fingerprint(self) -> str:
         """See `RowTransform.fingerprint`. The registry may move; ids keep their meaning."""
-        return f"wire({self.column}->{schema_text(self.schema)};keep={','.join(self.keep)})"
+        subject = f";subject={self.subject}" if self.subject else ""
+        return (
+            f"wire({self.column}->{schema_text(self.schema)};keep={','.join(self.keep)}{subject})"
+        )
 
     def apply(self, batch: pa.RecordBatch) -> Transformed:
         """See `RowTransform.apply`.

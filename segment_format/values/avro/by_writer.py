@@ -6,14 +6,15 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from segment_format.values.avro.decoder import Runner
 from segment_format.values.avro.json_text import JSON_TEXT, json_objects
 from segment_format.values.avro.projection import projected
-from segment_format.values.avro.schema import AvroSchemaError
+from segment_format.values.avro.schema import BYTES, AvroSchemaError, Primitive
+from segment_format.values.confluent_header import with_lengths
 from segment_format.values.decoded import BadValue, DecodedValues
 
 if TYPE_CHECKING:
@@ -31,6 +32,18 @@ MOST_PROGRAMS: Final = 1000
 """Writers that are remembered; of more, those not used for longest are asked for again."""
 
 
+class _Writer(NamedTuple):
+    """How values of one writer's schema are decoded.
+
+    Attributes:
+        program: The program, or why there is none.
+        has_bare_bytes: Whether the values are bytes without their length.
+    """
+
+    program: Program | str
+    has_bare_bytes: bool = False
+
+
 class ByWriter(Generic[K]):
     """Decodes values whose headers are read already.
 
@@ -38,17 +51,24 @@ class ByWriter(Generic[K]):
         reader: What is wanted.
         writer_schema: See `ConfluentAvroDecoder`.
         columns: Names of fields, joined by dots; only these are decoded. All by default.
+        bare_bytes: Whether values of the schema `"bytes"` have no length in front.
 
     Raises:
         AvroSchemaError: A column that there is not.
     """
 
     def __init__(
-        self, reader: Schema, writer_schema: Callable[[K], Schema], columns: Sequence[str] | None
+        self,
+        reader: Schema,
+        writer_schema: Callable[[K], Schema],
+        columns: Sequence[str] | None,
+        *,
+        bare_bytes: bool = False,
     ) -> None:
         self._runner = Runner(reader if columns is None else projected(reader, columns))
         self._writer_schema = writer_schema
-        self._programs: OrderedDict[K, Program | str] = OrderedDict()
+        self._bare_bytes = bare_bytes
+        self._programs: OrderedDict[K, _Writer] = OrderedDict()
         self._lock = threading.Lock()
 
     @property
@@ -79,13 +99,20 @@ class ByWriter(Generic[K]):
         programs: list[Program] = []
         numbers = np.full(max(len(writers), 1), -1, np.int64)
         reasons: dict[int, str] = {}
+        bare: list[int] = []
         for number, writer in enumerate(writers):
-            found = headless.get(number) or self._program(writer)
-            if isinstance(found, str):
-                reasons[number] = found
+            reason = headless.get(number)
+            found = _Writer(reason) if reason else self._writer(writer)
+            if isinstance(found.program, str):
+                reasons[number] = found.program
             else:
                 numbers[number] = len(programs)
-                programs.append(found)
+                programs.append(found.program)
+                if found.has_bare_bytes:
+                    bare.append(number)
+        if bare:
+            valid = values.is_valid().to_numpy(zero_copy_only=False)
+            values = with_lengths(values, np.isin(number_of, bare) & valid, prefix)
         bad: list[BadValue] = []
         if reasons:
             valid = values.is_valid().to_numpy(zero_copy_only=False)
@@ -99,8 +126,8 @@ class ByWriter(Generic[K]):
             bad.sort(key=lambda one: one.row)
         return self._runner.run(values, programs, program_of=program_of, prefix=prefix, bad=bad)
 
-    def _program(self, writer: K) -> Program | str:
-        """The program of a writer, or why there is none."""
+    def _writer(self, writer: K) -> _Writer:
+        """Returns the program of a writer, or why there is none."""
         with self._lock:
             found = self._programs.get(writer)
             if found is not None:
@@ -110,11 +137,12 @@ class ByWriter(Generic[K]):
             schema = self._writer_schema(writer)
         except (LookupError, AvroSchemaError) as error:
             # The caller knows for how long.
-            return f"schema {writer}: {_text(error)}"
+            return _Writer(f"schema {writer}: {_text(error)}")
         try:
-            found = self._runner.compiled(schema)
+            is_bytes = isinstance(schema, Primitive) and schema.kind == BYTES
+            found = _Writer(self._runner.compiled(schema), self._bare_bytes and is_bytes)
         except AvroSchemaError as error:
-            found = f"schema {writer}: {error}"
+            found = _Writer(f"schema {writer}: {error}")
         with self._lock:
             self._programs[writer] = found
             if len(self._programs) > MOST_PROGRAMS:

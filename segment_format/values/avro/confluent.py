@@ -1,5 +1,8 @@
 """Avro values with the id or the GUID of their writer's schema in front, in Confluent's wire
 format: Avro's bytes follow the header.
+
+Values of the schema `"bytes"` have no length after the header, as Confluent's Java serializer
+writes them.
 """
 
 from __future__ import annotations
@@ -45,7 +48,7 @@ class ConfluentAvroDecoder:
         *,
         columns: Sequence[str] | None = None,
     ) -> None:
-        self._by_writer = ByWriter(reader, writer_schema, columns)
+        self._by_writer = ByWriter(reader, writer_schema, columns, bare_bytes=True)
 
     @property
     def type(self) -> pa.DataType:

@@ -270,7 +270,24 @@ THEN = pa.scalar(1_700_000_000_123_456, pa.timestamp("us", tz="UTC"))
         (PLACE + 1 == 5, None),
         (OFFSET < PLACE, None),
         (pc.is_in(OFFSET, pa.array([1, 2])), None),
-        (pc.field("topic") == 'a" and (offset < 5) and "', None),
+        (
+            pc.field("topic") == 'a" and (offset < 5) and "',
+            Compare(Op.EQ, Column("topic"), b'a" and (offset < 5) and "'),
+        ),
+        (pc.field("topic") == b"orders", None),
+        (pc.scalar(5) > OFFSET, Compare(Op.LT, Column("offset"), 5)),
+        (pa.scalar(5, pa.uint64()) > OFFSET, None),
+        (pa.scalar(None, pa.int64()) == OFFSET, None),
+        (pc.field(4) > 5, None),
+        (OFFSET.cast(pa.int8()) == 5, None),
+        (pc.field("x)) and (offset == 3) and ((y") == 5, None),
+        (pa.scalar(1, pa.timestamp("ns", "UTC")) == TIME, None),
+        (pa.scalar(1, pa.timestamp("us")) == TIME, None),
+        (
+            pa.scalar(2, pa.timestamp("s", "Asia/Tokyo")) > TIME,
+            Compare(Op.LT, Column("timestamp"), 2_000_000),
+        ),
+        (pa.scalar(1 << 62, pa.timestamp("s", "UTC")) > TIME, None),
         (pc.field("key") == b"offset < 5", None),
         ((OFFSET != 5), None),
         (
@@ -279,7 +296,12 @@ THEN = pa.scalar(1_700_000_000_123_456, pa.timestamp("us", tz="UTC"))
         ),
         (
             (pc.field("topic") == ") and (offset < 5") & (PLACE <= 3),
-            Compare(Op.LE, Column("partition"), 3),
+            And(
+                (
+                    Compare(Op.EQ, Column("topic"), b") and (offset < 5"),
+                    Compare(Op.LE, Column("partition"), 3),
+                )
+            ),
         ),
     ],
 )
@@ -295,3 +317,6 @@ def test_columns_of_an_expression() -> None:
     assert columns_in(both, columns) == ("value", "partition", "offset")
     nested = pc.field("value", "amount") > 5
     assert columns_in(nested & pc.field("valueError").is_null(), columns) == ("value", "valueError")
+    assert columns_in(pc.field("value", "offset key") > 5, columns) == ("value",)
+    assert columns_in(pc.field("value.offset") == "partition", columns) == ()
+    assert columns_in(pc.field(1) > 5, columns) == columns, "it may be any of them"

@@ -81,8 +81,8 @@ def path_of(client: SchemaRegistryClient, kind: str, text: str) -> str:
 def test_avro_of_two_versions(
     server: Registry, client: SchemaRegistryClient, tmp_path: Path
 ) -> None:
-    records, paths = [SimpleRecord(b"\0\0\0\0\7\6")], ["/schemas/ids/7"]
-    server.documents["/schemas/ids/7"] = {"schema": json.dumps(OLD)}
+    records, paths = [SimpleRecord(b"\0\0\0\0\7\6")], ["/schemas/ids/7?subject=orders-value"]
+    server.documents[paths[0]] = {"schema": json.dumps(OLD)}
     for number, schema in enumerate((OLD, NEW)):
         serializer = AvroSerializer(client, json.dumps(schema), conf=IN_HEADERS)
         records += serialized(serializer, {"a": number, "b": "yes"})

@@ -269,9 +269,10 @@ def test_a_registry_is_asked_once_for_each_writer(
         ]
         assert "does not know" in table["valueError"][2].as_py()
     assert sorted(registry_server.asked) == [
-        "/schemas/ids/21",
-        "/schemas/ids/22",
+        "/schemas/ids/21?subject=orders-value",
+        "/schemas/ids/22?subject=orders-value",
         "/schemas/ids/99",
+        "/schemas/ids/99?subject=orders-value",
         "/subjects/line/versions/3",
     ]
     assert PASSWORD not in repr(scan) + scan.plan.to_json() + repr(scan.task_reader)

@@ -120,3 +120,58 @@ def test_next_to_nothing(values: list[bytes | None]) -> None:
     assert len(found.bad) == len(values) - values.count(None)
     one = AvroDecoder(parse_avro('"int"')).decode(pa.array(values, pa.binary()))
     assert len(one.array) == len(values)
+
+
+# Confluent's AbstractKafkaAvroSerializer writes such values without Avro's length.
+BARE = [
+    b"",
+    b"\x04ab",
+    b'{"id',
+    b"\0",
+    b"\x02z",
+    b"x" * 63,
+    b"x" * 64,
+    b"y" * 8192,
+    b"\xff" * 70_000,
+]
+
+
+@pytest.mark.parametrize("schema_id", [7, "00112233-4455-6677-8899-aabbccddeeff"])
+@pytest.mark.parametrize(
+    "reader", ['"bytes"', '["null", "bytes"]', '{"type": "bytes", "logicalType": "unknown"}']
+)
+def test_bytes_of_confluent_have_no_length(reader: str, schema_id: int | str) -> None:
+    decoder = ConfluentAvroDecoder(
+        parse_avro(reader), {schema_id: parse_avro('"bytes"')}.__getitem__
+    )
+    rows = [framed(schema_id, one) for one in BARE]
+    for values in (rows, [b"no header", None, *rows, None]):
+        found = decoder.decode(pa.array([b"ignored", *values], pa.binary()).slice(1))
+        found.array.validate(full=True)
+        due = BARE if values is rows else [None, None, *BARE, None]
+        assert found.array.to_pylist() == due
+        assert [bad.row for bad in found.bad] == ([] if values is rows else [0])
+
+
+def test_bytes_of_confluent_next_to_other_schemas() -> None:
+    writers: dict[int | str, Schema] = {
+        1: parse_avro('"bytes"'),
+        2: parse_avro('"string"'),
+        3: parse_avro('["null", "bytes"]'),
+    }
+    decoder = ConfluentAvroDecoder(parse_avro('["null", "bytes"]'), writers.__getitem__)
+    values = [
+        framed(2, b"\x04ab"),
+        framed(1, b"\x04ab"),
+        None,
+        framed(3, b"\2\x04ab"),
+        framed(1, b""),
+    ]
+    found = decoder.decode(pa.array(values, pa.binary()))
+    assert found.array.to_pylist() == [b"ab", b"\x04ab", None, b"ab", b""]
+    assert not found.bad
+
+
+def test_plain_avro_bytes_have_a_length() -> None:
+    found = AvroDecoder(parse_avro('"bytes"')).decode(pa.array([b"\x04ab"], pa.binary()))
+    assert found.array.to_pylist() == [b"ab"]
