@@ -14,7 +14,7 @@ from kts_source.layout.remote_segment import IndexType, RemoteSegment
 from kts_source.planning.isolation import Replay
 from kts_source.read.segment_source import SegmentSpan
 from kts_source.read.slice_boundaries import usable_offset_index
-from segment_format.errors import SegmentFormatError, TruncatedBatchError
+from segment_format.errors import CorruptIndexError, SegmentFormatError, TruncatedBatchError
 from segment_format.index.leader_epoch_checkpoint import LeaderEpochCheckpoint
 from segment_format.index.producer_snapshot import ProducerStateEntry, parse_producer_snapshot
 from segment_format.index.time_index import TimeIndex
@@ -83,7 +83,10 @@ class SideFiles:
         return index
 
     def time_index(self, segment: RemoteSegment) -> TimeIndex | None:
-        """The time index, or `None` when there is none or it is not valid."""
+        """Returns the time index, or `None` if there is none or it does not fit its segment.
+
+        It has no checksum: compare an entry with the log before you rely on it.
+        """
         place = segment.objects.log.key, segment.objects.log.version
         if place in self._time_indexes:
             return self._time_indexes[place]
@@ -91,8 +94,11 @@ class SideFiles:
         index = None
         try:
             index = TimeIndex.from_bytes(data, base_offset=segment.start_offset) if data else None
+            if index is not None:
+                check_time_index(index, segment)
         except SegmentFormatError as error:
             log.warning("%s", self._located(error, segment, "time index"))
+            index = None
         _remember(self._time_indexes, place, index, data)
         return index
 
@@ -175,6 +181,26 @@ class SideFiles:
             offset=segment.start_offset if error.offset is None else error.offset,
             uri=self._source.store.uri(segment.objects.log.key),
             position=None if error.position is None else base + error.position,
+        )
+
+
+def check_time_index(index: TimeIndex, segment: RemoteSegment) -> None:
+    """Compares a time index with the offsets and the largest timestamp of its segment.
+
+    Raises:
+        CorruptIndexError: It ends after the segment, or at another timestamp.
+    """
+    if not len(index):
+        return
+    offset, dated_ms = int(index.offsets[-1]), int(index.timestamps[-1])
+    if offset > segment.end_offset:
+        raise CorruptIndexError(
+            f"the last entry names offset {offset}, the segment ends at {segment.stop_offset}"
+        )
+    if segment.max_timestamp_ms >= 0 and dated_ms != segment.max_timestamp_ms:
+        raise CorruptIndexError(
+            f"the last entry is dated {dated_ms} ms, the segment's largest timestamp is"
+            f" {segment.max_timestamp_ms}"
         )
 
 
