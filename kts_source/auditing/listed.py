@@ -39,13 +39,19 @@ def other_incarnation(part: PartitionObjects, chosen: str) -> list[Finding]:
     return [place.finding("other-topic-id", first, None, sorted(place.sizes), text)]
 
 
-def of_every_object(place: Place, part: PartitionObjects) -> list[Finding]:
-    """Objects that are empty or archived; the latter of a class together."""
+def of_every_object(place: Place, part: PartitionObjects, empty_logs: Set[str]) -> list[Finding]:
+    """Finds objects that are empty or archived; those of a storage class make one finding.
+
+    Args:
+        place: The partition.
+        part: Its listing.
+        empty_logs: Keys of logs that have no byte because compaction removed all their records.
+    """
     found = []
     archived: dict[str, list[SegmentEntry]] = defaultdict(list)
     for entry in part.entries:
         for suffix, info in entry.objects:
-            if info.size == 0 and _holds_bytes(suffix):
+            if info.size == 0 and _holds_bytes(suffix) and info.key not in empty_logs:
                 text = f"{info.key} has no byte"
                 at = entry.base_offset
                 found.append(place.finding("empty-object", at, None, [info.key], text))
