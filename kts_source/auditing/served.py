@@ -15,6 +15,7 @@ from kts_source.planning.lineage import (
     BELOW_LOG_START,
     COVERED,
     DEAD_BRANCH,
+    epoch_at,
     last_epoch,
     newest_segment,
     partition_log,
@@ -156,21 +157,11 @@ def _skipped(
     # Of a branch that lives only up to an epoch's border, the rest is dead.
     for span in log.ranges:
         segment = span.segment
-        owner = log.lineage and _epoch_at(log, span.stop)
-        if span.stop < segment.stop_offset and owner != _own_epoch(segment, span.stop):
+        owner = epoch_at(log.lineage, span.stop)
+        if span.stop < segment.stop_offset and owner != epoch_at(segment.leader_epochs, span.stop):
             keys = [info.key for _, info in entries[id(segment)].entry.objects]
             text = f"offsets from {span.stop} on are of an epoch that lost them"
             yield place.finding("dead-branch", span.stop, segment.stop_offset, keys, text)
-
-
-def _epoch_at(log: PartitionLog, offset: int) -> int:
-    below = [entry.epoch for entry in log.lineage if entry.start_offset <= offset]
-    return below[-1] if below else -1
-
-
-def _own_epoch(segment: RemoteSegment, offset: int) -> int:
-    below = [entry.epoch for entry in segment.leader_epochs if entry.start_offset <= offset]
-    return below[-1] if below else -1
 
 
 def _broken_chain(

@@ -11,6 +11,7 @@ KIP-405, `RemoteLogMetadataCache`, `RemoteLogManager.isRemoteSegmentWithinLeader
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -99,6 +100,12 @@ class PartitionLog:
 def last_epoch(segment: RemoteSegment) -> int:
     """The newest leader epoch in a segment; −1 where it tells none."""
     return segment.leader_epochs[-1].epoch if segment.leader_epochs else -1
+
+
+def epoch_at(entries: Sequence[EpochEntry], offset: int) -> int:
+    """The epoch that owns an offset; −1 below the first entry."""
+    number = bisect_right(entries, offset, key=lambda entry: entry.start_offset)
+    return entries[number - 1].epoch if number else -1
 
 
 def newest_segment(segments: Iterable[RemoteSegment]) -> RemoteSegment:

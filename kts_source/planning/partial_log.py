@@ -44,6 +44,7 @@ from kts_source.planning.lineage import (
     usable_range,
     with_unknown_epoch,
 )
+from kts_source.planning.lineage_evidence import contradiction
 from kts_source.planning.timestamps import first_offset_at_or_after
 
 if TYPE_CHECKING:
@@ -84,21 +85,21 @@ def can_plan_in_part(
     return not (from_the_start and to_the_end)
 
 
-def told_lineage(
+def newest_lineage(
     segments: Sequence[RemoteSegment], damaged: Iterable[RemoteSegment], side_files: SideFiles
-) -> tuple[Sequence[EpochEntry], int]:
-    """The checkpoint of the newest of some segments that have one, and that segment's last epoch;
-    nothing and −1 where none has.
+) -> tuple[Sequence[EpochEntry], RemoteSegment | None]:
+    """Returns the checkpoint of the newest segment that has one, and that segment; nothing and
+    `None` if no segment has one.
 
     Raises:
-        CorruptSegmentError: The checkpoint is not valid.
+        CorruptSegmentError: The checkpoint is not valid, or contradicts its segment.
     """
     kind = IndexType.LEADER_EPOCH
     checkpoints = [*segments, *(one for one in damaged if kind in one.objects.indexes)]
     if not checkpoints:
-        return (), -1
+        return (), None
     newest = newest_segment(checkpoints)
-    return side_files.leader_epochs(newest).entries, last_epoch(newest)
+    return side_files.leader_epochs(newest).entries, newest
 
 
 class PartitionView:
@@ -118,6 +119,8 @@ class PartitionView:
         is_empty: Whether none of the listed segments can be read any more.
         unknown_lineage: A damaged segment of a newer epoch than all that tell of the lineage, or
             that does not tell its own: who knows which segments live.
+        contradiction: What other segments say against the lineage that drops some of them; `None`
+            if nothing does.
     """
 
     log: PartitionLog
@@ -144,6 +147,7 @@ class PartitionView:
         # an end or an epoch that no whole one knows of.
         self._damaged = listed.damaged()
         self.unknown_lineage: RemoteSegment | None = None
+        self.contradiction: str | None = None
         above = any(one.stop_offset > self._bases[0] for one in self._damaged if self._bases)
         if not in_part or above or not self._bases or not self._frame():
             self._read_all()
@@ -236,12 +240,18 @@ class PartitionView:
         self.is_complete = True
         segments = self._listed.all()
         self.is_empty = not segments and not self._damaged
-        lineage, known = told_lineage(segments, self._damaged, self._side_files)
+        lineage, newest = newest_lineage(segments, self._damaged, self._side_files)
+        checkpoint = lineage
         if lineage and self._keeps_from < lineage[0].start_offset:
             lineage = self._reaching_back(segments, lineage)
         first = self._bases[0] if lineage and self._bases else None
+        known = -1 if newest is None else last_epoch(newest)
         self.unknown_lineage = next(iter(with_unknown_epoch(self._damaged, known, first)), None)
         self.log = partition_log(segments, lineage, self._damaged)
+        if newest is not None:
+            self.contradiction = contradiction(
+                self.log, checkpoint, newest, segments, self._side_files
+            )
 
     def _reaching_back(
         self, segments: Sequence[RemoteSegment], lineage: Sequence[EpochEntry]

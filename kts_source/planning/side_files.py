@@ -6,26 +6,27 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from kts_source.errors import CorruptSegmentError
-from kts_source.layout.remote_segment import IndexType, RemoteSegment
+from kts_source.layout.remote_segment import IndexType, RemoteSegment, epochs_between
 from kts_source.planning.isolation import Replay
 from kts_source.read.segment_source import SegmentSpan
 from kts_source.read.slice_boundaries import usable_offset_index
 from segment_format.errors import CorruptIndexError, SegmentFormatError, TruncatedBatchError
-from segment_format.index.leader_epoch_checkpoint import LeaderEpochCheckpoint
+from segment_format.index.leader_epoch_checkpoint import EpochEntry, LeaderEpochCheckpoint
 from segment_format.index.producer_snapshot import ProducerStateEntry, parse_producer_snapshot
 from segment_format.index.time_index import TimeIndex
 from segment_format.index.transaction_index import AbortedTxn, parse_transaction_index
 from segment_format.index.transaction_replay import TransactionReplay, marker_of
+from segment_format.record.batch_header import MAGIC_2, RecordBatchHeader
 from segment_format.record.framing import iter_entries
 from segment_format.record.record_times import iter_record_times
 from segment_format.record.records import DecodedBatch, iter_batches
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from kts_source.planning.lineage import SegmentRange
     from kts_source.read.segment_source import SegmentSource
@@ -62,13 +63,16 @@ class SideFiles:
         """The lineage known when the segment was uploaded.
 
         Raises:
-            CorruptSegmentError: Missing or not valid; nothing else tells the lineage.
+            CorruptSegmentError: Missing, not valid, or not what the segment's manifest says of its
+                own offsets. Nothing else tells the lineage.
         """
         data = self._read(segment, IndexType.LEADER_EPOCH)
         try:
-            return LeaderEpochCheckpoint.from_bytes(data or b"")
+            checkpoint = LeaderEpochCheckpoint.from_bytes(data or b"")
+            check_own_epochs(checkpoint.entries, segment)
         except SegmentFormatError as error:
             raise self._located(error, segment, "leader-epoch checkpoint") from error
+        return checkpoint
 
     def offset_index(self, segment: RemoteSegment) -> OffsetIndex | None:
         """The offset index, or `None` when it is empty or not valid: the segment is then read
@@ -132,6 +136,15 @@ class SideFiles:
             segment, position, partial(iter_batches, max_batch_bytes=self._max_batch_bytes)
         )
 
+    def batch_epochs(self, segment: RemoteSegment) -> Iterator[tuple[int, int]]:
+        """Base offset and leader epoch of a segment's first batch and of its last ones; the epoch
+        is −1 in message formats 0 and 1.
+        """
+        yield from islice(self._whole_entries(segment, 0, _epochs), 1)
+        index = self.offset_index(segment)
+        last = int(index.positions[-1]) if index is not None else 0
+        yield from self._whole_entries(segment, last, _epochs)
+
     def record_times(
         self, segment: RemoteSegment, position: int, *, dated_from_ms: int
     ) -> Iterator[tuple[int, int]]:
@@ -184,6 +197,30 @@ class SideFiles:
         )
 
 
+def check_own_epochs(entries: Sequence[EpochEntry], segment: RemoteSegment) -> None:
+    """Compares a segment's checkpoint with the epochs that its manifest gives to its offsets.
+
+    Raises:
+        CorruptIndexError: They differ above the log start of the checkpoint.
+    """
+    if not entries or not segment.leader_epochs:
+        return
+    # The log start may have moved between the two.
+    low = max(segment.start_offset, entries[0].start_offset, segment.leader_epochs[0].start_offset)
+    here = epochs_between(entries, low, segment.end_offset)
+    own = epochs_between(segment.leader_epochs, low, segment.end_offset)
+    if low <= segment.end_offset and here != own:
+        raise CorruptIndexError(
+            f"it says {epochs_text(here)} for offsets [{low}, {segment.stop_offset}), but the"
+            f" segment has {epochs_text(own)}: one of them is damaged"
+        )
+
+
+def epochs_text(entries: Iterable[EpochEntry]) -> str:
+    """Epochs and their first offsets, for a message."""
+    return ", ".join(f"epoch {one.epoch} from {one.start_offset}" for one in entries) or "no epoch"
+
+
 def check_time_index(index: TimeIndex, segment: RemoteSegment) -> None:
     """Compares a time index with the offsets and the largest timestamp of its segment.
 
@@ -229,6 +266,16 @@ def replay_batches(
             break
         state.see(batch, marker_of(batch))
     return Replay(tuple(state.aborted), state.open)
+
+
+def _epochs(data: bytes) -> Iterator[tuple[int, int]]:
+    """Base offset and leader epoch of whole entries."""
+    for entry in iter_entries(data):
+        if entry.magic == MAGIC_2:
+            header = RecordBatchHeader.from_bytes(data, entry.position)
+            yield entry.offset, header.partition_leader_epoch
+        else:
+            yield entry.offset, -1
 
 
 def _whole_entries(data: bytes) -> int:

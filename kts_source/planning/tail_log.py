@@ -35,7 +35,8 @@ from kts_source.planning.lineage import (
     usable_range,
     with_epochs,
 )
-from kts_source.planning.partial_log import told_lineage
+from kts_source.planning.lineage_evidence import contradiction
+from kts_source.planning.partial_log import newest_lineage
 from kts_source.planning.scan_plan import DiskPart
 from kts_source.planning.union_log import between, union_log
 
@@ -63,6 +64,8 @@ class TailLog:
         unknown_lineage: A damaged segment of the tier that may be newer than all else.
         not_decided: A segment of the disk before which nothing tells which transactions were open,
             though the tier holds what is before it; `None` = there is no such.
+        contradiction: What segments of the tier say against the lineage that drops some of them;
+            `None` if nothing does.
     """
 
     log: PartitionLog
@@ -70,6 +73,7 @@ class TailLog:
     notes: tuple[Orphan, ...]
     unknown_lineage: RemoteSegment | None
     not_decided: RemoteSegment | None
+    contradiction: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +109,8 @@ def tail_log(
     """
     place = folder.topic, partition
     store, replicas = disks.store, disks.replicas(place, folder.topic_id)
-    told, known = told_lineage(tiered.segments, tiered.damaged, side_files)
+    told, newest = newest_lineage(tiered.segments, tiered.damaged, side_files)
+    known = -1 if newest is None else last_epoch(newest)
     branch = newest_branch(replicas)
     newest_epoch = max(one.last_epoch for one in replicas)
     if known > newest_epoch or (known == newest_epoch and branch.log_start > told[0].start_offset):
@@ -113,10 +118,15 @@ def tail_log(
         end = max((segment.stop_offset for segment in tiered.segments), default=0)
         end = end if known > newest_epoch else MAX_OFFSET
         branch = Branch(tuple(told), told[0].start_offset, end)
+    is_of_tier = told and branch.lineage == tuple(told)
     lineage: Sequence[EpochEntry] = branch.lineage
     lineage = with_epochs(lineage, tiered.damaged)
     low = _log_start(place, tiered, told, branch, replicas)
     tier = union_log(tiered.segments, low, MAX_OFFSET, _owned(lineage))
+    evidence = None
+    if newest is not None:
+        said_by = "" if is_of_tier else "the leader-epoch checkpoint of the disks"
+        evidence = contradiction(tier, branch.lineage, newest, tiered.segments, side_files, said_by)
     tier_end = tier.ranges[-1].stop if tier.ranges else 0
     disk = surviving_log(
         place,
@@ -166,6 +176,7 @@ def tail_log(
         (*disk.notes, *(Orphan((one.key,), one.reason) for one in lost)),
         next(newer_damage, None),
         None if begins_on_disk or recovery.knows_open() else next(rebuilt, None),
+        evidence,
     )
 
 

@@ -1,0 +1,156 @@
+"""Whether the checkpoint that decides which segments belong to the log agrees with the rest of the
+tier.
+
+A leader-epoch checkpoint has no checksum, and one changed digit can turn live segments into a dead
+branch. So before segments are dropped, the checkpoint of the newest segment is compared with what
+other segments say: their own epochs, the checkpoints that were copied with them, and the epochs in
+their batch headers.
+
+Two logs that share a leader epoch share everything before its start, because that leader had one
+log. So the epoch before it and its start offset must be the same in both. Histories that differ
+after a shared epoch are normal: that is an unclean leader election. So are checkpoints that begin
+later: retention and DeleteRecords remove entries and raise the first start offset.
+Source: KIP-101, `LeaderEpochFileCache.truncateFromStartAsyncFlush`.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from kts_source.errors import TieredKafkaError
+from kts_source.planning.lineage import DEAD_BRANCH, epoch_at, last_epoch
+from kts_source.planning.union_log import NOT_OF_THE_LEADER
+from kts_source.texts import printable
+from segment_format.errors import SegmentFormatError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from kts_source.layout.remote_segment import RemoteSegment
+    from kts_source.planning.lineage import PartitionLog
+    from kts_source.planning.side_files import SideFiles
+    from segment_format.index.leader_epoch_checkpoint import EpochEntry
+
+log = logging.getLogger(__name__)
+
+
+def contradiction(
+    surviving: PartitionLog,
+    lineage: Sequence[EpochEntry],
+    newest: RemoteSegment,
+    segments: Sequence[RemoteSegment],
+    side_files: SideFiles,
+    said_by: str = "",
+) -> str | None:
+    """Looks for evidence against a lineage because of which segments are not read.
+
+    Nothing is read if no segment is dropped, so healthy logs cost nothing.
+
+    Args:
+        surviving: The log by that lineage.
+        lineage: The checkpoint that decides.
+        newest: The newest segment with a checkpoint.
+        segments: All whole segments of the partition.
+        side_files: Reads their checkpoints and batch headers.
+        said_by: Where the lineage is from; the newest segment unless given.
+
+    Returns:
+        What contradicts the lineage, for an error; `None` if nothing does.
+    """
+    dropped = list(_dropped(surviving, lineage))
+    if not dropped:
+        return None
+    is_newest = not said_by
+    said_by = said_by or f"the leader-epoch checkpoint of {_name(newest)}"
+    for segment in segments:
+        if difference := _difference(lineage, segment.leader_epochs):
+            return f"{said_by} contradicts the epochs of {_name(segment)}: {difference}"
+    for segment in _witnesses(segments, newest if is_newest else None):
+        try:
+            entries = side_files.leader_epochs(segment).entries
+        except (SegmentFormatError, TieredKafkaError) as error:
+            log.warning("%s", printable(str(error)))
+            continue
+        if difference := _difference(lineage, entries):
+            return f"{said_by} contradicts that of {_name(segment)}: {difference}"
+    for segment in (newest, *dropped):
+        if difference := _header_difference(segment, side_files):
+            return difference
+    return None
+
+
+def _difference(lineage: Sequence[EpochEntry], other: Sequence[EpochEntry]) -> str | None:
+    """Returns how two lineages differ before an epoch that both have; `None` if they do not."""
+    number_of = {entry.epoch: number for number, entry in enumerate(lineage)}
+    for at, entry in enumerate(other):
+        number = number_of.get(entry.epoch)
+        if number is None:
+            continue
+        start = lineage[number].start_offset
+        if at and number:
+            before, other_before = lineage[number - 1].epoch, other[at - 1].epoch
+            if before != other_before:
+                return (
+                    f"epoch {entry.epoch} follows epoch {before} in the former and epoch"
+                    f" {other_before} in the latter"
+                )
+        # A first entry may begin later than its epoch did.
+        is_early = entry.start_offset < start if number else False
+        is_late = entry.start_offset > start if at else False
+        if is_early or is_late:
+            return (
+                f"epoch {entry.epoch} begins at offset {start} in the former and at"
+                f" {entry.start_offset} in the latter"
+            )
+    return None
+
+
+def _dropped(surviving: PartitionLog, lineage: Sequence[EpochEntry]) -> Iterator[RemoteSegment]:
+    """Segments of which the lineage rules out offsets that are not below the log start."""
+    for skipped in surviving.skipped:
+        if skipped.reason in (DEAD_BRANCH, NOT_OF_THE_LEADER):
+            yield skipped.segment
+    for span in surviving.ranges:
+        segment, stop = span.segment, span.stop
+        if stop < segment.stop_offset and epoch_at(surviving.lineage, stop) != epoch_at(
+            segment.leader_epochs, stop
+        ):
+            yield segment
+    if surviving.ranges and lineage:
+        span = surviving.ranges[0]
+        own = span.segment.leader_epochs[:1] or lineage[:1]
+        starts = span.segment.start_offset, lineage[0].start_offset, own[0].start_offset
+        if span.start > max(starts):
+            yield span.segment
+
+
+def _witnesses(
+    segments: Sequence[RemoteSegment], newest: RemoteSegment | None
+) -> Iterable[RemoteSegment]:
+    """The last segment of each epoch: its checkpoint is the longest that a leader copied."""
+    by_epoch: dict[int, RemoteSegment] = {}
+    for segment in segments:
+        known = by_epoch.get(last_epoch(segment))
+        if segment is not newest and (known is None or segment.end_offset > known.end_offset):
+            by_epoch[last_epoch(segment)] = segment
+    return [by_epoch[epoch] for epoch in sorted(by_epoch, reverse=True)]
+
+
+def _header_difference(segment: RemoteSegment, side_files: SideFiles) -> str | None:
+    """Compares the epochs of a segment with those in its first and last batch headers."""
+    try:
+        for offset, epoch in side_files.batch_epochs(segment):
+            own = epoch_at(segment.leader_epochs, offset)
+            if epoch >= 0 and own >= 0 and epoch != own:
+                return (
+                    f"the batch at offset {offset} of {_name(segment)} is of leader epoch {epoch},"
+                    f" but the segment's epochs say {own}"
+                )
+    except (SegmentFormatError, TieredKafkaError) as error:  # reported by a read of its rows
+        log.warning("%s", printable(str(error)))
+    return None
+
+
+def _name(segment: RemoteSegment) -> str:
+    return printable(segment.objects.log.key)
