@@ -195,6 +195,15 @@ _TABLE: Final = (
         " a side file of another segment.",
     ),
     Kind(
+        "lineage-disagrees",
+        Severity.ERROR,
+        METADATA,
+        "The newest leader-epoch checkpoint contradicts other segments, so nothing says for sure"
+        " which segments belong to the log. Reads that would leave segments out are refused.",
+        "Restore the damaged side file from a replica or a version of the bucket. Delete no segment"
+        " of the partition before.",
+    ),
+    Kind(
         "snapshot-invalid",
         Severity.ERROR,
         METADATA,
@@ -230,11 +239,13 @@ _TABLE: Final = (
     ),
     Kind(
         "unsure-gap",
-        Severity.WARNING,
+        Severity.ERROR,
         METADATA,
-        "Offsets that no segment holds, where the layout does not tell exactly where the segment"
-        " before ends: there may have been no record.",
-        "Compare with the metadata topic (catalog=metadata-topic).",
+        "Offsets that no segment holds, where the layout does not say exactly where the segment"
+        " before ends. Reads are refused. No record is missing if compaction removed the last ones"
+        " of that segment.",
+        "Read with catalog=metadata-topic, which says where segments end. Without brokers, set"
+        " failOnDataLoss=false if the topic was compacted.",
     ),
     Kind(
         "overlap",

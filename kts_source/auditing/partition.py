@@ -25,6 +25,7 @@ from kts_source.auditing.state import NO_STATE
 from kts_source.auditing.whole import keep_result, kept_result, whole_identity
 from kts_source.errors import ObjectChangedError, ObjectNotFoundError
 from kts_source.layout.aiven import LOG_SUFFIX
+from kts_source.layout.local_tiered import LocalTieredLayout
 from kts_source.layout.remote_segment import IndexType
 from kts_source.read.read_settings import ReadSettings
 from kts_source.read.segment_source import SegmentSource
@@ -182,9 +183,9 @@ class PartitionAudit:
         stops = {one.entry.described_by: one.stop for one in damaged}
         doubted = {id(segment) for segment in served_now.in_doubt}
         in_doubt = {one.entry.described_by for one in damaged if id(one.segment) in doubted}
-        known_log = KnownLog(served_now.log.holes, stops, in_doubt)
+        known_log = KnownLog(served_now.log.missing, stops, in_doubt)
         findings += self._half_segments(place, part, known_log)
-        findings = [with_end(one, explained, served_now.log.holes) for one in findings]
+        findings = [with_end(one, explained, served_now.log.missing) for one in findings]
         whole = tuple(one.segment for one in readable if one.segment is not None)
         entries = {id(one.segment): one.entry for one in readable}
         found = tuple(once([*findings, *served_now.findings]))
@@ -288,7 +289,14 @@ class PartitionAudit:
         part: PartitionObjects,
         known: KnownLog | None,
     ) -> list[Finding]:
-        return half_segments(place, part, known, now_ms=self.now_ms, grace_ms=self.grace_ms)
+        return half_segments(
+            place,
+            part,
+            known,
+            now_ms=self.now_ms,
+            grace_ms=self.grace_ms,
+            has_manifests=not isinstance(self.layout, LocalTieredLayout),
+        )
 
     def _lineage_of(
         self, place: Place, damaged: Sequence[Described], key_ring: KeyRing

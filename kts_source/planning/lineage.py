@@ -188,7 +188,7 @@ def partition_log(
         holes.append(Hole(stop, max(span.stop for span in above), before, after))
     used = {id(chosen.segment) for chosen in ranges}
     skipped = tuple(
-        SkippedSegment(segment, _reason(segment, usable[id(segment)], log_start))
+        SkippedSegment(segment, _reason(segment, usable[id(segment)], log_start, checkpoint_start))
         for segment in segments
         if id(segment) not in used
     )
@@ -347,7 +347,10 @@ def _below_log_start(ranges: Sequence[SegmentRange], log_start: int) -> Iterator
         )
 
 
-def _reason(segment: RemoteSegment, usable: SegmentRange | None, log_start: int) -> str:
-    if segment.stop_offset <= log_start:
+def _reason(
+    segment: RemoteSegment, usable: SegmentRange | None, log_start: int, checkpoint_start: int
+) -> str:
+    # Where the tier begins above the checkpoint's start, only a segment of the lineage is too old.
+    if segment.stop_offset <= (checkpoint_start if usable is None else log_start):
         return BELOW_LOG_START
     return DEAD_BRANCH if usable is None else COVERED

@@ -58,30 +58,71 @@ def contradiction(
     Returns:
         What contradicts the lineage, for an error; `None` if nothing does.
     """
-    dropped = list(_dropped(surviving, lineage))
+    dropped = dropped_segments(surviving, lineage)
     if not dropped:
         return None
     is_newest = not said_by
     said_by = said_by or f"the leader-epoch checkpoint of {_name(newest)}"
     for segment in segments:
-        if difference := _difference(lineage, segment.leader_epochs):
-            return f"{said_by} contradicts the epochs of {_name(segment)}: {difference}"
+        if text := difference(lineage, segment.leader_epochs):
+            return f"{said_by} contradicts the epochs of {_name(segment)}: {text}"
     for segment in _witnesses(segments, newest if is_newest else None):
         try:
             entries = side_files.leader_epochs(segment).entries
         except (SegmentFormatError, TieredKafkaError) as error:
             log.warning("%s", printable(str(error)))
             continue
-        if difference := _difference(lineage, entries):
-            return f"{said_by} contradicts that of {_name(segment)}: {difference}"
+        if text := difference(lineage, entries):
+            return f"{said_by} contradicts that of {_name(segment)}: {text}"
+    if unsupported := _unsupported(surviving, lineage, dropped):
+        return f"{said_by} {unsupported}"
     for segment in (newest, *dropped):
-        if difference := _header_difference(segment, side_files):
-            return difference
+        if text := _header_difference(segment, side_files):
+            return text
     return None
 
 
-def _difference(lineage: Sequence[EpochEntry], other: Sequence[EpochEntry]) -> str | None:
-    """Returns how two lineages differ before an epoch that both have; `None` if they do not."""
+def _unsupported(
+    surviving: PartitionLog, lineage: Sequence[EpochEntry], dropped: Iterable[RemoteSegment]
+) -> str | None:
+    """Returns what a lineage says of offsets below the first range if only dropped segments hold
+    them and end exactly where that range begins, as its predecessors do.
+
+    Brokers copy a log in order and delete its oldest segments first, so nothing of a lineage is
+    left there after retention. A dead branch may remain, but it was cut into segments elsewhere.
+    """
+    start = lineage[0].start_offset if lineage else 0
+    for segment in dropped:
+        low = max(segment.start_offset, start)
+        stop = min(segment.stop_offset, surviving.log_start)
+        if low >= stop:
+            continue
+        text = (
+            f"gives offsets [{low}, {stop}) to leader epoch {epoch_at(lineage, low)}, but no"
+            f" segment of that epoch holds them, and {_name(segment)} holds them in epoch"
+            f" {epoch_at(segment.leader_epochs, low)}"
+        )
+        first = surviving.ranges[0] if surviving.ranges else None
+        if first is None or stop == segment.stop_offset == first.segment.start_offset:
+            return text
+        log.warning(
+            "%s-%s: the newest leader-epoch checkpoint %s; they are not read",
+            *(segment.topic, segment.partition, text),
+        )
+    return None
+
+
+def difference(
+    lineage: Sequence[EpochEntry], other: Sequence[EpochEntry], *, starts: bool = True
+) -> str | None:
+    """Returns how two lineages differ before an epoch that both have; `None` if they do not.
+
+    Args:
+        lineage: The former.
+        other: The latter.
+        starts: Whether first offsets count. A follower that copied a compacted log saw an epoch
+            begin at the first record that was left of it.
+    """
     number_of = {entry.epoch: number for number, entry in enumerate(lineage)}
     for at, entry in enumerate(other):
         number = number_of.get(entry.epoch)
@@ -98,7 +139,7 @@ def _difference(lineage: Sequence[EpochEntry], other: Sequence[EpochEntry]) -> s
         # A first entry may begin later than its epoch did.
         is_early = entry.start_offset < start if number else False
         is_late = entry.start_offset > start if at else False
-        if is_early or is_late:
+        if starts and (is_early or is_late):
             return (
                 f"epoch {entry.epoch} begins at offset {start} in the former and at"
                 f" {entry.start_offset} in the latter"
@@ -106,8 +147,12 @@ def _difference(lineage: Sequence[EpochEntry], other: Sequence[EpochEntry]) -> s
     return None
 
 
-def _dropped(surviving: PartitionLog, lineage: Sequence[EpochEntry]) -> Iterator[RemoteSegment]:
+def dropped_segments(surviving: PartitionLog, lineage: Sequence[EpochEntry]) -> list[RemoteSegment]:
     """Segments of which the lineage rules out offsets that are not below the log start."""
+    return list(_dropped(surviving, lineage))
+
+
+def _dropped(surviving: PartitionLog, lineage: Sequence[EpochEntry]) -> Iterator[RemoteSegment]:
     for skipped in surviving.skipped:
         if skipped.reason in (DEAD_BRANCH, NOT_OF_THE_LEADER):
             yield skipped.segment
