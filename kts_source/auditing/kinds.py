@@ -270,6 +270,16 @@ _TABLE: Final = (
         _DELETE,
     ),
     Kind(
+        "log-start-unconfirmed",
+        Severity.WARNING,
+        METADATA,
+        "Offsets in the tier that are not read because the log starts above them, as the newest"
+        " leader-epoch checkpoint alone says. This is normal after DeleteRecords until the next"
+        " segment is copied; a damaged checkpoint looks the same.",
+        "Compare with the log start of the brokers, for example by an audit with"
+        " kafka.bootstrap.servers. Delete no segment of the partition before.",
+    ),
+    Kind(
         "open-transaction",
         Severity.INFO,
         METADATA,

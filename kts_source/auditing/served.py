@@ -22,7 +22,12 @@ from kts_source.planning.lineage import (
     with_epochs,
     with_unknown_epoch,
 )
-from kts_source.planning.lineage_evidence import contradiction, difference, dropped_segments
+from kts_source.planning.lineage_evidence import (
+    contradiction,
+    difference,
+    dropped_segments,
+    unconfirmed_start,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -91,6 +96,7 @@ def served(
     contradictions = _contradictions(place, log, newest, segments, files)
     is_sure = is_sure and not contradictions
     findings = [*contradictions, *_holes(place, log, explained), *_gaps(place, log, explained)]
+    findings += _unconfirmed_start(place, newest, segments, files)
     skipped = _skipped(place, log, {id(one.segment): one for one in readable})
     # Their advice is to delete, so they need a lineage that nothing contradicts.
     findings += [one for one in skipped if not contradictions or one.name == "duplicate-upload"]
@@ -121,7 +127,7 @@ def _contradictions(
     lineage = files.facts[newest.objects.log.key].epochs or ()
     dropped = dropped_segments(log, lineage)
     text = contradiction(log, lineage, newest, segments, files)
-    if text is None:  # nothing is dropped, or rightly
+    if text is None:  # no segment is dropped, or rightly so
         others = (files.facts[segment.objects.log.key].epochs or () for segment in segments)
         differences = (difference(lineage, entries, starts=False) for entries in others)
         text = next((one for one in differences if one is not None), None)
@@ -134,6 +140,23 @@ def _contradictions(
     spans = [(one.start_offset, one.stop_offset) for one in dropped] or [(log.log_start, log.stop)]
     start, stop = min(low for low, _ in spans), max(high for _, high in spans)
     return [place.finding("lineage-disagrees", start, stop, keys, text)]
+
+
+def _unconfirmed_start(
+    place: Place,
+    newest: RemoteSegment | None,
+    segments: Sequence[RemoteSegment],
+    files: KnownFiles,
+) -> Iterator[Finding]:
+    """Finds rows that are not served because one checkpoint says that the log starts above them."""
+    if newest is None:
+        return
+    lineage = files.facts[newest.objects.log.key].epochs or ()
+    deleted = unconfirmed_start(lineage, newest, segments, files)
+    if deleted is not None:
+        text = f"the log starts at offset {deleted[1]} for this checkpoint only"
+        keys = [newest.objects.indexes[IndexType.LEADER_EPOCH].source.key]
+        yield place.finding("log-start-unconfirmed", *deleted, keys, text)
 
 
 def _holes(

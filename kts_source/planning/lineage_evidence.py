@@ -76,8 +76,9 @@ def contradiction(
             return f"{said_by} contradicts that of {_name(segment)}: {text}"
     if unsupported := _unsupported(surviving, lineage, dropped):
         return f"{said_by} {unsupported}"
+    log_start = lineage[0].start_offset if lineage else 0
     for segment in (newest, *dropped):
-        if text := _header_difference(segment, side_files):
+        if text := _header_difference(segment, log_start, side_files):
             return text
     return None
 
@@ -164,9 +165,7 @@ def _dropped(surviving: PartitionLog, lineage: Sequence[EpochEntry]) -> Iterator
             yield segment
     if surviving.ranges and lineage:
         span = surviving.ranges[0]
-        own = span.segment.leader_epochs[:1] or lineage[:1]
-        starts = span.segment.start_offset, lineage[0].start_offset, own[0].start_offset
-        if span.start > max(starts):
+        if span.start > max(span.segment.start_offset, lineage[0].start_offset):
             yield span.segment
 
 
@@ -182,19 +181,55 @@ def _witnesses(
     return [by_epoch[epoch] for epoch in sorted(by_epoch, reverse=True)]
 
 
-def _header_difference(segment: RemoteSegment, side_files: SideFiles) -> str | None:
+def _header_difference(segment: RemoteSegment, log_start: int, side_files: SideFiles) -> str | None:
     """Compares the epochs of a segment with those in its first and last batch headers."""
+    if not segment.leader_epochs:
+        return None
     try:
         for offset, epoch in side_files.batch_epochs(segment):
             own = epoch_at(segment.leader_epochs, offset)
-            if epoch >= 0 and own >= 0 and epoch != own:
+            # Below its first epoch a segment has what was deleted, or batches without epochs.
+            if epoch >= 0 and epoch != own and (own >= 0 or offset >= log_start):
+                said = f"say {own}" if own >= 0 else "begin later"
                 return (
                     f"the batch at offset {offset} of {_name(segment)} is of leader epoch {epoch},"
-                    f" but the segment's epochs say {own}"
+                    f" but the segment's epochs {said}"
                 )
     except (SegmentFormatError, TieredKafkaError) as error:  # reported by a read of its rows
         log.warning("%s", printable(str(error)))
     return None
+
+
+def unconfirmed_start(
+    lineage: Sequence[EpochEntry],
+    newest: RemoteSegment,
+    segments: Sequence[RemoteSegment],
+    side_files: SideFiles,
+) -> tuple[int, int] | None:
+    """Finds offsets in the tier that are below the log start on the word of one checkpoint.
+
+    This is normal after DeleteRecords until another segment is copied. A damaged checkpoint looks
+    the same.
+
+    Returns:
+        The offsets [start, stop); `None` if there are none, or another checkpoint confirms the log
+        start.
+    """
+    log_start = lineage[0].start_offset if lineage else 0
+    low = min((segment.start_offset for segment in segments), default=log_start)
+    if low >= log_start:
+        return None
+    others = [segment for segment in segments if segment is not newest]
+    if others:
+        witness = max(others, key=lambda segment: segment.end_offset)
+        try:
+            entries = side_files.leader_epochs(witness).entries
+        except (SegmentFormatError, TieredKafkaError) as error:
+            log.warning("%s", printable(str(error)))
+            entries = ()
+        if entries and entries[0].start_offset >= log_start:
+            return None
+    return low, log_start
 
 
 def _name(segment: RemoteSegment) -> str:

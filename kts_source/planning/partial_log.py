@@ -44,8 +44,9 @@ from kts_source.planning.lineage import (
     usable_range,
     with_unknown_epoch,
 )
-from kts_source.planning.lineage_evidence import contradiction
+from kts_source.planning.lineage_evidence import contradiction, unconfirmed_start
 from kts_source.planning.timestamps import first_offset_at_or_after
+from kts_source.texts import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -248,9 +249,17 @@ class PartitionView:
         known = -1 if newest is None else last_epoch(newest)
         self.unknown_lineage = next(iter(with_unknown_epoch(self._damaged, known, first)), None)
         self.log = partition_log(segments, lineage, self._damaged)
-        if newest is not None:
-            self.contradiction = contradiction(
-                self.log, checkpoint, newest, segments, self._side_files
+        if newest is None:
+            return
+        evidence = checkpoint, newest, segments, self._side_files
+        self.contradiction = contradiction(self.log, *evidence)
+        if (deleted := unconfirmed_start(*evidence)) is not None:
+            log.warning(
+                "%s-%s: offsets [%s, %s) of the tier are not read, because the newest leader-epoch"
+                " checkpoint says that the log starts at %s. No other checkpoint says so yet, which"
+                " is normal after DeleteRecords: %s",
+                *(newest.topic, newest.partition, *deleted, deleted[1]),
+                printable(newest.objects.log.key),
             )
 
     def _reaching_back(
