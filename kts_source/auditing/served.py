@@ -96,7 +96,7 @@ def served(
     contradictions = _contradictions(place, log, newest, segments, files)
     is_sure = is_sure and not contradictions
     findings = [*contradictions, *_holes(place, log, explained), *_gaps(place, log, explained)]
-    findings += _unconfirmed_start(place, newest, segments, files)
+    findings += _unconfirmed_start(place, log, newest, segments, files)
     skipped = _skipped(place, log, {id(one.segment): one for one in readable})
     # Their advice is to delete, so they need a lineage that nothing contradicts.
     findings += [one for one in skipped if not contradictions or one.name == "duplicate-upload"]
@@ -144,19 +144,23 @@ def _contradictions(
 
 def _unconfirmed_start(
     place: Place,
+    log: PartitionLog,
     newest: RemoteSegment | None,
     segments: Sequence[RemoteSegment],
     files: KnownFiles,
 ) -> Iterator[Finding]:
-    """Finds rows that are not served because one checkpoint says that the log starts above them."""
-    if newest is None:
+    """Finds rows of the first segment that is served, which are not served because one checkpoint
+    says that the log starts above them. Whole segments below have findings of their own.
+    """
+    if newest is None or not log.ranges:
         return
+    first = log.ranges[0].segment.start_offset
     lineage = files.facts[newest.objects.log.key].epochs or ()
     deleted = unconfirmed_start(lineage, newest, segments, files)
-    if deleted is not None:
+    if deleted is not None and first < deleted[1]:
         text = f"the log starts at offset {deleted[1]} for this checkpoint only"
         keys = [newest.objects.indexes[IndexType.LEADER_EPOCH].source.key]
-        yield place.finding("log-start-unconfirmed", *deleted, keys, text)
+        yield place.finding("log-start-unconfirmed", first, deleted[1], keys, text)
 
 
 def _holes(
