@@ -244,8 +244,8 @@ _TABLE: Final = (
         "Offsets that no segment holds, where the layout does not say exactly where the segment"
         " before ends. Reads are refused. No record is missing if compaction removed the last ones"
         " of that segment.",
-        "Read with catalog=metadata-topic, which says where segments end. Without brokers, set"
-        " failOnDataLoss=false if the topic was compacted.",
+        "Read with catalog=metadata-topic, which says where segments end. Without brokers,"
+        " failOnDataLoss=false skips the gap and warns.",
     ),
     Kind(
         "overlap",
@@ -362,14 +362,15 @@ _TABLE: Final = (
         "time-index-invalid",
         Severity.ERROR,
         INDEXES,
-        "A time index that is not valid, is out of order, or leaves its segment.",
+        "A time index that is not valid, is out of order, or leaves its segment. Readers do not use"
+        " it and read the segment from its start.",
     ),
     Kind(
         "time-index-disagrees",
         Severity.ERROR,
         INDEXES,
         "A time index with an entry that no batch has, or that does not end at the segment's"
-        " largest timestamp: reads by timestamp begin at the wrong place.",
+        " largest timestamp. Readers compare an entry with the log before they use it.",
     ),
     # what the bytes say
     Kind(
