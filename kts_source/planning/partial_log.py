@@ -21,7 +21,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left, bisect_right
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from kts_source.layout.remote_segment import IndexType
 from kts_source.options.requested_bounds import (
@@ -59,6 +59,8 @@ if TYPE_CHECKING:
     from segment_format.index.leader_epoch_checkpoint import EpochEntry
 
 log = logging.getLogger(__name__)
+
+_Evidence: TypeAlias = "tuple[Sequence[EpochEntry], RemoteSegment, Sequence[RemoteSegment]]"
 
 NEWEST_UPLOADS: Final = 4
 """So many of the newest uploads are looked at: a leader of the past may finish its copy last."""
@@ -120,8 +122,6 @@ class PartitionView:
         is_empty: Whether none of the listed segments can be read any more.
         unknown_lineage: A damaged segment of a newer epoch than all that tell of the lineage, or
             that does not tell its own: who knows which segments live.
-        contradiction: What other segments say against the lineage that drops some of them; `None`
-            if nothing does.
     """
 
     log: PartitionLog
@@ -148,10 +148,31 @@ class PartitionView:
         # an end or an epoch that no whole one knows of.
         self._damaged = listed.damaged()
         self.unknown_lineage: RemoteSegment | None = None
-        self.contradiction: str | None = None
+        self._evidence: _Evidence | None = None
+        self._contradiction: str | None = None
         above = any(one.stop_offset > self._bases[0] for one in self._damaged if self._bases)
         if not in_part or above or not self._bases or not self._frame():
             self._read_all()
+
+    @property
+    def contradiction(self) -> str | None:
+        """What other segments say against the lineage that drops some of them; `None` if nothing
+        does. Looked for once, when all segments are known.
+        """
+        if self._evidence is not None:
+            newest = self._evidence[1]
+            evidence = *self._evidence, self._side_files
+            self._evidence = None
+            self._contradiction = contradiction(self.log, *evidence)
+            if (deleted := unconfirmed_start(*evidence)) is not None:
+                log.warning(
+                    "%s-%s: offsets [%s, %s) of the tier are not read, because the newest"
+                    " leader-epoch checkpoint says that the log starts at %s. No other checkpoint"
+                    " says so yet, which is normal after DeleteRecords: %s",
+                    *(newest.topic, newest.partition, *deleted, deleted[1]),
+                    printable(newest.objects.log.key),
+                )
+        return self._contradiction
 
     def border(self, offset: int, segments: int) -> int:
         """Where about so many segments from an offset on end: what to ask for at a time."""
@@ -249,18 +270,8 @@ class PartitionView:
         known = -1 if newest is None else last_epoch(newest)
         self.unknown_lineage = next(iter(with_unknown_epoch(self._damaged, known, first)), None)
         self.log = partition_log(segments, lineage, self._damaged)
-        if newest is None:
-            return
-        evidence = checkpoint, newest, segments, self._side_files
-        self.contradiction = contradiction(self.log, *evidence)
-        if (deleted := unconfirmed_start(*evidence)) is not None:
-            log.warning(
-                "%s-%s: offsets [%s, %s) of the tier are not read, because the newest leader-epoch"
-                " checkpoint says that the log starts at %s. No other checkpoint says so yet, which"
-                " is normal after DeleteRecords: %s",
-                *(newest.topic, newest.partition, *deleted, deleted[1]),
-                printable(newest.objects.log.key),
-            )
+        self._evidence = None if newest is None else (checkpoint, newest, segments)
+        self._contradiction = None
 
     def _reaching_back(
         self, segments: Sequence[RemoteSegment], lineage: Sequence[EpochEntry]

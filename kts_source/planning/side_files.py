@@ -116,13 +116,18 @@ class SideFiles:
             return None
 
     def aborted(self, segment: RemoteSegment) -> tuple[AbortedTxn, ...] | None:
-        """Transactions whose abort marker is in the segment; `None` when the file is not valid."""
+        """Returns the transactions whose abort marker is in the segment; `None` if the file is not
+        valid or not of the segment.
+        """
         data = self._read(segment, IndexType.TRANSACTION)
         try:
-            return parse_transaction_index(data) if data else ()
+            entries = parse_transaction_index(data) if data else ()
+            for txn in entries:
+                check_transaction(txn, segment)
         except SegmentFormatError as error:
             log.warning("%s", self._located(error, segment, "transaction index"))
             return None
+        return entries
 
     def replay(self, span: SegmentRange, open_before: Mapping[int, int]) -> Replay:
         """Transactions that ended or stay open in a range, from its batches alone."""
@@ -219,6 +224,24 @@ def check_own_epochs(entries: Sequence[EpochEntry], segment: RemoteSegment) -> N
 def epochs_text(entries: Iterable[EpochEntry]) -> str:
     """Epochs and their first offsets, for a message."""
     return ", ".join(f"epoch {one.epoch} from {one.start_offset}" for one in entries) or "no epoch"
+
+
+def check_transaction(txn: AbortedTxn, segment: RemoteSegment) -> None:
+    """Compares an entry of a transaction index with the offsets of its segment.
+
+    Raises:
+        CorruptIndexError: Its marker is outside of the segment, or its last stable offset above it.
+    """
+    if not segment.start_offset <= txn.last_offset <= segment.end_offset:
+        raise CorruptIndexError(
+            f"an abort marker at offset {txn.last_offset} is not in the segment, which has offsets"
+            f" [{segment.start_offset}, {segment.stop_offset})"
+        )
+    if txn.last_stable_offset > txn.last_offset + 1:
+        raise CorruptIndexError(
+            f"the last stable offset {txn.last_stable_offset} is above the abort marker at offset"
+            f" {txn.last_offset}"
+        )
 
 
 def check_time_index(index: TimeIndex, segment: RemoteSegment) -> None:
