@@ -8,7 +8,7 @@ import hashlib
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from kts_source.cache.caches import Caches
+from kts_source.cache.caches import NO_CACHE, Caches
 from kts_source.store.empty_store import EmptyStore
 from kts_source.store.open_store import open_store, storage_beside
 
@@ -32,6 +32,15 @@ class Tier:
     def close(self) -> None:
         """Lets the connections of the store go; the caches hold nothing open."""
         self.store.close()
+
+
+def open_uncached_tier(options: ScanOptions) -> Tier:
+    """Opens the tier of a scan without any cache, so that every byte comes from the store.
+
+    Raises:
+        InvalidOptionError: See `open_store`.
+    """
+    return open_tier(replace(options, cache=NO_CACHE))
 
 
 def open_tier(options: ScanOptions) -> Tier:

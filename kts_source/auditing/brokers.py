@@ -115,15 +115,12 @@ def against_brokers(
         *_branches(part, place, before, after),
         *_overdue(part, place, before, after, old_ms),
     ]
-    missed = sorted(
-        (one.start, one.stop)
-        for one in found
-        if one.name == "named-not-there" and one.start is not None and one.stop is not None
-    )
+    missed = _missing_segments(found)
     newest = last.logs.get(at)
     if newest is None or newest.topic_id != part.topic_id:  # deleted, and perhaps made again
         newest = second
-    found += _borders(place, statement, first, newest, missed)
+    if statement.start is not None and statement.stop is not None:
+        found += _borders(place, (statement.start, statement.stop), first, newest, missed)
     lost = {one.start for one in findings if one.kind.loses_data}
     return [
         one
@@ -186,7 +183,7 @@ def without_deleted(
 def unlisted(
     objects: Sequence[PartitionObjects], before: BrokerSide, after: BrokerSide
 ) -> list[Finding]:
-    """Segments that are not there, of partitions of which the tier has nothing at all."""
+    """Finds missing segments and offsets of partitions that have no object in the tier."""
     listed = {(part.topic, part.partition) for part in objects}
     found: list[Finding] = []
     for at, named in after.named.items():
@@ -194,7 +191,11 @@ def unlisted(
             topic_id = after.logs[at].topic_id
             if before.logs[at].topic_id == topic_id:
                 part = PartitionObjects(at[0], topic_id, at[1], (), ())
-                found += _differences(part, place_of(part), before.named[at], named, 0)
+                place, first, last = place_of(part), before.logs[at], after.logs[at]
+                here = [*_differences(part, place, before.named[at], named, 0)]
+                missed = _missing_segments(here)
+                nothing = last.log_start, last.log_start
+                found += [*here, *_borders(place, nothing, first, last, missed)]
     return found
 
 
@@ -240,15 +241,30 @@ def _differences(
             yield place.finding("unknown-to-brokers", base, None, keys_of(entry), text)
 
 
+def _missing_segments(findings: Sequence[Finding]) -> list[tuple[int, int]]:
+    """Returns the offsets [start, stop) of segments that brokers name and the tier lacks."""
+    return sorted(
+        (one.start, one.stop)
+        for one in findings
+        if one.name == "named-not-there" and one.start is not None and one.stop is not None
+    )
+
+
 def _borders(
     place: Place,
-    statement: PartitionStatement,
+    held: tuple[int, int],
     before: BrokerLog,
     last: BrokerLog,
     missed: Sequence[tuple[int, int]],
 ) -> Iterator[Finding]:
-    """Offsets that are neither in the tier nor on the leader's disk, without those [start, stop) of
-    segments that are told to be missed.
+    """Finds offsets that neither the tier nor the leader's disk holds.
+
+    Args:
+        place: The partition.
+        held: The offsets [start, stop) that the tier serves.
+        before: What the leader said before the listing.
+        last: What it said after everything was read.
+        missed: Offsets [start, stop) of missing segments, which have findings of their own.
 
     Below where its disk began before the listing, all was copied; above where the log starts now,
     all is wanted.
@@ -257,9 +273,7 @@ def _borders(
         return
     low, high = last.log_start, before.local_start
     text = f"the leader's log starts at {low}, its disk at {high}"
-    if statement.start is None or statement.stop is None:
-        return
-    for start, stop in ((low, min(statement.start, high)), (max(low, statement.stop), high)):
+    for start, stop in ((low, min(held[0], high)), (max(low, held[1]), high)):
         for from_here, missed_stop in (*missed, (stop, stop)):
             if start < min(from_here, stop):
                 yield place.finding("hole", start, min(from_here, stop), [], text)

@@ -195,6 +195,11 @@ class KnownFiles(SideFiles):
         super().__init__(source, max_batch_bytes=max_batch_bytes)
         self.facts = facts
 
+    def leader_epochs(self, segment: RemoteSegment) -> LeaderEpochCheckpoint:
+        """The lineage known when the segment was uploaded; without entries if it is not sound."""
+        facts = self.facts.get(segment.objects.log.key, NO_FACTS)
+        return LeaderEpochCheckpoint(facts.epochs or ())
+
     def snapshot(self, segment: RemoteSegment) -> tuple[ProducerStateEntry, ...] | None:
         """Producers with an open transaction at the segment's end."""
         return self.facts[segment.objects.log.key].open_after

@@ -195,6 +195,15 @@ _TABLE: Final = (
         " a side file of another segment.",
     ),
     Kind(
+        "lineage-disagrees",
+        Severity.ERROR,
+        METADATA,
+        "The newest leader-epoch checkpoint contradicts other segments, so nothing says for sure"
+        " which segments belong to the log. Reads that would leave segments out are refused.",
+        "Restore the damaged side file from a replica or a version of the bucket. Delete no segment"
+        " of the partition before.",
+    ),
+    Kind(
         "snapshot-invalid",
         Severity.ERROR,
         METADATA,
@@ -230,11 +239,13 @@ _TABLE: Final = (
     ),
     Kind(
         "unsure-gap",
-        Severity.WARNING,
+        Severity.ERROR,
         METADATA,
-        "Offsets that no segment holds, where the layout does not tell exactly where the segment"
-        " before ends: there may have been no record.",
-        "Compare with the metadata topic (catalog=metadata-topic).",
+        "Offsets that no segment holds, where the layout does not say exactly where the segment"
+        " before ends. Reads are refused. No record is missing if compaction removed the last ones"
+        " of that segment.",
+        "Read with catalog=metadata-topic, which says where segments end. Without brokers,"
+        " failOnDataLoss=false skips the gap and warns.",
     ),
     Kind(
         "overlap",
@@ -257,6 +268,16 @@ _TABLE: Final = (
         METADATA,
         "A segment below the log start, which retention or DeleteRecords gave up, and still there.",
         _DELETE,
+    ),
+    Kind(
+        "log-start-unconfirmed",
+        Severity.WARNING,
+        METADATA,
+        "Offsets in the tier that are not read because the log starts above them, as the newest"
+        " leader-epoch checkpoint alone says. This is normal after DeleteRecords until the next"
+        " segment is copied; a damaged checkpoint looks the same.",
+        "Compare with the log start of the brokers, for example by an audit with"
+        " kafka.bootstrap.servers. Delete no segment of the partition before.",
     ),
     Kind(
         "open-transaction",
@@ -341,14 +362,15 @@ _TABLE: Final = (
         "time-index-invalid",
         Severity.ERROR,
         INDEXES,
-        "A time index that is not valid, is out of order, or leaves its segment.",
+        "A time index that is not valid, is out of order, or leaves its segment. Readers do not use"
+        " it and read the segment from its start.",
     ),
     Kind(
         "time-index-disagrees",
         Severity.ERROR,
         INDEXES,
         "A time index with an entry that no batch has, or that does not end at the segment's"
-        " largest timestamp: reads by timestamp begin at the wrong place.",
+        " largest timestamp. Readers compare an entry with the log before they use it.",
     ),
     # what the bytes say
     Kind(

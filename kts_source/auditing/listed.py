@@ -39,13 +39,19 @@ def other_incarnation(part: PartitionObjects, chosen: str) -> list[Finding]:
     return [place.finding("other-topic-id", first, None, sorted(place.sizes), text)]
 
 
-def of_every_object(place: Place, part: PartitionObjects) -> list[Finding]:
-    """Objects that are empty or archived; the latter of a class together."""
+def of_every_object(place: Place, part: PartitionObjects, empty_logs: Set[str]) -> list[Finding]:
+    """Finds objects that are empty or archived; those of a storage class make one finding.
+
+    Args:
+        place: The partition.
+        part: Its listing.
+        empty_logs: Keys of logs that have no byte because compaction removed all their records.
+    """
     found = []
     archived: dict[str, list[SegmentEntry]] = defaultdict(list)
     for entry in part.entries:
         for suffix, info in entry.objects:
-            if info.size == 0 and _holds_bytes(suffix):
+            if info.size == 0 and _holds_bytes(suffix) and info.key not in empty_logs:
                 text = f"{info.key} has no byte"
                 at = entry.base_offset
                 found.append(place.finding("empty-object", at, None, [info.key], text))
@@ -88,7 +94,7 @@ class KnownLog(NamedTuple):
     """What manifests and side files tell of a partition.
 
     Attributes:
-        holes: Offsets that no segment holds.
+        holes: Offsets that no segment holds, also where there may have been no record.
         stops: One past the last offset of each segment that lacks objects, by the key of what
             describes it.
         in_doubt: Keys of those of which the log may be, as nothing tells that it is of others.
@@ -106,6 +112,7 @@ def half_segments(
     *,
     now_ms: int,
     grace_ms: int,
+    has_manifests: bool,
 ) -> list[Finding]:
     """Objects that make no segment.
 
@@ -116,7 +123,10 @@ def half_segments(
             whole once, counts as missed.
         now_ms: The time in ms since 1970.
         grace_ms: Copies that are younger may be under way.
+        has_manifests: Whether the layout describes segments by an object of their own. If not, a
+            segment between whole ones counts as missed where only names are known.
     """
+    whole = {entry.base_offset for entry in part.entries}
     bases = {one.base_offset for one in part.orphans if one.base_offset is not None}
     first = min((entry.base_offset for entry in part.entries), default=None)
     lost_all = first is None and len(bases) > 1
@@ -128,7 +138,10 @@ def half_segments(
             continue
         missed: list[tuple[int, int | None]]
         if known is None:
-            missed = [(base, None)] if entry is not None and (first is None or base > first) else []
+            is_lost = entry is not None and (first is None or base > first)
+            if entry is None and not has_manifests and base not in whole:
+                is_lost = bool(whole) and min(whole) < base < max(whole)
+            missed = [(base, None)] if is_lost else []
         elif entry is None:
             missed = _missed(base, None, known.holes)
         else:

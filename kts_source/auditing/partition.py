@@ -23,9 +23,13 @@ from kts_source.auditing.proven import ProvenSegment
 from kts_source.auditing.served import served
 from kts_source.auditing.state import NO_STATE
 from kts_source.auditing.whole import keep_result, kept_result, whole_identity
+from kts_source.errors import ObjectChangedError, ObjectNotFoundError
+from kts_source.layout.aiven import LOG_SUFFIX
+from kts_source.layout.local_tiered import LocalTieredLayout
 from kts_source.layout.remote_segment import IndexType
 from kts_source.read.read_settings import ReadSettings
 from kts_source.read.segment_source import SegmentSource
+from segment_format.errors import SegmentFormatError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -91,7 +95,8 @@ class PartitionAudit:
         """
         if self.level == LISTING:
             place = place_of(part)
-            findings = of_every_object(place, part) + duplicates(place, part)
+            findings = of_every_object(place, part, self._empty_logs(part))
+            findings += duplicates(place, part)
             findings += self._half_segments(place, part, None)
             return statement_of(place, part, findings), findings
         key_ring = self.options.key_ring.loaded()
@@ -100,7 +105,8 @@ class PartitionAudit:
         if kept is not None:
             return kept
         place = place_of(part)
-        known = self._known(place, part, of_every_object(place, part), key_ring, state)
+        listed = of_every_object(place, part, self._empty_logs(part))
+        known = self._known(place, part, listed, key_ring, state)
         findings = [*known.findings]
         if self.level == INDEXES:
             findings += self._indexes(place, known, state)
@@ -112,6 +118,20 @@ class PartitionAudit:
             of = self.level, self.now_ms, known.proven.values()
             keep_result(state, identity, *of, statement, findings)
         return statement, findings
+
+    def _empty_logs(self, part: PartitionObjects) -> set[str]:
+        """Returns the keys of logs without a byte that belong to segments without records."""
+        found = set()
+        for entry in part.entries:
+            log = entry.object(LOG_SUFFIX)
+            if log is None or log.size:
+                continue
+            try:
+                if self.layout.describe(self.tier.store, entry).objects.size_in_bytes == 0:
+                    found.add(log.key)
+            except (SegmentFormatError, ObjectNotFoundError, ObjectChangedError):
+                continue  # reported as an empty object, and by the levels that read more
+        return found
 
     def _is_proven(self, part: PartitionObjects, known: _Known) -> bool:
         """Whether every segment is, as far as the level goes."""
@@ -163,9 +183,9 @@ class PartitionAudit:
         stops = {one.entry.described_by: one.stop for one in damaged}
         doubted = {id(segment) for segment in served_now.in_doubt}
         in_doubt = {one.entry.described_by for one in damaged if id(one.segment) in doubted}
-        known_log = KnownLog(served_now.log.holes, stops, in_doubt)
+        known_log = KnownLog(served_now.log.missing, stops, in_doubt)
         findings += self._half_segments(place, part, known_log)
-        findings = [with_end(one, explained, served_now.log.holes) for one in findings]
+        findings = [with_end(one, explained, served_now.log.missing) for one in findings]
         whole = tuple(one.segment for one in readable if one.segment is not None)
         entries = {id(one.segment): one.entry for one in readable}
         found = tuple(once([*findings, *served_now.findings]))
@@ -269,7 +289,14 @@ class PartitionAudit:
         part: PartitionObjects,
         known: KnownLog | None,
     ) -> list[Finding]:
-        return half_segments(place, part, known, now_ms=self.now_ms, grace_ms=self.grace_ms)
+        return half_segments(
+            place,
+            part,
+            known,
+            now_ms=self.now_ms,
+            grace_ms=self.grace_ms,
+            has_manifests=not isinstance(self.layout, LocalTieredLayout),
+        )
 
     def _lineage_of(
         self, place: Place, damaged: Sequence[Described], key_ring: KeyRing

@@ -23,10 +23,10 @@ from kts_source.options import ScanOptions, parse_options
 from kts_source.planning.discover import discover_topic, incarnations
 from kts_source.planning.gc_pause import paused_collector
 from kts_source.planning.segment_catalog import PLANNING_THREADS, SegmentCatalog
-from kts_source.tier import Tier, open_tier
+from kts_source.tier import Tier, open_uncached_tier
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from concurrent.futures import Executor
 
     from kts_source.auditing.brokers import BrokerSide
@@ -93,7 +93,7 @@ def audit(  # named ones
 
     Raises:
         InvalidOptionError: See `kts_source.audit`.
-        TopicNotFoundError: A topic that the tier does not have.
+        TopicNotFoundError: Neither the tier nor the given brokers have a topic.
         StoreError: The store does not answer.
     """
     if level not in LEVELS:
@@ -107,7 +107,7 @@ def audit(  # named ones
     if store is not None and executor is not None:
         raise InvalidOptionError("a store that is handed over is audited in this process alone")
     now = time.time_ns() // 1_000_000 if now_ms is None else now_ms
-    opening = closing(open_tier(options)) if store is None else nullcontext(Tier(store))
+    opening = closing(open_uncached_tier(options)) if store is None else nullcontext(Tier(store))
     layout = find_layout(options.layout)
     with (
         opening as tier,
@@ -118,7 +118,9 @@ def audit(  # named ones
         nullcontext() if level == BYTES else paused_collector(),
     ):
         before = _asked(options)
-        objects, findings = _listed(options, tier, layout, describing, pool)
+        # Brokers may have topics that were never tiered, or of which all objects are lost.
+        in_cluster = set() if before is None else {topic for topic, _ in before.logs}
+        objects, findings = _listed(options, tier, layout, describing, pool, in_cluster)
         after = _asked(options)
         if executor is None:
             # The bytes of one partition after the other: reading ahead keeps the store busy.
@@ -155,14 +157,19 @@ def audit(  # named ones
 
 
 def _listed(
-    options: ScanOptions, tier: Tier, layout: Layout, describing: Executor, pool: Executor
+    options: ScanOptions,
+    tier: Tier,
+    layout: Layout,
+    describing: Executor,
+    pool: Executor,
+    may_lack: Collection[str],
 ) -> tuple[list[PartitionObjects], list[Finding]]:
     """The objects of every partition, and what there is of other incarnations."""
     tolerant = replace(options, fail_on_data_loss=False)
     catalog = SegmentCatalog(tier, layout, describing, fail_on_data_loss=False)
     findings: list[Finding] = []
     parts: list[ListedPartition] = []
-    for topic, folders in sorted(incarnations(options, catalog).items()):
+    for topic, folders in sorted(incarnations(options, catalog, may_lack).items()):
         found = discover_topic(tolerant, topic, folders, catalog, pool)
         here = [part for part in found.others if part.topic_id == found.topic_id]
         parts += [*found.partitions, *(part for part in here if part.orphans)]

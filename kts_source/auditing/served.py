@@ -15,11 +15,18 @@ from kts_source.planning.lineage import (
     BELOW_LOG_START,
     COVERED,
     DEAD_BRANCH,
+    epoch_at,
     last_epoch,
     newest_segment,
     partition_log,
     with_epochs,
     with_unknown_epoch,
+)
+from kts_source.planning.lineage_evidence import (
+    contradiction,
+    difference,
+    dropped_segments,
+    unconfirmed_start,
 )
 
 if TYPE_CHECKING:
@@ -86,11 +93,13 @@ def served(
     in_doubt = with_unknown_epoch(damaged, last_epoch(newest) if newest else -1, first)
     with_file = [one for one in told if IndexType.LEADER_EPOCH in one.objects.indexes]
     is_sure = not in_doubt and bool(with_file) and newest_segment(with_file) is newest
-    findings = [
-        *_holes(place, log, explained),
-        *_gaps(place, log),
-        *_skipped(place, log, {id(one.segment): one for one in readable}),
-    ]
+    contradictions = _contradictions(place, log, newest, segments, files)
+    is_sure = is_sure and not contradictions
+    findings = [*contradictions, *_holes(place, log, explained), *_gaps(place, log, explained)]
+    findings += _unconfirmed_start(place, log, newest, segments, files)
+    skipped = _skipped(place, log, {id(one.segment): one for one in readable})
+    # Their advice is to delete, so they need a lineage that nothing contradicts.
+    findings += [one for one in skipped if not contradictions or one.name == "duplicate-upload"]
     sound = all(facts[span.segment.objects.log.key].are_sound for span in log.ranges)
     stable = None
     if log.ranges and sound and is_sure:
@@ -103,6 +112,55 @@ def served(
     elif not log.ranges:
         stable = log.log_start
     return Served(log, stable, tuple(in_doubt), is_sure, tuple(findings))
+
+
+def _contradictions(
+    place: Place,
+    log: PartitionLog,
+    newest: RemoteSegment | None,
+    segments: Sequence[RemoteSegment],
+    files: KnownFiles,
+) -> list[Finding]:
+    """Finds what contradicts the newest checkpoint, in one finding."""
+    if newest is None:
+        return []
+    lineage = files.facts[newest.objects.log.key].epochs or ()
+    dropped = dropped_segments(log, lineage)
+    text = contradiction(log, lineage, newest, segments, files)
+    if text is None:  # no segment is dropped, or rightly so
+        others = (files.facts[segment.objects.log.key].epochs or () for segment in segments)
+        differences = (difference(lineage, entries, starts=False) for entries in others)
+        text = next((one for one in differences if one is not None), None)
+        if text is None:
+            return []
+        text = f"the checkpoints of two segments differ: {text}"
+    indexes = newest.objects.indexes
+    keys = [indexes[IndexType.LEADER_EPOCH].source.key]
+    keys += [segment.objects.log.key for segment in dropped if segment is not newest]
+    spans = [(one.start_offset, one.stop_offset) for one in dropped] or [(log.log_start, log.stop)]
+    start, stop = min(low for low, _ in spans), max(high for _, high in spans)
+    return [place.finding("lineage-disagrees", start, stop, keys, text)]
+
+
+def _unconfirmed_start(
+    place: Place,
+    log: PartitionLog,
+    newest: RemoteSegment | None,
+    segments: Sequence[RemoteSegment],
+    files: KnownFiles,
+) -> Iterator[Finding]:
+    """Finds rows of the first segment that is served, which are not served because one checkpoint
+    says that the log starts above them. Whole segments below have findings of their own.
+    """
+    if newest is None or not log.ranges:
+        return
+    first = log.ranges[0].segment.start_offset
+    lineage = files.facts[newest.objects.log.key].epochs or ()
+    deleted = unconfirmed_start(lineage, newest, segments, files)
+    if deleted is not None and first < deleted[1]:
+        text = f"the log starts at offset {deleted[1]} for this checkpoint only"
+        keys = [newest.objects.indexes[IndexType.LEADER_EPOCH].source.key]
+        yield place.finding("log-start-unconfirmed", first, deleted[1], keys, text)
 
 
 def _holes(
@@ -131,8 +189,12 @@ def _hole(place: Place, hole: Hole, start: int, stop: int) -> Finding:
     return place.finding("hole", start, stop, around, f"{hole.between}: {stop - start} offsets")
 
 
-def _gaps(place: Place, log: PartitionLog) -> Iterator[Finding]:
+def _gaps(
+    place: Place, log: PartitionLog, explained: Sequence[tuple[int, int | None]]
+) -> Iterator[Finding]:
     for gap in log.unverifiable:
+        if any(gap.start <= base < gap.stop for base, _ in explained):
+            continue
         around = [one.objects.log.key for one in (gap.before, gap.after) if one is not None]
         yield place.finding("unsure-gap", gap.start, gap.stop, around, gap.between)
 
@@ -156,21 +218,11 @@ def _skipped(
     # Of a branch that lives only up to an epoch's border, the rest is dead.
     for span in log.ranges:
         segment = span.segment
-        owner = log.lineage and _epoch_at(log, span.stop)
-        if span.stop < segment.stop_offset and owner != _own_epoch(segment, span.stop):
+        owner = epoch_at(log.lineage, span.stop)
+        if span.stop < segment.stop_offset and owner != epoch_at(segment.leader_epochs, span.stop):
             keys = [info.key for _, info in entries[id(segment)].entry.objects]
             text = f"offsets from {span.stop} on are of an epoch that lost them"
             yield place.finding("dead-branch", span.stop, segment.stop_offset, keys, text)
-
-
-def _epoch_at(log: PartitionLog, offset: int) -> int:
-    below = [entry.epoch for entry in log.lineage if entry.start_offset <= offset]
-    return below[-1] if below else -1
-
-
-def _own_epoch(segment: RemoteSegment, offset: int) -> int:
-    below = [entry.epoch for entry in segment.leader_epochs if entry.start_offset <= offset]
-    return below[-1] if below else -1
 
 
 def _broken_chain(

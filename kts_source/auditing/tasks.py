@@ -19,7 +19,7 @@ from kts_source.layout.find_layout import find_layout
 from kts_source.planning.gc_pause import paused_collector
 from kts_source.planning.segment_catalog import PLANNING_THREADS
 from kts_source.processes import in_processes
-from kts_source.tier import open_tier
+from kts_source.tier import open_uncached_tier
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -107,7 +107,7 @@ class AuditTask:
         lines: list[str] = []
         read: list[int] = []
         with (
-            closing(open_tier(job.options)) as tier,
+            closing(open_uncached_tier(job.options)) as tier,
             ThreadPoolExecutor(PLANNING_THREADS, "kts-describe") as pool,
             nullcontext() if job.state is None else appending(job.state) as write,
             nullcontext() if job.level == BYTES else paused_collector(),

@@ -40,6 +40,8 @@ class SegmentEntry:
     Attributes:
         described_by: Key of the object that describes the segment, for error texts.
         objects: Suffix (`log`, `indexes`, …) and the listed object.
+        next_base: First offset of the next listed segment, where the layout needs it to know where
+            this one ends.
     """
 
     topic: str
@@ -49,6 +51,7 @@ class SegmentEntry:
     segment_id: str
     described_by: str
     objects: tuple[tuple[str, ObjectInfo], ...]
+    next_base: int | None = field(default=None, compare=False)
 
     def object(self, suffix: str) -> ObjectInfo | None:
         """The listed object with this suffix."""

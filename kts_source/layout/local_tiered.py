@@ -5,8 +5,9 @@ segment's files, and no object that describes them.
 
 What the broker knew and the files do not say is worked out from them: the end offset is the last
 batch's (the broker's may be higher where compaction took the last records away, so it is only a
-lower bound), the largest timestamp is the last entry of the time index, the segment's epochs are
-those of its leader-epoch checkpoint. Nothing tells when a segment was uploaded.
+lower bound), the largest timestamp is the last entry of the time index if its batch confirms it,
+the segment's epochs are those of its leader-epoch checkpoint. A log without a byte ends where the
+next segment begins. Nothing tells when a segment was uploaded.
 
 `.snapshot` is written last, so where it is, the others were. Source: `LocalTieredStorage`,
 `RemoteLogSegmentFileset` in the tests of Kafka's storage module.
@@ -15,6 +16,7 @@ those of its leader-epoch checkpoint. Nothing tells when a segment was uploaded.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from kts_source.layout.layout import PartitionListing, SegmentEntry, TopicFolder
@@ -39,6 +41,7 @@ from segment_format.manifest.local_key import (
     ROOT_DIRECTORY,
     parse_local_partition_directory,
 )
+from segment_format.record.largest_timestamp import max_timestamp_at
 from segment_format.record.last_offset import last_offset
 
 if TYPE_CHECKING:
@@ -47,7 +50,7 @@ if TYPE_CHECKING:
     from kts_source.layout.layout import SegmentName
     from kts_source.store.object_store import ObjectInfo, ObjectStore
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 Index = TypeVar("Index", OffsetIndex, TimeIndex)
 
@@ -116,7 +119,7 @@ class LocalTieredLayout:
         self, infos: Sequence[ObjectInfo], folder: TopicFolder, partition: int
     ) -> PartitionListing:
         """See `NamingLayout.grouped`."""
-        return group_segments(
+        listing = group_segments(
             infos,
             folder,
             partition,
@@ -125,6 +128,7 @@ class LocalTieredLayout:
             required=self.required,
             described_by=self.described_by,
         )
+        return replace(listing, segments=_with_next_bases(listing.segments))
 
     def stems(self, key_prefix: str, name: SegmentName) -> tuple[str, ...]:
         """Below the root folder, whether the key prefix stands before it or includes it."""
@@ -141,8 +145,14 @@ class LocalTieredLayout:
         files = dict(entry.objects)
         base, log = entry.base_offset, files.get(_LOG)
         index = _offset_index(store, files.get("index"), base, log)
+        times = _usable(store, files.get("timeindex"), base, TimeIndex)
         end = floor = int(index.offsets[-1]) if index else base
-        if log is not None:
+        is_empty = log is not None and log.size == 0
+        if is_empty:
+            if index or times:
+                raise CorruptIndexError("the log has no byte, but its indexes have entries")
+            end = max(base, (entry.next_base or 0) - 1)
+        elif log is not None:
             end = last_offset(
                 lambda start, stop: store.get_range(log.key, start, stop, version=log.version),
                 log.size,
@@ -158,7 +168,6 @@ class LocalTieredLayout:
         )
         if log is None and lineage:
             end = max(end, lineage[-1].start_offset)
-        times = _usable(store, files.get("timeindex"), base, TimeIndex)
         key = f"{entry.described_by.rpartition('.')[0]}.{_LOG}"
         ref = ObjectRef.of(log) if log else ObjectRef(key, 1, None)  # some bytes, who knows
         return RemoteSegment(
@@ -168,7 +177,7 @@ class LocalTieredLayout:
             segment_id=entry.segment_id,
             start_offset=base,
             end_offset=end,
-            max_timestamp_ms=int(times.timestamps[-1]) if times else _NO_TIMESTAMP,
+            max_timestamp_ms=_largest_timestamp(store, log, times, index),
             event_timestamp_ms=None,
             leader_epochs=epochs_between(lineage, base, end),
             objects=SegmentObjects(
@@ -182,8 +191,52 @@ class LocalTieredLayout:
                     if suffix in files
                 },
             ),
-            end_is_exact=False,
+            end_is_exact=is_empty and entry.next_base is not None,
         )
+
+
+def _with_next_bases(segments: Sequence[SegmentEntry]) -> tuple[SegmentEntry, ...]:
+    """Gives segments with an empty log the first offset of the next one, where they end.
+
+    A log that compaction emptied has no batch that says where its segment ends.
+    """
+    completed = []
+    next_base: int | None = None
+    for number in range(len(segments) - 1, -1, -1):
+        entry = segments[number]
+        if number + 1 < len(segments) and segments[number + 1].base_offset > entry.base_offset:
+            next_base = segments[number + 1].base_offset
+        log = entry.object(_LOG)
+        is_empty = log is not None and log.size == 0
+        completed.append(replace(entry, next_base=next_base) if is_empty else entry)
+    return tuple(reversed(completed))
+
+
+def _largest_timestamp(
+    store: ObjectStore, log: ObjectInfo | None, times: TimeIndex | None, index: OffsetIndex | None
+) -> int:
+    """Returns the timestamp of the time index's last entry, if the batch at its offset has it.
+
+    The file has no checksum, and a segment is skipped if its largest timestamp is too low.
+    """
+    if log is None or not times:
+        return _NO_TIMESTAMP
+    offset, timestamp_ms = int(times.offsets[-1]), int(times.timestamps[-1])
+    in_log = max_timestamp_at(
+        lambda start, stop: store.get_range(log.key, start, stop, version=log.version),
+        log.size,
+        index.lookup(offset).position if index else 0,
+        offset,
+    )
+    if in_log == timestamp_ms:
+        return timestamp_ms
+    what = "no batch" if in_log is None else f"a batch of at most {in_log} ms"
+    logger.warning(
+        "%s: the time index ends with %s ms at offset %s, where the log has %s; the segment's"
+        " largest timestamp counts as unknown",
+        *(printable(store.uri(log.key)), timestamp_ms, offset, what),
+    )
+    return _NO_TIMESTAMP
 
 
 def _partition_folders(
@@ -202,7 +255,7 @@ def _offset_index(
     """The index, or `None` when it is not usable: the log is then walked from its start."""
     index = _usable(store, info, base_offset, OffsetIndex)
     if index and info and of and int(index.positions[-1]) >= of.size:
-        log.warning("%s points behind the end of its log", printable(store.uri(info.key)))
+        logger.warning("%s points behind the end of its log", printable(store.uri(info.key)))
         return None
     return index
 
@@ -216,7 +269,7 @@ def _usable(
     try:
         return kind.from_bytes(_read(store, info), base_offset=base_offset)
     except SegmentFormatError as error:
-        log.warning("%s is not usable: %s", printable(store.uri(info.key)), error)
+        logger.warning("%s is not usable: %s", printable(store.uri(info.key)), error)
         return None
 
 

@@ -240,6 +240,17 @@ def check_lineage_known(place: Place, damaged: RemoteSegment) -> None:
     )
 
 
+def refuse_contradiction(place: Place, evidence: str) -> None:
+    """Raises `DataLossError`, or warns where loss is allowed, if the tier contradicts the lineage
+    that drops some of its segments.
+    """
+    place.raise_or_warn(
+        f"{evidence}. Segments would be left out on this evidence. Restore the damaged side file"
+        " from a replica or a version of the bucket, or set failOnDataLoss=false to read the log by"
+        " the newest checkpoint"
+    )
+
+
 def check_outcomes(place: Place, partition: PartitionLog, decisions: Decisions) -> None:
     """Raises `DataLossError` when transactions may have ended in a hole, or warns where loss is
     allowed: whether their records are visible is lost with it. The same where nothing tells what

@@ -115,7 +115,7 @@ def incarnations(
     Args:
         options: What is selected.
         catalog: Of the tier.
-        may_lack: Topics that are left out where the tier has nothing of them.
+        may_lack: Topics that are skipped if the tier has nothing of them.
 
     Raises:
         TierNotFoundError: See `discover`.
@@ -130,27 +130,40 @@ def incarnations(
         for folder in folders(None):
             everything[folder.topic].append(folder)
         found = {topic: everything[topic] for topic in options.selection.wanted(everything)}
-        if not found:
+        if not found and not may_lack:
             what = f"no topic matches {options.selection.pattern!r}"
-            raise _not_found(what, everything, options, catalog)
+            raise _not_found(what, everything, (), options, catalog)
         return found
     named = {topic: folders(topic) for topic in options.selection.wanted(())}
     missing = [topic for topic, there in named.items() if not there and topic not in may_lack]
     if missing:
         what = f"no topic {', '.join(map(repr, missing))}"
-        raise _not_found(what, {folder.topic for folder in folders(None)}, options, catalog)
+        available = {folder.topic for folder in folders(None)}
+        raise _not_found(what, available, missing, options, catalog)
     return {topic: there for topic, there in named.items() if there}
 
 
 def _not_found(
-    what: str, available: Iterable[str], options: ScanOptions, catalog: SegmentCatalog
+    what: str,
+    available: Iterable[str],
+    missing: Sequence[str],
+    options: ScanOptions,
+    catalog: SegmentCatalog,
 ) -> TopicNotFoundError | TierNotFoundError:
+    """Returns the error for topics that the tier does not have.
+
+    Args:
+        what: The first words of its message.
+        available: Topics under the key prefix.
+        missing: The topics that were named and are not among them.
+        options: What is selected.
+        catalog: Of the tier.
+    """
     store, layout = catalog.store, catalog.layout
     names = sorted(available)
     where = store.uri(options.key_prefix)
-    wanted = options.selection.wanted(())
     if names:
-        prefixes = prefixes_of_names(options.key_prefix, names, wanted)
+        prefixes = prefixes_of_names(options.key_prefix, names, missing)
         return TopicNotFoundError(
             f"{what} in the tier at {where}; it has {', '.join(names)}{did_you_mean(prefixes)}"
         )
@@ -165,7 +178,7 @@ def _not_found(
         f"no tier at {where}: looked for folders named {options.key_prefix}{layout.folder_pattern}"
         f" of layout {options.layout!r}. Check 'path', and 'keyPrefix' (the plugin's key.prefix,"
         f" with its slash if it has one)"
-        f"{did_you_mean(likely_prefixes(store, layout, options.key_prefix, wanted))}"
+        f"{did_you_mean(likely_prefixes(store, layout, options.key_prefix, missing))}"
     )
 
 

@@ -11,6 +11,7 @@ KIP-405, `RemoteLogMetadataCache`, `RemoteLogManager.isRemoteSegmentWithinLeader
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -101,6 +102,12 @@ def last_epoch(segment: RemoteSegment) -> int:
     return segment.leader_epochs[-1].epoch if segment.leader_epochs else -1
 
 
+def epoch_at(entries: Sequence[EpochEntry], offset: int) -> int:
+    """The epoch that owns an offset; −1 below the first entry."""
+    number = bisect_right(entries, offset, key=lambda entry: entry.start_offset)
+    return entries[number - 1].epoch if number else -1
+
+
 def newest_segment(segments: Iterable[RemoteSegment]) -> RemoteSegment:
     """The segment whose checkpoint is the lineage: a higher epoch wins over a higher offset."""
     return max(
@@ -181,7 +188,7 @@ def partition_log(
         holes.append(Hole(stop, max(span.stop for span in above), before, after))
     used = {id(chosen.segment) for chosen in ranges}
     skipped = tuple(
-        SkippedSegment(segment, _reason(segment, usable[id(segment)], log_start))
+        SkippedSegment(segment, _reason(segment, usable[id(segment)], log_start, checkpoint_start))
         for segment in segments
         if id(segment) not in used
     )
@@ -340,7 +347,10 @@ def _below_log_start(ranges: Sequence[SegmentRange], log_start: int) -> Iterator
         )
 
 
-def _reason(segment: RemoteSegment, usable: SegmentRange | None, log_start: int) -> str:
-    if segment.stop_offset <= log_start:
+def _reason(
+    segment: RemoteSegment, usable: SegmentRange | None, log_start: int, checkpoint_start: int
+) -> str:
+    # Where the tier begins above the checkpoint's start, only a segment of the lineage is too old.
+    if segment.stop_offset <= (checkpoint_start if usable is None else log_start):
         return BELOW_LOG_START
     return DEAD_BRANCH if usable is None else COVERED

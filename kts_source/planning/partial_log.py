@@ -21,7 +21,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left, bisect_right
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from kts_source.layout.remote_segment import IndexType
 from kts_source.options.requested_bounds import (
@@ -44,7 +44,9 @@ from kts_source.planning.lineage import (
     usable_range,
     with_unknown_epoch,
 )
+from kts_source.planning.lineage_evidence import contradiction, unconfirmed_start
 from kts_source.planning.timestamps import first_offset_at_or_after
+from kts_source.texts import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -57,6 +59,8 @@ if TYPE_CHECKING:
     from segment_format.index.leader_epoch_checkpoint import EpochEntry
 
 log = logging.getLogger(__name__)
+
+_Evidence: TypeAlias = "tuple[Sequence[EpochEntry], RemoteSegment, Sequence[RemoteSegment]]"
 
 NEWEST_UPLOADS: Final = 4
 """So many of the newest uploads are looked at: a leader of the past may finish its copy last."""
@@ -84,21 +88,21 @@ def can_plan_in_part(
     return not (from_the_start and to_the_end)
 
 
-def told_lineage(
+def newest_lineage(
     segments: Sequence[RemoteSegment], damaged: Iterable[RemoteSegment], side_files: SideFiles
-) -> tuple[Sequence[EpochEntry], int]:
-    """The checkpoint of the newest of some segments that have one, and that segment's last epoch;
-    nothing and −1 where none has.
+) -> tuple[Sequence[EpochEntry], RemoteSegment | None]:
+    """Returns the checkpoint of the newest segment that has one, and that segment; nothing and
+    `None` if no segment has one.
 
     Raises:
-        CorruptSegmentError: The checkpoint is not valid.
+        CorruptSegmentError: The checkpoint is not valid, or contradicts its segment.
     """
     kind = IndexType.LEADER_EPOCH
     checkpoints = [*segments, *(one for one in damaged if kind in one.objects.indexes)]
     if not checkpoints:
-        return (), -1
+        return (), None
     newest = newest_segment(checkpoints)
-    return side_files.leader_epochs(newest).entries, last_epoch(newest)
+    return side_files.leader_epochs(newest).entries, newest
 
 
 class PartitionView:
@@ -144,9 +148,31 @@ class PartitionView:
         # an end or an epoch that no whole one knows of.
         self._damaged = listed.damaged()
         self.unknown_lineage: RemoteSegment | None = None
+        self._evidence: _Evidence | None = None
+        self._contradiction: str | None = None
         above = any(one.stop_offset > self._bases[0] for one in self._damaged if self._bases)
         if not in_part or above or not self._bases or not self._frame():
             self._read_all()
+
+    @property
+    def contradiction(self) -> str | None:
+        """What other segments say against the lineage that drops some of them; `None` if nothing
+        does. Looked for once, when all segments are known.
+        """
+        if self._evidence is not None:
+            newest = self._evidence[1]
+            evidence = *self._evidence, self._side_files
+            self._evidence = None
+            self._contradiction = contradiction(self.log, *evidence)
+            if (deleted := unconfirmed_start(*evidence)) is not None:
+                log.warning(
+                    "%s-%s: offsets [%s, %s) of the tier are not read, because the newest"
+                    " leader-epoch checkpoint says that the log starts at %s. No other checkpoint"
+                    " says so yet, which is normal after DeleteRecords: %s",
+                    *(newest.topic, newest.partition, *deleted, deleted[1]),
+                    printable(newest.objects.log.key),
+                )
+        return self._contradiction
 
     def border(self, offset: int, segments: int) -> int:
         """Where about so many segments from an offset on end: what to ask for at a time."""
@@ -236,12 +262,16 @@ class PartitionView:
         self.is_complete = True
         segments = self._listed.all()
         self.is_empty = not segments and not self._damaged
-        lineage, known = told_lineage(segments, self._damaged, self._side_files)
+        lineage, newest = newest_lineage(segments, self._damaged, self._side_files)
+        checkpoint = lineage
         if lineage and self._keeps_from < lineage[0].start_offset:
             lineage = self._reaching_back(segments, lineage)
         first = self._bases[0] if lineage and self._bases else None
+        known = -1 if newest is None else last_epoch(newest)
         self.unknown_lineage = next(iter(with_unknown_epoch(self._damaged, known, first)), None)
         self.log = partition_log(segments, lineage, self._damaged)
+        self._evidence = None if newest is None else (checkpoint, newest, segments)
+        self._contradiction = None
 
     def _reaching_back(
         self, segments: Sequence[RemoteSegment], lineage: Sequence[EpochEntry]

@@ -51,6 +51,7 @@ def check_plan(
 def objects_read(plan: ScanPlan) -> list[ObjectRef]:
     """All that tasks of a plan will read: logs, and offset indexes where borders are looked up."""
     parts = [part for task in plan.tasks for part in task.slices]
-    logs = dict.fromkeys(part.objects.log for part in parts)
+    # A log without a byte may have no object.
+    logs = dict.fromkeys(part.objects.log for part in parts if part.objects.size_in_bytes)
     indexes = dict.fromkeys(part.offset_index.source for part in parts if not part.is_whole)
     return [*logs, *indexes]

@@ -11,6 +11,7 @@ from kts_source.planning.bounds import (
     check_lineage_known,
     check_no_holes,
     check_outcomes,
+    refuse_contradiction,
 )
 from kts_source.planning.isolation import Decisions
 from kts_source.planning.scan_plan import PartitionPlan
@@ -39,6 +40,11 @@ class LogView(Protocol):
     @property
     def unknown_lineage(self) -> RemoteSegment | None:
         """A damaged segment that may be newer than all that tell of the lineage."""
+        ...
+
+    @property
+    def contradiction(self) -> str | None:
+        """What the tier says against the lineage that drops some of its segments."""
         ...
 
     def covering(self, start: int, stop: int) -> PartitionLog:
@@ -73,6 +79,8 @@ def plan_log(
     """
     if view.unknown_lineage is not None:
         check_lineage_known(place, view.unknown_lineage)
+    if view.contradiction is not None:
+        refuse_contradiction(place, view.contradiction)
 
     def lookup(timestamp_ms: int) -> tuple[PartitionLog, int | None]:
         found = view.first_offset_at_or_after(timestamp_ms)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kts_source.planning.estimate import ARCHIVE_CLASSES
+from kts_source.planning.timestamps import confirmed_skip
 from kts_source.predicate.implied_ranges import (
     EVERYWHERE,
     first_millisecond,
@@ -59,12 +61,10 @@ class Pruner:
         if not self._all_earlier:
             return segment.start_offset
         self._all_earlier = False
-        times = self._side_files.time_index(segment)
-        # An entry is the largest timestamp of all records up to its offset.
-        earlier = None if times is None else times.offsets[times.timestamps < first_ms]
-        if earlier is None or not len(earlier):
+        if segment.objects.log.storage_class in ARCHIVE_CLASSES:  # its log cannot be read now
             return segment.start_offset
-        return int(earlier[-1]) + 1
+        skip = confirmed_skip(segment, first_ms, self._side_files)
+        return segment.start_offset if skip is None else skip.last_offset + 1
 
 
 def fingerprint(where: Predicate | None) -> str | None:

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Final
 from kts_source.cache.bundle import Bundle
 from kts_source.cache.segment_pack import SegmentPack
 from kts_source.cache.side_file_pack import SideFilePack
-from kts_source.errors import CorruptSegmentError, ObjectNotFoundError
+from kts_source.errors import CorruptSegmentError, ObjectNotFoundError, TieredKafkaError
+from kts_source.layout.layout import PartitionListing
+from kts_source.layout.remote_segment import IndexType
 from kts_source.store.storage_options import MAX_POOL_CONNECTIONS
 from kts_source.texts import printable
 from segment_format.errors import SegmentFormatError
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from concurrent.futures import Executor
 
-    from kts_source.layout.layout import Layout, PartitionListing, SegmentEntry, TopicFolder
+    from kts_source.layout.layout import Layout, SegmentEntry, TopicFolder
     from kts_source.layout.remote_segment import RemoteSegment
     from kts_source.tier import Tier
 
@@ -30,6 +32,12 @@ PLANNING_THREADS: Final = MAX_POOL_CONNECTIONS
 _GROUPS: Final = 64
 _GROUP_SEGMENTS: Final = 16
 _FEW: Final = 8
+_SIDE_FILES: Final = frozenset(IndexType) - {IndexType.TRANSACTION}
+_REMEMBERED: Final = 100_000
+_EMPTY: Final[dict[tuple[str, str], bool]] = {}
+"""Whether segments without a log object are empty, by URI and version of what describes them: a
+stream lists them again and again.
+"""
 
 
 class SegmentCatalog:
@@ -66,8 +74,61 @@ class SegmentCatalog:
             uri = self.store.uri(f"{folder.folder}{folder.topic}-{folder.topic_id}")
             name = self._caches.entry_name("partition", self.layout.name, uri, f"{partition}")
             kept = Bundle(self._caches.index, name)
-        listing = self.layout.list_partition(self.store, folder, partition)
+        listing = self._with_empty_segments(
+            self.layout.list_partition(self.store, folder, partition)
+        )
         return ListedPartition(self, folder, partition, listing, kept)
+
+    def _with_empty_segments(self, listing: PartitionListing) -> PartitionListing:
+        """Moves segments without a log object to the whole ones if their logs had no byte.
+
+        Compaction leaves closed segments without records, and S3 keeps no object for an upload of
+        zero bytes.
+        """
+        damaged = [orphan for orphan in listing.orphans if orphan.described is not None]
+        if not damaged:
+            return listing
+        are_empty = map if len(damaged) <= self._alone else self._pool.map
+        entries = [one.described for one in damaged if one.described is not None]
+        empty = {
+            entry.described_by
+            for entry, is_empty in zip(entries, are_empty(self.is_empty, entries), strict=True)
+            if is_empty
+        }
+        moved = [entry for entry in entries if entry.described_by in empty]
+        if not moved:
+            return listing
+        return PartitionListing(
+            tuple(
+                sorted(
+                    (*listing.segments, *moved),
+                    key=lambda entry: (entry.base_offset, entry.segment_id),
+                )
+            ),
+            tuple(
+                orphan
+                for orphan in listing.orphans
+                if orphan.described is None or orphan.described.described_by not in empty
+            ),
+        )
+
+    def is_empty(self, entry: SegmentEntry) -> bool:
+        """Whether a segment has a log of zero bytes and all side files, by its description."""
+        described_by = next(
+            (info for _, info in entry.objects if info.key == entry.described_by), None
+        )
+        version = None if described_by is None else described_by.version
+        place = self.store.uri(entry.described_by), version or ""
+        if version is not None and place in _EMPTY:
+            return _EMPTY[place]
+        try:
+            objects = self.layout.describe(self.store, entry).objects
+        except (SegmentFormatError, TieredKafkaError):  # reported where the segment is used
+            return False
+        is_empty = objects.size_in_bytes == 0 and objects.indexes.keys() >= _SIDE_FILES
+        if version is not None and len(_EMPTY) < _REMEMBERED:
+            _EMPTY[place] = is_empty
+        return is_empty
 
     def described(self, entries: Sequence[SegmentEntry]) -> list[RemoteSegment | None]:
         """Each as the layout describes it; `None` for one that has gone, or cannot be read where
@@ -166,7 +227,8 @@ class ListedPartition:
             fresh = self._catalog.described([self.entries[number] for number in missing])
             for number, segment in zip(missing, fresh, strict=True):
                 self._described[number] = segment
-                if segment is not None:
+                # The end of an empty segment may depend on the next one in the listing.
+                if segment is not None and segment.objects.size_in_bytes:
                     self._pack.add(self.entries[number], segment)
         found = (self._described[number] for number in wanted)
         return [segment for segment in found if segment is not None]

@@ -6,26 +6,27 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from kts_source.errors import CorruptSegmentError
-from kts_source.layout.remote_segment import IndexType, RemoteSegment
+from kts_source.layout.remote_segment import IndexType, RemoteSegment, epochs_between
 from kts_source.planning.isolation import Replay
 from kts_source.read.segment_source import SegmentSpan
 from kts_source.read.slice_boundaries import usable_offset_index
-from segment_format.errors import SegmentFormatError, TruncatedBatchError
-from segment_format.index.leader_epoch_checkpoint import LeaderEpochCheckpoint
+from segment_format.errors import CorruptIndexError, SegmentFormatError, TruncatedBatchError
+from segment_format.index.leader_epoch_checkpoint import EpochEntry, LeaderEpochCheckpoint
 from segment_format.index.producer_snapshot import ProducerStateEntry, parse_producer_snapshot
 from segment_format.index.time_index import TimeIndex
 from segment_format.index.transaction_index import AbortedTxn, parse_transaction_index
 from segment_format.index.transaction_replay import TransactionReplay, marker_of
+from segment_format.record.batch_header import MAGIC_2, RecordBatchHeader
 from segment_format.record.framing import iter_entries
 from segment_format.record.record_times import iter_record_times
 from segment_format.record.records import DecodedBatch, iter_batches
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from kts_source.planning.lineage import SegmentRange
     from kts_source.read.segment_source import SegmentSource
@@ -62,13 +63,16 @@ class SideFiles:
         """The lineage known when the segment was uploaded.
 
         Raises:
-            CorruptSegmentError: Missing or not valid; nothing else tells the lineage.
+            CorruptSegmentError: Missing, not valid, or not what the segment's manifest says of its
+                own offsets. Nothing else tells the lineage.
         """
         data = self._read(segment, IndexType.LEADER_EPOCH)
         try:
-            return LeaderEpochCheckpoint.from_bytes(data or b"")
+            checkpoint = LeaderEpochCheckpoint.from_bytes(data or b"")
+            check_own_epochs(checkpoint.entries, segment)
         except SegmentFormatError as error:
             raise self._located(error, segment, "leader-epoch checkpoint") from error
+        return checkpoint
 
     def offset_index(self, segment: RemoteSegment) -> OffsetIndex | None:
         """The offset index, or `None` when it is empty or not valid: the segment is then read
@@ -83,7 +87,10 @@ class SideFiles:
         return index
 
     def time_index(self, segment: RemoteSegment) -> TimeIndex | None:
-        """The time index, or `None` when there is none or it is not valid."""
+        """Returns the time index, or `None` if there is none or it does not fit its segment.
+
+        It has no checksum: compare an entry with the log before you rely on it.
+        """
         place = segment.objects.log.key, segment.objects.log.version
         if place in self._time_indexes:
             return self._time_indexes[place]
@@ -91,8 +98,11 @@ class SideFiles:
         index = None
         try:
             index = TimeIndex.from_bytes(data, base_offset=segment.start_offset) if data else None
+            if index is not None:
+                check_time_index(index, segment)
         except SegmentFormatError as error:
             log.warning("%s", self._located(error, segment, "time index"))
+            index = None
         _remember(self._time_indexes, place, index, data)
         return index
 
@@ -106,13 +116,18 @@ class SideFiles:
             return None
 
     def aborted(self, segment: RemoteSegment) -> tuple[AbortedTxn, ...] | None:
-        """Transactions whose abort marker is in the segment; `None` when the file is not valid."""
+        """Returns the transactions whose abort marker is in the segment; `None` if the file is not
+        valid or not of the segment.
+        """
         data = self._read(segment, IndexType.TRANSACTION)
         try:
-            return parse_transaction_index(data) if data else ()
+            entries = parse_transaction_index(data) if data else ()
+            for txn in entries:
+                check_transaction(txn, segment)
         except SegmentFormatError as error:
             log.warning("%s", self._located(error, segment, "transaction index"))
             return None
+        return entries
 
     def replay(self, span: SegmentRange, open_before: Mapping[int, int]) -> Replay:
         """Transactions that ended or stay open in a range, from its batches alone."""
@@ -125,6 +140,15 @@ class SideFiles:
         return self._whole_entries(
             segment, position, partial(iter_batches, max_batch_bytes=self._max_batch_bytes)
         )
+
+    def batch_epochs(self, segment: RemoteSegment) -> Iterator[tuple[int, int]]:
+        """Base offset and leader epoch of a segment's first batch and of its last ones; the epoch
+        is −1 in message formats 0 and 1.
+        """
+        yield from islice(self._whole_entries(segment, 0, _epochs), 1)
+        index = self.offset_index(segment)
+        last = int(index.positions[-1]) if index is not None else 0
+        yield from self._whole_entries(segment, last, _epochs)
 
     def record_times(
         self, segment: RemoteSegment, position: int, *, dated_from_ms: int
@@ -178,6 +202,68 @@ class SideFiles:
         )
 
 
+def check_own_epochs(entries: Sequence[EpochEntry], segment: RemoteSegment) -> None:
+    """Compares a segment's checkpoint with the epochs that its manifest gives to its offsets.
+
+    Raises:
+        CorruptIndexError: They differ above the log start of the checkpoint.
+    """
+    if not entries or not segment.leader_epochs:
+        return
+    # The log start may have moved between the two.
+    low = max(segment.start_offset, entries[0].start_offset, segment.leader_epochs[0].start_offset)
+    here = epochs_between(entries, low, segment.end_offset)
+    own = epochs_between(segment.leader_epochs, low, segment.end_offset)
+    if low <= segment.end_offset and here != own:
+        raise CorruptIndexError(
+            f"it says {epochs_text(here)} for offsets [{low}, {segment.stop_offset}), but the"
+            f" segment has {epochs_text(own)}: one of them is damaged"
+        )
+
+
+def epochs_text(entries: Iterable[EpochEntry]) -> str:
+    """Epochs and their first offsets, for a message."""
+    return ", ".join(f"epoch {one.epoch} from {one.start_offset}" for one in entries) or "no epoch"
+
+
+def check_transaction(txn: AbortedTxn, segment: RemoteSegment) -> None:
+    """Compares an entry of a transaction index with the offsets of its segment.
+
+    Raises:
+        CorruptIndexError: Its marker is outside of the segment, or its last stable offset above it.
+    """
+    if not segment.start_offset <= txn.last_offset <= segment.end_offset:
+        raise CorruptIndexError(
+            f"an abort marker at offset {txn.last_offset} is not in the segment, which has offsets"
+            f" [{segment.start_offset}, {segment.stop_offset})"
+        )
+    if txn.last_stable_offset > txn.last_offset + 1:
+        raise CorruptIndexError(
+            f"the last stable offset {txn.last_stable_offset} is above the abort marker at offset"
+            f" {txn.last_offset}"
+        )
+
+
+def check_time_index(index: TimeIndex, segment: RemoteSegment) -> None:
+    """Compares a time index with the offsets and the largest timestamp of its segment.
+
+    Raises:
+        CorruptIndexError: It ends after the segment, or at another timestamp.
+    """
+    if not len(index):
+        return
+    offset, dated_ms = int(index.offsets[-1]), int(index.timestamps[-1])
+    if offset > segment.end_offset:
+        raise CorruptIndexError(
+            f"the last entry names offset {offset}, the segment ends at {segment.stop_offset}"
+        )
+    if segment.max_timestamp_ms >= 0 and dated_ms != segment.max_timestamp_ms:
+        raise CorruptIndexError(
+            f"the last entry is dated {dated_ms} ms, the segment's largest timestamp is"
+            f" {segment.max_timestamp_ms}"
+        )
+
+
 def _remember(
     known: dict[tuple[str, str | None], _Index],
     place: tuple[str, str | None],
@@ -203,6 +289,16 @@ def replay_batches(
             break
         state.see(batch, marker_of(batch))
     return Replay(tuple(state.aborted), state.open)
+
+
+def _epochs(data: bytes) -> Iterator[tuple[int, int]]:
+    """Base offset and leader epoch of whole entries."""
+    for entry in iter_entries(data):
+        if entry.magic == MAGIC_2:
+            header = RecordBatchHeader.from_bytes(data, entry.position)
+            yield entry.offset, header.partition_leader_epoch
+        else:
+            yield entry.offset, -1
 
 
 def _whole_entries(data: bytes) -> int:

@@ -232,6 +232,7 @@ class _WholeLog:
 
     log: PartitionLog
     unknown_lineage: RemoteSegment | None
+    contradiction: str | None
     side_files: SideFiles
 
     def covering(self, start: int, stop: int) -> PartitionLog:
@@ -298,7 +299,7 @@ def _plan_partition(
     )
     bounds_of = goes_on or partial(requested_bounds, options, place)
     _check_decided(options, place, found)
-    view = _WholeLog(found.log, found.unknown_lineage, side_files)
+    view = _WholeLog(found.log, found.unknown_lineage, found.contradiction, side_files)
     return plan_log(options, place, topic.topic_id, side_files, view, bounds_of, found.disks)
 
 

@@ -37,7 +37,8 @@ from kts_source.planning.lineage import (
     usable_range,
     with_epochs,
 )
-from kts_source.planning.partial_log import told_lineage
+from kts_source.planning.lineage_evidence import contradiction
+from kts_source.planning.partial_log import newest_lineage
 from kts_source.planning.scan_plan import DiskPart
 from kts_source.planning.union_log import OffsetSpan, between, union_log
 
@@ -65,6 +66,8 @@ class TailLog:
         unknown_lineage: A damaged segment of the tier that may be newer than all else.
         not_decided: A segment of the disk before which nothing tells which transactions were open,
             though the tier holds what is before it; `None` = there is no such.
+        contradiction: What segments of the tier say against the lineage that drops some of them;
+            `None` if nothing does.
     """
 
     log: PartitionLog
@@ -72,6 +75,7 @@ class TailLog:
     notes: tuple[Orphan, ...]
     unknown_lineage: RemoteSegment | None
     not_decided: RemoteSegment | None
+    contradiction: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +111,19 @@ def tail_log(
     """
     place = folder.topic, partition
     store, replicas = disks.store, disks.replicas(place, folder.topic_id)
-    told, known = told_lineage(tiered.segments, tiered.damaged, side_files)
+    told, newest = newest_lineage(tiered.segments, tiered.damaged, side_files)
+    known = -1 if newest is None else last_epoch(newest)
     newest_epoch = max(one.last_epoch for one in replicas)
     branch = _branch(replicas, tiered, told, known)
+    is_of_tier = told and branch.lineage == tuple(told)
     lineage: Sequence[EpochEntry] = branch.lineage
     lineage = with_epochs(lineage, tiered.damaged)
     low = _log_start(place, tiered, told, branch, replicas)
     tier = union_log(tiered.segments, low, MAX_OFFSET, _owned(lineage))
+    evidence = None
+    if newest is not None:
+        said_by = "" if is_of_tier else "the leader-epoch checkpoint of the disks"
+        evidence = contradiction(tier, branch.lineage, newest, tiered.segments, side_files, said_by)
     tier_end = tier.ranges[-1].stop if tier.ranges else 0
     disk = surviving_log(
         place,
@@ -175,6 +185,7 @@ def tail_log(
         ),
         next(newer_damage, None),
         None if begins_on_disk or recovery.knows_open() else next(rebuilt, None),
+        evidence,
     )
 
 

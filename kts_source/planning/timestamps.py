@@ -4,15 +4,31 @@ Timestamps are what producers say, in any order, so nothing is bisected: a segme
 stretch or a batch is passed over only because its largest timestamp lies below. Transactions are
 not looked at: the answer may be a marker's or an aborted record's offset, as a broker's may.
 Source: `RemoteLogManager.findOffsetByTimestamp`.
+
+The time index has no checksum. An entry of it is used only if the records around its offset
+confirm it; otherwise the segment is read from its start.
 """
 
 from __future__ import annotations
 
+import logging
+from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from kts_source.texts import printable
+from segment_format.index.time_index import TimestampOffset
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kts_source.layout.remote_segment import RemoteSegment
     from kts_source.planning.lineage import PartitionLog, SegmentRange
     from kts_source.planning.side_files import SideFiles
+
+log = logging.getLogger(__name__)
 
 
 def first_offset_at_or_after(
@@ -31,8 +47,12 @@ def first_offset_at_or_after(
 
 
 def _first_in(span: SegmentRange, timestamp_ms: int, side_files: SideFiles) -> int | None:
-    position = _start_position(span, timestamp_ms, side_files)
-    times = side_files.record_times(span.segment, position, dated_from_ms=timestamp_ms)
+    skip = confirmed_skip(span.segment, timestamp_ms, side_files)
+    times = (
+        side_files.record_times(span.segment, 0, dated_from_ms=timestamp_ms)
+        if skip is None
+        else skip.rest
+    )
     for offset, dated_ms in times:
         if offset >= span.stop:
             return None
@@ -41,11 +61,61 @@ def _first_in(span: SegmentRange, timestamp_ms: int, side_files: SideFiles) -> i
     return None
 
 
-def _start_position(span: SegmentRange, timestamp_ms: int, side_files: SideFiles) -> int:
-    """A border before which every record is dated earlier, by time index and offset index."""
-    times = side_files.time_index(span.segment)
-    offsets = side_files.offset_index(span.segment)
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """The records of a segment that are dated before some timestamp.
+
+    Attributes:
+        last_offset: Every record up to this offset is dated earlier.
+        rest: Offset and timestamp of the records after it, without batches dated earlier.
+    """
+
+    last_offset: int
+    rest: Iterator[tuple[int, int]]
+
+
+def confirmed_skip(segment: RemoteSegment, timestamp_ms: int, side_files: SideFiles) -> Skip | None:
+    """Finds the last time-index entry dated before a timestamp and compares it with the log.
+
+    Returns:
+        `None` if no record can be skipped: the indexes are empty or not usable, no entry is dated
+        earlier, or the records contradict the entry.
+    """
+    times, offsets = side_files.time_index(segment), side_files.offset_index(segment)
     if times is None or offsets is None:
-        return 0
-    earlier = times.offsets[times.timestamps < timestamp_ms]
-    return offsets.lookup(int(earlier[-1]) + 1).position if len(earlier) else 0
+        return None
+    number = int(np.searchsorted(times.timestamps, timestamp_ms, side="left")) - 1
+    if number < 0:
+        return None
+    entry = TimestampOffset(int(times.timestamps[number]), int(times.offsets[number]))
+    position = offsets.lookup(entry.offset).position
+    records = side_files.record_times(segment, position, dated_from_ms=entry.timestamp)
+    rest = _after_entry(entry, records)
+    if rest is None:
+        log.warning(
+            "%s-%s: the time index says that the largest timestamp up to offset %s is %s ms, which"
+            " the records do not confirm; reading segment %s from its start",
+            *(segment.topic, segment.partition, entry.offset, entry.timestamp),
+            printable(segment.objects.log.key),
+        )
+        return None
+    return Skip(entry.offset, rest)
+
+
+def _after_entry(
+    entry: TimestampOffset, records: Iterator[tuple[int, int]]
+) -> Iterator[tuple[int, int]] | None:
+    """Returns the records after an entry's offset; `None` if those before contradict the entry.
+
+    Args:
+        entry: The largest timestamp up to an offset, as the time index says.
+        records: Offset and timestamp, from shortly before the entry's offset on.
+    """
+    is_confirmed = False
+    for offset, dated_ms in records:
+        if offset > entry.offset:
+            return chain([(offset, dated_ms)], records) if is_confirmed else None
+        if dated_ms > entry.timestamp:
+            return None
+        is_confirmed |= dated_ms == entry.timestamp
+    return iter(()) if is_confirmed else None

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from kts_source.errors import DataLossError
-from kts_source.planning.bounds import Place
+from kts_source.planning.bounds import Place, refuse_contradiction
 from kts_source.planning.isolation import decide
 from kts_source.planning.partial_log import PartitionView
 from kts_source.planning.plan_log import plan_log
@@ -72,6 +72,8 @@ class PartitionLook:
             keeps_from=keeps_from,
         )
         self.is_empty = self.view.is_empty
+        if self.view.contradiction is not None:
+            refuse_contradiction(self.place, self.view.contradiction)
 
     @property
     def log(self) -> PartitionLog:

@@ -24,7 +24,7 @@ from segment_format.metadata.model import (
     RemoteLogSegmentMetadata,
     TopicIdPartition,
 )
-from segment_format.testing import AivenTierWriter
+from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
 from tests.kts_source.broker.fake_broker import FakeCluster
 from tests.kts_source.broker.fake_node import Fault
 from tests.kts_source.planning.memory_store import MemoryStore
@@ -214,6 +214,39 @@ def test_a_topic_that_has_lost_entries(world: World) -> None:
     world.records[0].clear()
     world.write_metadata()
     assert found(audited(world)) == {("metadata-incomplete", None, None)}
+
+
+@pytest.mark.parametrize("level", ["listing", "metadata", "indexes", "bytes"])
+def test_topic_that_lost_all_objects_is_reported(world: World, level: str) -> None:
+    world.write_metadata()
+    names = {("named-not-there", at.base_offset, at.next_offset) for at in world.closed}
+    world.store.clear()
+    report = audited(world, level)
+    assert found(report) == names
+    assert report.exit_code == 3
+
+
+@pytest.mark.parametrize("has_other_topic", [False, True])
+def test_topic_that_was_never_tiered_has_a_report_without_findings(
+    world: World, has_other_topic: bool
+) -> None:
+    world.records.clear()
+    world.write_metadata()
+    world.store.clear()
+    if has_other_topic:
+        builder = LogBuilder()
+        builder.append([SimpleRecord(b"x")])
+        files = builder.build().segments[0]
+        AivenTierWriter(world.store, topic="other").write_segment(files)
+    report = audited(world)
+    assert found(report) == set()
+    assert report.exit_code == 0
+
+
+def test_offsets_that_neither_tier_nor_disk_holds_are_a_hole() -> None:
+    one = side(10, 45, {1: (0, 60)}, ONE)
+    findings = {(f.name, f.start, f.stop) for f in unlisted([], one, one)}
+    assert findings == {("named-not-there", 10, 30), ("hole", 30, 45)}
 
 
 def test_a_cluster_without_the_topic(world: World) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -17,10 +19,13 @@ from tests.kts_source.auditing.damaged_tier import (
     TOPIC,
     TOPIC_ID,
     healthy_segments,
+    write_tier,
 )
 from tests.kts_source.planning.memory_store import MemoryStore
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from kts_source.auditing.report import AuditReport
     from kts_source.errors import StoreError
     from kts_source.store.object_store import ObjectInfo
@@ -108,3 +113,26 @@ def test_a_listing_reads_nothing() -> None:
     assert not any(key.endswith(".log") for key in store.read)
     # The manifest, and what stands together of the side files.
     assert len(store.read) == 2 * 5
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize(("suffix", "name"), [("log", "crc"), ("indexes", "snapshot-invalid")])
+def test_audit_reads_the_store_where_caches_hold_older_bytes(
+    tmp_path: Path, suffix: str, name: str, jobs: int
+) -> None:
+    tier, cache = tmp_path / "tier", tmp_path / "cache"
+    cache.mkdir(mode=0o700)
+    write_tier(tier, healthy_segments())
+    options = {"path": str(tier), "subscribe": TOPIC}
+    cached = {**options, "cacheDir": str(cache), "chunkCacheBytes": "1g"}
+    kts_source.scan({**cached, "isolationLevel": "read_committed"}).to_table()
+    assert kts_source.audit(cached, level="bytes", jobs=jobs).findings == ()
+    damaged = sorted(tier.rglob(f"*.{suffix}"))[-1]
+    stat, data = damaged.stat(), bytearray(damaged.read_bytes())
+    manifest = json.loads(damaged.with_suffix(".rsm-manifest").read_text())
+    snapshot = manifest["segmentIndexes"]["producerSnapshot"]
+    data[100 if suffix == "log" else snapshot["position"] + 7] ^= 1
+    damaged.write_bytes(data)
+    os.utime(damaged, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # the same version for the store
+    report = kts_source.audit(cached, level="bytes", jobs=jobs)
+    assert [one.name for one in report.errors] == [name]

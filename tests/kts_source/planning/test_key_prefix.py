@@ -69,6 +69,29 @@ def test_a_pattern_meets_the_name_in_the_manifest(tmp_path: Path) -> None:
         assert isinstance(caught.value, InvalidOptionError)
 
 
+@pytest.mark.parametrize("layout", ["aiven", "local-tiered-storage"])
+def test_unknown_topic_next_to_a_known_one_names_no_other_prefix(
+    tmp_path: Path, layout: str
+) -> None:
+    builder = LogBuilder()
+    builder.append([SimpleRecord(b"x")])
+    for topic in ("orders", "my-missing"):
+        writer: AivenTierWriter | LocalTierWriter
+        if layout == "aiven":
+            writer = AivenTierWriter(str(tmp_path), topic=topic, partition=0, key_prefix="tiered/")
+        else:
+            writer = LocalTierWriter(str(tmp_path), topic=topic, partition=0)
+        writer.write_segment(builder.build().segments[0])
+    prefix = "tiered/" if layout == "aiven" else ""
+    options = {"path": str(tmp_path), "keyPrefix": prefix, "layout": layout}
+    with pytest.raises(TopicNotFoundError, match="no topic 'nope'") as caught:
+        kts_source.plan({**options, "subscribe": "orders,nope"})
+    assert "did you mean" not in str(caught.value)
+    # The prefix of the topic that is missing is still proposed.
+    with pytest.raises(TopicNotFoundError, match=f"did you mean keyPrefix '{prefix}my-'"):
+        kts_source.plan({**options, "subscribe": "orders,missing"})
+
+
 def test_where_there_is_nothing_no_prefix_is_named(tmp_path: Path) -> None:
     with pytest.raises(TierNotFoundError) as caught:
         kts_source.plan({"path": str(tmp_path), "subscribe": "orders"})

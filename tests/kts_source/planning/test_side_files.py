@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kts_source.errors import CorruptSegmentError
+from kts_source.keyring import KeyRing
+from kts_source.layout.aiven import AivenLayout
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
-from kts_source.planning.side_files import SideFiles
+from kts_source.planning.side_files import SideFiles, check_transaction
 from kts_source.read.segment_source import SegmentSource, SegmentSpan
-from kts_source.tier import open_tier
+from kts_source.tier import Tier, open_tier
+from segment_format.errors import CorruptIndexError
+from segment_format.index.transaction_index import AbortedTxn, write_transaction_index
 from segment_format.record.framing import iter_entries
+from segment_format.testing import AivenTierWriter
 from tests.golden_data import tier_options
+from tests.kts_source.auditing.damaged_tier import healthy_segments
+from tests.kts_source.planning.memory_store import MemoryStore
 
 
 @pytest.mark.parametrize("damage", ["cut", "negative length", "too long"])
@@ -41,3 +50,30 @@ def test_a_log_that_ends_inside_a_batch_is_named_where_its_headers_are_replayed(
     with pytest.raises(CorruptSegmentError, match="record batch") as raised:
         next(batches)
     assert raised.value.position == last.position
+
+
+@pytest.mark.parametrize(
+    ("marker", "stable", "text"),
+    [
+        (9, 10, "abort marker at offset 9 is not in the segment"),
+        (30, 31, "abort marker at offset 30 is not in the segment"),
+        (20, 22, "last stable offset 22 is above the abort marker at offset 20"),
+    ],
+)
+def test_transaction_index_of_other_offsets_is_not_used(
+    marker: int, stable: int, text: str
+) -> None:
+    (files,) = [one for one in healthy_segments() if one.txnindex]
+    objects: dict[str, bytes] = {}
+    index = write_transaction_index([AbortedTxn(7, 5, marker, stable)])
+    written = replace(files, base_offset=10, next_offset=30, txnindex=index)
+    AivenTierWriter(objects, topic="t").write_segment(written)
+    source = SegmentSource(Tier(MemoryStore(objects)), KeyRing())
+    layout = AivenLayout()
+    (folder,) = layout.topic_folders(source.store, "", "t")
+    (entry,) = layout.list_partition(source.store, folder, 0).segments
+    segment = layout.describe(source.store, entry)
+    assert SideFiles(source, max_batch_bytes=1 << 30).aborted(segment) is None
+    with pytest.raises(CorruptIndexError, match=text):
+        check_transaction(AbortedTxn(7, 5, marker, stable), segment)
+    check_transaction(AbortedTxn(7, 5, 29, 30), segment)

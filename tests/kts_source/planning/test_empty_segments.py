@@ -1,0 +1,190 @@
+"""Closed segments whose records compaction removed: logs without a byte, or without an object."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+import kts_source
+from kts_source.auditing.kinds import LEVELS
+from kts_source.cli.app import main
+from kts_source.errors import CorruptSegmentError, DataLossError
+from segment_format.testing import (
+    AivenTierWriter,
+    LocalTierWriter,
+    LogBuilder,
+    SegmentFiles,
+    SimpleRecord,
+)
+from tests.golden_data import KEYS
+from tests.kts_source.auditing.damaged_tier import encryption
+from tests.kts_source.streaming.running import Checkpointed
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+T = 1_700_000_000_000
+PRIVATE_KEY = {"encryption.key.pairs.key1.private.key.file": str(KEYS / "key1.private.pem")}
+WAYS = ("aiven", "no object", "compressed", "encrypted", "local")
+
+
+def emptied(files: SegmentFiles) -> SegmentFiles:
+    """A segment of which compaction removed all batches."""
+    return dataclasses.replace(files, log=b"", index=b"", timeindex=b"", max_timestamp_ms=-1)
+
+
+def segments(empty: set[int], count: int = 5) -> list[SegmentFiles]:
+    """Segments of ten offsets, one record each, without the records of some of them."""
+    builder = LogBuilder()
+    for number in range(count):
+        builder.append(
+            [SimpleRecord(b"%d" % number, key=b"k%d" % number, timestamp=T + number)],
+            last_offset_delta=9,
+        )
+        builder.roll()
+    closed = builder.build().segments[:count]
+    return [emptied(one) if number in empty else one for number, one in enumerate(closed)]
+
+
+def tier(root: Path, way: str, empty: set[int], count: int = 5) -> dict[str, str]:
+    """Writes a tier and returns the options that read it."""
+    more: dict[str, str] = {}
+    writer: AivenTierWriter | LocalTierWriter
+    if way == "local":
+        writer = LocalTierWriter(root, topic="t")
+        more = {"layout": "local-tiered-storage"}
+    elif way == "encrypted":
+        writer = AivenTierWriter(root, topic="t", compression=True, encryption=encryption())
+        more = PRIVATE_KEY
+    else:
+        writer = AivenTierWriter(root, topic="t", compression=way == "compressed")
+    for files in segments(empty, count):
+        writer.write_segment(files)
+    if way in ("no object", "compressed", "encrypted"):
+        for log in root.rglob("*.log"):
+            if log.stat().st_size == 0:
+                log.unlink()
+    return {"path": str(root), "subscribe": "t", **more}
+
+
+def rows(options: dict[str, str], **more: str) -> list[tuple[int, bytes]]:
+    table = kts_source.scan({**options, **more}).to_table()
+    return sorted(zip(table["offset"].to_pylist(), table["value"].to_pylist(), strict=True))
+
+
+def expected(empty: set[int], count: int = 5) -> list[tuple[int, bytes]]:
+    return [(10 * number, b"%d" % number) for number in range(count) if number not in empty]
+
+
+@pytest.mark.parametrize("empty", [{2}, {0}, {1, 2, 3}, {4}, {0, 1, 2, 3, 4}])
+@pytest.mark.parametrize("way", WAYS)
+def test_empty_segments_are_read_as_empty_ranges(tmp_path: Path, way: str, empty: set[int]) -> None:
+    options = tier(tmp_path, way, empty)
+    wanted = expected(empty)
+    stop = 41 if way == "local" and 4 in empty else 50
+    for level in ("read_uncommitted", "read_committed"):
+        assert rows(options, isolationLevel=level) == wanted
+    for at in (0, 5, 10, 20, 25, 29, 30, 39, 40, stop):
+        bound = json.dumps({"t": {"0": at}})
+        assert rows(options, startingOffsets=bound) == [row for row in wanted if row[0] >= at]
+        assert rows(options, endingOffsets=bound) == [row for row in wanted if row[0] < at]
+    latest = {"startingOffsetsByTimestampStrategy": "latest"}
+    for number in range(6):
+        late = [row for row in wanted if int(row[1]) >= number]
+        assert rows(options, startingTimestamp=str(T + number), **latest) == late
+        assert rows(options, timestampRange=f"{T + number},") == late
+    (partition,) = kts_source.describe(options).partitions
+    assert (partition.log_start, partition.tier_end) == (0, stop)
+    assert partition.holes == ()
+
+
+@pytest.mark.parametrize("empty", [{2}, {0}, {1, 2, 3}, {4}])
+@pytest.mark.parametrize("way", WAYS)
+def test_empty_segments_have_no_findings(tmp_path: Path, way: str, empty: set[int]) -> None:
+    options = tier(tmp_path, way, empty)
+    for level in LEVELS:
+        report = kts_source.audit(options, level=level)
+        assert report.findings == (), level
+    (partition,) = report.partitions
+    assert partition.records == len(expected(empty))
+    assert partition.digest is not None
+    assert kts_source.report(options, audit=report).to_html()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_empty_segments_are_searched_streamed_and_exported(tmp_path: Path, way: str) -> None:
+    empty = {1, 3}
+    options = tier(tmp_path / "tier", way, empty)
+    search = kts_source.find(options, keys=[b"k2"])
+    assert search.to_table()["offset"].to_pylist() == [20]
+    assert search.certificate.exhaustive
+    for limit in ("1", "7", "100"):
+        stream = Checkpointed(
+            {**options, "maxOffsetsPerTrigger": limit, "minListingIntervalMs": "0"}
+        )
+        stream.all()
+        offsets = [
+            offset
+            for number in sorted(stream.batches)
+            for offset in stream.batches[number]["offset"].to_pylist()
+        ]
+        stream.close()
+        assert offsets == [0, 20, 40]
+    result = kts_source.backfill(
+        None, source=options, target=str(tmp_path / "table"), progress=False
+    )
+    assert result.rows == 3
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_empty_segments_are_in_plans_that_are_kept(tmp_path: Path, way: str) -> None:
+    options = tier(tmp_path / "tier", way, {1, 3})
+    plan = tmp_path / "plan.json"
+    plan.write_text(kts_source.plan(options).to_json())
+    assert rows(options, planFile=str(plan)) == expected({1, 3})
+    cache = tmp_path / "cache"
+    cache.mkdir(mode=0o700)
+    for _ in range(2):
+        assert rows(options, cacheDir=str(cache)) == expected({1, 3})
+
+
+def test_command_line_shows_empty_segments(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = tier(tmp_path, "no object", {1, 3})
+    for command in ("cat", "segments", "plan", "verify"):
+        assert main([command, options["path"], "t"]) == 0, capsys.readouterr()
+    assert [line["value"] for line in map(json.loads, cat_lines(options, capsys))] == [*"024"]
+
+
+def cat_lines(options: dict[str, str], capsys: pytest.CaptureFixture[str]) -> list[str]:
+    capsys.readouterr()
+    assert main(["cat", options["path"], "t"]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_lost_log_of_a_segment_with_records_is_a_loss(tmp_path: Path, way: str) -> None:
+    options = tier(tmp_path, way, {1})
+    log = sorted(tmp_path.rglob("*.log"))[-2]
+    log.unlink()
+    with pytest.raises(DataLossError, match=r"holds offsets \[30, 40\)"):
+        rows(options)
+    for level in LEVELS:
+        report = kts_source.audit(options, level=level)
+        assert "object-missing" in {one.name for one in report.errors}
+        assert report.exit_code == 3
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_log_that_was_cut_to_nothing_is_damaged(tmp_path: Path, way: str) -> None:
+    options = tier(tmp_path, way, {1})
+    sorted(tmp_path.rglob("*.log"))[-2].write_bytes(b"")
+    with pytest.raises(CorruptSegmentError):
+        rows(options)
+    assert "empty-object" in {one.name for one in kts_source.audit(options, level="listing").errors}
+    for level in LEVELS:
+        assert kts_source.audit(options, level=level).errors

@@ -1,0 +1,217 @@
+"""One changed digit in a leader-epoch checkpoint drops no row silently."""
+
+from __future__ import annotations
+
+import logging
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+
+import kts_source
+from kts_source.errors import CorruptSegmentError, DataLossError, TieredKafkaError
+from kts_source.options import parse_options
+from kts_source.planning.lineage_evidence import difference
+from kts_source.planning.planner import plan_scan
+from kts_source.tier import Tier
+from segment_format.errors import SegmentFormatError
+from segment_format.index.leader_epoch_checkpoint import EpochEntry
+from segment_format.testing import AivenTierWriter, LocalTierWriter, LogBuilder, SimpleRecord
+from tests.kts_source.planning.memory_store import MemoryStore
+from tests.kts_source.planning.scanning import run
+
+if TYPE_CHECKING:
+    from kts_source.auditing.report import AuditReport
+    from segment_format.testing import BuiltLog
+
+TOPIC_ID = "lZ6vvmajTWKDBUTV6SQAtQ"
+NOW_MS = 1 << 45
+# Leader epochs of each segment and how many records they wrote. Epochs that begin with a segment
+# leave no trace in the segments below.
+SHAPES = (
+    (((3, 10),), ((3, 5), (5, 5)), ((5, 10),)),
+    (((3, 10),), ((5, 10),), ((5, 10),), ((12, 10),)),
+    (((3, 10),), ((5, 10),)),
+    (((3, 10),), ((3, 10),), ((5, 5), (7, 5)), ((7, 10),)),
+    (((3, 10),), ((4, 4), (5, 4)), ((17, 10),), ((17, 10),)),
+)
+
+
+def built(shape: tuple[tuple[tuple[int, int], ...], ...], start: int = 100) -> BuiltLog:
+    newest = shape[0][0][0]
+    builder = LogBuilder(start_offset=start, leader_epoch=newest)
+    for segment in shape:
+        for epoch, records in segment:
+            if epoch > newest:
+                builder.set_leader_epoch(epoch)
+                newest = epoch
+            builder.append([SimpleRecord(b"v")] * records)
+        builder.roll()
+    return builder.build()
+
+
+class World:
+    """A tier in memory."""
+
+    def __init__(self, log: BuiltLog, *, local: bool) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.local = local
+        self.rows = [row.offset for row in log.all_rows]
+        self.checkpoints: list[tuple[str, bytes]] = []
+        writer: AivenTierWriter | LocalTierWriter
+        if local:
+            writer = LocalTierWriter(self.objects, topic="t", topic_id=TOPIC_ID)
+        else:
+            writer = AivenTierWriter(self.objects, topic="t", topic_id=TOPIC_ID)
+        suffix = ".leader_epoch_checkpoint" if local else ".indexes"
+        for files in log.segments:
+            if files.log:
+                before = set(self.objects)
+                writer.write_segment(files)
+                (key,) = (k for k in set(self.objects) - before if k.endswith(suffix))
+                self.checkpoints.append((key, files.leader_epoch_checkpoint))
+
+    @property
+    def options(self) -> dict[str, str]:
+        layout = {"layout": "local-tiered-storage"} if self.local else {}
+        return {"path": "/", "subscribe": "t", **layout}
+
+    def read(self, **more: str) -> list[int]:
+        given = {**self.options, **more}
+        tier = Tier(MemoryStore(self.objects))
+        rows = run(plan_scan(parse_options(given), tier), given, tier)
+        return [int(offset) for offset in rows["offset"].to_pylist()]
+
+    def audited(self, level: str = "bytes") -> AuditReport:
+        store = MemoryStore(self.objects)
+        return kts_source.audit(self.options, level=level, store=store, now_ms=NOW_MS)
+
+    def write(self, number: int, checkpoint: bytes) -> None:
+        """Replaces the checkpoint of a segment by one of the same length."""
+        key, old = self.checkpoints[number]
+        data = self.objects[key]
+        at = data.rindex(old)
+        self.objects[key] = data[:at] + checkpoint + data[at + len(old) :]
+        self.checkpoints[number] = key, checkpoint
+
+
+def is_log_start(checkpoint: bytes, at: int) -> bool:
+    """Whether a position is in the first start offset, which DeleteRecords may raise."""
+    lines = checkpoint.split(b"\n")
+    begin = len(lines[0]) + len(lines[1]) + 2 + lines[2].index(b" ") + 1
+    return begin <= at < begin + len(lines[2].split(b" ")[1])
+
+
+@pytest.mark.parametrize("local", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_changed_digit_of_a_checkpoint_is_harmless_or_an_error(
+    shape: tuple[tuple[tuple[int, int], ...], ...],
+    local: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = World(built(shape), local=local)
+    assert world.read() == world.rows
+    assert world.audited().findings == ()
+    newest = len(world.checkpoints) - 1
+    changes = [
+        (number, at, digit)
+        for number, (_, checkpoint) in enumerate(world.checkpoints)
+        for at in range(len(checkpoint))
+        for digit in b"0123456789"
+        if chr(checkpoint[at]).isdigit() and digit != checkpoint[at]
+    ]
+    refused = 0
+    for number, at, digit in random.Random(7).sample(changes, 60):
+        old = world.checkpoints[number][1]
+        world.write(number, old[:at] + bytes([digit]) + old[at + 1 :])
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            try:
+                rows = world.read()
+            except (TieredKafkaError, SegmentFormatError):
+                refused += 1
+                assert world.audited().errors, (number, world.checkpoints[number])
+                rows = world.rows
+        if rows != world.rows:
+            # A higher log start is what DeleteRecords leaves behind; it is not silent.
+            assert (number, is_log_start(old, at)) == (newest, True)
+            assert rows == [row for row in world.rows if row >= rows[0]]
+            assert any("the log starts at" in record.message for record in caplog.records)
+            found = {one.name for one in world.audited().findings}
+            assert found & {"log-start-unconfirmed", "below-log-start"}
+        world.write(number, old)
+    assert refused > 5
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_contradicting_checkpoint_is_named_and_nothing_is_to_be_deleted(local: bool) -> None:
+    world = World(built(SHAPES[0], start=0), local=local)
+    world.write(2, world.checkpoints[2][1].replace(b"\n3 0\n", b"\n1 0\n"))
+    with pytest.raises(DataLossError, match="follows epoch 1 in the former and epoch 3") as caught:
+        world.read()
+    assert "set failOnDataLoss=false" in str(caught.value)
+    with pytest.raises(DataLossError, match="contradicts"):
+        world.read(startingOffsets='{"t":{"0":5}}')
+    for level in ("metadata", "indexes", "bytes"):
+        report = world.audited(level)
+        (finding,) = report.errors
+        assert (finding.name, finding.start, finding.stop) == ("lineage-disagrees", 0, 20)
+        assert {one.name for one in report.findings} == {"lineage-disagrees"}
+        assert "Delete no segment" in finding.kind.advice
+        assert not report.partitions[0].is_whole
+        assert report.partitions[0].digest is None
+    assert world.read(failOnDataLoss="false") == list(range(20, 30))
+
+
+def test_checkpoint_that_contradicts_its_own_manifest_is_refused() -> None:
+    world = World(built(SHAPES[0], start=0), local=False)
+    world.write(2, world.checkpoints[2][1].replace(b"\n5 15\n", b"\n7 15\n"))
+    with pytest.raises(CorruptSegmentError, match=r"epoch 7 from 20 .* epoch 5 from 20") as caught:
+        world.read()
+    assert str(caught.value).count(".log") == 1
+    assert [one.name for one in world.audited("metadata").errors] == ["epochs-disagree"]
+
+
+def test_deleted_records_are_read_past_in_both_layouts(caplog: pytest.LogCaptureFixture) -> None:
+    for local in (False, True):
+        world = World(built(SHAPES[0], start=100), local=local)
+        for number in (1, 2):
+            world.write(number, world.checkpoints[number][1].replace(b"\n3 100\n", b"\n3 104\n"))
+        with caplog.at_level(logging.WARNING):
+            assert world.read() == list(range(104, 130))
+        assert "the log starts at" not in caplog.text  # two checkpoints say so
+        assert not world.audited().errors
+
+
+def entries(*pairs: tuple[int, int]) -> list[EpochEntry]:
+    return [EpochEntry(*pair) for pair in pairs]
+
+
+def test_unclean_elections_and_moved_log_starts_are_no_contradiction() -> None:
+    lineage = entries((1, 0), (3, 50), (6, 90))
+    for other in (
+        entries((1, 0), (3, 50)),  # before the last election
+        entries((3, 70), (6, 90)),  # a later log start, or a segment's own epochs
+        entries((1, 0), (2, 40)),  # a branch that died
+        entries((1, 0), (3, 50), (4, 80), (5, 85)),
+        entries((6, 95)),
+        entries(),
+    ):
+        assert difference(lineage, other) is difference(other, lineage) is None
+
+
+@pytest.mark.parametrize(
+    ("other", "text"),
+    [
+        (((1, 0), (2, 40), (3, 50)), "follows epoch 1 in the former and epoch 2 in the latter"),
+        (((1, 0), (3, 51)), "begins at offset 50 in the former and at 51 in the latter"),
+        (((3, 49), (6, 90)), "begins at offset 50 in the former and at 49 in the latter"),
+        (((0, 0), (1, 10)), "begins at offset 0 in the former and at 10 in the latter"),
+    ],
+)
+def test_other_history_before_a_shared_epoch_is_a_contradiction(
+    other: tuple[tuple[int, int], ...], text: str
+) -> None:
+    found = difference(entries((1, 0), (3, 50), (6, 90)), entries(*other))
+    assert found is not None
+    assert text in found

@@ -1,0 +1,150 @@
+"""A damaged time index leaves no row out: it is a hint, and the log decides."""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+import kts_source
+from kts_source.errors import TieredKafkaError
+from kts_source.options import parse_options
+from kts_source.planning.planner import plan_scan
+from kts_source.tier import Tier
+from segment_format.errors import SegmentFormatError
+from segment_format.record.largest_timestamp import max_timestamp_at
+from segment_format.testing import AivenTierWriter, LocalTierWriter, LogBuilder, SimpleRecord
+from segment_format.testing.legacy import write_message_set
+from tests.kts_source.planning.memory_store import MemoryStore
+from tests.kts_source.planning.scanning import run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from segment_format.testing import BuiltLog
+
+FIRST_MS = 1_700_000_000_000
+
+
+def built(seed: int) -> BuiltLog:
+    """Three segments with timestamps that mostly ascend, and indexes with many entries."""
+    source = random.Random(seed)
+    builder = LogBuilder(index_interval_bytes=source.choice((0, 150)))
+    for segment in range(3):
+        for batch in range(12):
+            at = FIRST_MS + 1000 * (60 * segment + 5 * batch)
+            late = source.choice((0, 0, 0, 40_000, -30_000))
+            builder.append([SimpleRecord(b"v", timestamp=at + 1000 * n + late) for n in range(5)])
+        builder.roll()
+    return builder.build()
+
+
+def written(log: BuiltLog, *, local: bool) -> dict[str, bytes]:
+    objects: dict[str, bytes] = {}
+    writer = LocalTierWriter(objects, topic="t") if local else AivenTierWriter(objects, topic="t")
+    for files in log.segments:
+        if files.log:
+            writer.write_segment(files)
+    return objects
+
+
+def read(objects: dict[str, bytes], local: bool, **more: str) -> list[int]:
+    layout = {"layout": "local-tiered-storage"} if local else {}
+    given = {"path": "/", "subscribe": "t", **layout, **more}
+    tier = Tier(MemoryStore(objects))
+    rows = run(plan_scan(parse_options(given), tier), given, tier)
+    return [int(offset) for offset in rows["offset"].to_pylist()]
+
+
+@pytest.mark.parametrize("local", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_flipped_byte_of_a_time_index_loses_no_row(seed: int, local: bool) -> None:
+    log = built(seed)
+    objects = written(log, local=local)
+    source = random.Random(seed)
+    rows = [(row.offset, row.timestamp) for row in log.all_rows]
+    changed = 0
+    for _ in range(60):
+        files = source.choice([one for one in log.segments if one.timeindex])
+        key = next(
+            key
+            for key, data in objects.items()
+            if key.endswith(".timeindex" if local else ".indexes")
+            and f"/{files.base_offset:020d}-" in key
+        )
+        whole = objects[key]
+        at = whole.index(files.timeindex) + source.randrange(len(files.timeindex))
+        objects[key] = (
+            whole[:at] + bytes([whole[at] ^ (1 << source.randrange(8))]) + whole[at + 1 :]
+        )
+        since = FIRST_MS + source.randrange(-5_000, 185_000)
+        first = min((offset for offset, dated in rows if dated >= since), default=len(rows))
+        latest = {"startingOffsetsByTimestampStrategy": "latest"}
+        dated = [offset for offset, dated in rows if dated >= since]
+        for more, wanted in (
+            ({"startingTimestamp": str(since), **latest}, [o for o, _ in rows if o >= first]),
+            ({"endingTimestamp": str(since)}, [o for o, _ in rows if o < first]),
+            ({"timestampRange": f"{since},"}, dated),
+        ):
+            try:
+                assert read(objects, local, **more) == wanted, (files.base_offset, at, since, more)
+            except (TieredKafkaError, SegmentFormatError):
+                changed += 1
+        objects[key] = whole
+    assert changed < 20  # most damage needs no refusal: the log has the answer
+
+
+def test_time_index_that_ends_after_its_segment_is_not_used(tmp_path: Path) -> None:
+    builder = LogBuilder(index_interval_bytes=150)
+    for batch in range(12):
+        at = FIRST_MS + 5000 * batch
+        builder.append([SimpleRecord(b"v", timestamp=at + 1000 * n) for n in range(5)])
+    builder.roll()
+    AivenTierWriter(tmp_path, topic="t").write_segment(builder.build().segments[0])
+    manifest = next(tmp_path.rglob("*.rsm-manifest"))
+    text = manifest.read_text()
+    (position,) = re.findall(r'"timestamp":\{"position":(\d+)', text)
+    options = {"path": str(tmp_path), "subscribe": "t", "startingTimestamp": str(FIRST_MS + 6000)}
+    for shift in (-3, 2, 3, 4):
+        moved = text.replace(f'"position":{position}', f'"position":{int(position) + shift}')
+        manifest.write_text(moved)
+        assert moved != text
+        rows = kts_source.scan(options).to_table()["offset"].to_pylist()
+        assert sorted(rows) == list(range(6, 60))
+
+
+@pytest.mark.parametrize("codec", ["none", "gzip"])
+def test_largest_timestamp_of_old_message_formats_is_in_the_wrapper(codec: str) -> None:
+    records = [SimpleRecord(b"v", timestamp=dated) for dated in (10, 30, 20)]
+    log = write_message_set(records, base_offset=5, magic=1, codec=codec)
+
+    def at(offset: int, data: bytes = log, position: int = 0) -> int | None:
+        return max_timestamp_at(lambda start, stop: data[start:stop], len(data), position, offset)
+
+    assert [at(offset) for offset in (5, 6, 7, 8)] == (
+        [10, 30, 20, None] if codec == "none" else [30, 30, 30, None]
+    )
+    assert at(5, write_message_set(records, base_offset=5, magic=0, codec=codec)) is None
+    assert at(7, log[:-1]) is None
+    assert at(5, bytes(100)) is None
+
+
+def test_largest_timestamp_of_a_batch_is_read_from_its_header() -> None:
+    (files, *_) = built(1).segments
+    log = files.log
+    reads = []
+
+    def read(start: int, stop: int) -> bytes:
+        reads.append((start, stop))
+        return log[start:stop]
+
+    for entry in range(0, 60, 5):
+        batch = [row.timestamp for row in built(1).all_rows if entry <= row.offset < entry + 5]
+        for offset in (entry, entry + 4):
+            assert max_timestamp_at(read, len(log), 0, offset) == max(batch)
+    assert max_timestamp_at(read, len(log), 0, 60) is None
+    assert all(stop <= len(log) for _, stop in reads)
+    second = log.index((5).to_bytes(8, "big"))
+    assert max_timestamp_at(read, len(log), second, 3) is None  # begins after the offset
