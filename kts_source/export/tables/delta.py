@@ -25,13 +25,12 @@ from kts_source.export.evolution import lacks
 from kts_source.export.fingerprint import number
 from kts_source.export.partitioning import value_text, with_made_columns
 from kts_source.export.ranges import OffsetRange, PartitionKey
-from kts_source.export.tables.delta_checks import check_demands, check_schema
+from kts_source.export.tables.delta_checks import check_demands, check_schema, delta_schema
 from kts_source.export.tables.export_table import (
     BaseFile,
     Commit,
     ExportTable,
     TableState,
-    check_signs,
     partitioned_otherwise,
 )
 from kts_source.export.tables.open_target import open_target
@@ -154,7 +153,6 @@ class DeltaExportTable(ExportTable):
         commit: Commit,
         moved: Mapping[PartitionKey, OffsetRange],
     ) -> bool:
-        from deltalake import Schema
         from deltalake.exceptions import CommitFailedError, DeltaError
         from deltalake.transaction import create_table_with_add_actions
 
@@ -167,7 +165,7 @@ class DeltaExportTable(ExportTable):
                 assert schema is not None
                 create_table_with_add_actions(
                     self._uri,
-                    Schema.from_arrow(schema),
+                    delta_schema(schema, self._uri),
                     actions,
                     mode="error",
                     partition_by=self._columns,
@@ -205,10 +203,10 @@ class DeltaExportTable(ExportTable):
         Raises:
             deltalake.exceptions.CommitFailedError: Another writer came before.
         """
-        from deltalake import CommitProperties, Schema
+        from deltalake import CommitProperties
 
         assert commit.schema is not None
-        rows = {field.name: field for field in Schema.from_arrow(commit.schema).fields}
+        rows = {field.name: field for field in delta_schema(commit.schema, self._uri).fields}
         fields = [rows[name] for name in commit.typed if name in rows]
         log.info("the table gets the new fields of %s", ", ".join(commit.typed))
         snapshot.alter.add_columns(fields, commit_properties=CommitProperties(max_commit_retries=0))
@@ -268,7 +266,6 @@ class DeltaExportTable(ExportTable):
         )
 
     def _table_schema(self, schema: pa.Schema) -> pa.Schema:
-        check_signs(schema, self._uri)
         return with_made_columns(schema, self._settings.partition_by, self._values_in)
 
     def _storage_options(self) -> dict[str, str] | None:

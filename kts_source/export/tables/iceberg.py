@@ -26,7 +26,6 @@ from kts_source.export.tables.export_table import (
     Commit,
     ExportTable,
     TableState,
-    check_signs,
 )
 from kts_source.export.tables.iceberg_checks import (
     CHECKSUMS_WHEN_REQUIRED,
@@ -175,7 +174,6 @@ class IcebergExportTable(ExportTable):
 
         columns = None
         if commit.schema is not None:
-            check_signs(commit.schema, self._uri)
             fields = self._settings.partition_by
             columns = with_made_columns(commit.schema, fields, self._values_in)
             if snapshot is None:
