@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 @click.option("--delete-retention-ms", type=int, help="What remove-old takes for old.")
 @click.option("--export-id", help="Tells exports into the same table apart.")
 @click.option("--schema-evolution", help="add: the table gets the fields that values have gained.")
+@click.option(
+    "--text-partitions",
+    help="as-is: folders of texts that readers may take for numbers, dates or booleans.",
+)
 @click.option("--no-resume", is_flag=True, help="Refuse a target that holds some of the offsets.")
 @click.option("--follow", is_flag=True, help="Go on with what is new until SIGTERM or Ctrl-C.")
 @click.option("--interval", help="With --follow: between two rounds; 60s, 15m, 1h.")

@@ -15,8 +15,9 @@ from __future__ import annotations
 import json
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
 
 import pyarrow as pa
 
@@ -31,6 +32,7 @@ from kts_source.export.tables.export_table import (
     Commit,
     ExportTable,
     TableState,
+    WritePlace,
     partitioned_otherwise,
 )
 from kts_source.export.tables.open_target import open_target
@@ -90,6 +92,15 @@ class DeltaExportTable(ExportTable):
         self._folders = (self._prefix, "_kts/")
         self._columns = [field.name for field in settings.partition_by]
 
+    def place(self, run_id: str) -> WritePlace:
+        """See `ExportTable.place`: a partitioned table has its files in Hive folders.
+
+        The run's id is in front of the folders, since `clean` knows the run of a file by the first
+        such number in its key, and partition values may look like one.
+        """
+        place = super().place(run_id)
+        return replace(place, prefix=f"{self._folders[0]}{run_id}/") if self._columns else place
+
     def _open(self) -> DeltaTable | None:
         from deltalake import DeltaTable
         from deltalake.exceptions import TableNotFoundError
@@ -141,11 +152,12 @@ class DeltaExportTable(ExportTable):
             if "://" in row["path"] or row["path"].startswith("/"):
                 raise ExportError(f"the table has a file elsewhere: {row['path']}", uri=self._uri)
             values = {name: value_text(row[f"partition.{name}"]) for name in self._columns}
-            files.append(BaseFile(row["path"], row["size_bytes"], values))
+            files.append(BaseFile(unquote(row["path"]), row["size_bytes"], values))
         return tuple(files)
 
     def _known(self, snapshot: DeltaTable) -> set[str]:
-        return set(_actions(snapshot)["path"].to_pylist())
+        # The log has paths as URLs have them.
+        return {unquote(path) for path in _actions(snapshot)["path"].to_pylist()}
 
     def _try_commit(
         self,

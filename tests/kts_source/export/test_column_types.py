@@ -10,15 +10,11 @@ import pytest
 
 from kts_source.errors import InvalidOptionError
 from kts_source.export.parquet_file import ParquetFile
-from tests.kts_source.export.exporting import FORMATS, Lake
+from tests.kts_source.export.exporting import FORMATS, InThisProcess, Lake
 from tests.kts_source.export.tables.rows import tier_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
     from pathlib import Path
-
-    from kts_source.export.files import TaskReport
-    from kts_source.export.job import ExportJob, RunnableTask
 
 EVERYWHERE = [
     pa.duration("ms"),
@@ -72,14 +68,6 @@ class WithColumn:
         offsets = pa.array(range(rows), pa.int32())
         numbers = pa.array(range(rows), pa.int64())
         return pa.UnionArray.from_dense(types, offsets, [numbers], ["number"])
-
-
-class InThisProcess:
-    """Runs the tasks here: starting a process for each test takes a second."""
-
-    def run(self, tasks: Sequence[RunnableTask], job: ExportJob) -> Iterator[TaskReport]:
-        for task in tasks:
-            yield task.run(job)
 
 
 @pytest.mark.parametrize(("table_format", "kind"), REFUSED, ids=str)
