@@ -8,6 +8,7 @@ import click
 
 from kts_source.cli.scan_options import add_places, json_flag, scan_options
 from kts_source.cli.tables import print_json
+from kts_source.store.open_store import local_file
 
 if TYPE_CHECKING:
     from kts_source.export.executor import ExportExecutor
@@ -90,6 +91,7 @@ def export(
     add_places(options, *tier)
     if png is not None:
         require("matplotlib", "plot", "--png")  # now, not once the work is done
+        local_file(png)
     named = {name: value for name, value in settings.items() if value not in (None, ())}
     if catalog:
         named["catalog"] = dict(pair.partition("=")[::2] for pair in catalog)

@@ -16,6 +16,7 @@ from kts_source.export.partitioning import (
 )
 from kts_source.options.stream_options import parse_duration_ms
 from kts_source.secret import Secret
+from kts_source.store.open_store import refuse_credentials, scheme_of
 from kts_source.store.storage_options import S3_OPTIONS, storage_options_from
 
 if TYPE_CHECKING:
@@ -176,8 +177,11 @@ def export_settings(
     if options is None:
         of_catalog = {name: properties[name] for name, _ in S3_OPTIONS if name in properties}
         options = of_catalog or source or {}
+    is_path = given.get("table_format") != ICEBERG
+    if given.get("dead_letters") is not None:
+        given["dead_letters"] = _path("dead_letters", given["dead_letters"])
     settings = ExportSettings(
-        target,
+        _path("the target", target) if is_path else target,
         compaction=compaction if given.pop("compact", False) else None,
         following=following,
         **given,
@@ -195,6 +199,18 @@ def export_settings(
             raise InvalidOptionError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
     _check(settings, has_catalog=catalog is not None)
     return settings
+
+
+def _path(name: str, path: str) -> str:
+    """An output path, parsed as the paths of sources are: without blanks around it, and no near
+    miss of a URL, which would become a local folder.
+    """
+    path = path.strip()
+    if not path:
+        raise InvalidOptionError(f"{name} is empty: give a folder or s3://bucket/prefix")
+    refuse_credentials(path)
+    scheme_of(path)
+    return path
 
 
 def _check(settings: ExportSettings, *, has_catalog: bool) -> None:
