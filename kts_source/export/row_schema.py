@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from kts_source.errors import InvalidOptionError, TieredKafkaError
+from kts_source.errors import ExportError, InvalidOptionError, TieredKafkaError
 from kts_source.export.fields import type_at
 from kts_source.export.job import TOPIC_ID
 from kts_source.export.settings import DELTA, ICEBERG, NO_EVOLUTION
@@ -96,12 +96,12 @@ def _check_types(schema: pa.Schema, table_format: str) -> None:
     """Refuses columns that readers of the table would not find as they are.
 
     Raises:
-        InvalidOptionError: Names the column and a type to cast it to.
+        ExportError: Names the column and its type.
     """
     for field in schema:
         for path, kind in _nested_types(field.name, field.type):
             if reason := type_fault(kind, table_format):
-                raise InvalidOptionError(
+                raise ExportError(
                     f"column {path} {reason}: cast it to another type in the transform, or drop it"
                 )
 
@@ -150,7 +150,7 @@ def _parquet_fault(kind: pa.DataType) -> str | None:
 def _table_fault(kind: pa.DataType, name: str) -> str | None:
     """Returns what Delta and Iceberg have in common."""
     if pa.types.is_unsigned_integer(kind):
-        return f"is {kind}, and {name} tables have signed numbers only"
+        return f"is {kind}, and tables have signed numbers only"
     if pa.types.is_timestamp(kind) and kind.unit == "ns":
         return f"is {kind}, and {name} tables have microseconds only"
     is_other_decimal = pa.types.is_decimal(kind) and not pa.types.is_decimal128(kind)
@@ -217,8 +217,8 @@ def check_columns(schema: pa.Schema, settings: ExportSettings, values_in: Values
     """Compares the columns of the rows with those that the settings name.
 
     Raises:
-        InvalidOptionError: The rows cannot be sorted or partitioned so, or the table cannot hold
-            the type of a column.
+        InvalidOptionError: The rows cannot be sorted or partitioned so.
+        ExportError: The table cannot hold the type of a column.
     """
     _check_types(schema, settings.table_format)
     kinds = {name: type_at(schema, name) for name in settings.sort_within_files}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from kts_source.errors import InvalidOptionError
+from kts_source.errors import ExportError
 from kts_source.export.parquet_file import ParquetFile
 from tests.kts_source.export.exporting import FORMATS, InThisProcess, Lake
 from tests.kts_source.export.tables.rows import tier_of
@@ -76,7 +76,7 @@ def test_type_that_the_table_lacks_is_refused_before_rows_are_written(
 ) -> None:
     lake = Lake(tmp_path, table_format)
     source = tier_of(tmp_path / "tier", ["a", "b"])
-    with pytest.raises(InvalidOptionError, match=r"column extra.* cast it"):
+    with pytest.raises(ExportError, match=r"column extra.* cast it"):
         lake.export(source, transform=WithColumn(kind), executor=InThisProcess())
     assert not list(lake.folder.rglob("*.parquet")) + list(lake.folder.rglob("*.part"))
 
