@@ -126,4 +126,4 @@ def summary(path: str, options: Mapping[str, str] | None = None) -> Summary:
         options: Storage options (`s3.*`, `storageOptions`) where the path needs them.
     """
     storage = storage_options_from(options or {})
-    return Summary(tuple(read_metrics(path, storage.reveal())))
+    return Summary(tuple(read_metrics(path.strip(), storage.reveal())))

@@ -23,17 +23,18 @@ import json
 import logging
 import os
 import stat
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import google_crc32c
 
 from kts_source.auditing.proven import ProvenSegment, from_json, to_json
 from kts_source.errors import InvalidOptionError
+from kts_source.store.open_store import local_file
 from segment_format.errors import SegmentFormatError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
     from types import TracebackType
 
     from kts_source.layout.layout import SegmentEntry
@@ -132,7 +133,7 @@ class AuditState:
     """
 
     def __init__(self, path: str, tier: str) -> None:
-        self._path = Path(path)
+        self._path = local_file(path)
         self._head = _checked(f"{_VERSION}\t{VERSION}\t{json.dumps(tier)}\t\t")
         self._known: dict[str, _Lines] = {}
         self._count = 0
@@ -287,7 +288,7 @@ def appending(path: str) -> Iterator[Callable[[Sequence[str]], None]]:
         InvalidOptionError: It cannot be opened, or written.
     """
     try:
-        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
+        file = os.open(local_file(path), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError as error:
         raise InvalidOptionError(f"{path} cannot be opened: {error.strerror}") from None
     try:

@@ -15,6 +15,7 @@ from kts_source.auditing.run import DEFAULT_GRACE_MS, audit
 from kts_source.cli.scan_options import json_flag, scan_options
 from kts_source.cli.tables import print_table
 from kts_source.cli.whole_file import write_whole
+from kts_source.store.open_store import local_file
 from kts_source.texts import format_bytes, printable, some
 
 if TYPE_CHECKING:
@@ -70,6 +71,9 @@ def _command(level: str, help_text: str, name: str) -> click.Command:
         jobs: int,
         as_json: bool,
     ) -> None:
+        for file in (report, prometheus):
+            if file is not None:
+                local_file(file)  # before the work is done
         found = _audited(options, level, grace_minutes * _MS_OF_A_MINUTE, state, jobs)
         if report is not None:
             write_whole(report, found.to_json() + "\n")

@@ -8,6 +8,7 @@ import click
 
 from kts_source.cli.scan_options import add_places, json_flag, scan_options
 from kts_source.cli.tables import print_json
+from kts_source.store.open_store import local_file
 
 if TYPE_CHECKING:
     from kts_source.export.executor import ExportExecutor
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
 @click.option("--delete-retention-ms", type=int, help="What remove-old takes for old.")
 @click.option("--export-id", help="Tells exports into the same table apart.")
 @click.option("--schema-evolution", help="add: the table gets the fields that values have gained.")
+@click.option(
+    "--text-partitions",
+    help="as-is: folders of texts that readers may take for numbers, dates or booleans.",
+)
 @click.option("--no-resume", is_flag=True, help="Refuse a target that holds some of the offsets.")
 @click.option("--follow", is_flag=True, help="Go on with what is new until SIGTERM or Ctrl-C.")
 @click.option("--interval", help="With --follow: between two rounds; 60s, 15m, 1h.")
@@ -86,6 +91,7 @@ def export(
     add_places(options, *tier)
     if png is not None:
         require("matplotlib", "plot", "--png")  # now, not once the work is done
+        local_file(png)
     named = {name: value for name, value in settings.items() if value not in (None, ())}
     if catalog:
         named["catalog"] = dict(pair.partition("=")[::2] for pair in catalog)

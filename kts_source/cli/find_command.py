@@ -17,6 +17,7 @@ from kts_source.cli.scan_options import scan_options
 from kts_source.cli.whole_file import remove_file, write_whole
 from kts_source.errors import InvalidOptionError
 from kts_source.finding.search import find
+from kts_source.store.open_store import local_file
 from kts_source.texts import format_bytes, printable
 
 if TYPE_CHECKING:
@@ -81,6 +82,8 @@ def find_command(
         if "columns" in options:
             raise InvalidOptionError("--offsets and --columns are the same: give one")
         options = {**options, "columns": "topic,partition,offset"}
+    if certificate is not None:
+        local_file(certificate)
     search = find(options, **_conditions(flags))
     if certificate is not None:
         remove_file(certificate)  # an earlier search proves nothing of what this one prints

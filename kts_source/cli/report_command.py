@@ -12,6 +12,7 @@ from kts_source.cli.scan_options import scan_options
 from kts_source.cli.whole_file import write_whole
 from kts_source.errors import InvalidOptionError
 from kts_source.reporting.run import report
+from kts_source.store.open_store import local_file
 from kts_source.texts import format_bytes
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def report_command(options: Mapping[str, str], *, output: str | None, audit: str
     """Draws the selected topics as one HTML file: segments, holes, growth, cost, lag."""
     if output is None:
         raise InvalidOptionError("give the file to write: --output report.html")
+    local_file(output)  # before the work is done
     found = None if audit is None else _audit(audit)
     page = report(options, audit=found).to_html()
     write_whole(output, page)

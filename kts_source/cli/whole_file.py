@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from kts_source.errors import InvalidOptionError
+from kts_source.store.open_store import local_file
 
 
 def write_whole(path: str, text: str) -> None:
@@ -14,7 +14,7 @@ def write_whole(path: str, text: str) -> None:
     Raises:
         InvalidOptionError: It cannot be written.
     """
-    target = Path(path)
+    target = local_file(path)
     fresh = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         fresh.write_text(text, encoding="utf-8", newline="\n")
@@ -31,6 +31,6 @@ def remove_file(path: str) -> None:
         InvalidOptionError: It cannot be removed.
     """
     try:
-        Path(path).unlink(missing_ok=True)
+        local_file(path).unlink(missing_ok=True)
     except OSError as error:
         raise InvalidOptionError(f"{path} cannot be written: {error.strerror}") from None

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+_LISTS: Final = (
+    pa.types.is_list,
+    pa.types.is_large_list,
+    pa.types.is_fixed_size_list,
+    pa.types.is_list_view,
+    pa.types.is_large_list_view,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +43,15 @@ def leaves(schema: pa.Schema) -> Iterator[Leaf]:
 
 
 def _leaves(path: str, kind: pa.DataType, *, is_inner: bool, repeats: bool) -> Iterator[Leaf]:
+    if isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
     if pa.types.is_struct(kind):
         for field in kind:
             yield from _leaves(f"{path}.{field.name}", field.type, is_inner=True, repeats=repeats)
     elif pa.types.is_map(kind):
         yield from _leaves(f"{path}.key_value.key", kind.key_type, is_inner=True, repeats=True)
         yield from _leaves(f"{path}.key_value.value", kind.item_type, is_inner=True, repeats=True)
-    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+    elif any(is_list(kind) for is_list in _LISTS):
         yield from _leaves(f"{path}.list.element", kind.value_type, is_inner=True, repeats=True)
     else:
         yield Leaf(path, kind, is_inner, repeats)

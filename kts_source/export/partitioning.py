@@ -27,8 +27,26 @@ ValuesIn: TypeAlias = Literal["path", "log", "file"]
 """Where readers find the partition values of a file: in its path, in the table's log (both without
 a column in the file), or in the file itself, whose bounds tell them."""
 
+CHECKED: Final = "checked"
+AS_IS: Final = "as-is"
+TEXT_PARTITIONS: Final = (CHECKED, AS_IS)
+
 _FIELD = re.compile(r"(?P<date>date\(\s*(?P<of>[^()\s]+)\s*\))|(?P<name>[^()\s]+)", re.IGNORECASE)
+_NUMBER: Final = re.compile(
+    r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?[df]?"
+    r"|[+-]?0x[\da-f]*\.?[\da-f]*(p[+-]?\d+)?[df]?|0b[01]+|[+-]?(nan|inf|infinity)",
+    re.IGNORECASE,
+)
+_DATE: Final = re.compile(
+    r"[+-]?(?P<first>\d{1,9})(?P<dash>[-/. ])(?P<month>\d{1,2})(?P=dash)(?P<last>\d{1,9})"
+    r"([ T]\d.*)?",
+    re.DOTALL,
+)
+_TIME: Final = re.compile(r"\d{1,2}:\d{1,2}(:\d{1,2}(\.\d+)?)?|\d{8}T\d.*")
+_DAYS: Final = range(32)
+_MONTHS: Final = range(13)
 _NULL_FOLDER: Final = "__HIVE_DEFAULT_PARTITION__"
+LOG_ALONE: Final = "kts-values=in-log-alone/"
 _MAX_NAME_BYTES: Final = 255
 """Of one folder, on every common file system."""
 _MAX_FOLDERS_BYTES: Final = 600
@@ -168,9 +186,21 @@ def split(
 
 
 def partition_values(
-    fields: Sequence[PartitionField], columns: Sequence[pa.Array], row: int, kept: ValuesIn
+    fields: Sequence[PartitionField],
+    columns: Sequence[pa.Array],
+    row: int,
+    kept: ValuesIn,
+    *,
+    any_text: bool = False,
 ) -> tuple[PartitionValue, ...]:
     """The partition values of one row.
+
+    Args:
+        fields: The partition columns.
+        columns: Their values in all rows.
+        row: Number of the row.
+        kept: Where readers find the values.
+        any_text: Whether folders may have texts that readers take for numbers, dates and the like.
 
     Raises:
         ValueError: Readers would find another value, or none.
@@ -183,6 +213,13 @@ def partition_values(
             raise ValueError(f"{field} is a day outside the years 1 to 9999") from None
         if reason := _unreadable(field, value_text(value), kept):
             raise ValueError(f"{field.name} is {reason}")
+        kind = inferred_type(value) if kept == "path" and isinstance(value, str) else None
+        if kind is not None and not any_text:
+            raise ValueError(
+                f"{field.name} is the text {value!r}, which readers of a Parquet folder take for"
+                f" {kind}. Export into a Delta or Iceberg table, or set text_partitions={AS_IS!r}"
+                " and give readers the type of the column"
+            )
         values.append(value)
     size = len(folder(fields, values).encode())
     if kept == "path" and size > _MAX_FOLDERS_BYTES:
@@ -211,6 +248,26 @@ def _unreadable(field: PartitionField, text: str | None, kept: ValuesIn) -> str 
     return None
 
 
+def inferred_type(text: str) -> str | None:
+    """Returns what a reader of folders may take a text for; `None` if all read it as text.
+
+    Folders do not say types, so readers guess them: pyarrow guesses numbers; Spark, DuckDB and
+    Polars guess dates and times, too, and Polars booleans. The rules here are those of all of them.
+    """
+    trimmed = text.strip()
+    if _NUMBER.fullmatch(trimmed):
+        return "a number"
+    if trimmed.lower() in ("true", "false"):
+        return "a boolean"
+    match = _DATE.fullmatch(trimmed)
+    is_date = match is not None and (
+        int(match["month"]) in _MONTHS
+        and (int(match["first"]) in _DAYS or int(match["last"]) in _DAYS)
+    )
+    is_other = trimmed.lower().lstrip("+-") == "epoch" or _TIME.fullmatch(trimmed)
+    return "a date or time" if is_date or is_other else None
+
+
 def value_text(value: PartitionValue) -> str | None:
     """A partition value as Hive, Delta and folder names spell it; `None` for null."""
     return None if value is None else str(value)  # dates as in ISO 8601
@@ -224,6 +281,20 @@ def folder(fields: Sequence[PartitionField], values: Sequence[Any]) -> str:
         escaped = _NULL_FOLDER if text is None else _escaped(text)
         parts.append(f"{_escaped(field.name)}={escaped}/")
     return "".join(parts)
+
+
+def log_folder(fields: Sequence[PartitionField], values: Sequence[Any]) -> str:
+    """Returns the folder of a file whose partition values are in the table's log.
+
+    Polars takes the values from the path, not from the log. If no folder can name them, it returns
+    a folder of a column that the table lacks: Polars then raises an error instead of reading nulls.
+    """
+    folders = [folder((field,), (value,)) for field, value in zip(fields, values, strict=True)]
+    sizes = [len(name.encode()) for name in folders]
+    is_too_long = sum(sizes) > _MAX_FOLDERS_BYTES or max(sizes, default=0) > _MAX_NAME_BYTES + 1
+    if is_too_long or _NULL_FOLDER in values:
+        return LOG_ALONE
+    return "".join(folders)
 
 
 def _escaped(text: str) -> str:

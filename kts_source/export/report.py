@@ -8,6 +8,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from kts_source.notebook import rows_table
+from kts_source.store.open_store import local_file
 from kts_source.texts import format_bytes
 
 if TYPE_CHECKING:
@@ -109,8 +110,9 @@ class BackfillReport:
 
         Raises:
             ImportError: matplotlib is not installed (extra `plot`).
+            InvalidOptionError: The path is the URL of a store, or nearly one.
         """
-        draw_report(self).savefig(path, format="png", dpi=120)
+        draw_report(self).savefig(local_file(path), format="png", dpi=120)
 
     def __str__(self) -> str:
         lines = _summary(self)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from kts_source.errors import InvalidOptionError, TieredKafkaError
+from kts_source.errors import ExportError, InvalidOptionError, TieredKafkaError
 from kts_source.export.fields import type_at
 from kts_source.export.job import TOPIC_ID
-from kts_source.export.settings import NO_EVOLUTION
+from kts_source.export.settings import DELTA, ICEBERG, NO_EVOLUTION
 from kts_source.export.transforms.row_transform import RowTransform
 from kts_source.read.row_schema import read_schema
 
@@ -18,7 +18,7 @@ _NAME: Final = re.compile(r"[^ ,;{}()\n\t=.]+")
 _NOT_IN_NAMES: Final = "space, tab, line break, . , ; = { } ( )"
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from kts_source.export.partitioning import ValuesIn
     from kts_source.export.settings import ExportSettings
@@ -67,7 +67,7 @@ def check_typed(options: ScanOptions, settings: ExportSettings) -> None:
     schema = read_schema(options.columns, options.formats)
     for name in typed_columns(options):
         if settings.transform is None:
-            _check_writable(name, schema.field(name).type)
+            _check_writable(name, schema.field(name).type, settings.table_format)
 
 
 def typed_columns(options: ScanOptions) -> tuple[str, ...]:
@@ -75,28 +75,116 @@ def typed_columns(options: ScanOptions) -> tuple[str, ...]:
     return tuple(form.column for form in options.formats if form.column in options.columns)
 
 
-def _check_writable(path: str, kind: pa.DataType) -> None:
-    reason = ""
-    if pa.types.is_duration(kind):
-        reason = "is a duration, which Parquet has not"
-    elif pa.types.is_null(kind):
-        reason = "is always null"
-    elif pa.types.is_struct(kind) and kind.num_fields == 0:
-        reason = "is a struct without fields"
-    if reason:
-        raise InvalidOptionError(
-            f"{path} {reason}, and tables cannot hold it: leave it out with option"
-            f" '{path.partition('.')[0]}.columns', or export bytes"
-        )
+def _check_writable(path: str, kind: pa.DataType, table_format: str) -> None:
+    """Checks a decoded column before any record is read."""
+    leave_out = f"leave it out with option '{path.partition('.')[0]}.columns', or export bytes"
+    for inner, inner_kind in _nested_types(path, kind):
+        reason = type_fault(inner_kind, table_format)
+        if pa.types.is_null(inner_kind):
+            reason = "is always null"
+        if reason:
+            raise InvalidOptionError(f"{inner} {reason}, and tables cannot hold it: {leave_out}")
+        for field in inner_kind if pa.types.is_struct(inner_kind) else ():
+            if not _NAME.fullmatch(field.name):
+                raise InvalidOptionError(
+                    f"a field of {inner} has the name {field.name!r}, and names in tables hold none"
+                    f" of {_NOT_IN_NAMES}: {leave_out}"
+                )
+
+
+def _check_types(schema: pa.Schema, table_format: str) -> None:
+    """Refuses columns that readers of the table would not find as they are.
+
+    Raises:
+        ExportError: Names the column and its type.
+    """
+    for field in schema:
+        for path, kind in _nested_types(field.name, field.type):
+            if reason := type_fault(kind, table_format):
+                raise ExportError(
+                    f"column {path} {reason}: cast it to another type in the transform, or drop it"
+                )
+
+
+def _nested_types(path: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
+    """Yields a type and all types in it, with their paths."""
+    yield path, kind
+    if isinstance(kind, pa.BaseExtensionType):
+        yield from _nested_types(path, kind.storage_type)
+        return
+    if pa.types.is_dictionary(kind):
+        yield from _nested_types(path, kind.value_type)
     for number in range(kind.num_fields):
         field = kind.field(number)
-        if pa.types.is_struct(kind) and not _NAME.fullmatch(field.name):
-            raise InvalidOptionError(
-                f"a field of {path} has the name {field.name!r}, and names in tables hold none of"
-                f" {_NOT_IN_NAMES}: leave it out with option '{path.partition('.')[0]}.columns', or"
-                " export bytes"
-            )
-        _check_writable(f"{path}.{field.name}", field.type)
+        yield from _nested_types(f"{path}.{field.name}", field.type)
+
+
+def type_fault(kind: pa.DataType, table_format: str) -> str | None:
+    """Says why a table of a format cannot hold a type; `None` if it can. Types in it do not count.
+
+    Parquet files keep no Arrow schema, so a duration would come back as a number without a unit.
+    The libraries of Delta and Iceberg refuse some types after all rows were written, and take
+    unsigned numbers for signed ones.
+    """
+    if fault := _parquet_fault(kind):
+        return fault
+    if table_format == DELTA:
+        return _delta_fault(kind) or _table_fault(kind, DELTA.capitalize())
+    if table_format == ICEBERG:
+        return _iceberg_fault(kind) or _table_fault(kind, ICEBERG.capitalize())
+    return None
+
+
+def _parquet_fault(kind: pa.DataType) -> str | None:
+    if pa.types.is_duration(kind):
+        return f"is a duration ({kind}), and Parquet has none"
+    if pa.types.is_interval(kind) or pa.types.is_union(kind) or pa.types.is_run_end_encoded(kind):
+        return f"is {kind}, and Parquet has no such type"
+    if pa.types.is_struct(kind) and kind.num_fields == 0:
+        return "is a struct without fields"
+    if pa.types.is_decimal(kind) and not 0 <= kind.scale <= kind.precision:
+        return f"is {kind}, and Parquet has scales from 0 to the precision only"
+    return None
+
+
+def _table_fault(kind: pa.DataType, name: str) -> str | None:
+    """Returns what Delta and Iceberg have in common."""
+    if pa.types.is_unsigned_integer(kind):
+        return f"is {kind}, and tables have signed numbers only"
+    if pa.types.is_timestamp(kind) and kind.unit == "ns":
+        return f"is {kind}, and {name} tables have microseconds only"
+    is_other_decimal = pa.types.is_decimal(kind) and not pa.types.is_decimal128(kind)
+    if is_other_decimal or pa.types.is_float16(kind):
+        return f"is {kind}, and {name} has no such type"
+    return None
+
+
+def _delta_fault(kind: pa.DataType) -> str | None:
+    if pa.types.is_time(kind):
+        return f"is {kind}, and Delta has no times of day"
+    if pa.types.is_timestamp(kind):
+        if kind.unit == "s":
+            return f"is {kind}, and Delta tables need microseconds"
+        if kind.tz not in (None, "UTC", "utc"):
+            return f"is {kind}, and Delta tables have the time zone UTC only"
+    if isinstance(kind, pa.BaseExtensionType) and not pa.types.is_string(kind.storage_type):
+        return f"is {kind}, and Delta has no such type"
+    return None
+
+
+def _iceberg_fault(kind: pa.DataType) -> str | None:
+    if pa.types.is_time(kind) and kind.unit != "us":
+        return f"is {kind}, and Iceberg tables need time64 in microseconds"
+    if pa.types.is_date64(kind):
+        return f"is {kind}, and Iceberg tables need date32"
+    if pa.types.is_timestamp(kind) and kind.tz not in (None, "UTC", "+00:00", "Etc/UTC", "Z"):
+        return f"is {kind}, and Iceberg tables have the time zone UTC only"
+    if pa.types.is_null(kind):
+        return "is always null"
+    is_extension = isinstance(kind, pa.BaseExtensionType) and not isinstance(kind, pa.UuidType)
+    if is_extension or pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
+        return f"is {kind}, and Iceberg has no such type"
+    return None
 
 
 def schema_without_rows(options: ScanOptions, settings: ExportSettings) -> pa.Schema | None:
@@ -130,7 +218,9 @@ def check_columns(schema: pa.Schema, settings: ExportSettings, values_in: Values
 
     Raises:
         InvalidOptionError: The rows cannot be sorted or partitioned so.
+        ExportError: The table cannot hold the type of a column.
     """
+    _check_types(schema, settings.table_format)
     kinds = {name: type_at(schema, name) for name in settings.sort_within_files}
     if missing := [name for name, kind in kinds.items() if kind is None]:
         raise InvalidOptionError(

@@ -7,9 +7,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypedDict, Unpack
 
 from kts_source.errors import InvalidOptionError
-from kts_source.export.partitioning import PartitionField, parse_partition_by
+from kts_source.export.partitioning import (
+    AS_IS,
+    CHECKED,
+    TEXT_PARTITIONS,
+    PartitionField,
+    parse_partition_by,
+)
 from kts_source.options.stream_options import parse_duration_ms
 from kts_source.secret import Secret
+from kts_source.store.open_store import refuse_credentials, scheme_of
 from kts_source.store.storage_options import S3_OPTIONS, storage_options_from
 
 if TYPE_CHECKING:
@@ -93,6 +100,7 @@ class ExportArguments(TypedDict, total=False):
     interval: str
     round_bytes: int
     schema_evolution: str
+    text_partitions: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +113,8 @@ class ExportSettings:
         following: How to go on round by round; `None` = one run, and it ends.
         schema_evolution: Whether a table gets the fields that typed columns have gained: `none` or
             `add`.
+        text_partitions: Whether folders of a Parquet target may have texts that readers take for
+            numbers, dates and the like: `checked` (no) or `as-is`.
         storage: Credentials and settings of the target.
         catalog: PyIceberg's properties of the catalog.
     """
@@ -124,6 +134,7 @@ class ExportSettings:
     compaction: Compaction | None = None
     following: Following | None = None
     schema_evolution: str = NO_EVOLUTION
+    text_partitions: str = CHECKED
     storage: Secret[Mapping[str, str]] = field(default_factory=lambda: Secret({}))
     catalog: Secret[Mapping[str, str]] = field(default_factory=lambda: Secret({}))
 
@@ -166,8 +177,11 @@ def export_settings(
     if options is None:
         of_catalog = {name: properties[name] for name, _ in S3_OPTIONS if name in properties}
         options = of_catalog or source or {}
+    is_path = given.get("table_format") != ICEBERG
+    if given.get("dead_letters") is not None:
+        given["dead_letters"] = _path("dead_letters", given["dead_letters"])
     settings = ExportSettings(
-        target,
+        _path("the target", target) if is_path else target,
         compaction=compaction if given.pop("compact", False) else None,
         following=following,
         **given,
@@ -179,11 +193,24 @@ def export_settings(
         ("compression", settings.compression, COMPRESSIONS),
         ("tombstones", compaction.tombstones, TOMBSTONES),
         ("schema_evolution", settings.schema_evolution, SCHEMA_EVOLUTIONS),
+        ("text_partitions", settings.text_partitions, TEXT_PARTITIONS),
     ):
         if value not in allowed:
             raise InvalidOptionError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
     _check(settings, has_catalog=catalog is not None)
     return settings
+
+
+def _path(name: str, path: str) -> str:
+    """An output path, parsed as the paths of sources are: without blanks around it, and no near
+    miss of a URL, which would become a local folder.
+    """
+    path = path.strip()
+    if not path:
+        raise InvalidOptionError(f"{name} is empty: give a folder or s3://bucket/prefix")
+    refuse_credentials(path)
+    scheme_of(path)
+    return path
 
 
 def _check(settings: ExportSettings, *, has_catalog: bool) -> None:
@@ -200,8 +227,27 @@ def _check(settings: ExportSettings, *, has_catalog: bool) -> None:
             f"export_id must be at most 160 letters, digits, - and _, beginning with a letter or"
             f" digit, not {settings.export_id!r}"
         )
+    _check_folders(settings)
     if settings.compaction and (settings.transform is not None or settings.sort_within_files):
         raise InvalidOptionError("compact=True goes with neither transform nor sort_within_files")
+
+
+def _check_folders(settings: ExportSettings) -> None:
+    """Refuses what is for the folders of a Parquet target, or what readers of such would skip."""
+    if settings.table_format != PARQUET:
+        if settings.text_partitions == AS_IS:
+            raise InvalidOptionError(
+                f"text_partitions={AS_IS!r} is for a Parquet folder: the log of a table keeps the"
+                " type of a partition column"
+            )
+        return
+    for column in settings.partition_by:
+        if column.name.startswith(("_", ".")):
+            raise InvalidOptionError(
+                f"partition_by {column} would make folders {column.name}=…, and readers such as"
+                f" pyarrow skip names that begin with {column.name[0]!r} as hidden. Rename the"
+                " column in the transform, or export into a Delta or Iceberg table"
+            )
 
 
 def _check_following(settings: ExportSettings, following: Following) -> None:

@@ -16,7 +16,14 @@ from kts_source.export.evolution import conformed
 from kts_source.export.files import WrittenFile
 from kts_source.export.job import OFFSET, TOPIC_ID
 from kts_source.export.parquet_file import ParquetFile
-from kts_source.export.partitioning import folder, partition_values, split, value_text
+from kts_source.export.partitioning import (
+    AS_IS,
+    folder,
+    log_folder,
+    partition_values,
+    split,
+    value_text,
+)
 from kts_source.export.row_schema import check_columns
 from kts_source.export.tables.open_target import open_target
 from kts_source.export.transforms.dead_letters import DeadLetters
@@ -79,7 +86,7 @@ class TaskWriter:
         self._columns = [*job.options.columns, *((TOPIC_ID,) if job.settings.compaction else ())]
         self.target = open_target(job.place.path, job.place.storage)
         self._letters = DeadLetters(job)
-        self._prefix = f"{job.place.prefix}{number:06d}-{uuid.uuid4().hex}"
+        self._attempt = f"{number:06d}-{uuid.uuid4().hex}"
         self._open: dict[tuple[PartitionValue, ...], _OpenFile] = {}
         self._owner: _Owner | None = None
         self._done: list[WrittenFile] = []
@@ -115,6 +122,7 @@ class TaskWriter:
         if rows is not None and rows.num_rows:
             self._check_schema(rows)
             fields, values_in = self._settings.partition_by, self._job.place.values_in
+            any_text = self._settings.text_partitions == AS_IS
             columns = [field.values(rows) for field in fields]
             if values_in == "file":
                 for field, column in zip(fields, columns, strict=True):
@@ -122,7 +130,7 @@ class TaskWriter:
                         rows = rows.append_column(field.name, column)
             for row, part in split(rows, columns):
                 try:
-                    values = partition_values(fields, columns, row, values_in)
+                    values = partition_values(fields, columns, row, values_in, any_text=any_text)
                 except ValueError as error:
                     raise self._unreadable(error, batch, row, owner) from None
                 self._add(owner, values, part, start, stop)
@@ -232,7 +240,7 @@ class TaskWriter:
         if opened is None:
             if len(self._open) >= MAX_OPEN_FILES:
                 self._close(next(iter(self._open)))
-            opened = self._begin(owner, rows.schema.remove_metadata(), start)
+            opened = self._begin(owner, values, rows.schema.remove_metadata(), start)
         self._open[values] = opened  # last = most recently used
         opened.stop = stop
         opened.file.add(rows)
@@ -241,9 +249,12 @@ class TaskWriter:
             self._close(values)
         self._bound_memory()
 
-    def _begin(self, owner: _Owner, schema: pa.Schema, start: int) -> _OpenFile:
-        settings = self._settings
-        key = f"{self._prefix}-{self._count:04d}{self._job.place.suffix}"
+    def _begin(
+        self, owner: _Owner, values: tuple[PartitionValue, ...], schema: pa.Schema, start: int
+    ) -> _OpenFile:
+        settings, place = self._settings, self._job.place
+        folders = log_folder(settings.partition_by, values) if place.values_in == "log" else ""
+        key = f"{place.prefix}{folders}{self._attempt}-{self._count:04d}{place.suffix}"
         self._count += 1
         # A transform may put anything there.
         is_constant = settings.transform is None and TOPIC in schema.names

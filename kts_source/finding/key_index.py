@@ -155,7 +155,7 @@ class IndexFolder:
         """
         if scheme_of(path) != "file":
             raise InvalidOptionError("the folder of an index is one of this machine")
-        folder = Path(local_root(path)).resolve()
+        folder = local_root(path.strip()).resolve()
         mirror = options.fetch.fallback_path
         for root in (options.path, mirror, *options.tail_paths, *options.disk_paths):
             if root and scheme_of(root) == "file":

@@ -9,6 +9,7 @@ from kts_source.cache.disk_cache import CacheLimits
 from kts_source.errors import InvalidOptionError
 from kts_source.options.option import Option
 from kts_source.options.parsing import parse_bool, parse_byte_size, parse_positive_int, parse_text
+from kts_source.store.open_store import local_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -86,18 +87,24 @@ def cache_settings(values: Mapping[str, Any], *, patience_seconds: float) -> Cac
     """From parsed values, by option name, to typed ones.
 
     Raises:
-        InvalidOptionError: How chunks are kept is said, but not that they are.
+        InvalidOptionError: How chunks are kept is said, but not that they are, or the folder is
+            the URL of a store.
     """
     if values["cachePlaintext"] and values["chunkCacheBytes"] is None:
         raise InvalidOptionError("option cachePlaintext needs option chunkCacheBytes")
     if not values["cache"]:
         return NO_CACHE
+    folder = values["cacheDir"]
+    if folder is not None:
+        file = local_file(folder)
+        # A relative folder stays so: workers may run elsewhere.
+        folder = str(file) if folder.lower().startswith("file:") else folder
     return CacheSettings(
         index=_limits(values["indexCacheBytes"], values["indexCacheTtlMs"]),
         chunks=None
         if values["chunkCacheBytes"] is None
         else _limits(values["chunkCacheBytes"], values["chunkCacheTtlMs"]),
-        folder=values["cacheDir"],
+        folder=folder,
         patience_seconds=patience_seconds,
         plaintext=values["cachePlaintext"],
         schemas=_SCHEMAS,

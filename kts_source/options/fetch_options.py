@@ -9,6 +9,7 @@ from kts_source.errors import InvalidOptionError
 from kts_source.options.option import Option
 from kts_source.options.parsing import parse_positive_int32, parse_text
 from kts_source.secret import Secret
+from kts_source.store.open_store import scheme_of
 from kts_source.store.retry import DEFAULT_RETRY_POLICY, RetryPolicy
 from kts_source.store.storage_options import STORAGE_OPTIONS, storage_options_from
 
@@ -111,4 +112,6 @@ def fetch_options(
         replaced.add(STORAGE_OPTIONS.lower())
     inherited = {name: text for name, text in storage.items() if name not in replaced}
     mirror = Secret({}) if path is None else storage_options_from({**inherited, **fallback})
-    return FetchOptions(policy, path, mirror, values["metricsPath"])
+    if (metrics_path := values["metricsPath"]) is not None:
+        scheme_of(metrics_path)  # tasks only warn when they cannot write there
+    return FetchOptions(policy, path, mirror, metrics_path)

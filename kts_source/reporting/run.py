@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kts_source.errors import InvalidOptionError
@@ -21,11 +20,13 @@ from kts_source.planning.locked import (
 from kts_source.quiet import errors_only
 from kts_source.reporting.facts import TierFacts, tier_facts
 from kts_source.reporting.page import page
+from kts_source.store.open_store import local_file
 from kts_source.texts import printable
 from kts_source.tier import Tier
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from kts_source.auditing.report import AuditReport
     from kts_source.planning.describe import DescribedPlan
@@ -51,9 +52,10 @@ class TierReport:
         """Writes the page, as UTF-8.
 
         Raises:
+            InvalidOptionError: The path is the URL of a store, or nearly one.
             OSError: The file cannot be written.
         """
-        Path(path).write_text(self.to_html(), encoding="utf-8", newline="\n")
+        local_file(path).write_text(self.to_html(), encoding="utf-8", newline="\n")
 
 
 def report(

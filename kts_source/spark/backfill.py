@@ -80,6 +80,9 @@ def backfill(
         schema_evolution: With typed columns (options `key.format` and `value.format`): `none`
             (default), fields that are new or gone end the run; `add`: new ones are added to the
             table, nullable, and those that are gone are null in new rows.
+        text_partitions: Of a Parquet folder that is partitioned by texts: `checked` (default)
+            refuses texts that readers take for numbers, dates, times or booleans, such as `01`;
+            `as-is` writes them, and readers need the type of the column.
 
     Raises:
         InvalidOptionError: Arguments or options that do not fit.

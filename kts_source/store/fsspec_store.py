@@ -56,7 +56,7 @@ class FsspecStore(ClientStore):
         scheme, _, path = url.partition("://")
         self._scheme = scheme.lower()
         if not path and "://" not in url:
-            raise InvalidOptionError(f"the path {url} has no //: write {scheme}://…")
+            raise InvalidOptionError(f"the path {url} has no //: write {url.partition(':')[0]}://…")
         if "?" in path and self._scheme in ("http", "https"):
             raise InvalidOptionError("a path with a query string is not supported")
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kts_source.errors import InvalidOptionError
@@ -17,13 +18,71 @@ if TYPE_CHECKING:
     from kts_source.store.object_store import ObjectStore
 
 _SCHEME: Final = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.\-]*):/")
+_WITH_BUCKET: Final = frozenset(
+    {"s3", "s3a", "s3n", "gs", "gcs", "abfs", "abfss", "az", "adl", "wasb", "wasbs"}
+)
+_NEARLY_URL: Final = re.compile(
+    rf"(?P<scheme>{'|'.join(sorted(_WITH_BUCKET))}|hdfs|https?|ftp|sftp|memory|file):",
+    re.IGNORECASE,
+)
 
 
 def scheme_of(path: str) -> str:
-    """The scheme of a path in lower case: `file` for a plain path, `s3` for Hadoop's names too."""
+    """The scheme of a path in lower case: `file` for a plain path, `s3` for Hadoop's names too.
+
+    Raises:
+        InvalidOptionError: The path is nearly a URL, such as `s3:bucket/x`. It must not become a
+            local folder of that name.
+    """
+    path = path.strip()
     match = _SCHEME.match(path)
-    scheme = match["scheme"].lower() if match else "file"
+    if match is None:
+        if nearly := _NEARLY_URL.match(path):
+            raise _no_url(path, nearly["scheme"])
+        return "file"
+    scheme = match["scheme"].lower()
+    if scheme in _WITH_BUCKET:
+        slashes, _, bucket = path[match.end() - 1 :].partition("//")
+        if slashes or not bucket:
+            raise _no_url(path, scheme)
+        if bucket.startswith("/"):
+            raise InvalidOptionError(
+                f"{path} names no bucket; write {scheme}://bucket or {scheme}://bucket/prefix"
+            )
     return "s3" if scheme in ("s3a", "s3n") else scheme
+
+
+def _no_url(path: str, scheme: str) -> InvalidOptionError:
+    shown = f"{scheme}:…" if "@" in path else path
+    if scheme.lower() not in _WITH_BUCKET:
+        slashes = "///" if scheme.lower() == "file" else "//"
+        return InvalidOptionError(
+            f"{shown} is no URL: write {scheme}:{slashes}…, or ./{shown} for a local folder of"
+            " that name"
+        )
+    return InvalidOptionError(
+        f"{shown} names no bucket; write {scheme}://bucket or {scheme}://bucket/prefix, or"
+        f" ./{shown} for a local folder of that name"
+    )
+
+
+def local_file(path: str | Path) -> Path:
+    """The file of this machine that a path or a `file:` URL names.
+
+    Raises:
+        InvalidOptionError: The path is the URL of a store, or nearly one.
+    """
+    if isinstance(path, Path):
+        return path
+    path = path.strip()
+    if (scheme := scheme_of(path)) != "file":
+        raise InvalidOptionError(
+            f"a file of this machine is needed here, not {scheme}://…: give a local path, and copy"
+            " the file to the store afterwards"
+        )
+    from kts_source.store.local_store import local_root
+
+    return local_root(path)
 
 
 def refuse_credentials(path: str) -> None:
@@ -67,7 +126,8 @@ def open_store(
     Raises:
         InvalidOptionError: The path is empty, holds credentials, or its scheme is unknown.
     """
-    if not path.strip():
+    path = path.strip()
+    if not path:
         raise InvalidOptionError("the path is empty: give a folder, s3://bucket or another URL")
     if is_presigned(path):
         from kts_source.store.presigned_store import PresignedStore

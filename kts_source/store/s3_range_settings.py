@@ -27,7 +27,8 @@ _ARGUMENTS: Final = {
 }
 _CONFIG: Final = {
     *("connect_timeout", "read_timeout", "proxies", "s3"),
-    *("max_pool_connections", "response_checksum_validation", "retries"),
+    *("max_pool_connections", "response_checksum_validation", "request_checksum_calculation"),
+    "retries",
 }
 _OF_PROFILES: Final = ("endpoint_url", "services", "s3")
 _OF_ENVIRONMENT: Final = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")

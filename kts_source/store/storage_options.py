@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import os
 from typing import TYPE_CHECKING, Any
 
 from kts_source.errors import InvalidOptionError
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 STORAGE_OPTIONS = "storageOptions"
+CHECKSUM_VARIABLES = ("AWS_REQUEST_CHECKSUM_CALCULATION", "AWS_RESPONSE_CHECKSUM_VALIDATION")
+"""Environment variables of the AWS SDKs: whether uploads carry checksums in headers of their own,
+and whether downloads ask for them."""
 
 # Name and meaning, for the table of options.
 S3_OPTIONS: tuple[tuple[str, str], ...] = (
@@ -161,6 +165,9 @@ def s3_arguments(
         # Otherwise every answer costs a checksum; the records carry their own.
         "response_checksum_validation": "when_required",
     }
+    if CHECKSUM_VARIABLES[0] not in os.environ:
+        # Stores other than AWS may refuse the headers `x-amz-checksum-*` of uploads.
+        config["request_checksum_calculation"] = "when_required"
     style = _addressing_style(storage)
     if style:
         config["s3"] = {"addressing_style": style}

@@ -138,6 +138,7 @@ class _Folder:
     """Reads a checkpoint location, on this machine or in a store."""
 
     def __init__(self, path: str, options: Mapping[str, str] | None) -> None:
+        path = path.strip()
         refuse_credentials(path)
         self._path = path.rstrip("/")
         self._local = Path(local_root(path)) if scheme_of(path) == "file" else None

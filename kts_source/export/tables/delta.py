@@ -15,8 +15,9 @@ from __future__ import annotations
 import json
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
 
 import pyarrow as pa
 
@@ -25,13 +26,13 @@ from kts_source.export.evolution import lacks
 from kts_source.export.fingerprint import number
 from kts_source.export.partitioning import value_text, with_made_columns
 from kts_source.export.ranges import OffsetRange, PartitionKey
-from kts_source.export.tables.delta_checks import check_demands, check_schema
+from kts_source.export.tables.delta_checks import check_demands, check_schema, delta_schema
 from kts_source.export.tables.export_table import (
     BaseFile,
     Commit,
     ExportTable,
     TableState,
-    check_signs,
+    WritePlace,
     partitioned_otherwise,
 )
 from kts_source.export.tables.open_target import open_target
@@ -91,6 +92,15 @@ class DeltaExportTable(ExportTable):
         self._folders = (self._prefix, "_kts/")
         self._columns = [field.name for field in settings.partition_by]
 
+    def place(self, run_id: str) -> WritePlace:
+        """See `ExportTable.place`: a partitioned table has its files in Hive folders.
+
+        The run's id is in front of the folders, since `clean` knows the run of a file by the first
+        such number in its key, and partition values may look like one.
+        """
+        place = super().place(run_id)
+        return replace(place, prefix=f"{self._folders[0]}{run_id}/") if self._columns else place
+
     def _open(self) -> DeltaTable | None:
         from deltalake import DeltaTable
         from deltalake.exceptions import TableNotFoundError
@@ -142,11 +152,12 @@ class DeltaExportTable(ExportTable):
             if "://" in row["path"] or row["path"].startswith("/"):
                 raise ExportError(f"the table has a file elsewhere: {row['path']}", uri=self._uri)
             values = {name: value_text(row[f"partition.{name}"]) for name in self._columns}
-            files.append(BaseFile(row["path"], row["size_bytes"], values))
+            files.append(BaseFile(unquote(row["path"]), row["size_bytes"], values))
         return tuple(files)
 
     def _known(self, snapshot: DeltaTable) -> set[str]:
-        return set(_actions(snapshot)["path"].to_pylist())
+        # The log has paths as URLs have them.
+        return {unquote(path) for path in _actions(snapshot)["path"].to_pylist()}
 
     def _try_commit(
         self,
@@ -154,7 +165,6 @@ class DeltaExportTable(ExportTable):
         commit: Commit,
         moved: Mapping[PartitionKey, OffsetRange],
     ) -> bool:
-        from deltalake import Schema
         from deltalake.exceptions import CommitFailedError, DeltaError
         from deltalake.transaction import create_table_with_add_actions
 
@@ -167,7 +177,7 @@ class DeltaExportTable(ExportTable):
                 assert schema is not None
                 create_table_with_add_actions(
                     self._uri,
-                    Schema.from_arrow(schema),
+                    delta_schema(schema, self._uri),
                     actions,
                     mode="error",
                     partition_by=self._columns,
@@ -205,10 +215,10 @@ class DeltaExportTable(ExportTable):
         Raises:
             deltalake.exceptions.CommitFailedError: Another writer came before.
         """
-        from deltalake import CommitProperties, Schema
+        from deltalake import CommitProperties
 
         assert commit.schema is not None
-        rows = {field.name: field for field in Schema.from_arrow(commit.schema).fields}
+        rows = {field.name: field for field in delta_schema(commit.schema, self._uri).fields}
         fields = [rows[name] for name in commit.typed if name in rows]
         log.info("the table gets the new fields of %s", ", ".join(commit.typed))
         snapshot.alter.add_columns(fields, commit_properties=CommitProperties(max_commit_retries=0))
@@ -268,7 +278,6 @@ class DeltaExportTable(ExportTable):
         )
 
     def _table_schema(self, schema: pa.Schema) -> pa.Schema:
-        check_signs(schema, self._uri)
         return with_made_columns(schema, self._settings.partition_by, self._values_in)
 
     def _storage_options(self) -> dict[str, str] | None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import pyarrow as pa
-    from deltalake import DeltaTable
+    from deltalake import DeltaTable, Schema
 
     from kts_source.export.settings import ExportSettings
 
@@ -78,9 +78,7 @@ def check_schema(table: DeltaTable, schema: pa.Schema, uri: str) -> None:
     Raises:
         ExportError: The table lacks a column, or has it otherwise, or needs one that they lack.
     """
-    from deltalake import Schema
-
-    rows = {field.name: field for field in Schema.from_arrow(schema).fields}
+    rows = {field.name: field for field in delta_schema(schema, uri).fields}
     known = {field.name: field for field in table.schema().fields}
     different = [f"it has no column {name}" for name in rows if name not in known]
     for name, field in known.items():
@@ -97,6 +95,25 @@ def check_schema(table: DeltaTable, schema: pa.Schema, uri: str) -> None:
             " its columns with columns=… or a transform",
             uri=uri,
         )
+
+
+def delta_schema(schema: pa.Schema, uri: str) -> Schema:
+    """Returns the columns as Delta has them.
+
+    Raises:
+        ExportError: Delta lacks the type of a column.
+    """
+    from deltalake import Schema
+
+    try:
+        return Schema.from_arrow(schema)
+    except Exception as error:  # noqa: BLE001  # delta-rs raises Exception itself
+        reason = str(error).partition("\n")[0]
+        raise ExportError(
+            f"Delta cannot hold the columns of the rows: {reason}. Cast them to other types in the"
+            " transform, or drop them",
+            uri=uri,
+        ) from None
 
 
 def _unwritable(table: DeltaTable, properties: dict[str, str]) -> Iterator[str]:

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-import pyarrow as pa
-
 from kts_source.errors import (
     CommitConflictError,
     ExportError,
@@ -29,6 +27,8 @@ from kts_source.store.storage_options import secret_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
+
+    import pyarrow as pa
 
     from kts_source.export.files import WrittenFile
     from kts_source.export.fingerprint import Fingerprint
@@ -324,18 +324,3 @@ def partitioned_otherwise(
         " there, or export into another table or folder",
         uri=uri,
     )
-
-
-def check_signs(schema: pa.Schema, uri: str) -> None:
-    """Refuses types that Delta and Iceberg lack, and their libraries take for others.
-
-    Raises:
-        ExportError: A column's numbers could be beyond those of the table's column.
-    """
-    for column in schema:
-        if pa.types.is_unsigned_integer(column.type):
-            raise ExportError(
-                f"column {column.name} is {column.type}, and tables have signed numbers only: cast"
-                " it in the transform, to int64 for example",
-                uri=uri,
-            )

@@ -26,9 +26,12 @@ from kts_source.export.tables.export_table import (
     Commit,
     ExportTable,
     TableState,
-    check_signs,
 )
-from kts_source.export.tables.iceberg_checks import PinnedCatalog, check_table
+from kts_source.export.tables.iceberg_checks import (
+    CHECKSUMS_WHEN_REQUIRED,
+    PinnedCatalog,
+    check_table,
+)
 from kts_source.export.tables.iceberg_files import add_files
 from kts_source.quiet import errors_only
 
@@ -106,7 +109,8 @@ class IcebergExportTable(ExportTable):
 
         catalog = self._catalog
         try:
-            return catalog.load_table(self._settings.target)
+            with CHECKSUMS_WHEN_REQUIRED:
+                return catalog.load_table(self._settings.target)
         except (NoSuchTableError, NoSuchNamespaceError):
             return None
         except Exception as error:  # noqa: BLE001  # every library error becomes one of ours
@@ -170,7 +174,6 @@ class IcebergExportTable(ExportTable):
 
         columns = None
         if commit.schema is not None:
-            check_signs(commit.schema, self._uri)
             fields = self._settings.partition_by
             columns = with_made_columns(commit.schema, fields, self._values_in)
             if snapshot is None:
@@ -197,6 +200,7 @@ class IcebergExportTable(ExportTable):
         try:
             self._catalog.create_namespace_if_not_exists(target.rpartition(".")[0])
             with (
+                CHECKSUMS_WHEN_REQUIRED,
                 self._catalog.create_table_transaction(
                     target, schema, location=self._root()
                 ) as transaction,
@@ -234,7 +238,11 @@ class IcebergExportTable(ExportTable):
         table.metadata.properties[_NO_RETRIES] = "0"
         try:
             # PyIceberg warns of every column without bounds: keys and values have none on purpose.
-            with errors_only("pyiceberg.io.pyarrow"), table.transaction() as transaction:
+            with (
+                errors_only("pyiceberg.io.pyarrow"),
+                CHECKSUMS_WHEN_REQUIRED,
+                table.transaction() as transaction,
+            ):
                 if commit.schema is not None and lacks(
                     _arrow_schema(table), commit.schema, commit.typed
                 ):

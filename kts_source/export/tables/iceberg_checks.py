@@ -7,10 +7,13 @@ partition values from the bounds of the files. Both are compared before a row is
 
 from __future__ import annotations
 
+import os
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
 from kts_source.errors import UnsupportedTargetError
 from kts_source.export.tables.export_table import partitioned_otherwise
+from kts_source.store.storage_options import CHECKSUM_VARIABLES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -78,6 +81,38 @@ def _fields(mapping: Sequence[MappedField], prefix: str = "") -> Iterator[tuple[
         for name in field.names:
             yield f"{prefix}{name}", field.field_id
             yield from _fields(field.fields, f"{prefix}{name}.")
+
+
+class _ChecksumsWhenRequired:
+    """Sets the environment variables while at least one thread is in the context."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._users = 0
+        self._added: tuple[str, ...] = ()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                # Variables that the user has set stay.
+                self._added = tuple(name for name in CHECKSUM_VARIABLES if name not in os.environ)
+                os.environ.update(dict.fromkeys(self._added, "when_required"))
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                for name in self._added:
+                    os.environ.pop(name, None)
+
+
+CHECKSUMS_WHEN_REQUIRED: Final = _ChecksumsWhenRequired()
+"""Context for calls of PyIceberg that may open a store.
+
+Stores other than AWS may refuse the headers `x-amz-checksum-*`. Neither of PyIceberg's file systems
+takes a setting for them; both follow the environment variables of the AWS SDKs.
+"""
 
 
 class PinnedCatalog:

@@ -27,7 +27,8 @@ def open_target(path: str, storage: Secret[Mapping[str, str]]) -> TargetStore:
         InvalidOptionError: The path is empty or holds credentials.
         UnsupportedTargetError: A scheme whose stores cannot create-if-absent.
     """
-    if not path.strip():
+    path = path.strip()
+    if not path:
         raise InvalidOptionError("the target is empty: give a folder or s3://bucket/prefix")
     scheme = scheme_of(path)
     if scheme == "file":

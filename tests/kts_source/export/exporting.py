@@ -21,10 +21,12 @@ from kts_source.export.tables.open_table import open_table
 from tests.golden_data import assert_same_rows, expected_table, tier_options
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from kts_source.export.executor import ExportExecutor
+    from kts_source.export.files import TaskReport
+    from kts_source.export.job import ExportJob, RunnableTask
     from kts_source.export.report import BackfillReport
     from kts_source.export.tables.export_table import ExportTable
 
@@ -36,6 +38,14 @@ def source(topics: str | Iterable[str] = "txn", **options: str) -> dict[str, str
     """Options that cut a golden topic into several tasks."""
     given = {"targetPartitionBytes": "100k", "includeHeaders": "true", **options}
     return tier_options(topics, **given)
+
+
+class InThisProcess:
+    """Runs the tasks here: starting a process for each test takes a second."""
+
+    def run(self, tasks: Sequence[RunnableTask], job: ExportJob) -> Iterator[TaskReport]:
+        for task in tasks:
+            yield task.run(job)
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,7 @@ ARGUMENTS = {
     "interval": "60s",
     "round_bytes": 8 << 30,
     "schema_evolution": "none",
+    "text_partitions": "checked",
 }
 
 

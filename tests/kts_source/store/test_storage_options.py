@@ -59,6 +59,7 @@ def test_they_become_arguments_of_the_client() -> None:
         "read_timeout": 7.0,
         "max_pool_connections": 96,
         "response_checksum_validation": "when_required",
+        "request_checksum_calculation": "when_required",
         "s3": {"addressing_style": "path"},
         "proxies": {"http": "http://p", "https": "http://p"},
         "retries": {"total_max_attempts": 1},

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 TEXTS = [
     *("CH", "a/b", "a=b", "a%2Fb", "é√日本", "NULL", "..", ".a", "_a", " a ", "\n\t", "a'b\"c"),
-    *("a+b", "a:b?c*d", "x" * 200, None),
+    *("a+b", "a:b?c*d", "x" * 200, "a" * 15 + "\ud7ffzz", None),
 ]
 ELSEWHERE = {
     "parquet": [],

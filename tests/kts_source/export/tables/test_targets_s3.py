@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import http.client
+import http.server
+import os
+import threading
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -17,15 +23,17 @@ from kts_source.export.executor import LocalExecutor
 from kts_source.export.run import export
 from kts_source.export.settings import export_settings
 from kts_source.export.tables.delta import delta_storage_options
+from kts_source.export.tables.iceberg_checks import CHECKSUMS_WHEN_REQUIRED
 from kts_source.export.tables.open_target import open_target
 from kts_source.export.tables.target_s3 import S3Target
 from kts_source.export.tables.target_store import require_create
-from kts_source.store.storage_options import storage_options_from
+from kts_source.store.storage_options import CHECKSUM_VARIABLES, s3_arguments, storage_options_from
 from tests.kts_source.export.exporting import assert_holds, source
 from tests.kts_source.export.killing import Killed, Steps, mortal_folder
 from tests.quick import only
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from kts_source.export.settings import ExportSettings
@@ -114,6 +122,112 @@ def test_iceberg(url: str, s3_server: S3Server, tmp_path: Path) -> None:
     assert_holds(opened.load_table("lake.rows").scan().to_arrow(), ["txn"])
     opened.close()
     assert export(few_tasks("txn"), settings, LocalExecutor(1)).rows == 0
+
+
+class _ForwardWithoutChecksums(http.server.BaseHTTPRequestHandler):
+    """Forwards to the real server, and answers 501 to requests with checksums in headers."""
+
+    protocol_version = "HTTP/1.1"
+    server: _StrictServer
+
+    def log_message(self, *_: object) -> None:
+        """Keeps the output of tests short."""
+
+    def _forward(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        names = {name.lower() for name in self.headers}
+        refused = {n for n in names if n.startswith("x-amz-checksum") or n == "x-amz-trailer"}
+        if refused or "aws-chunked" in self.headers.get("Content-Encoding", ""):
+            self.server.refused.append(f"{self.command} {self.path}: {sorted(refused)}")
+            self._answer(501, {}, b"<Error><Code>NotImplemented</Code></Error>")
+            return
+        host = self.server.real.removeprefix("http://")
+        with contextlib.closing(http.client.HTTPConnection(host, timeout=30)) as connection:
+            connection.request(self.command, self.path, body or None, dict(self.headers.items()))
+            response = connection.getresponse()
+            data = response.read()
+            dropped = {"connection", "transfer-encoding", "content-length", "server", "date"}
+            headers = {n: v for n, v in response.getheaders() if n.lower() not in dropped}
+            length = response.getheader("Content-Length") if self.command == "HEAD" else None
+            self._answer(response.status, headers, data, length)
+
+    def _answer(
+        self, status: int, headers: dict[str, str], data: bytes, length: str | None = None
+    ) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", length or str(len(data)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _forward  # noqa: N815  # http.server's names
+
+
+class _StrictServer(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, real: str) -> None:
+        super().__init__(("127.0.0.1", 0), _ForwardWithoutChecksums)
+        self.real = real
+        self.refused: list[str] = []
+
+
+@pytest.fixture
+def strict_server(
+    s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[S3Server, list[str]]]:
+    """An endpoint that refuses checksum headers, and the list of requests that it refused."""
+    for name in CHECKSUM_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    with _StrictServer(s3_server.endpoint) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        yield dataclasses.replace(s3_server, endpoint=url, _clients=[]), server.refused
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("table_format", ["parquet", "delta"])
+def test_export_sends_no_checksum_headers(
+    url: str, strict_server: tuple[S3Server, list[str]], table_format: str
+) -> None:
+    server, refused = strict_server
+    settings = settings_of(url, server, table_format=table_format)
+    assert export(few_tasks(), settings, LocalExecutor(1)).rows > 0
+    assert export(few_tasks(), settings, LocalExecutor(1)).rows == 0
+    assert refused == []
+
+
+@pytest.mark.parametrize("file_io", ["pyarrow.PyArrowFileIO", "fsspec.FsspecFileIO"])
+def test_iceberg_export_sends_no_checksum_headers(
+    url: str, strict_server: tuple[S3Server, list[str]], file_io: str, tmp_path: Path
+) -> None:
+    server, refused = strict_server
+    catalog = {
+        "name": "lake",
+        "type": "sql",
+        "uri": f"sqlite:///{tmp_path}/catalog.db",
+        "warehouse": url,
+        "py-io-impl": f"pyiceberg.io.{file_io}",
+        **server.options,
+    }
+    settings = export_settings("lake.rows", table_format="iceberg", catalog=catalog)
+    assert export(few_tasks(), settings, LocalExecutor(1)).rows > 0
+    assert export(few_tasks(), settings, LocalExecutor(1)).rows == 0
+    assert refused == []
+    assert not set(CHECKSUM_VARIABLES) & os.environ.keys()
+
+
+def test_checksum_setting_of_the_environment_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = CHECKSUM_VARIABLES[0]
+    monkeypatch.setenv(name, "when_supported")
+    with CHECKSUMS_WHEN_REQUIRED:
+        assert os.environ[name] == "when_supported"
+    assert os.environ[name] == "when_supported"
+    assert "request_checksum_calculation" not in s3_arguments({})["config_kwargs"]
 
 
 def target_of(url: str, server: S3Server) -> S3Target:

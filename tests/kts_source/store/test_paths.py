@@ -1,0 +1,127 @@
+"""Paths that are nearly URLs: no option and no output may take one for a local folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kts_source.auditing.state import AuditState
+from kts_source.cli.app import main
+from kts_source.errors import InvalidOptionError, UnsupportedTargetError
+from kts_source.export.settings import export_settings
+from kts_source.export.tables.open_target import open_target
+from kts_source.metrics import summary
+from kts_source.options import parse_options
+from kts_source.secret import Secret
+from kts_source.store.open_store import local_file, open_store, scheme_of
+from tests.kts_source.export.tables.rows import tier_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+NO_STORAGE: Secret[Any] = Secret({})
+NEARLY_S3 = ["s3:bucket/x", "s3:/bucket/x", "S3:/bucket/x", "s3a:/b", "s3://", " s3:bucket"]
+NEARLY = [*NEARLY_S3, "gs:/b/x", "gs://", "abfs:c", "az:/c/x", "http:x", "file:x", "hdfs:x"]
+LOCAL = ["orders:1", "./s3:bucket", "s3//bucket/x", "s3", "/data/s3:x", "a b", "file:/tmp/x"]
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The current folder, which must stay empty."""
+    folder = tmp_path / "current"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    yield folder
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("path", NEARLY)
+@pytest.mark.parametrize(
+    "use",
+    [
+        scheme_of,
+        local_file,
+        summary,
+        lambda path: open_store(path, NO_STORAGE),
+        lambda path: open_target(path, NO_STORAGE),
+        export_settings,
+        lambda path: export_settings("/t", dead_letters=path),
+        lambda path: parse_options({"path": "/t", "subscribe": "t", "metricsPath": path}),
+        lambda path: parse_options({"path": "/t", "subscribe": "t", "cacheDir": path}),
+        lambda path: AuditState(path, "tier"),
+    ],
+    ids=[
+        *("scheme_of", "local_file", "summary", "open_store", "open_target", "target"),
+        *("dead_letters", "metricsPath", "cacheDir", "state"),
+    ],
+)
+def test_path_that_is_nearly_a_url_is_refused(path: str, use: Callable[[str], object]) -> None:
+    with pytest.raises((InvalidOptionError, UnsupportedTargetError), match=r"write \w+:/"):
+        use(path)
+
+
+@pytest.mark.parametrize("path", LOCAL)
+def test_local_path_with_a_colon_stays_local(path: str) -> None:
+    assert scheme_of(path) == "file"
+    assert local_file(path).is_absolute()
+
+
+def test_error_of_a_path_shows_no_credentials() -> None:
+    with pytest.raises(InvalidOptionError) as caught:
+        scheme_of("s3:key:secret@bucket")
+    assert "secret" not in str(caught.value)
+
+
+def test_output_paths_are_read_without_blanks() -> None:
+    settings = export_settings(" s3://bucket/x ", dead_letters="\ts3://bucket/letters")
+    assert (settings.target, settings.dead_letters) == ("s3://bucket/x", "s3://bucket/letters")
+
+
+def run(tmp_path: Path, command: list[str], path: str) -> int:
+    """The exit code of a command that is to write to `path`."""
+    tier_of(tmp_path / "tier", ["a"])
+    name, *rest = command
+    arguments = [name, str(tmp_path / "tier"), *rest, path]
+    return main([str(tmp_path / "out") if text == "TARGET" else text for text in arguments])
+
+
+@pytest.mark.parametrize("path", ["s3://bucket/x.json", " s3://bucket/x", "s3:x.json", "gs:/b/x"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["report", "--output"],
+        ["find", "t", "--key", "k", "--certificate"],
+        ["audit", "t", "--report"],
+        ["audit", "t", "--prometheus"],
+        ["audit", "t", "--state"],
+        ["index", "t", "--to"],
+        ["export", "t", "TARGET", "--png"],
+    ],
+    ids=lambda command: "-".join(command),
+)
+def test_file_of_a_command_is_refused_in_a_store(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str], path: str
+) -> None:
+    assert run(tmp_path, command, path) == 2
+    assert "kts: " in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("path", ["s3:x", "s3:/bucket/x", "gs:/b/x", " s3:bucket/x"])
+@pytest.mark.parametrize("command", [["export", "t"], ["export", "t", "TARGET", "--dead-letters"]])
+def test_export_command_refuses_a_near_url(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str], path: str
+) -> None:
+    assert run(tmp_path, command, path) == 2
+    assert "names no bucket" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_file_url_names_a_local_file(tmp_path: Path) -> None:
+    tier_of(tmp_path / "tier", ["a"])
+    file = tmp_path / "page.html"
+    assert main(["report", str(tmp_path / "tier"), "--output", file.as_uri()]) == 0
+    assert file.read_text("utf-8").startswith("<!doctype html>")
+    assert local_file(Path("s3:x")) == Path("s3:x")
