@@ -54,14 +54,14 @@ class Pruner:
     def _first_late_enough(self, segment: RemoteSegment, stop: int) -> int:
         """An offset below which all records are dated too early."""
         first_ms = first_millisecond(self._box)
-        if 0 <= segment.max_timestamp_ms < first_ms:
+        if segment.is_dated_before(first_ms):
             return stop
         if not self._all_earlier:
             return segment.start_offset
         self._all_earlier = False
         times = self._side_files.time_index(segment)
         # An entry is the largest timestamp of all records up to its offset.
-        earlier = None if times is None else times.offsets[times.timestamps < first_ms]
+        earlier = None if times is None else times.offsets_before(first_ms)
         if earlier is None or not len(earlier):
             return segment.start_offset
         return int(earlier[-1]) + 1

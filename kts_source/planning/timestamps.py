@@ -22,7 +22,7 @@ def first_offset_at_or_after(
     is none.
     """
     for span in partition.ranges:
-        if 0 <= span.segment.max_timestamp_ms < timestamp_ms:
+        if span.segment.is_dated_before(timestamp_ms):
             continue
         offset = _first_in(span, timestamp_ms, side_files)
         if offset is not None:
@@ -47,5 +47,5 @@ def _start_position(span: SegmentRange, timestamp_ms: int, side_files: SideFiles
     offsets = side_files.offset_index(span.segment)
     if times is None or offsets is None:
         return 0
-    earlier = times.offsets[times.timestamps < timestamp_ms]
+    earlier = times.offsets_before(timestamp_ms)
     return offsets.lookup(int(earlier[-1]) + 1).position if len(earlier) else 0

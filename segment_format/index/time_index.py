@@ -100,6 +100,14 @@ class TimeIndex(ArrayValue):
     def __len__(self) -> int:
         return len(self.offsets)
 
+    def offsets_before(self, timestamp: int) -> NDArray[np.int64]:
+        """Offsets of the entries that prove that all records up to them are dated before.
+
+        Timestamps of 0 and below prove nothing: some clients do not set the header field that
+        brokers index.
+        """
+        return self.offsets[(self.timestamps > 0) & (self.timestamps < timestamp)]
+
     def lookup(self, timestamp: int) -> TimestampOffset:
         """The last entry at or below `timestamp`, else `(-1, base_offset)`.
 
