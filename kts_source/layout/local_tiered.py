@@ -141,12 +141,16 @@ class LocalTieredLayout:
         files = dict(entry.objects)
         base, log = entry.base_offset, files.get(_LOG)
         index = _offset_index(store, files.get("index"), base, log)
+        times = _usable(store, files.get("timeindex"), base, TimeIndex)
         end = floor = int(index.offsets[-1]) if index else base
         if log is not None:
             end = last_offset(
                 lambda start, stop: store.get_range(log.key, start, stop, version=log.version),
                 log.size,
                 int(index.positions[-1]) if index else 0,
+                base_offset=base,
+                indexed=floor if index else None,
+                newest=int(times.offsets[-1]) if times else None,
             )
         if end < floor:
             raise CorruptIndexError(
@@ -158,7 +162,6 @@ class LocalTieredLayout:
         )
         if log is None and lineage:
             end = max(end, lineage[-1].start_offset)
-        times = _usable(store, files.get("timeindex"), base, TimeIndex)
         key = f"{entry.described_by.rpartition('.')[0]}.{_LOG}"
         ref = ObjectRef.of(log) if log else ObjectRef(key, 1, None)  # some bytes, who knows
         return RemoteSegment(

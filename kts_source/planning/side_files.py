@@ -14,14 +14,14 @@ from kts_source.layout.remote_segment import IndexType, RemoteSegment
 from kts_source.planning.isolation import Replay
 from kts_source.read.segment_source import SegmentSpan
 from kts_source.read.slice_boundaries import usable_offset_index
-from segment_format.errors import SegmentFormatError, TruncatedBatchError
+from segment_format.errors import CorruptRecordError, SegmentFormatError, TruncatedBatchError
 from segment_format.index.leader_epoch_checkpoint import LeaderEpochCheckpoint
 from segment_format.index.producer_snapshot import ProducerStateEntry, parse_producer_snapshot
 from segment_format.index.time_index import TimeIndex
 from segment_format.index.transaction_index import AbortedTxn, parse_transaction_index
 from segment_format.index.transaction_replay import TransactionReplay, marker_of
 from segment_format.record.framing import iter_entries
-from segment_format.record.record_times import iter_record_times
+from segment_format.record.record_times import EntryTimes, iter_record_times
 from segment_format.record.records import DecodedBatch, iter_batches
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from segment_format.index.offset_index import OffsetIndex
 
 _Index = TypeVar("_Index")
-_Read = TypeVar("_Read")
+_Read = TypeVar("_Read", DecodedBatch, EntryTimes)
 log = logging.getLogger(__name__)
 
 _REMEMBERED_BYTES: Final = 64 << 10
@@ -135,12 +135,29 @@ class SideFiles:
         read = partial(
             iter_record_times, dated_from_ms=dated_from_ms, max_batch_bytes=self._max_batch_bytes
         )
-        return self._whole_entries(segment, position, read)
+        for entry in self._whole_entries(segment, position, read):
+            yield from entry.times
 
     def _whole_entries(
         self, segment: RemoteSegment, position: int, read: Callable[[bytes], Iterator[_Read]]
     ) -> Iterator[_Read]:
-        """What is read of the log from a border on, whole batches at a time."""
+        """Entries of the log from a border on, each after the next one confirmed its offsets.
+
+        No checksum covers a batch's base offset: it must ascend and stay inside the segment.
+        """
+        waiting: _Read | None = None
+        for entry in self._entries(segment, position, read):
+            if waiting is not None:
+                yield waiting
+            waiting = entry
+        if waiting is not None:
+            yield waiting
+
+    def _entries(
+        self, segment: RemoteSegment, position: int, read: Callable[[bytes], Iterator[_Read]]
+    ) -> Iterator[_Read]:
+        """Entries of the log from a border on; their offsets ascend inside the segment."""
+        least = segment.start_offset
         pending = b""
         at = position
         # One chunk first: what is looked for is nearly always there.
@@ -152,7 +169,10 @@ class SideFiles:
             for _, window in self._source.windows(spans):
                 pending += window
                 whole = _whole_entries(pending)
-                yield from read(pending[:whole])
+                for entry in read(pending[:whole]):
+                    _require_order(entry, least, segment.stop_offset)
+                    least = entry.last_offset + 1
+                    yield entry
                 pending = pending[whole:]
                 at += whole
             yield from read(pending)  # what is left is not whole, and this raises
@@ -203,6 +223,17 @@ def replay_batches(
             break
         state.see(batch, marker_of(batch))
     return Replay(tuple(state.aborted), state.open)
+
+
+def _require_order(entry: DecodedBatch | EntryTimes, least: int, stop: int) -> None:
+    """Raises `CorruptRecordError` if an entry does not have offsets in [least, stop)."""
+    first, last = entry.base_offset, entry.last_offset
+    if not least <= first <= last < stop:
+        raise CorruptRecordError(
+            f"an entry of offsets {first} to {last}, where they must be in [{least}, {stop})",
+            position=entry.position,
+            offset=first,
+        )
 
 
 def _whole_entries(data: bytes) -> int:
