@@ -31,6 +31,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from tests.fuzz.header_flips import RIGHT, Flips, check_flips
 from tests.fuzz.runner import Engine, Result, has_coverage, run_target, shares
 from tests.fuzz.targets import targets
 from tests.kts_source.export.exporting import FORMATS
@@ -63,6 +64,12 @@ PARTS: Final = {
         "The same lives with exports into Parquet folders, Delta and Iceberg tables, which die,"
         " race, resume, replay plans and lose objects; the table holds what was committed, each row"
         " once.",
+    ),
+    "flips": (
+        "Flipped bits in headers",
+        "One bit at a time is wrong in the header of a batch at the boundary of a read, in both"
+        " layouts and all message formats; bounded scans, conditions, searches, counts and exports"
+        " return the right rows or an error.",
     ),
     "fuzz": (
         "Bad inputs",
@@ -106,6 +113,7 @@ PARTS: Final = {
 TOTALS: Final = {
     "histories": 20_000,
     "exports": 10_000,
+    "flips": 5_000,
     "fuzz": 10_000_000,
     "faults": 10_000,
     "hybrid": 1_000,
@@ -219,6 +227,34 @@ def _block(
             told = error_of(short, number, Counter()) or error
             result.failures.append(f"seed {seed}, history {number}:\n{short}\n{told}")
     return result
+
+
+def soak_flips(total: int, seed: int, jobs: int) -> Flips:
+    """Flips of header bits, a block at a time, on several processes."""
+    result = Flips()
+    starts = range(0, total, BLOCK)
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=spawn) as pool:
+        for found in pool.map(flip_block, starts, [total] * len(starts), [seed] * len(starts)):
+            result.tried += found.tried
+            result.outcomes += found.outcomes
+            result.silent += found.silent
+            for text in found.silent:
+                say(text)
+    return result
+
+
+def flip_block(start: int, total: int, seed: int) -> Flips:
+    """Tries the flips of one block."""
+    logging.disable(logging.CRITICAL)
+    return check_flips(min(start + BLOCK, total), seed, first=start)
+
+
+def flips_report(found: Flips) -> tuple[Facts, list[str]]:
+    """Counts of flips, and a table of outcomes."""
+    refused = found.tried - found.outcomes[RIGHT]
+    facts = {"tried": found.tried, "refused": refused, "failed": len(found.silent)}
+    return facts, _outcomes("flips", found.outcomes)
 
 
 def soak_parsers(total: int, seed: int, only: Sequence[str], jobs: int) -> list[Result]:
@@ -347,6 +383,8 @@ def main() -> int:
             facts, lines = parsers_report(
                 soak_parsers(wanted, given.seed, given.target, given.jobs)
             )
+        elif part == "flips":
+            facts, lines = flips_report(soak_flips(wanted, given.seed, given.jobs))
         elif part == "faults":
             faulted = soak_faults(wanted, given.seed)
             for text in (*faulted.tables, *faulted.failures):

@@ -169,10 +169,10 @@ def _held_offset_dated(tier: PartitionLog, timestamp_ms: int, held: OffsetRange)
     """
     for span in tier.ranges:
         segment = span.segment
-        if not 0 <= segment.max_timestamp_ms < timestamp_ms:
+        if not segment.is_dated_before(timestamp_ms):
             # The record of that time may lie outside the range of a clipped segment.
             is_whole = (span.start, span.stop) == (segment.start_offset, segment.stop_offset)
             is_held = held.start <= span.start and span.stop <= held.stop
-            is_sure = segment.max_timestamp_ms >= 0 and is_whole and is_held
+            is_sure = segment.max_timestamp_ms > 0 and is_whole and is_held
             return span.start if is_sure else None
     return None

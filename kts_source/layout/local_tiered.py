@@ -157,6 +157,9 @@ class LocalTieredLayout:
                 lambda start, stop: store.get_range(log.key, start, stop, version=log.version),
                 log.size,
                 int(index.positions[-1]) if index else 0,
+                base_offset=base,
+                indexed=floor if index else None,
+                newest=int(times.offsets[-1]) if times else None,
             )
         if end < floor:
             raise CorruptIndexError(

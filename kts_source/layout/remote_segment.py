@@ -132,6 +132,14 @@ class RemoteSegment:
     objects: SegmentObjects
     end_is_exact: bool = True
 
+    def is_dated_before(self, timestamp_ms: int) -> bool:
+        """Whether `max_timestamp_ms` proves that all records are dated before a timestamp.
+
+        Some clients leave the largest timestamp of batch headers at −1 or 0, and brokers copy it,
+        so those values prove nothing.
+        """
+        return 0 < self.max_timestamp_ms < timestamp_ms
+
     @property
     def stop_offset(self) -> int:
         """One past the last offset."""

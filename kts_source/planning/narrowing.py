@@ -17,6 +17,7 @@ from kts_source.read.task import ScanTask
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from kts_source.layout.remote_segment import RemoteSegment
     from kts_source.planning.scan_plan import ScanPlan, SegmentName
     from kts_source.predicate.implied_ranges import Region
     from kts_source.predicate.model import Predicate
@@ -33,15 +34,15 @@ def narrowed(plan: ScanPlan, where: Predicate, whole: Predicate) -> ScanPlan:
         where: Rows for which it is not true are not wanted.
         whole: The same together with what the plan was made with before.
     """
-    newest = {
-        segment_name(span.segment): span.segment.max_timestamp_ms
+    segments = {
+        segment_name(span.segment): span.segment
         for part in plan.partitions
         for span in part.surviving.ranges
     }
     boxes: dict[tuple[str, int], Region] = {}
     for part in plan.partitions:
         boxes[part.topic, part.partition] = region(specialised(where, part.topic, part.partition))
-    tasks = (_narrowed_task(task, boxes, newest) for task in plan.tasks)
+    tasks = (_narrowed_task(task, boxes, segments) for task in plan.tasks)
     kept = tuple(task for task in tasks if task.slices or task.ranges)
     return replace(plan, tasks=kept, where=fingerprint(whole))
 
@@ -57,14 +58,14 @@ def conjunction(*terms: Predicate | None) -> Predicate | None:
 def _narrowed_task(
     task: ScanTask,
     boxes: Mapping[tuple[str, int], Region],
-    newest: Mapping[SegmentName, int],
+    segments: Mapping[SegmentName, RemoteSegment],
 ) -> ScanTask:
     slices = []
     for part in task.slices:
         box = boxes[part.topic, part.partition]
         start = max(part.start_offset, box.first_offset)
         stop = min(part.stop_offset, box.last_offset + 1)
-        if start < stop and not box.is_empty and not _all_earlier(part, box, newest):
+        if start < stop and not box.is_empty and not _all_earlier(part, box, segments):
             slices.append(replace(part, start_offset=start, stop_offset=stop))
     ranges = []
     for piece in task.ranges:
@@ -76,7 +77,9 @@ def _narrowed_task(
     return ScanTask(tuple(slices), tuple(ranges))
 
 
-def _all_earlier(part: SegmentSlice, box: Region, newest: Mapping[SegmentName, int]) -> bool:
+def _all_earlier(
+    part: SegmentSlice, box: Region, segments: Mapping[SegmentName, RemoteSegment]
+) -> bool:
     """Whether each record of the segment is dated before what is wanted."""
-    newest_ms = newest.get(segment_name(part), -1)
-    return 0 <= newest_ms < first_millisecond(box)
+    segment = segments.get(segment_name(part))
+    return segment is not None and segment.is_dated_before(first_millisecond(box))

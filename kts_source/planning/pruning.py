@@ -56,7 +56,7 @@ class Pruner:
     def _first_late_enough(self, segment: RemoteSegment, stop: int) -> int:
         """An offset below which all records are dated too early."""
         first_ms = first_millisecond(self._box)
-        if 0 <= segment.max_timestamp_ms < first_ms:
+        if segment.is_dated_before(first_ms):
             return stop
         if not self._all_earlier:
             return segment.start_offset

@@ -5,8 +5,9 @@ not.
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from functools import partial
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from kts_source.errors import CorruptSegmentError
@@ -14,7 +15,12 @@ from kts_source.layout.remote_segment import IndexType, RemoteSegment, epochs_be
 from kts_source.planning.isolation import Replay
 from kts_source.read.segment_source import SegmentSpan
 from kts_source.read.slice_boundaries import usable_offset_index
-from segment_format.errors import CorruptIndexError, SegmentFormatError, TruncatedBatchError
+from segment_format.errors import (
+    CorruptIndexError,
+    CorruptRecordError,
+    SegmentFormatError,
+    TruncatedBatchError,
+)
 from segment_format.index.leader_epoch_checkpoint import EpochEntry, LeaderEpochCheckpoint
 from segment_format.index.producer_snapshot import ProducerStateEntry, parse_producer_snapshot
 from segment_format.index.time_index import TimeIndex
@@ -22,7 +28,7 @@ from segment_format.index.transaction_index import AbortedTxn, parse_transaction
 from segment_format.index.transaction_replay import TransactionReplay, marker_of
 from segment_format.record.batch_header import MAGIC_2, RecordBatchHeader
 from segment_format.record.framing import iter_entries
-from segment_format.record.record_times import iter_record_times
+from segment_format.record.record_times import EntryTimes, iter_record_times
 from segment_format.record.records import DecodedBatch, iter_batches
 
 if TYPE_CHECKING:
@@ -33,7 +39,7 @@ if TYPE_CHECKING:
     from segment_format.index.offset_index import OffsetIndex
 
 _Index = TypeVar("_Index")
-_Read = TypeVar("_Read")
+_Read = TypeVar("_Read", bound="DecodedBatch | EntryTimes | _EntryEpoch")
 log = logging.getLogger(__name__)
 
 _REMEMBERED_BYTES: Final = 64 << 10
@@ -145,10 +151,11 @@ class SideFiles:
         """Base offset and leader epoch of a segment's first batch and of its last ones; the epoch
         is −1 in message formats 0 and 1.
         """
-        yield from islice(self._whole_entries(segment, 0, _epochs), 1)
+        first = islice(self._whole_entries(segment, 0, _epochs), 1)
         index = self.offset_index(segment)
-        last = int(index.positions[-1]) if index is not None else 0
-        yield from self._whole_entries(segment, last, _epochs)
+        position = int(index.positions[-1]) if index is not None else 0
+        for entry in chain(first, self._whole_entries(segment, position, _epochs)):
+            yield entry.base_offset, entry.epoch
 
     def record_times(
         self, segment: RemoteSegment, position: int, *, dated_from_ms: int
@@ -159,12 +166,29 @@ class SideFiles:
         read = partial(
             iter_record_times, dated_from_ms=dated_from_ms, max_batch_bytes=self._max_batch_bytes
         )
-        return self._whole_entries(segment, position, read)
+        for entry in self._whole_entries(segment, position, read):
+            yield from entry.times
 
     def _whole_entries(
         self, segment: RemoteSegment, position: int, read: Callable[[bytes], Iterator[_Read]]
     ) -> Iterator[_Read]:
-        """What is read of the log from a border on, whole batches at a time."""
+        """Entries of the log from a border on, each after the next one confirmed its offsets.
+
+        No checksum covers a batch's base offset: it must ascend and stay inside the segment.
+        """
+        waiting: _Read | None = None
+        for entry in self._entries(segment, position, read):
+            if waiting is not None:
+                yield waiting
+            waiting = entry
+        if waiting is not None:
+            yield waiting
+
+    def _entries(
+        self, segment: RemoteSegment, position: int, read: Callable[[bytes], Iterator[_Read]]
+    ) -> Iterator[_Read]:
+        """Entries of the log from a border on; their offsets ascend inside the segment."""
+        least = segment.start_offset
         pending = b""
         at = position
         # One chunk first: what is looked for is nearly always there.
@@ -176,7 +200,10 @@ class SideFiles:
             for _, window in self._source.windows(spans):
                 pending += window
                 whole = _whole_entries(pending)
-                yield from read(pending[:whole])
+                for entry in read(pending[:whole]):
+                    _require_order(entry, least, segment.stop_offset)
+                    least = entry.last_offset + 1
+                    yield entry
                 pending = pending[whole:]
                 at += whole
             yield from read(pending)  # what is left is not whole, and this raises
@@ -291,14 +318,36 @@ def replay_batches(
     return Replay(tuple(state.aborted), state.open)
 
 
-def _epochs(data: bytes) -> Iterator[tuple[int, int]]:
-    """Base offset and leader epoch of whole entries."""
+@dataclass(frozen=True, slots=True)
+class _EntryEpoch:
+    """Offsets of an entry, its position in bytes, and its leader epoch (−1 in formats 0 and 1)."""
+
+    position: int
+    base_offset: int
+    last_offset: int
+    epoch: int
+
+
+def _epochs(data: bytes) -> Iterator[_EntryEpoch]:
+    """Yields the leader epoch of each whole entry."""
     for entry in iter_entries(data):
         if entry.magic == MAGIC_2:
             header = RecordBatchHeader.from_bytes(data, entry.position)
-            yield entry.offset, header.partition_leader_epoch
+            epoch = header.partition_leader_epoch
+            yield _EntryEpoch(entry.position, header.base_offset, header.last_offset, epoch)
         else:
-            yield entry.offset, -1
+            yield _EntryEpoch(entry.position, entry.offset, entry.offset, -1)
+
+
+def _require_order(entry: DecodedBatch | EntryTimes | _EntryEpoch, least: int, stop: int) -> None:
+    """Raises `CorruptRecordError` if an entry does not have offsets in [least, stop)."""
+    first, last = entry.base_offset, entry.last_offset
+    if not least <= first <= last < stop:
+        raise CorruptRecordError(
+            f"an entry of offsets {first} to {last}, where they must be in [{least}, {stop})",
+            position=entry.position,
+            offset=first,
+        )
 
 
 def _whole_entries(data: bytes) -> int:

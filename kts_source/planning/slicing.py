@@ -58,7 +58,8 @@ def spans(
             if index is not None:  # without the bytes that it rules out
                 behind = index.positions[index.offsets >= high - 1]
                 cut_stop = int(behind[1]) if len(behind) > 1 else cuts[1]
-                cuts = index.lookup(low).position, cut_stop
+                # An entry that ends at `low` is no proof: its batch's base offset has no checksum.
+                cuts = index.lookup(low - 1).position, cut_stop
             aborted = decisions.aborted.clip(low, high)
             lineage = _owners(plan.surviving.lineage, segment.start_offset, low, high)
             part = segment_slice(segment, cuts, (low, high), aborted, lineage)

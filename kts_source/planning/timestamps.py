@@ -38,7 +38,7 @@ def first_offset_at_or_after(
     is none.
     """
     for span in partition.ranges:
-        if 0 <= span.segment.max_timestamp_ms < timestamp_ms:
+        if span.segment.is_dated_before(timestamp_ms):
             continue
         offset = _first_in(span, timestamp_ms, side_files)
         if offset is not None:
@@ -85,7 +85,8 @@ def confirmed_skip(segment: RemoteSegment, timestamp_ms: int, side_files: SideFi
     if times is None or offsets is None:
         return None
     number = int(np.searchsorted(times.timestamps, timestamp_ms, side="left")) - 1
-    if number < 0:
+    if number < 0 or times.timestamps[number] <= 0:
+        # Some clients leave the header field unset that brokers index: 0 and below prove nothing.
         return None
     entry = TimestampOffset(int(times.timestamps[number]), int(times.offsets[number]))
     position = offsets.lookup(entry.offset).position

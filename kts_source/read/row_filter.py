@@ -173,7 +173,8 @@ class FilteringDecoder:
         """Go on without a second pass."""
         self._late = False
         self._earlier = self._decoder.counters
-        self._decoder = self._make(position=self._fed - len(self._carry))
+        bounds = self._decoder.open_bounds
+        self._decoder = self._make(position=self._fed - len(self._carry), offset_bounds=bounds)
         yield from self._filtered(self._decoder.feed(bytes(self._carry)))
         self._carry = bytearray()
 

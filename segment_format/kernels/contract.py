@@ -39,6 +39,11 @@ DONE: Final = 17  # 1: an entry at or beyond STOP_OFFSET was met
 NEEDED: Final = 18  # with NEED_MORE: bytes from POSITION on that the next step takes, 0 unknown
 NEXT_OFFSET: Final = 19  # least offset that the next entry may begin with, with ORDERED
 STOPPING: Final = 20  # with NEED_MORE: 1 if the entry at POSITION ends the decoding all the same
+STOPPING_NEXT: Final = 21  # with STOPPING: least offset of the entry after the one at POSITION
+
+# --- The entry skipped last because it ends before START_OFFSET ----------------------------------
+SKIPPED_SIZE: Final = 22  # 0: its checksum does not matter, or was compared
+SKIPPED_IS_BROKEN: Final = 23  # 1: its checksum is wrong
 
 # --- The batch under way -------------------------------------------------------------------------
 RECORDS_LEFT: Final = 24
@@ -59,6 +64,8 @@ BASE_SEQUENCE: Final = 38
 TRANSACTIONAL: Final = 39
 CODEC: Final = 40
 BATCH_BASE_OFFSET: Final = 41  # what the column shows; records count from BASE_OFFSET
+LAST_OFFSET: Final = 126  # no record of the batch may have a larger one
+LEAST_OFFSET: Final = 127  # offsets of the records still due are not below this one
 
 SCRATCH: Final = 42  # address of a byte buffer, by the owner
 SCRATCH_ROOM: Final = 43
@@ -130,6 +137,10 @@ ERROR_POSITION: Final = 105  # of the entry, in the window
 ERROR_OFFSET: Final = 106
 ERROR_FOUND: Final = 107  # what stands there
 ERROR_EXPECTED: Final = 108  # what should
+SKIPPED_POSITION: Final = 109  # see SKIPPED_SIZE; in the window, below 0 in an earlier one
+SKIPPED_OFFSET: Final = 110
+SKIPPED_STORED_CRC: Final = 111  # −1: an entry of magic 0 or 1; the decoder has the error
+SKIPPED_COMPUTED_CRC: Final = 125
 
 # --- Keys looked for, a `segment_format.key_set.KeySet`: written once by the owner ---------------
 SOUGHT: Final = 112  # 1: records with other keys are left out
@@ -213,3 +224,6 @@ ERROR_RECORD_REST: Final = -15
 ERROR_BATCH_REST: Final = -16
 ERROR_TIMESTAMP: Final = -17
 ERROR_RECORD_SIZE: Final = -18
+ERROR_RECORD_COUNT: Final = -19
+ERROR_RECORD_OFFSET: Final = -20
+ERROR_SKIPPED: Final = -21  # the batch skipped last has a wrong checksum

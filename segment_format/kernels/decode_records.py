@@ -121,9 +121,11 @@ def decode_records(source: Address, readable_stop: Address, frame: Frame) -> Val
     want_offset = wanted & c.WANT_OFFSET != 0
     want_timestamp = wanted & c.WANT_TIMESTAMP != 0
     want_sequence = wanted & c.WANT_SEQUENCE != 0
-    start_offset = frame[c.START_OFFSET]
-    stop_offset = frame[c.STOP_OFFSET]
     base_offset = frame[c.BASE_OFFSET]
+    last_offset = frame[c.LAST_OFFSET]
+    least_offset = frame[c.LEAST_OFFSET]
+    start_offset = max(frame[c.START_OFFSET], least_offset)
+    stop_offset = min(frame[c.STOP_OFFSET], last_offset + 1)
     base_timestamp = frame[c.BASE_TIMESTAMP]
     max_timestamp = frame[c.MAX_TIMESTAMP]
     append_time = frame[c.TIMESTAMP_TYPE] == 1
@@ -218,6 +220,13 @@ def decode_records(source: Address, readable_stop: Address, frame: Frame) -> Val
             break
 
         if offset < start_offset or offset >= stop_offset:
+            if offset < least_offset or offset > last_offset:
+                frame[c.ERROR_FOUND] = offset
+                frame[c.ERROR_EXPECTED] = least_offset
+                status = np.int64(c.ERROR_RECORD_OFFSET)
+                break
+            least_offset = offset + 1
+            start_offset = max(start_offset, least_offset)
             skipped += 1
             left -= 1
             at = stop
@@ -297,6 +306,8 @@ def decode_records(source: Address, readable_stop: Address, frame: Frame) -> Val
         row += 1
         left -= 1
         at = stop
+        least_offset = offset + 1
+        start_offset = least_offset
 
     if want_key and row & 63 != 0:
         store_i64(key_valid + _word_at(row), np.int64(key_word))
@@ -304,6 +315,7 @@ def decode_records(source: Address, readable_stop: Address, frame: Frame) -> Val
         store_i64(value_valid + _word_at(row), np.int64(value_word))
     frame[c.RECORDS_LEFT] = left
     frame[c.RECORD_POSITION] = np.int64(at - source)
+    frame[c.LEAST_OFFSET] = least_offset
     frame[c.ROWS] = row
     frame[c.KEY_SIZE] = key_size
     frame[c.VALUE_SIZE] = value_size

@@ -4,8 +4,11 @@ the frame.
 Entries and batch headers: `segment_format.record.framing` and `.batch_header` have the layouts.
 Order of decisions per entry: framing, offsets beyond the range, completeness, header, CRC, then
 control batches, aborted transactions and timestamps. The CRC comes before the last three because a
-flipped bit would otherwise hide a batch. It comes after the offsets because a reader, like a broker
-that looks up a fetch position, does not check what lies outside its range.
+flipped bit would otherwise hide a batch.
+
+Batches outside the offset range are skipped without a CRC only where their neighbors prove that
+they hold no wanted offset. Where offsets are missing at the start or the end of the range, the CRC
+of the batch before or after the gap is compared as well: that costs one batch per boundary.
 """
 
 from __future__ import annotations
@@ -95,17 +98,23 @@ def _wrong_epoch(epoch: Value, base_offset: Value, last_offset: Value, frame: Fr
 
 
 @inlined
-def _dated_outside(max_timestamp: Value, append_time: Value, frame: Frame) -> Value:
+def _dated_outside(
+    base_timestamp: Value, max_timestamp: Value, attributes: Value, frame: Frame
+) -> Value:
     """Whether no record of a batch can have a timestamp that is wanted.
 
     The header has the largest one, and with LogAppendTime the only one. The base timestamp is not
-    the smallest: it is the first record's. A batch without timestamps (−1) is not judged.
+    the smallest: it is the first record's. Some clients leave the largest one at −1, 0 or an old
+    value, so one below the base timestamp decides nothing. With bit 6 the base timestamp is a
+    delete horizon; the log cleaner has computed the largest timestamp of such a batch.
     """
     if max_timestamp == -1:
         return False
-    return max_timestamp < frame[c.FIRST_TIMESTAMP] or (
-        append_time != 0 and max_timestamp > frame[c.LAST_TIMESTAMP]
-    )
+    if attributes & 0x08:
+        return max_timestamp < frame[c.FIRST_TIMESTAMP] or max_timestamp > frame[c.LAST_TIMESTAMP]
+    if attributes & 0x40 == 0 and max_timestamp < base_timestamp:
+        return False
+    return max_timestamp < frame[c.FIRST_TIMESTAMP]
 
 
 @inlined
@@ -119,23 +128,80 @@ def _fail(
     return np.int64(code)
 
 
-@helper
-def _stops_here(at: Address, base_offset: Value, size: Value, left: Value, frame: Frame) -> Value:
-    """Whether an entry that would end the decoding can have the offset that it states.
+@inlined
+def _wrong_crc(at: Address, size: Value, frame: Frame) -> Value:
+    """Whether a whole batch's checksum is not that of its bytes; both are in the error slots."""
+    stored = np.int64(load_u32(at + np.uint64(17)))
+    computed = np.int64(crc32c(at + np.uint64(_CRC_START), np.uint64(size - _CRC_START)))
+    frame[c.ERROR_FOUND] = stored
+    frame[c.ERROR_EXPECTED] = computed
+    return stored != computed
 
-    Where offsets are missing before it, the entry behind it is asked: a bit wrong in the base
-    offset, which no checksum covers, would leave out rows.
+
+@helper
+def _check_skipped(source: Address, frame: Frame) -> Value:
+    """Compare the checksum of the batch skipped last, once; returns whether it is wrong."""
+    size = frame[c.SKIPPED_SIZE]
+    if size != 0:
+        frame[c.SKIPPED_SIZE] = 0
+        if _wrong_crc(source + np.uint64(frame[c.SKIPPED_POSITION]), size, frame):
+            frame[c.SKIPPED_IS_BROKEN] = 1
+            frame[c.SKIPPED_STORED_CRC] = frame[c.ERROR_FOUND]
+            frame[c.SKIPPED_COMPUTED_CRC] = frame[c.ERROR_EXPECTED]
+    return frame[c.SKIPPED_IS_BROKEN] != 0
+
+
+@helper
+def _follows_skipped(source: Address, base_offset: Value, frame: Frame) -> Value:
+    """CONTINUE, or ERROR_SKIPPED if a broken batch before this one may hold wanted offsets.
+
+    Offsets ascend, so a batch that begins at or below the first wanted offset proves that the
+    batches before it hold none.
     """
+    if base_offset > frame[c.START_OFFSET] and _check_skipped(source, frame):
+        frame[c.ERROR_POSITION] = frame[c.SKIPPED_POSITION]
+        frame[c.ERROR_OFFSET] = frame[c.SKIPPED_OFFSET]
+        frame[c.ERROR_FOUND] = frame[c.SKIPPED_STORED_CRC]
+        frame[c.ERROR_EXPECTED] = frame[c.SKIPPED_COMPUTED_CRC]
+        return np.int64(c.ERROR_SKIPPED)
+    frame[c.SKIPPED_SIZE] = 0
+    frame[c.SKIPPED_IS_BROKEN] = 0
+    return np.int64(c.CONTINUE)
+
+
+@helper
+def _stops_here(at: Address, position: Value, size: Value, left: Value, frame: Frame) -> Value:
+    """FINISHED if a batch of magic 2 at or beyond the stop offset ends the decoding.
+
+    Where wanted offsets are missing before it, its base offset may be wrong, which no checksum
+    covers. So its checksum and its last offset are checked, and the entry after it must follow it.
+    """
+    base_offset = load_i64(at)
     if base_offset < frame[c.NEXT_OFFSET] or base_offset >= frame[c.OFFSETS_STOP]:
-        return np.int64(c.ERROR_ORDER)
-    if base_offset == frame[c.NEXT_OFFSET] or size > frame[c.MAX_BATCH_BYTES]:
+        return _fail(frame, c.ERROR_ORDER, position, base_offset, base_offset, base_offset)
+    if frame[c.NEXT_OFFSET] >= frame[c.STOP_OFFSET]:
         return np.int64(c.FINISHED)
-    if left < size + 8:
-        frame[c.NEEDED] = size + 8
-        frame[c.STOPPING] = 1
+    if size > frame[c.MAX_BATCH_BYTES]:
+        return _fail(
+            frame, c.ERROR_TOO_LARGE, position, base_offset, size, frame[c.MAX_BATCH_BYTES]
+        )
+    if left < size:
+        frame[c.NEEDED] = size
         return np.int64(c.NEED_MORE)
-    if load_i64(at + np.uint64(size)) <= base_offset:
-        return np.int64(c.ERROR_ORDER)
+    if frame[c.CHECK_CRCS] and _wrong_crc(at, size, frame):
+        frame[c.ERROR_POSITION] = position
+        frame[c.ERROR_OFFSET] = base_offset
+        return np.int64(c.ERROR_CRC)
+    last_offset = base_offset + load_i32(at + np.uint64(23))
+    if last_offset < base_offset or last_offset >= frame[c.OFFSETS_STOP]:
+        return _fail(frame, c.ERROR_ORDER, position, base_offset, base_offset, last_offset)
+    if left < size + _PREFIX_SIZE:
+        frame[c.NEEDED] = size + _PREFIX_SIZE
+        frame[c.STOPPING] = 1
+        frame[c.STOPPING_NEXT] = last_offset + 1
+        return np.int64(c.NEED_MORE)
+    if load_i64(at + np.uint64(size)) <= last_offset:
+        return _fail(frame, c.ERROR_ORDER, position, base_offset, base_offset, last_offset)
     return np.int64(c.FINISHED)
 
 
@@ -149,12 +215,15 @@ def _next_batch(source: Address, window_size: Value, frame: Frame) -> Value:
     left = window_size - position
     if left < _PREFIX_SIZE:
         frame[c.NEEDED] = _PREFIX_SIZE if left > 0 else 0
+        _check_skipped(source, frame)  # the next window does not hold it
         return np.int64(c.NEED_MORE)
     at = source + np.uint64(position)
-    status = _frame_entry(at, position, left, frame)
+    status = _frame_entry(source, position, left, frame)
     if status != c.CONTINUE:
+        if status == c.NEED_MORE or status == c.LEGACY:
+            _check_skipped(source, frame)
         return status
-    status = _check_batch(at, position, frame)
+    status = _check_batch(source, position, frame)
     if status == c.CHECKED:
         if _is_selected(at, frame):
             _open_batch(at, position, frame)
@@ -163,8 +232,9 @@ def _next_batch(source: Address, window_size: Value, frame: Frame) -> Value:
 
 
 @inlined
-def _frame_entry(at: Address, position: Value, left: Value, frame: Frame) -> Value:
+def _frame_entry(source: Address, position: Value, left: Value, frame: Frame) -> Value:
     """By its first bytes: CONTINUE for a whole batch of magic 2, which has BATCH_SIZE bytes."""
+    at = source + np.uint64(position)
     base_offset = load_i64(at)
     length = load_i32(at + np.uint64(8))
     magic = np.int64(load_u8(at + np.uint64(16)))
@@ -181,14 +251,15 @@ def _frame_entry(at: Address, position: Value, left: Value, frame: Frame) -> Val
         return _fail(frame, c.ERROR_LENGTH, position, base_offset, length, least)
     size = length + _LENGTH_PREFIX
     if magic == 2 and base_offset >= frame[c.STOP_OFFSET]:
+        status = np.int64(c.FINISHED)
         if frame[c.ORDERED]:
-            status = _stops_here(at, base_offset, size, left, frame)
-            if status == c.ERROR_ORDER:
-                return _fail(frame, status, position, base_offset, base_offset, base_offset)
-            if status == c.NEED_MORE:
-                return status
-        frame[c.DONE] = 1
-        return np.int64(c.FINISHED)
+            status = _stops_here(at, position, size, left, frame)
+        if status == c.FINISHED:
+            status = _follows_skipped(source, base_offset, frame)
+            if status == c.CONTINUE:
+                frame[c.DONE] = 1
+                return np.int64(c.FINISHED)
+        return status
     if size > frame[c.MAX_BATCH_BYTES]:
         return _fail(
             frame, c.ERROR_TOO_LARGE, position, base_offset, size, frame[c.MAX_BATCH_BYTES]
@@ -202,8 +273,9 @@ def _frame_entry(at: Address, position: Value, left: Value, frame: Frame) -> Val
 
 
 @inlined
-def _check_batch(at: Address, position: Value, frame: Frame) -> Value:
+def _check_batch(source: Address, position: Value, frame: Frame) -> Value:
     """Step over a batch: CHECKED, or CONTINUE for one that ends before the offsets wanted."""
+    at = source + np.uint64(position)
     base_offset = load_i64(at)
     size = frame[c.BATCH_SIZE]
     last_delta = load_i32(at + np.uint64(23))
@@ -220,12 +292,22 @@ def _check_batch(at: Address, position: Value, frame: Frame) -> Value:
     frame[c.BYTES] += size
     if last_offset < frame[c.START_OFFSET]:
         frame[c.BATCHES_SKIPPED_OFFSET] += 1
+        # Records after its last offset may be wanted ones.
+        if count > last_delta + 1 and base_offset + count > frame[c.START_OFFSET]:
+            return _fail(frame, c.ERROR_RECORD_COUNT, position, base_offset, last_offset, count)
+        frame[c.SKIPPED_IS_BROKEN] = 0
+        if frame[c.CHECK_CRCS]:
+            frame[c.SKIPPED_SIZE] = size
+            frame[c.SKIPPED_POSITION] = position
+            frame[c.SKIPPED_OFFSET] = base_offset
         return np.int64(c.CONTINUE)
-    if frame[c.CHECK_CRCS]:
-        stored = np.int64(load_u32(at + np.uint64(17)))
-        computed = np.int64(crc32c(at + np.uint64(_CRC_START), np.uint64(size - _CRC_START)))
-        if stored != computed:
-            return _fail(frame, c.ERROR_CRC, position, base_offset, stored, computed)
+    status = _follows_skipped(source, base_offset, frame)
+    if status != c.CONTINUE:
+        return status
+    if frame[c.CHECK_CRCS] and _wrong_crc(at, size, frame):
+        frame[c.ERROR_POSITION] = position
+        frame[c.ERROR_OFFSET] = base_offset
+        return np.int64(c.ERROR_CRC)
     epoch = load_i32(at + np.uint64(12))
     if frame[c.LINEAGE_COUNT] > 0 and _wrong_epoch(epoch, base_offset, last_offset, frame):
         frame[c.ERROR_POSITION] = position
@@ -234,6 +316,8 @@ def _check_batch(at: Address, position: Value, frame: Frame) -> Value:
     codec = load_i16(at + np.uint64(21)) & 7
     if codec > 4:
         return _fail(frame, c.ERROR_CODEC, position, base_offset, codec, 4)
+    if count > last_delta + 1:
+        return _fail(frame, c.ERROR_RECORD_COUNT, position, base_offset, last_offset, count)
     return np.int64(c.CHECKED)
 
 
@@ -253,7 +337,8 @@ def _is_selected(at: Address, frame: Frame) -> Value:
         return False
     if load_i32(at + np.uint64(57)) == 0:
         return False
-    if _dated_outside(load_i64(at + np.uint64(35)), attributes & 8, frame):
+    base_timestamp = load_i64(at + np.uint64(27))
+    if _dated_outside(base_timestamp, load_i64(at + np.uint64(35)), attributes, frame):
         frame[c.BATCHES_SKIPPED_TIMESTAMP] += 1
         return False
     return True
@@ -266,6 +351,8 @@ def _open_batch(at: Address, position: Value, frame: Frame) -> None:
     frame[c.RECORDS_LEFT] = load_i32(at + np.uint64(57))
     frame[c.BASE_OFFSET] = load_i64(at)
     frame[c.BATCH_BASE_OFFSET] = frame[c.BASE_OFFSET]
+    frame[c.LAST_OFFSET] = frame[c.BASE_OFFSET] + load_i32(at + np.uint64(23))
+    frame[c.LEAST_OFFSET] = frame[c.BASE_OFFSET]
     frame[c.BASE_TIMESTAMP] = load_i64(at + np.uint64(27))
     frame[c.MAX_TIMESTAMP] = load_i64(at + np.uint64(35))
     frame[c.TIMESTAMP_TYPE] = (attributes >> 3) & 1

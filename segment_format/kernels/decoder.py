@@ -21,9 +21,9 @@ from segment_format.kernels.constant import constants_at
 from segment_format.kernels.decode_counters import DecodeCounters
 from segment_format.kernels.legacy_rows import open_legacy_record
 from segment_format.kernels.status_errors import error_for, order_message
-from segment_format.record.batch_header import HEADER_SIZE
+from segment_format.record.batch_header import HEADER_SIZE, MAGIC_2
 from segment_format.record.compression import DEFAULT_MAX_BATCH_BYTES, decompress
-from segment_format.record.framing import read_entry
+from segment_format.record.framing import ENTRY_PREFIX_SIZE, read_entry, read_prefix
 from segment_format.record.legacy import decode_legacy_entry
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from segment_format.index.leader_epoch_checkpoint import EpochEntry
     from segment_format.kernels.object_code import Kernel
     from segment_format.key_set import KeySet
+    from segment_format.record.decoded import DecodedBatch
+    from segment_format.record.framing import Entry
 
     Bytes = NDArray[np.uint8]
 
@@ -59,9 +61,11 @@ class RecordDecoder:
 
     The offset range is checked per record, and per batch before anything else; CRCs before control
     batches and aborted transactions are skipped. The first batch at or beyond `stop_offset` ends
-    the decoding (`done`). Timestamps only leave out whole batches, by what their headers promise:
-    every row of the timestamps wanted comes, and others may. Not thread-safe; the kernels release
-    the GIL.
+    the decoding (`done`). No checksum covers a batch's base offset, so where offsets are missing at
+    either end of the range, the CRC of the batch before and after the gap is compared, and its
+    neighbors must agree with it. Timestamps only leave out whole batches, by what their headers
+    promise: every row of the timestamps wanted comes, and others may. Not thread-safe; the kernels
+    release the GIL.
 
     Args:
         columns: Names of `RECORD_COLUMNS`, `LINEAGE_COLUMNS` and `constants`, in the order of the
@@ -170,6 +174,7 @@ class RecordDecoder:
         self._tail = bytearray()
         self._origin = position
         self._busy = False
+        self._skipped_error = SegmentFormatError("")  # of a legacy entry, see `_note_skipped`
 
     @property
     def done(self) -> bool:
@@ -183,8 +188,17 @@ class RecordDecoder:
 
     @property
     def next_offset(self) -> int:
-        """One past the last offset of the entries met, with `offset_bounds`; else 0."""
-        return self._slots[c.NEXT_OFFSET]
+        """One past the last offset of the entries met, with `offset_bounds`; else 0.
+
+        An entry that ends the decoding counts if `done` waits for the entry after it.
+        """
+        return self._slots[c.STOPPING_NEXT if self._slots[c.STOPPING] else c.NEXT_OFFSET]
+
+    @property
+    def open_bounds(self) -> tuple[int, int] | None:
+        """The `offset_bounds` of a decoder that continues with the next entry."""
+        slots = self._slots
+        return (slots[c.NEXT_OFFSET], slots[c.OFFSETS_STOP]) if slots[c.ORDERED] else None
 
     def feed(self, window: BytesLike) -> Iterator[pa.RecordBatch]:
         """Decode the next bytes of the log; the iterator must be used up before the next call.
@@ -254,6 +268,8 @@ class RecordDecoder:
     def _finish(self) -> Iterator[pa.RecordBatch]:
         if self._slots[c.ROWS]:
             yield self._batch(last=True)
+        if not self.done:
+            self._check_skipped()
         if self._tail and not self.done and not self._slots[c.STOPPING]:
             raise TruncatedBatchError(
                 f"the log ends inside an entry: {len(self._tail)} bytes of at least"
@@ -273,14 +289,17 @@ class RecordDecoder:
             if slots[c.DONE] or not self._at_legacy:
                 break
             yield from self._decode_legacy(window)
+            if slots[c.DONE] or slots[c.STOPPING]:
+                break
         self._origin += slots[c.POSITION]
+        slots[c.SKIPPED_POSITION] -= slots[c.POSITION]
         rest = window[slots[c.POSITION] :].tobytes()
         # Nothing may refer to the tail while it changes.
         self._tail = bytearray() if slots[c.DONE] else bytearray(rest)
 
     def _run(self, window: Bytes, payload: BytesLike) -> Iterator[pa.RecordBatch]:
         """Call the kernel until it needs more bytes, is finished, or stands at a legacy entry."""
-        kernel, frame, slots = self._kernel, self._frame, self._slots
+        kernel, frame = self._kernel, self._frame
         view = window.data
         self._at_legacy = False
         while True:
@@ -295,7 +314,7 @@ class RecordDecoder:
             elif status == c.GROW:
                 self._buffers.grow()
             elif status < 0:
-                raise error_for(status, slots, self._origin)
+                raise self._error_of(status)
             else:
                 self._at_legacy = status == c.LEGACY
                 return
@@ -321,37 +340,118 @@ class RecordDecoder:
         self._slots[c.SCRATCH_ROOM] = room
 
     def _decode_legacy(self, window: Bytes) -> Iterator[pa.RecordBatch]:
+        """Decode or skip the whole entry at the position, or wait for the entry after it."""
         slots = self._slots
         position = slots[c.POSITION]
         view = byte_view(window)
         entry = read_entry(view, position)
-        if slots[c.ORDERED]:
-            if not slots[c.NEXT_OFFSET] <= entry.offset < slots[c.OFFSETS_STOP]:
-                raise CorruptRecordError(
-                    order_message(entry.offset, entry.offset, slots),
-                    position=self._origin + position,
-                    offset=entry.offset,
-                )
-            slots[c.NEXT_OFFSET] = entry.offset + 1
+        slots[c.STOPPING] = 0
+        self._check_order(entry.offset, entry)
         if 0 <= entry.offset < slots[c.START_OFFSET]:
             slots[c.BATCHES_SKIPPED_OFFSET] += 1
+            self._note_skipped(view, entry)
         else:
-            try:
-                batch = decode_legacy_entry(
-                    view, entry, check_crcs=self._check_crcs, max_batch_bytes=self._max_batch_bytes
-                )
-            except SegmentFormatError as error:
-                where = position if error.position is None else error.position
-                raise error.at(self._origin + where, entry.offset) from error
+            batch = self._legacy_batch(view, entry)
+            self._check_order(batch.base_offset, entry)
+            if batch.base_offset > slots[c.START_OFFSET]:
+                self._check_skipped()
+            slots[c.SKIPPED_IS_BROKEN] = 0
             if batch.base_offset >= slots[c.STOP_OFFSET]:
-                slots[c.DONE] = 1
+                slots[c.DONE] = self._is_followed(view, entry)
                 return
             for record in batch.records:
                 # An empty window lets the kernel take the one record and stop.
                 yield from self._run(_NO_BYTES, open_legacy_record(self._frame, batch, record))
+        if slots[c.ORDERED]:
+            slots[c.NEXT_OFFSET] = entry.offset + 1
         slots[c.BATCHES] += 1
         slots[c.BYTES] += entry.size
         slots[c.POSITION] = entry.stop
+
+    def _legacy_batch(self, view: memoryview, entry: Entry) -> DecodedBatch:
+        try:
+            return decode_legacy_entry(
+                view, entry, check_crcs=self._check_crcs, max_batch_bytes=self._max_batch_bytes
+            )
+        except SegmentFormatError as error:
+            where = entry.position if error.position is None else error.position
+            raise error.at(self._origin + where, entry.offset) from error
+
+    def _check_order(self, first_offset: int, entry: Entry) -> None:
+        """Raises `CorruptRecordError` if a legacy entry cannot have these offsets here."""
+        slots = self._slots
+        if slots[c.ORDERED] and not (
+            slots[c.NEXT_OFFSET] <= first_offset <= entry.offset < slots[c.OFFSETS_STOP]
+        ):
+            raise CorruptRecordError(
+                order_message(first_offset, entry.offset, slots),
+                position=self._origin + entry.position,
+                offset=entry.offset,
+            )
+
+    def _is_followed(self, view: memoryview, stop: Entry) -> bool:
+        """Whether the entry after a legacy one that ends the decoding agrees with its offset.
+
+        False waits for more bytes. Only offsets missing before the entry make it doubtful.
+
+        Raises:
+            CorruptRecordError: The offsets of the two do not ascend.
+        """
+        slots = self._slots
+        if not slots[c.ORDERED] or slots[c.NEXT_OFFSET] >= slots[c.STOP_OFFSET]:
+            return True
+        slots[c.STOPPING_NEXT] = stop.offset + 1
+        needed = stop.size + ENTRY_PREFIX_SIZE
+        if stop.position + needed <= len(view):
+            entry = read_prefix(view, stop.stop, at=stop.stop)
+            if entry.magic == MAGIC_2:
+                first = entry.offset
+            elif entry.stop <= len(view):
+                first = self._legacy_batch(view, entry).base_offset
+            else:
+                needed = stop.size + entry.size
+        if stop.position + needed > len(view):
+            slots[c.STOPPING] = 1
+            slots[c.NEEDED] = needed
+            return False
+        if first <= stop.offset:
+            raise CorruptRecordError(
+                order_message(stop.offset, stop.offset, slots),
+                position=self._origin + stop.position,
+                offset=stop.offset,
+            )
+        return True
+
+    def _note_skipped(self, view: memoryview, entry: Entry) -> None:
+        """Checks a legacy entry that ends before the start offset.
+
+        Its first offset, which must ascend as well, is known once a wrapper is opened.
+        """
+        slots = self._slots
+        slots[c.SKIPPED_IS_BROKEN] = slots[c.SKIPPED_SIZE] = 0
+        if self._check_crcs:
+            try:
+                self._check_order(self._legacy_batch(view, entry).base_offset, entry)
+            except SegmentFormatError as error:
+                slots[c.SKIPPED_IS_BROKEN] = 1
+                slots[c.SKIPPED_STORED_CRC] = -1
+                self._skipped_error = error
+
+    def _check_skipped(self) -> None:
+        """Raises the error of the entry skipped last: it may have held wanted offsets."""
+        slots = self._slots
+        if slots[c.SKIPPED_IS_BROKEN]:
+            slots[c.ERROR_POSITION] = slots[c.SKIPPED_POSITION]
+            slots[c.ERROR_OFFSET] = slots[c.SKIPPED_OFFSET]
+            slots[c.ERROR_FOUND] = slots[c.SKIPPED_STORED_CRC]
+            slots[c.ERROR_EXPECTED] = slots[c.SKIPPED_COMPUTED_CRC]
+            raise self._error_of(c.ERROR_SKIPPED)
+
+    def _error_of(self, status: int) -> SegmentFormatError:
+        """The error for a negative status of the kernel."""
+        if status == c.ERROR_SKIPPED and self._slots[c.SKIPPED_STORED_CRC] < 0:
+            return self._skipped_error
+        return error_for(status, self._slots, self._origin)
 
     def _batch(self, *, last: bool = False) -> pa.RecordBatch:
         rows = self._slots[c.ROWS]

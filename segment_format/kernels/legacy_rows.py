@@ -25,6 +25,7 @@ def open_legacy_record(frame: NDArray[np.int64], entry: DecodedBatch, record: Re
     frame[c.RECORD_POSITION] = 0
     frame[c.BASE_OFFSET] = record.offset
     frame[c.BATCH_BASE_OFFSET] = entry.base_offset
+    frame[c.LAST_OFFSET] = frame[c.LEAST_OFFSET] = record.offset
     frame[c.BASE_TIMESTAMP] = record.timestamp
     frame[c.MAX_TIMESTAMP] = record.timestamp
     frame[c.TIMESTAMP_TYPE] = record.timestamp_type

@@ -127,6 +127,8 @@ def seek_key(source: Address, frame: Frame) -> Value:
     start_offset = frame[c.START_OFFSET]
     stop_offset = frame[c.STOP_OFFSET]
     base_offset = frame[c.BASE_OFFSET]
+    last_offset = frame[c.LAST_OFFSET]
+    least_offset = frame[c.LEAST_OFFSET]
     has_null = frame[c.SOUGHT_NULL] != 0
     lengths = np.uint64(frame[c.SOUGHT_LENGTHS])
     only_one = frame[c.SOUGHT_COUNT] == 1
@@ -170,6 +172,11 @@ def seek_key(source: Address, frame: Frame) -> Value:
             status = np.int64(c.ERROR_KEY)
             break
         offset = base_offset + offset_delta
+        if offset < least_offset or offset > last_offset:
+            frame[c.ERROR_FOUND] = offset
+            frame[c.ERROR_EXPECTED] = least_offset
+            status = np.int64(c.ERROR_RECORD_OFFSET)
+            break
         if offset < start_offset or offset >= stop_offset:
             outside += 1
         elif key_size < 0:
@@ -184,12 +191,14 @@ def seek_key(source: Address, frame: Frame) -> Value:
         if status == c.FOUND:
             frame[c.SOUGHT_STOP] = np.int64(stop - source)
             break
+        least_offset = offset + 1
         others += 1
         left -= 1
         at = stop
 
     frame[c.RECORDS_LEFT] = left
     frame[c.RECORD_POSITION] = np.int64(at - source)
+    frame[c.LEAST_OFFSET] = least_offset
     frame[c.RECORDS_SKIPPED_OFFSET] += outside
     frame[c.RECORDS_SKIPPED_KEY] += others - outside
     if status == c.CONTINUE and at != records_stop:

@@ -12,6 +12,7 @@ from segment_format.errors import (
     UnsupportedMagicError,
 )
 from segment_format.kernels import contract as c
+from segment_format.record.batch_header import record_count_message, record_offset_message
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,7 +66,7 @@ def error_for(status: int, frame: Sequence[int], origin: int) -> SegmentFormatEr
             f"impossible batch: base offset {offset}, last offset delta {found},"
             f" record count {expected}"
         )
-    elif status == c.ERROR_CRC:
+    elif status in (c.ERROR_CRC, c.ERROR_SKIPPED):
         error, message = CrcMismatchError, f"stored CRC {found:#010x}, computed {expected:#010x}"
     elif status == c.ERROR_CODEC:
         error, message = UnsupportedCompressionError, f"unknown codec number {found}"
@@ -73,6 +74,10 @@ def error_for(status: int, frame: Sequence[int], origin: int) -> SegmentFormatEr
         message = f"a batch of leader epoch {found}, where the lineage has epoch {expected}"
     elif status == c.ERROR_ORDER:
         message = order_message(found, expected, frame)
+    elif status == c.ERROR_RECORD_COUNT:
+        message = record_count_message(expected, found)
+    elif status == c.ERROR_RECORD_OFFSET:
+        message = record_offset_message(found, expected, frame[c.LAST_OFFSET])
     elif status == c.ERROR_BATCH_REST:
         message = f"{found} bytes left after the last record of a batch"
     else:  # pragma: no cover - a status without a text is a mistake in the kernels

@@ -45,32 +45,31 @@ def _step_offsets(
     stop_offset: Value,
     ahead: Value,
 ) -> Value:
-    """Offsets alone, as long as records are of the usual kind: `(at, row, left)` behind them.
+    """Offsets alone, as long as records are of the usual kind: `(at, row, left, least)` after them.
 
-    The record that it stops before is left to the loop that knows all kinds.
+    `least` is one past the last offset. The record that it stops before is left to the loop that
+    handles all kinds.
     """
+    least = start_offset
     if records_stop - at < _WORD:  # nothing, perhaps at address 0: no address lies 8 bytes before
-        return at, row, left
+        return at, row, left, least
     last_word = records_stop - _WORD
     last_left = left - min(left, max_rows - row)
-    span = np.uint64(max(stop_offset, start_offset) - start_offset)
-    shift = base_offset - start_offset
     while left > last_left and at <= last_word:
         prefetch(at + ahead)
         prefetch(at + ahead + np.uint64(64))
         size, body, _, offset_delta = read_start(at)
-        if (
-            body == _NOWHERE
-            or size < MIN_BODY
-            or size > np.int64(records_stop - body)
-            or np.uint64(shift + offset_delta) >= span
-        ):
+        if body == _NOWHERE or size < MIN_BODY or size > np.int64(records_stop - body):
             break
-        store_i64(offsets + np.uint64(8 * row), base_offset + offset_delta)
+        offset = base_offset + offset_delta
+        if offset < least or offset >= stop_offset:
+            break
+        store_i64(offsets + np.uint64(8 * row), offset)
+        least = offset + 1
         row += 1
         left -= 1
         at = body + np.uint64(size)
-    return at, row, left
+    return at, row, left, least
 
 
 @helper
@@ -79,9 +78,11 @@ def step_records(source: Address, frame: Frame) -> Value:
     wanted = frame[c.WANTED]
     want_offset = wanted & c.WANT_OFFSET != 0
     want_timestamp = wanted & c.WANT_TIMESTAMP != 0
-    start_offset = frame[c.START_OFFSET]
-    stop_offset = frame[c.STOP_OFFSET]
     base_offset = frame[c.BASE_OFFSET]
+    last_offset = frame[c.LAST_OFFSET]
+    least_offset = frame[c.LEAST_OFFSET]
+    start_offset = max(frame[c.START_OFFSET], least_offset)
+    stop_offset = min(frame[c.STOP_OFFSET], last_offset + 1)
     base_timestamp = frame[c.BASE_TIMESTAMP]
     max_timestamp = frame[c.MAX_TIMESTAMP]
     append_time = frame[c.TIMESTAMP_TYPE] == 1
@@ -99,10 +100,13 @@ def step_records(source: Address, frame: Frame) -> Value:
 
     while left > 0:
         if want_offset and not want_timestamp:
-            at, row, left = _step_offsets(
+            before = left
+            at, row, left, start_offset = _step_offsets(
                 at, records_stop, row, left, max_rows, offsets, base_offset, start_offset,
                 stop_offset, ahead,
             )  # fmt: skip
+            if left < before:
+                least_offset = start_offset
             if left == 0:
                 break
         # The next batch comes in while this one is decoded: its CRC would wait for memory.
@@ -125,6 +129,11 @@ def step_records(source: Address, frame: Frame) -> Value:
             status = np.int64(c.ERROR_RECORD)
             break
         offset = base_offset + offset_delta
+        if offset < least_offset or offset > last_offset:
+            frame[c.ERROR_FOUND] = offset
+            frame[c.ERROR_EXPECTED] = least_offset
+            status = np.int64(c.ERROR_RECORD_OFFSET)
+            break
         if offset < start_offset or offset >= stop_offset:
             skipped += 1
         else:
@@ -137,11 +146,14 @@ def step_records(source: Address, frame: Frame) -> Value:
             if want_offset:
                 store_i64(offsets + np.uint64(8 * row), offset)
             row += 1
+        least_offset = offset + 1
+        start_offset = max(start_offset, least_offset)
         left -= 1
         at = stop
 
     frame[c.RECORDS_LEFT] = left
     frame[c.RECORD_POSITION] = np.int64(at - source)
+    frame[c.LEAST_OFFSET] = least_offset
     frame[c.ROWS] = row
     frame[c.RECORDS] += row - first_row
     frame[c.RECORDS_SKIPPED_OFFSET] += skipped

@@ -98,6 +98,23 @@ def increment_sequence(sequence: int, increment: int) -> int:
     return (sequence + increment) & MAX_I32
 
 
+def record_count_message(count: int, last_offset: int) -> str:
+    """Explains why a batch with more records than offsets is refused."""
+    return (
+        f"{count} records in a batch that ends at offset {last_offset}: its lastOffsetDelta is too"
+        " small, so the next batch has some of the same offsets; read the offsets below and above"
+        " this batch by separate scans"
+    )
+
+
+def record_offset_message(offset: int, least: int, last_offset: int) -> str:
+    """Explains why a record outside its batch's offsets, or out of order, is refused."""
+    return (
+        f"a record of offset {offset} where the batch has [{least}, {last_offset}] left: the offset"
+        " would be read twice; read the offsets below and above this batch by separate scans"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class RecordBatchHeader:
     """The thirteen header fields of a magic-2 batch as they are stored, and what follows from them.
@@ -188,6 +205,16 @@ class RecordBatchHeader:
         """Last offset of the original batch, inclusive; its record may be gone."""
         return self.base_offset + self.last_offset_delta
 
+    def require_record_count(self, position: int) -> None:
+        """Raises `CorruptRecordError` if the batch states more records than offsets.
+
+        Kafka's leaders refuse such a batch. Its offsets overlap those of the next batch, so which
+        record has an offset would depend on where a read begins.
+        """
+        if self.record_count > self.last_offset_delta + 1:
+            text = record_count_message(self.record_count, self.last_offset)
+            raise CorruptRecordError(text, position=position, offset=self.base_offset)
+
     @property
     def next_offset(self) -> int:
         """The offset after the batch."""
@@ -217,6 +244,19 @@ class RecordBatchHeader:
         if self.attributes & TIMESTAMP_TYPE_BIT:
             return self.max_timestamp
         return wrap_i64(self.base_timestamp + timestamp_delta)
+
+    def is_dated_before(self, timestamp_ms: int) -> bool:
+        """Whether `max_timestamp` proves that all records are dated before a timestamp.
+
+        Some clients leave it at −1, 0 or an old value, so one below the base timestamp proves
+        nothing. With a delete horizon the log cleaner has computed it, and with LogAppendTime it is
+        every record's timestamp.
+        """
+        is_set = bool(self.attributes & (TIMESTAMP_TYPE_BIT | DELETE_HORIZON_BIT))
+        is_plausible = self.max_timestamp >= 0 and (
+            is_set or self.max_timestamp >= self.base_timestamp
+        )
+        return is_plausible and self.max_timestamp < timestamp_ms
 
     @property
     def is_transactional(self) -> bool:

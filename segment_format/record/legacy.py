@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from segment_format._cursor import Cursor, byte_view, wrap_i64
@@ -157,11 +158,21 @@ def _unwrap(wrapper: _Message, *, check_crcs: bool, max_batch_bytes: int) -> tup
     ]
     if not messages:
         raise CorruptRecordError("a compressed message without messages in it")
+    for before, message in pairwise(messages):
+        if message.offset <= before.offset:
+            raise CorruptRecordError(
+                f"inner offset {message.offset} follows {before.offset} in a compressed message"
+            )
     if any(message.compression_type is not CompressionType.NONE for message in messages):
         raise CorruptRecordError("a compressed message inside a compressed message")
     base = 0
+    last = messages[-1].offset
+    if wrapper.magic == 0 and last != wrapper.offset:
+        # No checksum covers the wrapper's offset, and bounded reads skip by it.
+        raise CorruptRecordError(
+            f"the last inner offset is {last}, where the wrapper says {wrapper.offset}"
+        )
     if wrapper.magic == 1:
-        last = messages[-1].offset
         # Some librdkafka versions produced wrappers with offset 0; their inner offsets stand alone.
         if last <= wrapper.offset:
             base = wrapper.offset - last

@@ -24,6 +24,10 @@ Refused, as Kafka's consumer refuses it: a record whose body is not consumed exa
 above the bytes left, fewer or more records than the batch states. A count of 0 means an empty
 batch, whatever the payload.
 
+Also refused: offsets of records that do not ascend, or that lie above the batch's last offset.
+Kafka's consumer returns the first record of each offset that it meets, so its rows would depend on
+where a read begins.
+
 Source: `DefaultRecordBatch`, `DefaultRecord` in Kafka.
 """
 
@@ -40,6 +44,7 @@ from segment_format.record.batch_header import (
     RecordBatchHeader,
     compression_type,
     increment_sequence,
+    record_offset_message,
 )
 from segment_format.record.checksum import crc32c
 from segment_format.record.compression import DEFAULT_MAX_BATCH_BYTES, decompress
@@ -122,6 +127,7 @@ def _decode_batch(
     if check_crcs:
         require_crc(view, entry, header)
     codec = compression_type(header.attributes, position=entry.position)
+    header.require_record_count(entry.position)
     records: tuple[Record, ...] = ()
     if header.record_count:
         payload = view[entry.position + HEADER_SIZE : entry.stop]
@@ -161,8 +167,15 @@ def _decode_records(
     batch (`position`).
     """
     cursor = Cursor(content, origin=origin or 0)
+    records: list[Record] = []
+    least = header.base_offset
     try:
-        records = tuple(_decode_record(cursor, header) for _ in range(header.record_count))
+        for _ in range(header.record_count):
+            start = cursor.position
+            record = _decode_record(cursor, header)
+            require_offset(record.offset, least, header, cursor.origin + start)
+            least = record.offset + 1
+            records.append(record)
         if cursor.remaining:
             raise cursor.fail(
                 f"{cursor.remaining} bytes left after the {header.record_count} records"
@@ -170,7 +183,24 @@ def _decode_records(
     except CorruptRecordError as error:
         where = position if origin is None else error.position
         raise error.at(where, header.base_offset) from error
-    return records
+    return tuple(records)
+
+
+def require_offset(offset: int, least: int, header: RecordBatchHeader, position: int) -> None:
+    """Checks that a record's offset ascends and is not above its batch's last offset.
+
+    Args:
+        offset: Of the record.
+        least: One past the offset of the record before it, or the batch's base offset.
+        header: Of the batch.
+        position: First byte of the record.
+
+    Raises:
+        CorruptRecordError: It does not.
+    """
+    if not least <= offset <= header.last_offset:
+        text = record_offset_message(offset, least, header.last_offset)
+        raise CorruptRecordError(text, position=position)
 
 
 def _decode_record(cursor: Cursor, header: RecordBatchHeader) -> Record:

@@ -176,7 +176,7 @@ def _next_offset(store: ObjectStore, base_offset: int, info: ObjectInfo) -> int:
         return 1 + last_offset(
             lambda start, stop: store.get_range(info.key, start, stop, version=info.version),
             info.size,
-            0,
+            base_offset=base_offset,
         )
     except SegmentFormatError as error:
         raise CorruptSegmentError(

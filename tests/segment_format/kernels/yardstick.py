@@ -64,10 +64,12 @@ def _rows(
     data: bytes, start: int, stop: int, aborted: AbortedIntervals, check_crcs: bool, limit: int
 ) -> Iterator[Row]:
     position = 0
+    skipped: bytes | None = None  # the entry before this one, if it ends before `start`
     while position < len(data):
         length = int.from_bytes(data[position + 8 : position + 12], "big", signed=True)
         beyond = int.from_bytes(data[position : position + 8], "big", signed=True) >= stop
         if len(data) - position >= 17 and data[position + 16] == 2 and length >= 49 and beyond:
+            _check_skipped(skipped, limit)
             return
         if len(data) - position >= 17 and data[position + 16] < 3 and length > limit - 12:
             raise CorruptRecordError("too large")
@@ -75,25 +77,47 @@ def _rows(
         stored = data[entry.position : entry.stop]
         position = entry.stop
         if entry.magic < 2 and 0 <= entry.offset < start:
+            skipped = stored if check_crcs else None
             continue
         if entry.magic == 2:
             header = RecordBatchHeader.from_bytes(stored)
             if header.last_offset < start:
+                if header.base_offset + header.record_count > start:
+                    header.require_record_count(0)
+                skipped = stored if check_crcs else None
                 continue
+            if header.base_offset > start:
+                _check_skipped(skipped, limit)
+            skipped = None
             if check_crcs and crc32c(stored[21:]) != header.crc:
                 raise CrcMismatchError("crc")
             assert header.compression_type in CompressionType
+            header.require_record_count(0)
             if header.is_control_batch or (
                 header.is_transactional
                 and aborted.is_aborted(header.producer_id, header.base_offset)
             ):
                 continue
         (batch,) = iter_batches(stored, check_crcs=check_crcs, max_batch_bytes=limit)
+        if batch.base_offset > start:
+            _check_skipped(skipped, limit)
+        skipped = None
         if batch.base_offset >= stop:
             return
         for record in batch.records:
             if start <= record.offset < stop:
                 yield _row(batch, record)
+    _check_skipped(skipped, limit)
+
+
+def _check_skipped(entry: bytes | None, limit: int) -> None:
+    """Raises for a skipped entry whose checksum, or wrapper, is wrong."""
+    if entry is None:
+        return
+    if entry[16] < 2:
+        list(iter_batches(entry, max_batch_bytes=limit))
+    elif int.from_bytes(entry[17:21], "big") != crc32c(entry[21:]):
+        raise CrcMismatchError("crc")
 
 
 def _row(batch: DecodedBatch, record: Record) -> Row:

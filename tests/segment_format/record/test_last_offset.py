@@ -52,7 +52,7 @@ def test_an_empty_log_is_an_error() -> None:
 
 
 def test_offsets_that_do_not_ascend_are_an_error() -> None:
-    with pytest.raises(CorruptRecordError, match="offset 1 follows offset 1"):
+    with pytest.raises(CorruptRecordError, match="offset 0 follows offset 1"):
         tail_of(batch(0) + batch(0))
 
 

@@ -30,13 +30,14 @@ def expected(data: bytes, dated_from_ms: int) -> list[tuple[int, int]]:
     return [
         (record.offset, record.timestamp)
         for batch in iter_batches(data)
-        if batch.max_timestamp >= dated_from_ms
+        if batch.magic < 2 or not -1 < batch.max_timestamp < dated_from_ms
         for record in batch.records
     ]
 
 
 def found(data: bytes, dated_from_ms: int) -> list[tuple[int, int]]:
-    return list(iter_record_times(data, dated_from_ms=dated_from_ms))
+    entries = iter_record_times(data, dated_from_ms=dated_from_ms)
+    return [pair for entry in entries for pair in entry.times]
 
 
 @settings(max_examples=80, deadline=None)

@@ -33,9 +33,17 @@ def with_crc(batch: bytes) -> bytes:
     return body[:17] + struct.pack(">I", google_crc32c.value(body[21:])) + body[21:]
 
 
-def batch_with_payload(payload: bytes, *, codec: int, count: int) -> bytes:
-    """The header of the record set `v2-none-createtime` in front of another payload."""
+def batch_with_payload(
+    payload: bytes, *, codec: int, count: int, last_offset_delta: int | None = None
+) -> bytes:
+    """The header of the record set `v2-none-createtime` in front of another payload.
+
+    The last offset delta is as given, or the least that allows `count` records.
+    """
     header = bytearray(record_set("v2-none-createtime")[:61])
     struct.pack_into(">h", header, 21, codec)
+    (stored,) = struct.unpack_from(">i", header, 23)
+    delta = max(stored, count - 1) if last_offset_delta is None else last_offset_delta
+    struct.pack_into(">i", header, 23, delta)
     struct.pack_into(">i", header, 57, count)
     return with_crc(bytes(header) + payload)
