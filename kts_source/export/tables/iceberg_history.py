@@ -46,9 +46,10 @@ def rollback_of(table: Table, last_commit: str | None) -> str | None:
             return None
         lost = next((one for one in undone if _summary(one, "kts.commit") == commit_id), None)
         # Otherwise the snapshot expired. The current one is newer, unless it was rolled back to.
-        is_older = current is None or current.timestamp_ms < int(committed_ms) - _CLOCK_SKEW_MS
-        if lost is None and (is_older or (ancestors and ancestors[-1].parent_snapshot_id is None)):
-            return "the snapshot of the last export commit is not part of the table's history"
+        if lost is None and (
+            current is None or current.timestamp_ms < int(committed_ms) - _CLOCK_SKEW_MS
+        ):
+            return "the current snapshot is older than the last commit of the export"
     if lost is None:
         return None
     state = "has no snapshot" if current is None else f"was rolled back to {current.snapshot_id}"

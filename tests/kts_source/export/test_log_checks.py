@@ -351,7 +351,7 @@ def test_follow_ends_with_the_error(tmp_path: Path) -> None:
     tier = Elections(tmp_path / "tier")
     tier.upload((4, "a", 0, 10), (4, "dead", 10, 15))
     target = str(tmp_path / "table")
-    backfill(source=tier.options, target=target, progress=False)
+    backfill(None, source=tier.options, target=target, progress=False)
     tier.upload((4, "a", 0, 10), (5, "live", 10, 20), only=1)
     with pytest.raises(DataLossError, match="unclean election"):
-        backfill(source=tier.options, target=target, follow=True, progress=False)
+        backfill(None, source=tier.options, target=target, follow=True, progress=False)
