@@ -12,6 +12,7 @@ from pyiceberg.catalog import load_catalog
 
 from kts_source import backfill
 from kts_source.errors import DataLossError, ExportError, OffsetOutOfRangeError
+from kts_source.export.end_offsets import end_offsets
 from kts_source.export.ranges import PartitionKey
 from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
 from tests.kts_source.export.exporting import FORMATS, Lake
@@ -347,7 +348,7 @@ def test_table_without_topic_ids_refuses_a_recreated_topic(tmp_path: Path) -> No
         lake.export(options)
 
 
-def test_follow_ends_with_the_error(tmp_path: Path) -> None:
+def test_follow_and_end_offsets_check_the_log(tmp_path: Path) -> None:
     tier = Elections(tmp_path / "tier")
     tier.upload((4, "a", 0, 10), (4, "dead", 10, 15))
     target = str(tmp_path / "table")
@@ -355,3 +356,5 @@ def test_follow_ends_with_the_error(tmp_path: Path) -> None:
     tier.upload((4, "a", 0, 10), (5, "live", 10, 20), only=1)
     with pytest.raises(DataLossError, match="unclean election"):
         backfill(None, source=tier.options, target=target, follow=True, progress=False)
+    with pytest.raises(DataLossError, match="unclean election"):
+        end_offsets(source=tier.options, target=target)
