@@ -62,8 +62,9 @@ PARTS: Final = {
     "exports": (
         "Histories of exports",
         "The same lives with exports into Parquet folders, Delta and Iceberg tables, which die,"
-        " race, resume, replay plans and lose objects; the table holds what was committed, each row"
-        " once.",
+        " race, resume, replay plans, lose objects and answers, are cleaned up and rolled back; the"
+        " table holds what was committed, each row once, and an election, a shorter log or a"
+        " rollback is refused.",
     ),
     "flips": (
         "Flipped bits in headers",

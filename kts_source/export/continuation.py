@@ -10,14 +10,23 @@ import logging
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from kts_source.errors import ExportError, RangeGapError, RangeOverlapError
-from kts_source.export.ranges import held_range
+from kts_source.errors import (
+    DataLossError,
+    ExportError,
+    OffsetOutOfRangeError,
+    RangeGapError,
+    RangeOverlapError,
+)
+from kts_source.export.ranges import held_range, topic_identity
 from kts_source.export.report import Skipped
-from kts_source.options.requested_bounds import OffsetsBound
+from kts_source.options.requested_bounds import EARLIEST_OFFSET, OffsetsBound
 from kts_source.planning.bounds import Place, requested_bounds
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kts_source.export.ranges import CommittedRanges, OffsetRange
+    from kts_source.export.tables.export_table import TableState
     from kts_source.options import ScanOptions
     from kts_source.planning.bounds import BoundsOf, TimestampLookup
     from kts_source.planning.lineage import PartitionLog
@@ -117,6 +126,124 @@ class Continuation:
         if left_out not in self.skipped:
             log.warning("%s: offsets [%d, %d) are left out: %s", place, start, stop, reason)
             self.skipped.append(left_out)
+
+
+def check_rollback(options: ScanOptions, state: TableState) -> None:
+    """Checks that the table still has the rows of the offsets it records.
+
+    Raises:
+        DataLossError: An earlier state of the table was restored, and loss is not allowed.
+    """
+    text = state.rollback() if state.fingerprint else None
+    if text is None:
+        return
+    text = (
+        f"the table records offsets whose rows it no longer has: {text}. Restore the newest state"
+        " that the export committed, or export into another table"
+    )
+    if options.fail_on_data_loss:
+        raise DataLossError(f"{text}; failOnDataLoss=false continues without these rows")
+    log.warning("%s; continuing without these rows", text)
+
+
+def check_logs(
+    options: ScanOptions, partitions: Sequence[PartitionPlan], state: TableState
+) -> None:
+    """Checks that the logs that were planned are those that the table has records of.
+
+    Args:
+        options: What was asked for.
+        partitions: As planned.
+        state: What the table holds.
+
+    Raises:
+        DataLossError: A log ends below the table, another leader wrote the offsets that the table
+            has, a topic was created again, or a new partition has lost its first records.
+    """
+    if not state.fingerprint:
+        return
+    topics: dict[tuple[str, str], bool] = {}
+    unknown = []
+    for part in partitions:
+        held = held_range(state.committed, part.topic, part.topic_id, part.partition)
+        topic = part.topic, part.topic_id
+        topics[topic] = topics.get(topic, False) or held is not None
+        if held is None:
+            unknown.append(part)
+        else:
+            _check_log(options, part, held)
+    for part in unknown:
+        if topics[part.topic, part.topic_id]:
+            _check_new(options, part)
+    for (name, topic_id), is_held in topics.items():
+        is_chosen = name in options.topic_ids or "" in options.topic_ids
+        if is_held or is_chosen:
+            continue
+        before = state.previous_id(name, topic_identity(name, topic_id))
+        if before is not None:
+            _check_recreated(options, name, before, topic_id)
+
+
+def epoch_before(part: PartitionPlan, stop: int, options: ScanOptions) -> int | None:
+    """Returns the leader epoch that owns offset `stop - 1`; `None` if that is unknown."""
+    # A plan file with brokers has the epochs of the tier's segments only.
+    if options.plan_file is not None and part.brokers is not None:
+        return None
+    epochs = [entry.epoch for entry in part.surviving.lineage if entry.start_offset < stop]
+    return epochs[-1] if epochs else None
+
+
+def _check_log(options: ScanOptions, part: PartitionPlan, held: OffsetRange) -> None:
+    place = Place(part.topic, part.partition, fail_on_data_loss=options.fail_on_data_loss)
+    stop = part.surviving.stop
+    if held.stop > stop:
+        if options.plan_file is None:  # an old plan ends earlier and has nothing new
+            place.raise_or_warn(
+                f"the log ends at offset {stop}, and the table holds [{held.start}, {held.stop}):"
+                " records of the table were lost in an unclean election or with their segments, or"
+                " were read from brokers or disks that the options no longer name. Export into"
+                " another table; failOnDataLoss=false keeps the table's rows and continues at"
+                f" offset {held.stop}"
+            )
+        return
+    owner = epoch_before(part, held.stop, options)
+    if None not in (owner, held.epoch) and owner != held.epoch:
+        place.raise_or_warn(
+            f"the table holds [{held.start}, {held.stop}), and leader epoch {held.epoch} wrote the"
+            f" last of these records; in the log it is of epoch {owner} now: an unclean election"
+            " replaced records that the table has. Export into another table;"
+            f" failOnDataLoss=false keeps the table's rows and continues at offset {held.stop}"
+        )
+
+
+def _check_new(options: ScanOptions, part: PartitionPlan) -> None:
+    place = Place(part.topic, part.partition, fail_on_data_loss=options.fail_on_data_loss)
+    first = part.surviving.log_start
+    starting = options.starting
+    named = starting.offsets if isinstance(starting, OffsetsBound) else {}
+    is_named = named.get(part.topic, {}).get(part.partition, EARLIEST_OFFSET) != EARLIEST_OFFSET
+    if first == 0 or part.start != first or is_named:
+        return
+    place.raise_or_warn(
+        f"the partition is new to the table and begins at offset {first}: offsets [0, {first}) may"
+        " have been deleted before they were exported. Name the offset in startingOffsets, or set"
+        f" failOnDataLoss=false, to export it from offset {first}",
+        OffsetOutOfRangeError,
+    )
+
+
+def _check_recreated(options: ScanOptions, topic: str, before: str, now: str) -> None:
+    text = (
+        f"topic {topic} was created again: the table has records of {before}, and the topic has id"
+        f" {now} now. Records of the earlier topic that were not exported are not read any more"
+    )
+    if options.fail_on_data_loss:
+        raise DataLossError(
+            f"{text}. Export into another table; option topicId with the new id, or"
+            " failOnDataLoss=false, adds its records to this table",
+            topic=topic,
+        )
+    log.warning("%s", text)
 
 
 def left_out_by_bounds(

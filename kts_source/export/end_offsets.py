@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Unpack
 
 from kts_source.errors import ExportError
-from kts_source.export.continuation import Continuation
+from kts_source.export.continuation import Continuation, check_logs, check_rollback
 from kts_source.export.ranges import held_range
 from kts_source.export.settings import ExportArguments, export_settings
 from kts_source.export.tables.open_table import open_table
@@ -48,20 +48,32 @@ def end_offsets(
 
     Raises:
         ExportError: The table holds nothing of a topic, by the id that it has now.
+        DataLossError: The log or the table is not the one of the last export run, and the source's
+            `failOnDataLoss` does not allow it; see `backfill`.
         TieredKafkaError: The source or the table cannot be looked at.
     """
     settings = export_settings(target, source=source, **arguments)
+    asked = parse_options(source)
     options = replace(
-        parse_options(source),
+        asked,
         starting=EarliestBound(),
         ending=LatestBound(),
         fail_on_data_loss=False,
         plan_file=None,
     )
     with closing(open_table(settings)) as table:
-        committed = table.load().committed
+        state = table.load()
+        committed = state.committed
+        check_rollback(asked, state)
         # Behind the table: what it holds is not looked at, and may have gone.
         plan = plan_scan(options, progress=Continuation(options, committed, resume=True))
+        held_parts = [
+            part
+            for part in plan.partitions
+            if held_range(committed, part.topic, part.topic_id, part.partition) is not None
+        ]
+        strict = replace(options, fail_on_data_loss=asked.fail_on_data_loss)
+        check_logs(strict, held_parts, state)
         numbers: dict[tuple[str, str], set[int]] = {}
         for part in plan.partitions:
             numbers.setdefault((part.topic, part.topic_id), set()).add(part.partition)

@@ -10,7 +10,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kts_source.errors import ExportError, RangeGapError, RangeOverlapError
-from kts_source.export.continuation import Continuation, left_out_by_bounds
+from kts_source.export.continuation import (
+    Continuation,
+    check_logs,
+    check_rollback,
+    epoch_before,
+    left_out_by_bounds,
+)
 from kts_source.export.ranges import (
     PartitionKey,
     RangeAdvance,
@@ -20,12 +26,14 @@ from kts_source.export.ranges import (
 )
 from kts_source.export.report import Skipped
 from kts_source.export.task import ExportTask
+from kts_source.options.requested_bounds import EarliestBound
 from kts_source.planning.planner import plan_scan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from kts_source.export.ranges import CommittedRanges, OffsetRange
+    from kts_source.export.tables.export_table import TableState
     from kts_source.options import ScanOptions
     from kts_source.planning.scan_plan import PartitionPlan, ScanPlan
     from kts_source.read.task import ScanTask
@@ -55,13 +63,13 @@ class ExportPlan:
 
 
 def plan_export(
-    options: ScanOptions, committed: CommittedRanges, *, resume: bool, commit_bytes: int
+    options: ScanOptions, state: TableState, *, resume: bool, commit_bytes: int
 ) -> ExportPlan:
     """Plans an export behind what is committed.
 
     Args:
         options: What was asked for.
-        committed: What the table holds.
+        state: What the table holds.
         resume: Whether to continue behind it; otherwise whatever of it is asked for again is an
             error.
         commit_bytes: Original bytes of a wave, at least.
@@ -69,11 +77,14 @@ def plan_export(
     Raises:
         RangeGapError: Offsets between what is committed and what was asked for would be missing.
         RangeOverlapError: Offsets asked for are committed already, or lie below them.
+        DataLossError: See `check_rollback` and `check_logs`.
         TieredKafkaError: See `plan_scan`.
     """
-    behind = Continuation(options, committed, resume)
+    check_rollback(options, state)
+    behind = Continuation(options, state.committed, resume)
     plan = plan_scan(options, progress=behind)
-    return _in_waves(plan, options, committed, commit_bytes, behind.skipped)
+    check_logs(options, plan.partitions, state)
+    return _in_waves(plan, options, state.committed, commit_bytes, behind.skipped)
 
 
 def plan_rebuild(options: ScanOptions, committed: CommittedRanges) -> ExportPlan:
@@ -86,7 +97,7 @@ def plan_rebuild(options: ScanOptions, committed: CommittedRanges) -> ExportPlan
     scan = plan_scan(options)
     for part in scan.partitions:
         held = _held(committed, part)
-        if held is None:
+        if held is None or held.start == held.stop:
             continue
         place = f"{part.topic}-{part.partition}"
         where = f"the table was built from [{held.start}, {held.stop})"
@@ -145,7 +156,8 @@ def _in_waves(
     for part, known in zip(scan.partitions, held, strict=True):
         left_out.extend(_left_out(part, options, known))
     left_out.sort(key=lambda gap: (gap.topic, gap.partition, gap.start))
-    return ExportPlan(scan, tuple(_waves(scan, held, commit_bytes)), tuple(left_out))
+    waves = _waves(scan, held, commit_bytes, options)
+    return ExportPlan(scan, tuple(waves), tuple(left_out))
 
 
 def _left_out(
@@ -163,7 +175,12 @@ def _left_out(
         yield Skipped(part.topic, part.partition, part.stop, part.wanted_stop, part.end_reason)
 
 
-def _waves(scan: ScanPlan, held: Sequence[OffsetRange | None], commit_bytes: int) -> Iterator[Wave]:
+def _waves(
+    scan: ScanPlan,
+    held: Sequence[OffsetRange | None],
+    commit_bytes: int,
+    options: ScanOptions,
+) -> Iterator[Wave]:
     partitions = {(part.topic, part.partition): part for part in scan.partitions}
     ahead: dict[tuple[str, int], RangeAdvance] = {}
     for (place, part), known in zip(partitions.items(), held, strict=True):
@@ -189,8 +206,10 @@ def _waves(scan: ScanPlan, held: Sequence[OffsetRange | None], commit_bytes: int
         }
         advances = []
         for place, stop in stops.items():
-            if stop > ahead[place].start:
-                advances.append(replace(ahead[place], stop=stop))
+            part = partitions[place]
+            if stop > ahead[place].start or _is_new_and_empty(part, options, ahead[place]):
+                epoch = epoch_before(part, stop, options)
+                advances.append(replace(ahead[place], stop=stop, epoch=epoch))
                 ahead[place] = replace(ahead[place], expected=stop, start=stop, stop=stop)
         exports = []
         for number, task in enumerate(tasks, first):
@@ -211,6 +230,15 @@ def _waves(scan: ScanPlan, held: Sequence[OffsetRange | None], commit_bytes: int
         last = wave(group, done)
         if last.tasks or last.advances:
             yield last
+
+
+def _is_new_and_empty(part: PartitionPlan, options: ScanOptions, ahead: RangeAdvance) -> bool:
+    """Returns whether a partition of which the table has nothing lost all its records before this
+    run. It is committed without rows: the next run then knows where its records begin.
+    """
+    tier = part.surviving
+    is_first = ahead.expected is None and isinstance(options.starting, EarliestBound)
+    return is_first and tier.stop > 0 and part.start == part.stop == tier.log_start == tier.stop
 
 
 def _ends_a_segment(tasks: Sequence[ScanTask], number: int) -> bool:

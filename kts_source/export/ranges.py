@@ -46,10 +46,15 @@ def partition_key(topic: str, topic_id: str, partition: int) -> PartitionKey:
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
-    """Offsets [start, stop) of a partition that a table holds."""
+    """Offsets [start, stop) of a partition that a table holds.
+
+    Attributes:
+        epoch: Leader epoch that owned offset `stop - 1` when it was committed; `None` if unknown.
+    """
 
     start: int
     stop: int
+    epoch: int | None = None
 
 
 class CommittedRanges(Protocol):
@@ -92,6 +97,7 @@ class RangeAdvance:
         expected: The committed stop this was planned against; `None` = nothing committed.
         start: First offset added. Above `expected` only where a hole was allowed.
         stop: One past the last offset added.
+        epoch: Leader epoch that owns offset `stop - 1`; `None` if unknown.
     """
 
     topic: str
@@ -99,6 +105,7 @@ class RangeAdvance:
     expected: int | None
     start: int
     stop: int
+    epoch: int | None = None
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.key.partition} [{self.start}, {self.stop})"
@@ -109,7 +116,7 @@ def joined(first: Iterable[RangeAdvance], second: Iterable[RangeAdvance]) -> lis
     moved: dict[PartitionKey, RangeAdvance] = {}
     for advance in (*first, *second):
         before = moved.get(advance.key, advance)
-        moved[advance.key] = replace(before, stop=advance.stop)
+        moved[advance.key] = replace(before, stop=advance.stop, epoch=advance.epoch)
     return list(moved.values())
 
 
@@ -143,5 +150,6 @@ def advanced(
                 partition=advance.key.partition,
                 offset=advance.start,
             )
-        result[advance.key] = OffsetRange(advance.start if now is None else now.start, advance.stop)
+        start = advance.start if now is None else now.start
+        result[advance.key] = OffsetRange(start, advance.stop, advance.epoch)
     return result

@@ -124,8 +124,8 @@ def clean(
     """Lists what attempts that died left in a target and among its dead letters, and removes it
     where asked to.
 
-    A run under way keeps its first files until they are committed, however old they get: what a run
-    left is removed once its newest file is old enough.
+    A running export keeps all its files, whatever `older_than_hours` is: it is marked in the target
+    while it runs. What a dead run left is removed once its newest file is old enough.
 
     Args:
         settings: The target.
@@ -145,6 +145,8 @@ def clean(
             for entry in (*files, *letters)
             if (entry.last_modified_ms or 0) >= before_ms
         }
+        # After the listing: a run without a mark by now has committed its files, or left them.
+        active |= opened.running()
         files = [entry for entry in files if _run_of(entry.key) not in active]
         letters = [entry for entry in letters if _run_of(entry.key) not in active]
         if remove:
@@ -204,17 +206,8 @@ class _Run:
         self.progress.begin(len(plan.scan.tasks), plan.scan.nominal_bytes)
         try:
             if plan.waves:
-                settings = self.settings
-                place = self.table.place(self.run_id)
-                job = ExportJob.of(self.options, settings, place, self.run_id, columns)
-                if settings.compaction is not None:
-                    self._compact(plan, job, settings.compaction, state)
-                else:
-                    for wave in plan.waves:
-                        self._commit(wave, self._run_tasks(wave.tasks, job), job)
-                        # Without a table to commit to, the next round would read the same again.
-                        if settings.following is not None and not self.waiting[0]:
-                            break
+                with self.table.marked(self.run_id):
+                    self._write(plan, columns, state)
         finally:
             self.progress.end()
         if self.waiting[0]:
@@ -223,6 +216,19 @@ class _Run:
                 " offsets are not recorded, and the next run reads them again"
             )
         return self._report(plan)
+
+    def _write(self, plan: ExportPlan, columns: pa.Schema | None, state: TableState) -> None:
+        settings = self.settings
+        place = self.table.place(self.run_id)
+        job = ExportJob.of(self.options, settings, place, self.run_id, columns)
+        if settings.compaction is not None:
+            self._compact(plan, job, settings.compaction, state)
+            return
+        for wave in plan.waves:
+            self._commit(wave, self._run_tasks(wave.tasks, job), job)
+            # Without a table to commit to, the next round would read the same again.
+            if settings.following is not None and not self.waiting[0]:
+                break
 
     def _typed_columns(self, state: TableState) -> pa.Schema | None:
         """The columns of the rows, as the table has them or will; `None` where none is decoded, or
@@ -246,15 +252,13 @@ class _Run:
         following = settings.following
         if settings.compaction is None:
             commit_bytes = settings.commit_bytes if following is None else following.round_bytes
-            return plan_export(
-                options, committed, resume=settings.resume, commit_bytes=commit_bytes
-            )
+            return plan_export(options, state, resume=settings.resume, commit_bytes=commit_bytes)
         # One wave counts: a merge behind what the table holds, or all of it anew.
         if not state.fingerprint or can_merge(options, settings):
             self.merges = bool(state.fingerprint)
             self.base = self.table.base_files() if self.merges else ()
             commit_bytes = 1 << 62 if following is None else following.round_bytes
-            return plan_export(options, committed, resume=True, commit_bytes=commit_bytes)
+            return plan_export(options, state, resume=True, commit_bytes=commit_bytes)
         plan = plan_rebuild(options, committed)
         if plan.waves:
             self.base = self.table.base_files()

@@ -31,6 +31,7 @@ from kts_source.errors import (
 )
 from kts_source.options.selection import Assign, SubscribePattern
 from kts_source.texts import some
+from segment_format.index.leader_epoch_checkpoint import EpochEntry
 from segment_format.record.batch_header import MAGIC_2, RecordBatchHeader
 from segment_format.record.framing import read_prefix
 
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 _SAMPLE_BYTES: Final = 64 << 10
 _NO_TOPIC_ID: Final = "A" * 22
 """Of topics of a cluster whose `inter.broker.protocol.version` is below 2.8: all zeros."""
+_EPOCHS_AT_ONCE: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +290,25 @@ class ClusterView:
             low, high = (low, middle) if offset < end.end_offset else (middle + 1, high)
         start, stop = self.owned(log, [low]).get(low, (0, 0))
         return low if start <= offset < stop else None
+
+    def lineage(self, log: BrokerLog, offset: int) -> tuple[EpochEntry, ...]:
+        """Returns the leader epochs of the leader's log, ascending, with their first offsets: at
+        least those that own offsets from `offset` on.
+
+        Epochs without a record, and those below the log start, are not among them.
+        """
+        at = max(offset, log.log_start)
+        first: dict[int, int] = {}
+        high = log.leader_epoch
+        while high >= 0:
+            low = max(high - _EPOCHS_AT_ONCE + 1, 0)
+            for epoch, (start, stop) in self.owned(log, range(low, high + 1)).items():
+                if max(start, log.log_start) < stop:
+                    first[epoch] = start
+            if any(start <= at for start in first.values()):
+                break
+            high = low - 1
+        return tuple(EpochEntry(epoch, start) for epoch, start in sorted(first.items()))
 
     def first_offset_dated(self, log: BrokerLog, timestamp_ms: int) -> int | None:
         """The first offset dated at or after a time, as the leader answers; `None` = there is none

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from kts_source.planning.segment_catalog import ListedPartition
     from kts_source.read.task import SegmentSlice
     from kts_source.tier import Tier
+    from segment_format.index.leader_epoch_checkpoint import EpochEntry
 
 log = logging.getLogger(__name__)
 
@@ -115,6 +116,9 @@ def _planned(
             try:
                 tiered = tiered_part(part, side_files, named, place, needs_end=not options.tail)
                 planned = plan_partition(options, brokers, tiered, view, goes_on)
+                if progress is not None:
+                    lineage = view.lineage(brokers, planned.plan.start - 1)
+                    planned = _with_lineage(planned, lineage)
                 if named is None:
                     return planned
                 return replace(planned, plan=_with_catalog(planned.plan, named))
@@ -185,6 +189,11 @@ def _named_segments(
     named = MetadataTopicLayout(layout, state, view.logs)
     named.look_up(tier.store, options.key_prefix, pool)
     return named
+
+
+def _with_lineage(planned: PlannedPartition, lineage: tuple[EpochEntry, ...]) -> PlannedPartition:
+    surviving = replace(planned.plan.surviving, lineage=lineage)
+    return replace(planned, plan=replace(planned.plan, surviving=surviving))
 
 
 def _with_catalog(plan: PartitionPlan, named: MetadataTopicLayout) -> PartitionPlan:

@@ -87,7 +87,8 @@ def check_rebuild(
         numbers = partition or [
             number
             for number in range(_MAX_PARTITIONS)
-            if committed.get(PartitionKey(topic_id, number)) is not None
+            if (held := committed.get(PartitionKey(topic_id, number))) is not None
+            and held.start < held.stop
         ]
         keys |= {PartitionKey(topic_id, number) for number in numbers or (0,)}
     if gone := [f"{key.topic_id}, partition {key.partition}" for key in sorted(keys - planned)]:

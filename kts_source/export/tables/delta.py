@@ -2,9 +2,10 @@
 
 Every partition has a `txn` action of its own, `kts/<export>/<topic id>/<partition>`, whose version
 is the exclusive end offset; `…/start` holds the first offset, `…/newest` the newest timestamp of a
-compacted table, `kts/<export>/rules/<name>` a digest of each rule, and `kts/<export>/letters` the
-list of dead letters of the last commit with such. The log keeps the newest of each through
-checkpoints and log clean-up.
+compacted table, `…/epoch` the leader epoch of the last offset below the end `…/epoch-stop`.
+`kts/<export>/rules/<name>` is a digest of each rule, `kts/<export>/topics/<name>` a digest of the
+id that a topic had last, and `kts/<export>/letters` the list of dead letters of the last commit
+with such. The log keeps the newest of each through checkpoints and log clean-up.
 
 A commit is written as the one version behind the snapshot whose ranges were compared, so nothing
 can come between.
@@ -27,6 +28,12 @@ from kts_source.export.fingerprint import number
 from kts_source.export.partitioning import value_text, with_made_columns
 from kts_source.export.ranges import OffsetRange, PartitionKey
 from kts_source.export.tables.delta_checks import check_demands, check_schema, delta_schema
+from kts_source.export.tables.delta_history import (
+    commit_id_of,
+    exported_topics,
+    history,
+    rollback_of,
+)
 from kts_source.export.tables.export_table import (
     BaseFile,
     Commit,
@@ -68,7 +75,10 @@ class _Transactions:
         if stop is None:
             return None
         start = self.version(f"{_name(key)}/start")
-        return OffsetRange(stop if start is None else start, stop)
+        # Earlier versions move the end and leave the epoch.
+        is_known = self.version(f"{_name(key)}/epoch-stop") == stop
+        epoch = self.version(f"{_name(key)}/epoch") if is_known else None
+        return OffsetRange(stop if start is None else start, stop, epoch)
 
     def newest_ms(self, key: PartitionKey) -> int | None:
         return self.version(f"{_name(key)}/newest")
@@ -135,7 +145,22 @@ class DeltaExportTable(ExportTable):
             transactions.newest_ms,
             letters,
             lambda: arrow_schema(snapshot),
+            lambda topic, topic_id: self._previous_id(snapshot, topic, topic_id),
+            lambda: rollback_of(
+                history(self._target, snapshot.version()), self._settings.export_id
+            ),
         )
+
+    def _previous_id(self, snapshot: DeltaTable, topic: str, topic_id: str) -> str | None:
+        """See `TableState.previous_id`."""
+        transactions = _Transactions(snapshot, self._settings.export_id)
+        recorded = transactions.version(f"topics/{topic}")
+        if recorded is None:  # commits of earlier versions have names of topics without their ids
+            entries = history(self._target, snapshot.version())
+            is_other = topic in exported_topics(entries, self._settings.export_id)
+        else:
+            is_other = recorded != number(topic_id)
+        return "another topic id" if is_other else None
 
     def _check(self, snapshot: DeltaTable) -> None:
         there = snapshot.metadata().partition_columns
@@ -206,6 +231,13 @@ class DeltaExportTable(ExportTable):
             raise self._failed("the Delta table did not take the commit", error) from None
         return True
 
+    def _has_commit(self, before: DeltaTable | None, after: DeltaTable, commit: Commit) -> bool:
+        version = 0 if before is None else before.version() + 1
+        if after.version() < version:
+            return False
+        entry = next(history(self._target, version), {})
+        return commit_id_of(entry) == commit.commit_id
+
     def _add_fields(self, snapshot: DeltaTable, commit: Commit) -> None:
         """Adds the fields that the table lacks, in a commit of their own.
 
@@ -233,6 +265,11 @@ class DeltaExportTable(ExportTable):
         for key, span in moved.items():
             versions[_name(key)] = span.stop
             versions[f"{_name(key)}/start"] = span.start
+            if span.epoch is not None:
+                versions[f"{_name(key)}/epoch"] = span.epoch
+                versions[f"{_name(key)}/epoch-stop"] = span.stop
+        for advance in commit.advances:
+            versions[f"topics/{advance.topic}"] = number(advance.key.topic_id)
         for key, newest_ms in commit.newest_ms.items():
             versions[f"{_name(key)}/newest"] = newest_ms
         if commit.letters is not None:
@@ -240,11 +277,12 @@ class DeltaExportTable(ExportTable):
         # Where txn actions expire, Delta in Spark forgets at once those that do not say their age.
         now_ms = time.time_ns() // 1_000_000
         return CommitProperties(
-            # For people; what counts are the transactions.
+            # The transactions hold the state. This identifies the commit in the table's history.
             custom_metadata={
                 "kts": {
                     "exportId": export_id,
                     "runId": commit.run_id,
+                    "commitId": commit.commit_id,
                     "ranges": [str(advance) for advance in commit.advances],
                     "rules": dict(commit.fingerprint),
                 }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import re
+import uuid
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -21,12 +23,14 @@ from kts_source.export.outages import is_outage
 from kts_source.export.ranges import OffsetRange, PartitionKey, advanced
 from kts_source.export.settings import ADD_FIELDS
 from kts_source.export.tables.open_target import open_target
+from kts_source.export.tables.run_marks import marked, running
 from kts_source.export.transforms.dead_letters import publish_dead_letters
 from kts_source.secret import scrub
 from kts_source.store.storage_options import secret_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     import pyarrow as pa
 
@@ -42,6 +46,8 @@ if TYPE_CHECKING:
 Snapshot: TypeAlias = Any
 """A table as it stood when it was looked at, by the type that its format has for this."""
 
+log = logging.getLogger(__name__)
+
 _CREDENTIAL: Final = re.compile("key|secret|token|password|credential")
 
 
@@ -56,6 +62,9 @@ class TableState:
             the epoch; `None` where it is not known.
         letters: The list of dead letters that the last commit with such left; see `dead_letters`.
         schema: Its columns, as Arrow has them; `None` where they are not known.
+        previous_id: Called with a topic and its id; returns the id under which the table has the
+            topic, or words for it, where that is another one. `None` otherwise.
+        rollback: Returns what undid commits of this export, in words; `None` where nothing did.
     """
 
     committed: CommittedRanges = field(default_factory=dict[PartitionKey, OffsetRange])
@@ -63,6 +72,8 @@ class TableState:
     newest_ms: Callable[[PartitionKey], int | None] = lambda _key: None
     letters: int | None = None
     schema: Callable[[], pa.Schema | None] = lambda: None
+    previous_id: Callable[[str, str], str | None] = lambda _topic, _topic_id: None
+    rollback: Callable[[], str | None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +122,8 @@ class Commit:
         letters: The list of dead letters whose offsets it accepts. The table publishes the list of
             an earlier commit before it forgets it.
         typed: Names of columns that are decoded: of these the table may lack fields.
+        commit_id: Identifies this commit in the table, so a commit whose answer was lost is
+            recognized.
     """
 
     advances: tuple[RangeAdvance, ...]
@@ -122,6 +135,7 @@ class Commit:
     newest_ms: Mapping[PartitionKey, int] = field(default_factory=dict[PartitionKey, int])
     letters: int | None = None
     typed: tuple[str, ...] = ()
+    commit_id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
 
 class ExportTable(ABC):
@@ -162,6 +176,14 @@ class ExportTable(ABC):
         storage = self._settings.storage
         return WritePlace(self._root(), storage, prefix, ".parquet", self._values_in)
 
+    def marked(self, run_id: str) -> AbstractContextManager[None]:
+        """Marks a run as running, so that no `clean` deletes its files."""
+        return marked(self._root(), self._settings.storage, run_id)
+
+    def running(self) -> set[str]:
+        """Returns the ids of the runs that write to the table now."""
+        return running(self._root(), self._settings.storage)
+
     def base_files(self) -> tuple[BaseFile, ...]:
         """The data files of the table as it is now.
 
@@ -182,11 +204,17 @@ class ExportTable(ABC):
         Raises:
             CommitConflictError: Another export moved the same ranges, or changed the files that
                 were merged.
+            ExportError: A file of the commit no longer exists.
         """
+        attempted = False
+        before: Snapshot | None = None
         for _ in range(self._commit_attempts):
             snapshot = self._open()
             if snapshot is None and commit.schema is None:
                 return False
+            if attempted and snapshot is not None and self._has_commit(before, snapshot, commit):
+                log.info("commit %s succeeded although its answer was lost", commit.commit_id)
+                return True
             state = TableState()
             if snapshot is not None:
                 state = self._checked(snapshot, commit.fingerprint)
@@ -195,7 +223,15 @@ class ExportTable(ABC):
             moved = advanced(state.committed, commit.advances)
             if commit.letters is not None:
                 publish_dead_letters(self._settings, state.letters)
-            if self._try_commit(snapshot, self._with_table_columns(commit, state), moved):
+            self._require_files(commit)
+            attempted, before = True, snapshot
+            commit = self._with_table_columns(commit, state)
+            try:
+                if self._try_commit(snapshot, commit, moved):
+                    return True
+            except TieredKafkaError:
+                if not self._is_committed(before, commit):
+                    raise
                 return True
         raise CommitConflictError(
             f"other writers came before {self._commit_attempts} times; nothing was committed",
@@ -262,7 +298,41 @@ class ExportTable(ABC):
         the table is another by now.
         """
 
+    @abstractmethod
+    def _has_commit(self, before: Snapshot | None, after: Snapshot, commit: Commit) -> bool:
+        """Returns whether `after` contains this commit, which was attempted on top of `before`."""
+
     # -- what formats share
+
+    def _is_committed(self, before: Snapshot | None, commit: Commit) -> bool:
+        """Returns whether a failed commit attempt changed the table anyway."""
+        try:
+            after = self._open()
+        except TieredKafkaError:
+            return False  # the error of the attempt says more
+        return after is not None and self._has_commit(before, after, commit)
+
+    def _require_files(self, commit: Commit) -> None:
+        """Checks that all files of a commit still exist with the size they were written with.
+
+        Raises:
+            ExportError: A file was deleted or replaced.
+        """
+        if not commit.files:
+            return
+        prefix = self.place(commit.run_id).prefix
+        sizes = {entry.key: entry.size for entry in self._target.list_objects(prefix)}
+        for file in commit.files:
+            if sizes.get(file.key) == file.size:
+                continue
+            size = sizes.get(file.key)
+            state = "no longer exists" if size is None else f"has {size} bytes"
+            raise ExportError(
+                f"a file of this run {state} and was written with {file.size} bytes; nothing was"
+                " committed. Another process deleted or replaced files of a running export. Run the"
+                " export again",
+                uri=self._target.uri(file.key),
+            )
 
     def _checked(self, snapshot: Snapshot, rules: Fingerprint) -> TableState:
         state = self._state(snapshot)

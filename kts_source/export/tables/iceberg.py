@@ -1,23 +1,28 @@
 """Iceberg tables: files and ranges in one commit of the catalog.
 
 Table properties hold the ranges, `kts.<export>.<topic id>.<partition>` = `start:stop`, the newest
-timestamps of a compacted table, `kts.<export>.<topic id>.<partition>.newest`, the rules,
-`kts.<export>.rules.<name>`, and the list of dead letters of the last commit with such,
-`kts.<export>.letters`; expiring snapshots does not touch them. They are set in the transaction
-that adds the files. Every commit adds a snapshot, even an empty one, and requires of the catalog
-that the snapshot, schema and partitioning that were compared are still the newest, so nothing can
-come between.
+timestamps of a compacted table, `kts.<export>.<topic id>.<partition>.newest`, the leader epoch of
+the last offset, `kts.<export>.<topic id>.<partition>.epoch` = `epoch@stop`, the rules,
+`kts.<export>.rules.<name>`, the id that each topic had last, `kts.<export>.topics` (JSON), the
+last commit, `kts.<export>.commit` = `commit id@ms`, and the list of dead letters of the last commit
+with such, `kts.<export>.letters`; expiring snapshots does not touch them. They are set in the
+transaction that adds the files. Every commit adds a snapshot, even an empty one, and requires of
+the catalog that the snapshot, schema and partitioning that were compared are still the newest, so
+nothing can come between.
 """
 
 from __future__ import annotations
 
+import json
 import re
+import time
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from kts_source.errors import ExportError, InvalidOptionError
+from kts_source.errors import ExportError, InvalidOptionError, TieredKafkaError
 from kts_source.export.evolution import lacks
 from kts_source.export.partitioning import with_made_columns
 from kts_source.export.ranges import OffsetRange, PartitionKey
@@ -33,6 +38,12 @@ from kts_source.export.tables.iceberg_checks import (
     check_table,
 )
 from kts_source.export.tables.iceberg_files import add_files
+from kts_source.export.tables.iceberg_history import (
+    COMMIT,
+    check_no_files,
+    has_snapshot,
+    rollback_of,
+)
 from kts_source.quiet import errors_only
 
 if TYPE_CHECKING:
@@ -120,6 +131,7 @@ class IcebergExportTable(ExportTable):
         ranges: dict[PartitionKey, OffsetRange] = {}
         rules: dict[str, str] = {}
         newest: dict[PartitionKey, int] = {}
+        epochs: dict[tuple[PartitionKey, int], int] = {}
         for name, text in snapshot.properties.items():
             if not name.startswith(self._own):
                 continue
@@ -129,9 +141,19 @@ class IcebergExportTable(ExportTable):
             elif last == "newest":
                 topic_id, _, number = owner.rpartition(".")
                 newest[PartitionKey(topic_id, int(number))] = int(text)
+            elif last == "epoch":
+                topic_id, _, number = owner.rpartition(".")
+                epoch, _, stop = text.partition("@")
+                epochs[PartitionKey(topic_id, int(number)), int(stop)] = int(epoch)
             elif match := _RANGE.fullmatch(text):
                 span = OffsetRange(int(match["start"]), int(match["stop"]))
                 ranges[PartitionKey(owner, int(last))] = span
+        if not ranges or not rules:
+            check_no_files(snapshot, self._folders[0], self._settings.export_id, self._uri)
+        # Earlier versions move the end and leave the epoch.
+        ranges = {
+            key: replace(span, epoch=epochs.get((key, span.stop))) for key, span in ranges.items()
+        }
         letters = snapshot.properties.get(f"{self._own}letters")
         return TableState(
             ranges,
@@ -139,7 +161,18 @@ class IcebergExportTable(ExportTable):
             newest.get,
             None if letters is None else int(letters),
             lambda: _arrow_schema(snapshot),
+            lambda topic, topic_id: self._previous_id(snapshot, topic, topic_id),
+            lambda: rollback_of(snapshot, snapshot.properties.get(f"{self._own}{COMMIT}")),
         )
+
+    def _previous_id(self, snapshot: Table, topic: str, topic_id: str) -> str | None:
+        """See `TableState.previous_id`."""
+        before = self._topics(snapshot).get(topic, topic_id)
+        return None if before == topic_id else before
+
+    def _topics(self, snapshot: Table) -> dict[str, str]:
+        topics: dict[str, str] = json.loads(snapshot.properties.get(f"{self._own}topics", "{}"))
+        return topics
 
     def _check(self, snapshot: Table) -> None:
         check_table(snapshot, self._settings.partition_by, self._uri)
@@ -192,6 +225,10 @@ class IcebergExportTable(ExportTable):
             return False
         return True
 
+    def _has_commit(self, before: Table | None, after: Table, commit: Commit) -> bool:
+        del before
+        return has_snapshot(after, commit.commit_id)
+
     def _create(self, schema: pa.Schema) -> None:
         from pyiceberg.exceptions import CommitFailedException, TableAlreadyExistsError
         from pyiceberg.transforms import DayTransform, IdentityTransform
@@ -213,7 +250,15 @@ class IcebergExportTable(ExportTable):
         except (TableAlreadyExistsError, CommitFailedException):
             pass  # another export was first; its table is as good
         except Exception as error:  # noqa: BLE001  # every library error becomes one of ours
-            raise self._failed("the Iceberg table cannot be created", error) from None
+            failure = self._failed("the Iceberg table cannot be created", error)
+            if not self._exists():  # otherwise only the answer was lost
+                raise failure from None
+
+    def _exists(self) -> bool:
+        try:
+            return self._open() is not None
+        except TieredKafkaError:
+            return False
 
     def _commit_once(
         self, table: Table, commit: Commit, moved: Mapping[PartitionKey, OffsetRange]
@@ -227,6 +272,12 @@ class IcebergExportTable(ExportTable):
         properties = {f"{own}rules.{name}": text for name, text in commit.fingerprint.items()}
         for key, span in moved.items():
             properties[f"{own}{key.topic_id}.{key.partition}"] = f"{span.start}:{span.stop}"
+            if span.epoch is not None:
+                epoch = f"{span.epoch}@{span.stop}"
+                properties[f"{own}{key.topic_id}.{key.partition}.epoch"] = epoch
+        topics = {advance.topic: advance.key.topic_id for advance in commit.advances}
+        properties[f"{own}topics"] = json.dumps(self._topics(table) | topics)
+        properties[f"{own}{COMMIT}"] = f"{commit.commit_id}@{time.time_ns() // 1_000_000}"
         for key, newest_ms in commit.newest_ms.items():
             properties[f"{own}{key.topic_id}.{key.partition}.newest"] = str(newest_ms)
         if commit.letters is not None:
@@ -253,7 +304,8 @@ class IcebergExportTable(ExportTable):
                 if commit.base is not None and table.current_snapshot() is not None:
                     transaction.delete(AlwaysTrue())
                 paths = [f"{location}/{file.key}" for file in commit.files]
-                add_files(table, transaction, paths, {"kts.run": commit.run_id})
+                summary = {"kts.run": commit.run_id, "kts.commit": commit.commit_id}
+                add_files(table, transaction, paths, summary)
         except CommitFailedException:
             raise
         except ValueError as error:  # PyIceberg compares columns, types and nulls with the files'

@@ -49,6 +49,7 @@ ATTEMPT_SUFFIX: Final = ".part"
 FORMAT_VERSION: Final = 1
 
 _COMMIT = re.compile(r"(?P<number>\d{10})\.(?P<kind>json|published)")
+_FILE = re.compile(r"-\d+-\d{20}-\d{20}\.parquet\Z")
 _PUBLISHING_THREADS = 16
 
 
@@ -106,11 +107,14 @@ class ParquetFolder(ExportTable):
 
     def _state(self, snapshot: _Log) -> TableState:
         export = self._export(snapshot)
+        if not export:
+            self._check_no_files(snapshot)
         return TableState(
             self._ranges(snapshot),
             export.get("fingerprint", {}),
             letters=export.get("letters"),
             schema=lambda: _schema(export),
+            previous_id=lambda topic, topic_id: self._previous_id(snapshot, topic, topic_id),
         )
 
     def _check(self, snapshot: _Log) -> None:
@@ -135,7 +139,6 @@ class ParquetFolder(ExportTable):
     def _try_commit(
         self, snapshot: _Log, commit: Commit, moved: Mapping[PartitionKey, OffsetRange]
     ) -> bool:
-        self._require_written(commit)
         number = snapshot.last + 1
         document = self._document(snapshot, commit, moved)
         data = json.dumps(document, ensure_ascii=False, indent=1).encode()
@@ -143,6 +146,14 @@ class ParquetFolder(ExportTable):
         if is_first:
             self._publish(number, document)
         return is_first
+
+    def _has_commit(self, before: _Log | None, after: _Log, commit: Commit) -> bool:
+        number = 1 if before is None else before.last + 1
+        if after.last < number:
+            return False
+        document = self._read(number)
+        is_own = self._settings.export_id in document["exports"]
+        return is_own and document.get("commitId") == commit.commit_id
 
     # -- what else is in the folder
 
@@ -171,6 +182,34 @@ class ParquetFolder(ExportTable):
                 owner = f"the file {found.key} in the folder"
                 raise partitioned_otherwise(there, asked, self._uri, owner)
 
+    def _check_no_files(self, log: _Log) -> None:
+        """Raises where the folder has files of this export, and no commit of it."""
+        own = f"{self._settings.export_id}-"
+        others = [f"{name}-" for name in log.document.get("exports", {}) if name.startswith(own)]
+        for entry in self._target.list_objects(""):
+            name = entry.key.rpartition("/")[2]
+            if name.startswith(own) and _FILE.search(name) and not name.startswith(tuple(others)):
+                raise ExportError(
+                    f"the folder holds files of the export {self._settings.export_id!r}, and"
+                    f" {COMMITS} does not record which offsets are in them: the folder is a copy"
+                    " without it, or it was deleted. All rows would be written again next to these"
+                    " files. Restore it, or export into another folder; another export_id accepts"
+                    " the files and writes all rows again",
+                    uri=self._target.uri(entry.key),
+                )
+
+    def _previous_id(self, log: _Log, topic: str, topic_id: str) -> str | None:
+        """See `TableState.previous_id`."""
+        export = self._export(log)
+        recorded: dict[str, str] = dict(export.get("topics", {}))
+        if export and topic not in recorded:  # commits of earlier versions name topics of files
+            for number in range(1, log.last + 1):
+                document = self._read(number)
+                if document["exportId"] == self._settings.export_id:
+                    recorded |= {file["topic"]: file["topic_id"] for file in document["files"]}
+        before = recorded.get(topic, topic_id)
+        return None if before == topic_id else before
+
     # -- the log
 
     def _read(self, number: int) -> dict[str, Any]:
@@ -186,7 +225,7 @@ class ParquetFolder(ExportTable):
     def _ranges(self, log: _Log) -> dict[PartitionKey, OffsetRange]:
         return {
             PartitionKey(entry["topicId"], entry["partition"]): OffsetRange(
-                entry["start"], entry["stop"]
+                entry["start"], entry["stop"], entry.get("epoch")
             )
             for entry in self._export(log).get("ranges", ())
         }
@@ -203,6 +242,7 @@ class ParquetFolder(ExportTable):
             "version": FORMAT_VERSION,
             "exportId": self._settings.export_id,
             "runId": commit.run_id,
+            "commitId": commit.commit_id,
             "committedAtMs": time.time_ns() // 1_000_000,
             "files": [asdict(file) for file in commit.files],
             # All ranges, so that the newest commit alone tells what the folder holds.
@@ -224,28 +264,18 @@ class ParquetFolder(ExportTable):
                             "partition": key.partition,
                             "start": span.start,
                             "stop": span.stop,
+                            "epoch": span.epoch,
                         }
                         for key, span in sorted(ranges.items())
                     ],
+                    # The id of each topic in its last commit.
+                    "topics": self._export(log).get("topics", {})
+                    | {advance.topic: advance.key.topic_id for advance in commit.advances},
                 },
             },
         }
 
     # -- files
-
-    def _require_written(self, commit: Commit) -> None:
-        """What is committed must be there: `clean` may have taken a slow run's files."""
-        if not commit.files:
-            return
-        place = f"{ATTEMPTS}{commit.run_id}/"
-        found = {entry.key: entry.size for entry in self._target.list_objects(place)}
-        for file in commit.files:
-            if found.get(file.key) != file.size:
-                raise ExportError(
-                    f"a file of this run has {found.get(file.key)} bytes and was written with"
-                    f" {file.size}; nothing was committed",
-                    uri=self._target.uri(file.key),
-                )
 
     def _publish(self, number: int, document: Mapping[str, Any]) -> None:
         files = [WrittenFile.from_json(value) for value in document["files"]]

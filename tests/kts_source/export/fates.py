@@ -10,7 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
 
 import pyarrow as pa
+from deltalake import DeltaTable
+from pyiceberg.catalog import load_catalog
+from pyiceberg.exceptions import NoSuchTableError
 
+from kts_source.errors import StoreUnavailableError
 from kts_source.export.executor import LocalExecutor
 from kts_source.planning import planner
 from kts_source.read import run_task
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
     from kts_source.export.tables.export_table import Commit
     from tests.kts_source.export.exporting import Lake
     from tests.kts_source.planning.history import World
+    from tests.kts_source.planning.replica import Entry
     from tests.kts_source.planning.truth import PartitionTruth, Row
 
 
@@ -39,6 +44,7 @@ FATES: Final = (
     *("plain", "plain", "plain", "loss allowed", "plan file", "old plan file"),
     *("dies before a commit", "dies after a commit", "dies at a step", "dies at a step"),
     *("race", "race at the end", "vanishes", "vanishes, loss allowed", "later start", "plain"),
+    *("lost answer", "lost answer", "rolled back", "rolled back", "clean during the run"),
 )
 
 
@@ -49,17 +55,26 @@ def random_export_history(source: random.Random) -> History:
     shape = replace(drawn.shape, local=False)
     steps = [step for step in drawn.steps if step.kind != "spoil"]
     for _ in range(source.randint(2, 6)):
-        a, b, c = (source.randrange(16) for _ in range(3))
+        a, b, c = source.randrange(len(FATES)), source.randrange(16), source.randrange(16)
         steps.insert(source.randint(len(steps) // 4, len(steps)), Step(EXPORT, a, b, c))
     return History(shape, (*steps, Step(EXPORT)))
 
 
 @dataclass(slots=True)
 class Held:
-    """What the model knows of the table: offsets by topic id and partition, and rows."""
+    """What the model knows of the table.
+
+    Attributes:
+        ranges: Offsets by topic id and partition.
+        rows: All rows.
+        logs: The batches of the logs that were exported, as they were then.
+        topic_id: Of the last commit.
+    """
 
     ranges: dict[PartitionKey, tuple[int, int]] = field(default_factory=dict)
     rows: Counter[Row] = field(default_factory=Counter)
+    logs: dict[PartitionKey, tuple[Entry, ...]] = field(default_factory=dict)
+    topic_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +109,64 @@ class Dying:
         if self._number < 0:
             raise Killed
         return done
+
+
+def without_answers(table: Any, number: int, *, is_error: bool) -> Any:  # noqa: ANN401
+    """The table, which loses the answer to one of its commits: the library reports a conflict with
+    another writer, or an error.
+
+    Args:
+        table: To commit to.
+        number: Of the commit whose answer is lost.
+        is_error: Whether an error is raised.
+    """
+    attempt, left = table._try_commit, [number]
+
+    def try_commit(*arguments: Any) -> bool:  # noqa: ANN401
+        done: bool = attempt(*arguments)
+        left[0] -= done
+        if left[0] < 0:
+            left[0] = 1 << 30
+            if is_error:
+                raise StoreUnavailableError("the answer to the commit was lost")
+            return False
+        return done
+
+    table._try_commit = try_commit
+    return table
+
+
+def rolled_back(lake: Lake, choice: int) -> bool:
+    """Brings back an earlier state of a Delta or Iceberg table with the means of its library.
+
+    Returns:
+        Whether a commit was undone.
+    """
+    if lake.table_format == "delta":
+        if not DeltaTable.is_deltatable(lake.target):
+            return False
+        table = DeltaTable(lake.target)
+        if not table.version():
+            return False
+        table.restore(choice % table.version())
+        return True
+    catalog = load_catalog("lake", **lake.catalog)
+    try:
+        iceberg = catalog.load_table(lake.target)
+        current = iceberg.current_snapshot()
+        earlier = []
+        by_id = {one.snapshot_id: one for one in iceberg.metadata.snapshots}
+        while current is not None and current.parent_snapshot_id is not None:
+            current = by_id[current.parent_snapshot_id]
+            earlier.append(current.snapshot_id)
+        if not earlier:
+            return False
+        iceberg.manage_snapshots().rollback_to_snapshot(earlier[choice % len(earlier)]).commit()
+    except NoSuchTableError:
+        return False
+    finally:
+        catalog.close()
+    return True
 
 
 class Between(LocalExecutor):

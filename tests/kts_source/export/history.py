@@ -7,6 +7,7 @@ committed, each once, whatever happened between two runs.
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -15,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 from kts_source.errors import (
     CommitConflictError,
     DataLossError,
+    ExportError,
     RangeGapError,
     RangeOverlapError,
     StoreError,
 )
 from kts_source.export.ranges import PartitionKey
+from kts_source.export.run import clean
 from kts_source.export.tables.open_target import open_target
 from kts_source.options import parse_options
 from kts_source.planning import planner
@@ -32,11 +35,14 @@ from tests.kts_source.export.fates import (
     Expected,
     Held,
     memory_tier,
+    rolled_back,
     table_rows,
+    without_answers,
 )
 from tests.kts_source.export.killing import Killed, Steps, mortal_folder
 from tests.kts_source.planning.history import TOPIC, History, Step, World
 from tests.kts_source.planning.reading import ISOLATION_LEVELS
+from tests.kts_source.planning.replica import divergence
 from tests.kts_source.planning.truth import is_in_doubt, newest_incarnation, truth_of
 
 if TYPE_CHECKING:
@@ -132,8 +138,8 @@ class Exporting:
         self._compare()
 
     def _plan_file(self, step: Step, truth: Mapping[int, PartitionTruth]) -> None:
-        expected, allowed, must = self._expected(truth)
         # The plan begins where the tier does: what the table holds does not matter to it.
+        expected, allowed, must = self._expected(truth, planned=True)
         fresh, fresh_allowed, fresh_must = self._expected(truth, held=False)
         path = self._folder / f"plan-{len(self._plans)}.json"
         try:
@@ -238,6 +244,66 @@ class Exporting:
         assert report is not None
         self._committed_with_losses(expected, report)
 
+    def _lost_answer(self, step: Step, truth: Mapping[int, PartitionTruth]) -> None:
+        """A commit takes place, and the library says that it did not."""
+        expected, allowed, must = self._expected(truth)
+        table = without_answers(self._lake.table(), step.c % 3, is_error=step.c % 2 > 0)
+        report = self._run(step, allowed, must=must, table=table)
+        if report is not None:
+            self._committed(expected)
+        self._compare()
+
+    def _clean_during_the_run(self, step: Step, truth: Mapping[int, PartitionTruth]) -> None:
+        expected, allowed, must = self._expected(truth)
+
+        def clean_up() -> None:
+            clean(self._lake.settings(), older_than_hours=-1, remove=True)
+
+        executor = Between(clean_up, before=step.c % 2 > 0)
+        if self._run(step, allowed, must=must, executor=executor) is not None:
+            self._committed(expected)
+        self._compare()
+
+    def _rolled_back(self, step: Step, truth: Mapping[int, PartitionTruth]) -> None:
+        """Commits are undone, or a folder loses its log: a run is refused, or allows the loss."""
+        if self._lake.table_format == "parquet":
+            self._without_log(step, truth)
+            return
+        if not rolled_back(self._lake, step.b):
+            self._plain(step, truth)
+            return
+        self._outcomes["rolled back, done"] += 1
+        self._held.rows = table_rows(self._lake)
+        found = self._run(step, (DataLossError,), must=True)
+        assert found is None
+        self._compare()
+        self._loss_allowed(step, truth)
+        if self._is_rolled_back():  # the run had nothing to commit
+            self._held = Held()
+            self._lake = Lake(
+                self._folder / f"other-{self._outcomes['runs']}", self._lake.table_format
+            )
+            self._lake.folder.mkdir()
+
+    def _is_rolled_back(self) -> bool:
+        table = self._lake.table()
+        text = table.load().rollback()
+        table.close()
+        return text is not None
+
+    def _without_log(self, step: Step, truth: Mapping[int, PartitionTruth]) -> None:
+        log = Path(self._lake.target) / "_kts"
+        kept = self._folder / "kept-log"
+        if not log.exists() or not self._held.rows:
+            self._plain(step, truth)
+            return
+        log.rename(kept)
+        found = self._run(step, (ExportError,), must=True)
+        assert found is None
+        shutil.rmtree(log, ignore_errors=True)
+        kept.rename(log)
+        self._compare()
+
     # -- inside
 
     def _lose(self, step: Step) -> None:
@@ -280,9 +346,11 @@ class Exporting:
         return report
 
     def _expected(
-        self, truth: Mapping[int, PartitionTruth], *, held: bool = True
+        self, truth: Mapping[int, PartitionTruth], *, held: bool = True, planned: bool = False
     ) -> tuple[list[Expected], tuple[type[Exception], ...], bool]:
-        """What a run should write, which errors it may end in, and whether it must."""
+        """What a run should write, which errors it may end in, and whether it must; `planned` is a
+        run of a plan file.
+        """
         topic_id = newest_incarnation(self._world)
         found = []
         allowed: set[type[Exception]] = set()
@@ -299,6 +367,13 @@ class Exporting:
                     allowed.add(RangeGapError)
                     must = True
                 first = max(first, known[1])
+                may_differ, differs = self._has_other_log(key, one, planned=planned)
+                must = must or differs
+                if may_differ:
+                    allowed.add(DataLossError)
+            elif held and self._is_unseen(key, one, truth):
+                allowed.add(DataLossError)
+                must = True
             if any(max(low, first) < min(high, stop) for low, high in one.missing):
                 allowed.add(DataLossError)
                 must = True
@@ -310,7 +385,32 @@ class Exporting:
                         allowed.add(DataLossError)
                 stop = max(min(stop, one.decided_stop), min(first, stop))
             found.append(Expected(key, one, min(first, stop), stop))
+        keys = {one.key for one in found}
+        if (
+            held
+            and self._held.topic_id not in ("", topic_id)
+            and not keys & self._held.ranges.keys()
+        ):
+            allowed.add(DataLossError)  # the topic was created again
+            must = True
         return found, tuple(allowed), must
+
+    def _has_other_log(
+        self, key: PartitionKey, truth: PartitionTruth, *, planned: bool
+    ) -> tuple[bool, bool]:
+        """Whether a run may find that records of the table are not those of the log, and must."""
+        stop = self._held.ranges[key][1]
+        if stop > truth.stop:
+            return True, not planned
+        differs = divergence(self._held.logs[key], truth.entries) < stop
+        return differs, differs and truth.log_start < stop
+
+    def _is_unseen(
+        self, key: PartitionKey, truth: PartitionTruth, all_truth: Mapping[int, PartitionTruth]
+    ) -> bool:
+        """Whether records of a partition that is new to the table may have gone unseen."""
+        others = (PartitionKey(key.topic_id, number) for number in all_truth)
+        return truth.log_start > 0 and any(one in self._held.ranges for one in others)
 
     def _rows_with(self, expected: Sequence[Expected]) -> Counter[Row]:
         rows = Counter(self._held.rows)
@@ -321,10 +421,19 @@ class Exporting:
     def _committed(self, expected: Sequence[Expected]) -> None:
         """All that was expected is in the table now."""
         self._held.rows = self._rows_with(expected)
+        self._move(expected)
+
+    def _move(self, expected: Sequence[Expected]) -> None:
+        """Moves the offsets that the table holds."""
+        moves = any(one.first < one.stop for one in expected)
         for one in expected:
-            if one.first < one.stop:
+            is_new = one.key not in self._held.ranges
+            is_empty = one.truth.stop == one.truth.log_start == one.first == one.stop > 0
+            if one.first < one.stop or (moves and is_new and is_empty):
                 start, _ = self._held.ranges.get(one.key, (one.first, 0))
                 self._held.ranges[one.key] = start, one.stop
+                self._held.logs[one.key] = one.truth.entries
+                self._held.topic_id = one.key.topic_id
 
     def _committed_with_losses(self, expected: Sequence[Expected], report: BackfillReport) -> None:
         """All but what the report names; outcomes of transactions may be lost with it."""
@@ -351,10 +460,7 @@ class Exporting:
         assert not written & named
         assert {row[:2] for row in fresh} <= written | named
         self._outcomes["rows named as lost"] += len(visible - fresh)
-        for one in expected:
-            if one.first < one.stop:
-                start, _ = self._held.ranges.get(one.key, (one.first, 0))
-                self._held.ranges[one.key] = start, one.stop
+        self._move(expected)
         self._held.rows = rows
 
     def _reload(self, expected: Sequence[Expected]) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from segment_format.testing.rows import ExpectedRow
     from tests.kts_source.planning.cluster import PartitionLife, Upload
     from tests.kts_source.planning.history import World
+    from tests.kts_source.planning.replica import Entry
 
 Row = tuple[int, int, bytes | None, bytes | None, int]
 Range = tuple[int, int]
@@ -33,6 +34,7 @@ class PartitionTruth:
     Attributes:
         number: The partition.
         log: Every row of the surviving log up to the tier's end, and its transactions.
+        entries: The batches of that log, from offset 0 on.
         dates: In ms, of every offset from 0 on, markers included.
         log_start: First offset that a reader must return.
         stop: One past the last one.
@@ -47,6 +49,7 @@ class PartitionTruth:
 
     number: int
     log: BuiltLog
+    entries: tuple[Entry, ...]
     dates: tuple[int, ...]
     log_start: int
     stop: int
@@ -268,6 +271,7 @@ def _truth(number: int, life: PartitionLife) -> PartitionTruth:
     return PartitionTruth(
         number,
         log,
+        tuple(told),
         dates,
         log_start,
         stop,

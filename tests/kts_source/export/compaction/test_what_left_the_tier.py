@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kts_source.errors import CommitConflictError, RangeGapError, UnsupportedTargetError
+from kts_source.errors import (
+    CommitConflictError,
+    DataLossError,
+    RangeGapError,
+    UnsupportedTargetError,
+)
 from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
 from tests.kts_source.export.exporting import Lake
 from tests.kts_source.export.fates import Between
@@ -102,7 +107,10 @@ def test_a_topic_that_was_created_again(tier: Tier, lake: Lake) -> None:
     lake.export(tier.options(), compact=True)
     tier.lose("oa")
     tier.grow("oa", "cd", topic_id=IDS[1])
-    report = lake.export(tier.options(), compact=True)
+    with pytest.raises(DataLossError, match="topic oa was created again"):
+        lake.export(tier.options(), compact=True)
+    assert held(lake) == rows((IDS[0], "abc"))
+    report = lake.export(tier.options(failOnDataLoss="false"), compact=True)
     assert held(lake) == rows((IDS[0], "abc"), (IDS[1], "cd"))
     assert [(span.topic_id, span.stop) for span in report.ranges] == [(IDS[1], 2)]
     tier.grow("oa", "de", topic_id=IDS[1])

@@ -1,0 +1,153 @@
+"""Commits that succeed although the writer hears otherwise, and files that go before a commit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import CommitStateUnknownException
+
+from kts_source.errors import CommitConflictError, ExportError, StoreUnavailableError
+from kts_source.export.run import clean
+from kts_source.export.tables import run_marks
+from tests.kts_source.export.exporting import FORMATS, Lake
+from tests.kts_source.export.fates import without_answers
+from tests.kts_source.export.small_tier import SmallTier, held, ranges
+from tests.kts_source.export.tables.test_protocol import Interposed
+
+
+@pytest.fixture(params=FORMATS)
+def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
+    return Lake(tmp_path, request.param)
+
+
+@pytest.fixture
+def tier(tmp_path: Path) -> SmallTier:
+    return SmallTier(tmp_path / "tier").grow(3)
+
+
+@pytest.mark.parametrize("is_error", [False, True])
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_commit_whose_answer_is_lost_is_success(
+    lake: Lake, tier: SmallTier, number: int, is_error: bool
+) -> None:
+    table = without_answers(lake.table(), number, is_error=is_error)
+    report = lake.export(tier.options(), table=table, commit_bytes=1)
+    assert (report.commits, ranges(report)) == (3, [(0, 30)])
+    assert held(lake) == list(range(30))
+    assert lake.export(tier.options()).commits == 0
+
+
+@pytest.mark.parametrize("table_format", ["delta", "iceberg"])
+@pytest.mark.parametrize("is_error", [False, True])
+def test_compaction_whose_answer_is_lost_is_success(
+    table_format: str, tier: SmallTier, tmp_path: Path, is_error: bool
+) -> None:
+    lake = Lake(tmp_path, table_format)
+    lake.export(tier.options(), compact=True)
+    table = without_answers(lake.table(compact=True), 0, is_error=is_error)
+    assert lake.export(tier.grow(1).options(), table=table, compact=True).commits == 1
+    assert held(lake) == [39]
+
+
+def test_conflict_is_not_taken_for_a_lost_answer(lake: Lake, tier: SmallTier) -> None:
+    with pytest.raises(CommitConflictError):
+        lake.export(tier.options(), executor=Interposed(lambda: lake.export(tier.options())))
+    assert held(lake) == list(range(30))
+
+
+def test_commit_that_failed_stays_an_error(
+    lake: Lake, tier: SmallTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake.export(tier.options())
+    table = lake.table()
+
+    def fail(*_: object) -> bool:
+        raise StoreUnavailableError("no answer")
+
+    monkeypatch.setattr(table, "_try_commit", fail)
+    with pytest.raises(StoreUnavailableError, match="no answer"):
+        lake.export(tier.grow(1).options(), table=table)
+    assert held(lake) == list(range(30))
+
+
+@pytest.mark.parametrize("method", ["commit_table", "create_table"])
+def test_iceberg_catalog_that_does_not_know_the_outcome(
+    method: str, tier: SmallTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = Lake(tmp_path, "iceberg")
+    original = getattr(SqlCatalog, method)
+    left = [1]
+
+    def lost(self: SqlCatalog, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
+        answer = original(self, *arguments, **named)
+        left[0] -= 1
+        if left[0] == 0:
+            raise CommitStateUnknownException("502")
+        return answer
+
+    monkeypatch.setattr(SqlCatalog, method, lost)
+    report = lake.export(tier.options())
+    assert ranges(report) == [(0, 30)]
+    assert held(lake) == list(range(30))
+
+
+# -- files of a running export
+
+
+def test_file_that_is_gone_is_not_committed(lake: Lake, tier: SmallTier) -> None:
+    lake.export(tier.options())
+
+    def remove() -> None:
+        table = lake.table()
+        table.remove([one for one in table.orphans() if "/runs/" not in one.key][:1])
+
+    with pytest.raises(ExportError, match="nothing was committed"):
+        lake.export(tier.grow(2).options(), executor=Interposed(remove), commit_bytes=1 << 40)
+    assert held(lake) == list(range(30))
+    assert ranges(lake.export(tier.options())) == [(30, 50)]
+
+
+def test_file_with_other_bytes_is_not_committed(lake: Lake, tier: SmallTier) -> None:
+    lake.export(tier.options())
+
+    def truncate() -> None:
+        table = lake.table()
+        (file,) = (one for one in table.orphans() if "/runs/" not in one.key)
+        path = next(lake.folder.rglob(file.key.rpartition("/")[2]))
+        path.write_bytes(path.read_bytes()[:-1])
+
+    with pytest.raises(ExportError, match="nothing was committed"):
+        lake.export(tier.grow(1).options(), executor=Interposed(truncate))
+    assert held(lake) == list(range(30))
+
+
+def test_clean_keeps_all_files_of_a_running_export(lake: Lake, tier: SmallTier) -> None:
+    cleaned: list[object] = []
+
+    def clean_up() -> None:
+        cleaned.append(clean(lake.settings(), older_than_hours=-1, remove=True))
+
+    lake.export(tier.options(), executor=Interposed(clean_up))
+    assert cleaned == [()]
+    assert held(lake) == list(range(30))
+    assert clean(lake.settings(), older_than_hours=-1) == ()
+
+
+def test_clean_removes_files_of_a_dead_export(lake: Lake, tier: SmallTier) -> None:
+    lake.export(tier.options())
+
+    def die() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        lake.export(tier.grow(1).options(), executor=Interposed(die))
+    # A killed process leaves its mark, and the lock ends with it.
+    folder = Path(lake.table()._root().removeprefix("file://")) / run_marks.MARKS
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / ("0" * 32)).touch()
+    assert len(clean(lake.settings(), older_than_hours=-1, remove=True)) == 2
+    assert clean(lake.settings(), older_than_hours=-1) == ()
+    assert held(lake) == list(range(30))

@@ -1,0 +1,360 @@
+"""Checks of a continuing export: the log and the table are those that the last run left."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from pyiceberg.catalog import load_catalog
+
+from kts_source import backfill
+from kts_source.errors import DataLossError, ExportError, OffsetOutOfRangeError
+from kts_source.export.end_offsets import end_offsets
+from kts_source.export.ranges import PartitionKey
+from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
+from tests.kts_source.export.exporting import FORMATS, Lake
+from tests.kts_source.export.small_tier import T0, SmallTier, at, held, ranges
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TABLES = ("delta", "iceberg")
+
+
+@pytest.fixture(params=FORMATS)
+def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
+    return Lake(tmp_path, request.param)
+
+
+def records(word: str, start: int, stop: int) -> list[SimpleRecord]:
+    return [SimpleRecord(f"{word}{at}".encode(), b"k", timestamp=T0) for at in range(start, stop)]
+
+
+class Elections:
+    """A tier whose log changes its branch."""
+
+    def __init__(self, root: Path, *, topic_id: str | None = None, partition: int = 0) -> None:
+        self.options = {"path": str(root), "subscribe": "t", "cache": "false"}
+        self._writer = AivenTierWriter(str(root), topic="t", partition=partition, topic_id=topic_id)
+        self._uploads = 0
+
+    @property
+    def topic_id(self) -> str:
+        return self._writer.topic_id
+
+    def upload(self, *spans: tuple[int, str, int, int], only: int | None = None) -> None:
+        """Uploads a log of (epoch, word, start, stop), a segment each; `only` the last ones."""
+        log = LogBuilder(leader_epoch=spans[0][0])
+        last = spans[0][0]
+        for epoch, word, start, stop in spans:
+            if epoch != last:
+                log.set_leader_epoch(epoch)
+            last = epoch
+            log.append(records(word, start, stop))
+            log.roll()
+        for segment in log.build().segments[-(only or 0) :]:
+            self._uploads += 1
+            self._writer.write_segment(segment, event_timestamp_ms=T0 + 1000 * self._uploads)
+
+
+def values(lake: Lake) -> list[str]:
+    rows = lake.read().sort_by("offset")
+    return [value.decode() for value in rows["value"].to_pylist()]
+
+
+def test_unclean_election_below_the_table_is_refused(lake: Lake, tmp_path: Path) -> None:
+    tier = Elections(tmp_path / "tier")
+    tier.upload((4, "a", 0, 10), (4, "dead", 10, 15))
+    lake.export(tier.options)
+    tier.upload((4, "a", 0, 10), (5, "live", 10, 20), only=1)
+    with pytest.raises(DataLossError, match=r"t-0: the table holds \[0, 15\).*epoch 4 .*epoch 5"):
+        lake.export(tier.options)
+    assert values(lake)[10:] == [f"dead{at}" for at in range(10, 15)]
+    report = lake.export({**tier.options, "failOnDataLoss": "false"})
+    assert ranges(report) == [(15, 20)]
+    # The accepted branch is the one that the table continues.
+    tier.upload((4, "a", 0, 10), (5, "live", 10, 20), (5, "live", 20, 25), only=1)
+    assert ranges(lake.export(tier.options)) == [(20, 25)]
+
+
+def test_clean_election_continues(lake: Lake, tmp_path: Path) -> None:
+    tier = Elections(tmp_path / "tier")
+    tier.upload((4, "a", 0, 10))
+    lake.export(tier.options)
+    tier.upload((4, "a", 0, 10), (6, "a", 10, 20), only=1)
+    lake.export(tier.options)
+    tier.upload((4, "a", 0, 10), (6, "a", 10, 20), (6, "a", 20, 25), (9, "a", 25, 30), only=2)
+    assert ranges(lake.export(tier.options)) == [(20, 30)]
+    assert values(lake) == [f"a{at}" for at in range(30)]
+
+
+def test_every_wave_records_its_epoch(lake: Lake, tmp_path: Path) -> None:
+    tier = Elections(tmp_path / "tier")
+    tier.upload((4, "a", 0, 10), (5, "a", 10, 20))
+    lake.export({**tier.options, "maxSegmentsPerTask": "1", "endingOffsets": at(10)})
+    state = lake.table().load().committed.get(PartitionKey(tier.topic_id, 0))
+    assert state is not None
+    assert (state.stop, state.epoch) == (10, 4)
+    lake.export({**tier.options, "maxSegmentsPerTask": "1"}, commit_bytes=1)
+    state = lake.table().load().committed.get(PartitionKey(tier.topic_id, 0))
+    assert state is not None
+    assert (state.stop, state.epoch) == (20, 5)
+
+
+def test_log_that_ends_below_the_table_is_refused(lake: Lake, tmp_path: Path) -> None:
+    tier = SmallTier(tmp_path / "tier").grow(3)
+    lake.export(tier.options())
+    tier.expire(2)
+    with pytest.raises(DataLossError, match=r"t-0: the log ends at offset 20.*holds \[0, 30\)"):
+        lake.export(tier.options())
+    assert lake.export(tier.options(failOnDataLoss="false")).ranges == ()
+    assert held(lake) == list(range(30))
+
+
+def test_plan_file_of_another_branch_is_refused(lake: Lake, tmp_path: Path) -> None:
+    import kts_source
+
+    tier = Elections(tmp_path / "tier")
+    tier.upload((4, "a", 0, 10), (4, "dead", 10, 20))
+    plan = tmp_path / "plan.json"
+    plan.write_text(kts_source.plan(tier.options).to_json())
+    tier.upload((4, "a", 0, 10), (5, "live", 10, 15), only=1)
+    lake.export(tier.options)
+    with pytest.raises(DataLossError, match=r"holds \[0, 15\), and leader epoch 5"):
+        lake.export({**tier.options, "planFile": str(plan)})
+
+
+def test_recreated_topic_is_refused(lake: Lake, tmp_path: Path) -> None:
+    first = Elections(tmp_path / "tier")
+    first.upload((1, "old", 0, 10))
+    lake.export(first.options)
+    second = Elections(tmp_path / "tier")
+    second._uploads = 5
+    second.upload((1, "new", 0, 5))
+    assert first.topic_id != second.topic_id
+    with pytest.raises(DataLossError, match=r"topic t was created again.*topicId"):
+        lake.export(second.options)
+    report = lake.export({**second.options, "topicId": second.topic_id})
+    assert ranges(report) == [(0, 5)]
+    assert lake.read().num_rows == 15
+    assert lake.export(second.options).commits == 0
+
+
+def test_recreated_topic_is_accepted_with_loss_allowed(lake: Lake, tmp_path: Path) -> None:
+    Elections(tmp_path / "tier").upload((1, "old", 0, 10))
+    options = Elections(tmp_path / "tier").options
+    lake.export(options)
+    second = Elections(tmp_path / "tier")
+    second._uploads = 5
+    second.upload((1, "new", 0, 5))
+    assert lake.export({**options, "failOnDataLoss": "false"}).rows == 5
+    assert lake.export(options).commits == 0
+
+
+def test_new_partition_that_lost_its_first_records_is_refused(lake: Lake, tmp_path: Path) -> None:
+    tier = Elections(tmp_path / "tier")
+    tier.upload((1, "a", 0, 10))
+    lake.export(tier.options)
+    other = Elections(tmp_path / "tier", topic_id=tier.topic_id, partition=1)
+    other.upload((1, "a", 0, 10), (1, "a", 10, 20), only=1)
+    with pytest.raises(OffsetOutOfRangeError, match=r"t-1: the partition is new.* offset 10"):
+        lake.export(tier.options)
+    starts = json.dumps({"t": {"0": 0, "1": 10}})
+    assert ranges(lake.export({**tier.options, "startingOffsets": starts})) == [(10, 20)]
+    assert lake.export(tier.options).commits == 0
+
+
+def test_new_partition_that_begins_at_zero_is_exported(lake: Lake, tmp_path: Path) -> None:
+    tier = Elections(tmp_path / "tier")
+    tier.upload((1, "a", 0, 10))
+    lake.export(tier.options)
+    other = Elections(tmp_path / "tier", topic_id=tier.topic_id, partition=1)
+    other.upload((1, "b", 0, 5))
+    assert ranges(lake.export(tier.options)) == [(0, 5)]
+
+
+def test_second_topic_may_begin_above_zero(lake: Lake, tmp_path: Path) -> None:
+    Elections(tmp_path / "tier").upload((1, "a", 0, 10))
+    other = AivenTierWriter(str(tmp_path / "tier"), topic="u", partition=0)
+    log = LogBuilder()
+    log.append(records("u", 0, 10))
+    log.roll()
+    log.append(records("u", 10, 20))
+    log.roll()
+    other.write_segment(log.build().segments[1])
+    options = {"path": str(tmp_path / "tier"), "cache": "false"}
+    lake.export({**options, "subscribe": "t"})
+    assert ranges(lake.export({**options, "subscribe": "t,u"})) == [(10, 20)]
+
+
+# -- tables that were rolled back
+
+
+def roll_back(lake: Lake, version: int) -> None:
+    """Brings back an earlier version (Delta), or snapshot, counted from 0 (Iceberg)."""
+    if lake.table_format == "delta":
+        DeltaTable(lake.target).restore(version)
+        return
+    catalog = load_catalog("lake", **lake.catalog)
+    table = catalog.load_table(lake.target)
+    snapshot = sorted(table.metadata.snapshots, key=lambda one: one.sequence_number or 0)[version]
+    table.manage_snapshots().set_current_snapshot(snapshot.snapshot_id).commit()
+    catalog.close()
+
+
+@pytest.mark.parametrize("table_format", TABLES)
+def test_rolled_back_table_is_refused(table_format: str, tmp_path: Path) -> None:
+    lake = Lake(tmp_path, table_format)
+    tier = SmallTier(tmp_path / "tier").grow(1)
+    lake.export(tier.options())
+    lake.export(tier.grow(1).options())
+    roll_back(lake, 0)
+    for options in (tier.options(), tier.grow(1).options()):
+        with pytest.raises(DataLossError, match="no longer has"):
+            lake.export(options)
+    assert held(lake) == list(range(10))
+    assert ranges(lake.export(tier.options(failOnDataLoss="false"))) == [(20, 30)]
+    assert held(lake) == [*range(10), *range(20, 30)]
+    assert ranges(lake.export(tier.grow(1).options())) == [(30, 40)]
+
+
+@pytest.mark.parametrize("table_format", TABLES)
+def test_rollback_that_is_undone_is_accepted(table_format: str, tmp_path: Path) -> None:
+    lake = Lake(tmp_path, table_format)
+    tier = SmallTier(tmp_path / "tier").grow(1)
+    lake.export(tier.options())
+    lake.export(tier.grow(1).options())
+    roll_back(lake, 0)
+    roll_back(lake, 1)
+    assert ranges(lake.export(tier.grow(1).options())) == [(20, 30)]
+    assert held(lake) == list(range(30))
+
+
+def test_restore_hidden_by_later_versions_is_refused(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, "delta")
+    tier = SmallTier(tmp_path / "tier").grow(1)
+    lake.export(tier.options())
+    lake.export(tier.grow(1).options())
+    roll_back(lake, 0)
+    for _ in range(12):
+        write_deltalake(lake.target, DeltaTable(lake.target).to_pyarrow_table(), mode="overwrite")
+    DeltaTable(lake.target).restore(8)
+    with pytest.raises(DataLossError, match="RESTORE in version 2 "):
+        lake.export(tier.options())
+
+
+def test_other_writers_of_a_delta_table_are_no_rollback(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, "delta")
+    tier = SmallTier(tmp_path / "tier").grow(1)
+    lake.export(tier.options())
+    lake.export(tier.grow(1).options())
+    DeltaTable(lake.target).optimize.compact()
+    assert ranges(lake.export(tier.grow(1).options())) == [(20, 30)]
+    assert held(lake) == list(range(30))
+
+
+def test_expired_snapshots_are_no_rollback(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, "iceberg")
+    tier = SmallTier(tmp_path / "tier").grow(1)
+    for _ in range(2):
+        lake.export(tier.grow(1).options())
+    catalog = load_catalog("lake", **lake.catalog)
+    table = catalog.load_table(lake.target)
+    table.append(table.scan().to_arrow().slice(0, 0))  # another writer's
+    old = [one.snapshot_id for one in table.metadata.snapshots[:-1]]
+    table.maintenance.expire_snapshots().by_ids(old).commit()
+    assert len(catalog.load_table(lake.target).metadata.snapshots) == 1
+    catalog.close()
+    assert ranges(lake.export(tier.grow(1).options())) == [(30, 40)]
+
+
+# -- tables that lost what they recorded
+
+
+def test_folder_without_its_log_is_refused(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, "parquet")
+    tier = SmallTier(tmp_path / "tier").grow(1)
+    lake.export(tier.options(), partition_by=["topic"])
+    shutil.rmtree(tmp_path / "table" / "_kts")
+    with pytest.raises(ExportError, match="does not record which offsets"):
+        lake.export(tier.grow(1).options(), partition_by=["topic"])
+    assert held(lake) == list(range(10))
+    assert lake.export(tier.options(), partition_by=["topic"], export_id="again").rows == 20
+
+
+def test_folder_of_an_export_with_a_longer_name_is_not_refused(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, "parquet")
+    tier = SmallTier(tmp_path / "tier").grow(1)
+    lake.export(tier.options(), export_id="kts-all")
+    assert lake.export(tier.options(), export_id="kts").rows == 10
+
+
+def test_iceberg_table_without_its_properties_is_refused(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, "iceberg")
+    tier = SmallTier(tmp_path / "tier").grow(1)
+    lake.export(tier.options())
+    catalog = load_catalog("lake", **lake.catalog)
+    table = catalog.load_table(lake.target)
+    with table.transaction() as transaction:
+        transaction.remove_properties(*[name for name in table.properties if "kts." in name])
+    catalog.close()
+    with pytest.raises(ExportError, match="are gone"):
+        lake.export(tier.options())
+    assert held(lake) == list(range(10))
+
+
+# -- tables of earlier versions
+
+
+def without_epochs(lake: Lake) -> None:
+    """Removes from a folder's log what earlier versions did not write."""
+    for path in (lake.folder / "table" / "_kts" / "commits").glob("*.json"):
+        document: dict[str, Any] = json.loads(path.read_text())
+        document.pop("commitId")
+        for export in document["exports"].values():
+            export.pop("topics")
+            for entry in export["ranges"]:
+                entry.pop("epoch")
+        path.write_text(json.dumps(document))
+
+
+def test_table_without_epochs_records_them_with_the_next_commit(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, "parquet")
+    tier = Elections(tmp_path / "tier")
+    tier.upload((4, "a", 0, 10))
+    lake.export(tier.options)
+    without_epochs(lake)
+    assert lake.export(tier.options).commits == 0
+    tier.upload((4, "a", 0, 10), (4, "dead", 10, 15), only=1)
+    lake.export(tier.options)
+    tier.upload((4, "a", 0, 10), (5, "live", 10, 20), only=1)
+    with pytest.raises(DataLossError, match="unclean election"):
+        lake.export(tier.options)
+
+
+def test_table_without_topic_ids_refuses_a_recreated_topic(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, "parquet")
+    Elections(tmp_path / "tier").upload((1, "old", 0, 10))
+    options = Elections(tmp_path / "tier").options
+    lake.export(options)
+    without_epochs(lake)
+    second = Elections(tmp_path / "tier")
+    second._uploads = 5
+    second.upload((1, "new", 0, 5))
+    with pytest.raises(DataLossError, match="created again"):
+        lake.export(options)
+
+
+def test_follow_and_end_offsets_check_the_log(tmp_path: Path) -> None:
+    tier = Elections(tmp_path / "tier")
+    tier.upload((4, "a", 0, 10), (4, "dead", 10, 15))
+    target = str(tmp_path / "table")
+    backfill(None, source=tier.options, target=target, progress=False)
+    tier.upload((4, "a", 0, 10), (5, "live", 10, 20), only=1)
+    with pytest.raises(DataLossError, match="unclean election"):
+        backfill(None, source=tier.options, target=target, follow=True, progress=False)
+    with pytest.raises(DataLossError, match="unclean election"):
+        end_offsets(source=tier.options, target=target)
