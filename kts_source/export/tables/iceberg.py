@@ -189,6 +189,8 @@ class IcebergExportTable(ExportTable):
 
     def _known(self, snapshot: Table) -> set[str]:
         """Files of any snapshot that has not expired."""
+        if not snapshot.metadata.snapshots:  # PyIceberg fails on a table without one
+            return set()
         location = f"{snapshot.location().rstrip('/')}/"
         paths = snapshot.inspect.all_data_files()["file_path"].to_pylist()
         return {path.removeprefix(location) for path in paths}
