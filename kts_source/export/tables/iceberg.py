@@ -189,7 +189,8 @@ class IcebergExportTable(ExportTable):
 
     def _known(self, snapshot: Table) -> set[str]:
         """Files of any snapshot that has not expired."""
-        if not snapshot.metadata.snapshots:  # PyIceberg fails on a table without one
+        # PyIceberg fails on a table whose snapshots have no files.
+        if not any(one.manifests(snapshot.io) for one in snapshot.metadata.snapshots):
             return set()
         location = f"{snapshot.location().rstrip('/')}/"
         paths = snapshot.inspect.all_data_files()["file_path"].to_pylist()
