@@ -193,6 +193,9 @@ class IcebergExportTable(ExportTable):
 
     def _known(self, snapshot: Table) -> set[str]:
         """Files of any snapshot that has not expired."""
+        # PyIceberg fails on a table whose snapshots have no files.
+        if not any(one.manifests(snapshot.io) for one in snapshot.metadata.snapshots):
+            return set()
         location = f"{snapshot.location().rstrip('/')}/"
         paths = snapshot.inspect.all_data_files()["file_path"].to_pylist()
         return {path.removeprefix(location) for path in paths}

@@ -15,6 +15,7 @@ import time
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Final
 
+from kts_source.errors import TieredKafkaError
 from kts_source.export.tables.open_target import open_target
 from kts_source.store.local_store import local_root
 from kts_source.store.open_store import scheme_of
@@ -110,4 +111,7 @@ def _renewed(target: TargetStore, key: str) -> Iterator[None]:
     finally:
         ended.set()
         thread.join()
-        target.delete(key)
+        try:
+            target.delete(key)
+        except TieredKafkaError as error:  # such as no right to delete: the lease ends by itself
+            log.warning("the mark %s of this run cannot be deleted: %s", key, error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,12 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitStateUnknownException
 
-from kts_source.errors import CommitConflictError, ExportError, StoreUnavailableError
+from kts_source.errors import (
+    AccessDeniedError,
+    CommitConflictError,
+    ExportError,
+    StoreUnavailableError,
+)
 from kts_source.export.run import clean
 from kts_source.export.tables import run_marks
 from tests.kts_source.export.exporting import FORMATS, Lake
@@ -151,3 +157,30 @@ def test_clean_removes_files_of_a_dead_export(lake: Lake, tier: SmallTier) -> No
     assert len(clean(lake.settings(), older_than_hours=-1, remove=True)) == 2
     assert clean(lake.settings(), older_than_hours=-1) == ()
     assert held(lake) == list(range(30))
+
+
+def test_clean_of_an_iceberg_table_without_a_snapshot(tmp_path: Path, tier: SmallTier) -> None:
+    lake = Lake(tmp_path, "iceberg")
+    lake.export(tier.options())
+    catalog = SqlCatalog("lake", **lake.catalog)
+    columns = catalog.load_table(lake.target).schema()
+    catalog.drop_table(lake.target)
+    catalog.create_table(lake.target, columns)
+    catalog.close()
+    assert len(clean(lake.settings(), older_than_hours=-1)) == 3
+
+
+def test_run_succeeds_without_the_right_to_delete_its_mark() -> None:
+    written: list[str] = []
+
+    class AppendOnly:
+        def open_output(self, key: str) -> Any:  # noqa: ANN401
+            written.append(key)
+            return io.BytesIO()
+
+        def delete(self, key: str) -> None:
+            raise AccessDeniedError("no right to delete", uri=key)
+
+    target: Any = AppendOnly()
+    with run_marks._renewed(target, "_kts/runs/1"):
+        assert written == ["_kts/runs/1"]
