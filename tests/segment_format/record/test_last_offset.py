@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from segment_format.errors import CorruptRecordError, TruncatedBatchError, UnsupportedMagicError
+from segment_format.errors import (
+    CorruptRecordError,
+    CrcMismatchError,
+    TruncatedBatchError,
+    UnsupportedMagicError,
+)
 from segment_format.record.last_offset import WINDOW_BYTES, last_offset
 from segment_format.testing import LogBuilder, SimpleRecord, write_batch
 
@@ -66,3 +71,40 @@ def test_an_unknown_magic_is_an_error() -> None:
     data[16] = 3
     with pytest.raises(UnsupportedMagicError):
         tail_of(bytes(data))
+
+
+def end_of(data: bytes, **facts: int) -> int:
+    return last_offset(lambda start, stop: data[start:stop], len(data), **facts)
+
+
+def flipped(data: bytes, at: int, bits: int) -> bytes:
+    changed = bytearray(data)
+    changed[at] ^= bits
+    return bytes(changed)
+
+
+def test_last_batch_with_a_wrong_checksum_is_an_error() -> None:
+    data = batch(0) + batch(2)
+    with pytest.raises(CrcMismatchError):
+        end_of(flipped(data, len(batch(0)) + 26, 2))
+
+
+@pytest.mark.parametrize("facts", [{}, {"newest": 3}])
+def test_last_batch_whose_offset_has_a_flipped_bit_is_an_error(facts: dict[str, int]) -> None:
+    data = flipped(batch(0) + batch(2), len(batch(0)) + 7, 16)
+    with pytest.raises(CorruptRecordError, match="begins at offset 18, and 2 would follow"):
+        end_of(data, **facts)
+
+
+def test_gap_before_the_last_batch_is_no_error_in_a_compacted_log() -> None:
+    assert end_of(batch(0) + batch(18), newest=19) == 19
+    assert end_of(batch(0) + batch(5) + batch(23)) == 24
+    assert end_of(batch(0) + batch(9)) == 10  # more than one bit away from 2
+
+
+def test_last_batch_that_the_index_contradicts_is_compared_with_all_before_it() -> None:
+    data = batch(0) + batch(2) + batch(4)
+    at = 2 * len(batch(0))
+    assert end_of(data, position=at, indexed=5) == 5
+    with pytest.raises(CorruptRecordError, match="begins at offset 12, and 4 would follow"):
+        end_of(flipped(data, at + 7, 8), position=at, indexed=5)
