@@ -1,7 +1,9 @@
-"""benchmarks/RESULTS.md: what a run measured, on which machine, what is met and what is not."""
+"""Writes benchmarks/RESULTS.md and one page of figures, goals and misses for each benchmark."""
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -39,63 +41,221 @@ TITLES: Final = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """A ratio on the first page of results.
+
+    Attributes:
+        part: The benchmark that measures it.
+        row: Name of its row.
+        label: What was compared.
+        peer: The other side of the ratio.
+        bound: What limits the ratio. Empty if the note of the row names the largest possible one.
+    """
+
+    part: str
+    row: str
+    label: str
+    peer: str
+    bound: str = ""
+
+
+_SCAN: Final = (
+    "against Spark's Kafka source, data in the tier, {}, all columns → noop, newest pyspark"
+)
+_KEY: Final = (
+    "against Spark's Kafka source, WHERE key = …, records scanned a second,"
+    " targetPartitionBytes=512m"
+)
+_TYPED: Final = (
+    "SELECT country, sum(amount), {} in the tier, ten fields, Spark 4.0: against Spark's"
+)
+_SOURCE: Final = "Spark's Kafka source"
+HEADLINES: Final = (
+    Headline("peers", _SCAN.format("100 B"), "full scan in Spark, records of 100 B", _SOURCE),
+    Headline("peers", _SCAN.format("1000 B"), "full scan in Spark, records of 1 KB", _SOURCE),
+    Headline(
+        "peers",
+        "processor time of Spark's Kafka source's and its broker's, 100 B, all columns → noop",
+        "processor time of that scan, records of 100 B (less is better)",
+        f"{_SOURCE} and its broker",
+    ),
+    Headline(
+        "export_peers",
+        "against Spark's Kafka source, 100 B → zstd Parquet",
+        "export to zstd Parquet, records of 100 B",
+        f"{_SOURCE}, `write.parquet`",
+    ),
+    Headline("where", _KEY, "`where` with one key, records scanned per second", _SOURCE),
+    Headline(
+        "typed_peers",
+        f"{_TYPED.format('avro')} Kafka source and from_avro",
+        "sum by country over Avro values",
+        f"{_SOURCE} and `from_avro`",
+        "not measured",
+    ),
+    Headline(
+        "typed_peers",
+        f"{_TYPED.format('json')} Kafka source and from_json",
+        "sum by country over JSON values",
+        f"{_SOURCE} and `from_json`",
+        "not measured",
+    ),
+    Headline(
+        "hybrid",
+        "brokers only, against Spark's Kafka source, 100 B, codec none, hot on the broker, all"
+        " columns → noop",
+        "full scan of brokers alone, records of 100 B",
+        _SOURCE,
+        "not measured",
+    ),
+    Headline(
+        "stream",
+        "catching up 11.2 million records of 100 B, against a stream of Spark's Kafka source, data"
+        " in the tier",
+        "a stream that catches up",
+        f"{_SOURCE}, streaming",
+        "one batch scan: the stream reaches 0.96 × of it",
+    ),
+    Headline(
+        "decode",
+        "100 B records, all columns: aiokafka + pyarrow",
+        "log bytes to Arrow on one core, records of 100 B",
+        "aiokafka and pyarrow",
+        "not measured",
+    ),
+    Headline(
+        "typed",
+        "Avro, ten of ten fields, against fastavro + pyarrow",
+        "Avro values to Arrow on one core",
+        "fastavro and pyarrow",
+        "not measured",
+    ),
+    Headline(
+        "engines",
+        "scan().to_reader(), one thread, of the additive bound, 100 B",
+        "scan without Spark on one thread",
+        "read, checksum and decode, each alone",
+        "1 ×",
+    ),
+    Headline(
+        "engines",
+        "Sail against Spark's Kafka source, 100 B, data in the tier, aggregate of all columns",
+        "aggregate of all columns on Sail",
+        f"{_SOURCE} on Spark",
+        "not measured",
+    ),
+    Headline(
+        "loopback_s3",
+        "scan, 100 B, from S3 on loopback, processor time by that from a folder",
+        "processor time of a scan from S3 (less is better)",
+        "the same scan from a folder",
+        "1 ×",
+    ),
+    Headline(
+        "audit",
+        "level bytes, codec none: of reading and CRC-32C",
+        "audit of every byte",
+        "reading and CRC-32C alone",
+        "1 ×",
+    ),
+)
+_RATIO: Final = re.compile(r"(\d+(?:\.\d+)?) ×")
+
+
 def write_results(report: Report, about: Mapping[str, Any], quick: bool) -> None:
-    """Renews RESULTS.md, RESULTS.png and RESULTS.json, which a run of some parts is joined to.
+    """Write RESULTS.md, RESULTS.png, RESULTS.json and `results/<part>.md` of each benchmark.
 
     Args:
         report: What was measured.
-        about: The machine, as `report.machine` gives it.
-        quick: Whether it was a quick run, which the text then says.
+        about: The machine, as `report.machine` returns it.
+        quick: Whether it was a quick run; the text then says so.
     """
-    drawn = draw(report.speeds, HERE / "RESULTS.png")
-    text = "\n".join(_lines(report, about, quick, drawn=drawn)) + "\n"
-    (HERE / "RESULTS.md").write_text(text, encoding="utf-8")
+    is_drawn = draw(report.speeds, HERE / "RESULTS.png")
+    _write(HERE / "RESULTS.md", _first_page(report, about, quick, is_drawn=is_drawn))
+    folder = HERE / "results"
+    folder.mkdir(exist_ok=True)
+    for part, rows in report.rows.items():
+        budgets = report.budgets if part == "scan" else {}
+        _write(folder / f"{part}.md", _part_page(part, rows, about, budgets))
     write_json(report, about, HERE / "RESULTS.json", quick=quick)
 
 
-def _lines(report: Report, about: Mapping[str, Any], quick: bool, *, drawn: bool) -> list[str]:
-    rows = [row for found in report.rows.values() for row in found]
-    goals = [row for row in rows if row.met is not None]
-    missed = report.missed
-    others = "; ".join(f"{name}: {text}" for name, text in about.get("others", {}).items())
+def _write(path: Path, lines: Sequence[str]) -> None:
+    path.write_text("\n".join(lines).rstrip("\n") + "\n", encoding="utf-8")
+
+
+def _first_page(
+    report: Report, about: Mapping[str, Any], quick: bool, *, is_drawn: bool
+) -> list[str]:
+    goals = [row for rows in report.rows.values() for row in rows if row.met is not None]
     versions = ", ".join(f"{name} {text}" for name, text in about["versions"].items())
+    others = "; ".join(f"{name}: {text}" for name, text in about.get("others", {}).items())
+    processors = " or ".join(dict.fromkeys(about["processor"].split(" and ")))
     lines = [
-        "# Results of the last full run",
+        "# Benchmark results",
         "",
-        *(["![comparisons with Spark's Kafka source](RESULTS.png)", ""] if drawn else []),
-        "Written by `make bench` from its own figures; `make bench-quick` runs a small version in"
-        " minutes. Contestants take turns within one run; a ratio is the median over rounds, a time"
-        " the median run. Compare ratios between machines, not times.",
-        "",
+        *(["![Comparison with Spark's Kafka source](RESULTS.png)", ""] if is_drawn else []),
         *(["**A quick run: small inputs, few repeats.**", ""] if quick else []),
-        "| | |",
-        "|---|---|",
-        f"| when | {about['date']}, {sum(report.seconds.values()) / 60:.1f} minutes |",
-        f"| machine | {about['processor']}, {about['cpus']} cores, {about['memory_gib']} GiB,"
-        f" {about['system']}, load before: {about['load_before']} |",
-        f"| versions | Python {about['python']}, {versions} |",
-        f"| others | {others} |",
-        f"| goals | {len(goals) - len(missed)} of {len(goals)} met |",
+        "Ratios of the last run of `make bench`. All contestants of a ratio take turns within one"
+        " run; the ratio is the median over rounds. The bound is the best ratio that is possible"
+        " in the same run.",
         "",
+        "| measured | ratio | against | bound |",
+        "|---|---:|---|---|",
+        *_headlines(report),
+        "",
+        f"{len(goals) - len(report.missed)} of {len(goals)} goals are met. Details, goals and"
+        f" misses: {', '.join(_link(part) for part in report.rows)}.",
+        "",
+        f"Machine: {about['cpus']} cores, {about['memory_gib']} GiB, {processors}."
+        f" Versions: Python {about['python']}, {versions}; {others}.",
     ]
-    if goals:
-        lines += ["## Goals", "", *_table(goals), ""]
-    if missed:
-        lines += ["## Not met", ""]
-        lines += [f"* {_in_words(row)}" for row in missed] + [""]
+    if report.skipped or report.failed:
+        lines += ["", "Not run:", ""]
+        lines += [f"* {name}: {reason}" for name, reason in report.skipped.items()]
+        lines += [f"* {name} failed: {error}" for name, error in report.failed.items()]
+    return lines
+
+
+def _link(part: str) -> str:
+    return f"[{part}](results/{part}.md)"
+
+
+def _headlines(report: Report) -> list[str]:
+    lines = []
+    for headline in HEADLINES:
+        rows = [row for row in report.rows.get(headline.part, ()) if row.name == headline.row]
+        for row in rows:
+            ratio = _RATIO.search(row.note)
+            bound = headline.bound or (f"{ratio[1]} ×" if ratio else "not measured")
+            figure = f"{row.value:.3g} ×"
+            lines.append(f"| {headline.label} | **{figure}** | {headline.peer} | {bound} |")
+    return lines
+
+
+def _part_page(
+    part: str,
+    rows: Sequence[Row],
+    about: Mapping[str, Any],
+    budgets: Mapping[str, Mapping[str, float]],
+) -> list[str]:
+    """Return the lines of one benchmark's page."""
+    date = about.get("dates", {}).get(part, about["date"])
+    goals = [row for row in rows if row.met is not None]
+    missed = [row for row in goals if not row.met]
     slower = [row for row in rows if row.unit == "×" and row.name.startswith("against")]
     slower = [row for row in slower if row.value < 1]
+    summary = f"Measured {date} by `python -m benchmarks {part}`."
+    if goals:
+        summary += f" {len(goals) - len(missed)} of {len(goals)} goals are met."
+    lines = [f"# {TITLES[part]}", "", summary, ""]
+    if missed:
+        lines += ["## Not met", "", *(f"* {_in_words(row)}" for row in missed), ""]
     if slower:
         lines += ["## Slower than a peer", "", *_table(slower), ""]
-    if report.skipped or report.failed:
-        lines += ["## Not run", ""]
-        lines += [f"* {name}: {reason}" for name, reason in report.skipped.items()]
-        lines += [f"* {name} failed: {error}" for name, error in report.failed.items()] + [""]
-    for part, found in report.rows.items():
-        lines += [f"## {TITLES[part]}", "", *_table(found), ""]
-    if report.budgets:
-        lines += _budget(report.budgets)
-    return lines
+    lines += ["## Figures", "", *_table(rows), ""]
+    return lines + (_budget(budgets) if budgets else [])
 
 
 def _table(rows: Sequence[Row]) -> list[str]:

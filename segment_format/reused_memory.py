@@ -1,141 +1,123 @@
-"""Memory for large pieces of a log, used again once no view of it is left.
+"""Reuses memory for large pieces of a log after the last view of a piece is gone.
 
-Fresh memory costs a page fault per 4 KiB, which takes longer than to copy as much into it. Memory
-used a moment ago is also in the processor's cache. A view keeps its array alive by a reference, so
-an array that only its list refers to is free.
-
-That holds where Python counts references as CPython does today. A few views are made and dropped at
-import to check it. Where it does not hold, or with `KTS_TUNING=off` (`docs/tuning.md`), all memory
-is fresh.
+Fresh memory costs a page fault per 4 KiB, which takes longer than to copy as much into it. Recently
+used memory is also in the processor's cache. Each lease is a NumPy array of its own over a mapping.
+Views, slices and Arrow buffers refer to the lease, so its finalizer runs when the last of them is
+gone and returns the mapping to the pool. `KTS_TUNING=off` (`docs/tuning.md`) disables the reuse.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-import sys
 import threading
-from typing import TYPE_CHECKING, Final
+import weakref
+from collections import deque
+from typing import Final
 
 import numpy as np
 
 from segment_format.tuning import is_on
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.typing import NDArray
-
-LEAST_BYTES: Final = 256 << 10
-"""Below this, fresh memory is as good: the allocator has it at hand."""
-_MAX_ARRAYS: Final = 24  # as many as are read ahead, and what the consumer still holds
-_MAX_KEPT_BYTES: Final = 160 << 20
+MIN_BYTES: Final = 256 << 10
+"""Smaller requests get fresh memory: the allocator is as fast for them."""
+_MAX_MAPPINGS: Final = 24  # what is read ahead plus what the consumer still holds
+_MAX_IDLE_BYTES: Final = 160 << 20
 _MAX_RESTING_BYTES: Final = 32 << 20
 _ROUNDED_TO: Final = 1 << 20
 
 
-class _Kept:
-    """Arrays of this process, the longest unused first."""
+class _Pool:
+    """Idle mappings of this process, the one returned first at the left.
+
+    Attributes:
+        idle: Mappings to use again. Only the holder of `lock` changes it.
+        returned: Mappings whose leases have ended. A finalizer can run in any thread, also while
+            that thread holds `lock`, so finalizers only append here and never wait.
+    """
 
     def __init__(self) -> None:
         self.process = os.getpid()
         self.lock = threading.Lock()
-        self.arrays: list[NDArray[np.uint8]] = []
+        self.idle: list[mmap.mmap] = []
+        self.returned: deque[mmap.mmap] = deque()
+
+    def take(self, size: int) -> mmap.mmap | None:
+        """Remove and return the smallest idle mapping that fits, or None if there is none."""
+        with self.lock:
+            self._collect()
+            # A small piece must not keep the memory of a large one, which is needed next.
+            fitting = [
+                number
+                for number, mapping in enumerate(self.idle)
+                if size <= len(mapping) <= 4 * size + _ROUNDED_TO
+            ]
+            if fitting:
+                # Of the smallest, the one used last: the processor's cache still holds it.
+                best = min(fitting, key=lambda number: (len(self.idle[number]), -number))
+                return self.idle.pop(best)
+            return None
+
+    def give_back(self, mapping: mmap.mmap) -> None:
+        """Return a mapping whose lease has ended. Never waits."""
+        self.returned.append(mapping)
+        if self.lock.acquire(blocking=False):
+            try:
+                self._collect()
+            finally:
+                self.lock.release()
+
+    def shrink(self, max_bytes: int) -> None:
+        """Release idle mappings to the system until `max_bytes` are left."""
+        with self.lock:
+            self._collect(max_bytes)
+
+    def _collect(self, max_bytes: int = _MAX_IDLE_BYTES) -> None:
+        """Move returned mappings to the idle ones and drop the oldest above the limits."""
+        while self.returned:
+            self.idle.append(self.returned.popleft())
+        total = sum(len(mapping) for mapping in self.idle)
+        while self.idle and (len(self.idle) > _MAX_MAPPINGS or total > max_bytes):
+            total -= len(self.idle.pop(0))
 
 
-_kept = _Kept()
+_pool = _Pool()
 
 
 def writable_bytes(size: int) -> memoryview:
-    """A view of `size` bytes of any content, which nobody else sees as long as it, or a view made
-    from it, lives. Safe to call from any thread.
+    """Return a writable view of `size` bytes with arbitrary content.
+
+    No other caller gets the same memory while the view, or anything made from it, is alive. Safe to
+    call from any thread.
 
     Args:
-        size: How many bytes; the caller has bounded it.
+        size: Number of bytes; the caller has bounded it.
     """
-    global _kept
-    if size < LEAST_BYTES or not _REFCOUNTS_TELL or not is_on():
+    global _pool
+    if size < MIN_BYTES or not is_on():
         return memoryview(bytearray(size))
-    if _kept.process != os.getpid():
-        _kept = _Kept()  # after a fork a thread that is not here may hold the lock
-    with _kept.lock:
-        arrays = _kept.arrays
-        # A small piece must not hold on to the memory of a large one, which is wanted next.
-        free = [
-            number
-            for number in range(len(arrays))
-            if size <= arrays[number].size <= 4 * size + _ROUNDED_TO
-            and _refcount(arrays, number) == _IDLE_REFCOUNT
-        ]
-        if free:
-            # Of the smallest, the one used last: the processor's cache still has it.
-            array = arrays.pop(min(free, key=lambda number: (arrays[number].size, -number)))
-        else:
-            array = _mapped(-(-size // _ROUNDED_TO) * _ROUNDED_TO)
-        view = array[:size].data
-        arrays.append(array)
-        _drop(_MAX_KEPT_BYTES)
-        return view
+    if _pool.process != os.getpid():
+        _pool = _Pool()  # after a fork, a thread of the parent may hold the lock
+    mapping = _pool.take(size)
+    if mapping is None:
+        mapping = _new_mapping(-(-size // _ROUNDED_TO) * _ROUNDED_TO)
+    # Its base is the mapping, not an array, so NumPy's slices refer to the lease itself.
+    lease = np.frombuffer(mapping, np.uint8, count=size)
+    weakref.finalize(lease, _pool.give_back, mapping).atexit = False
+    return lease.data
 
 
-def give_back() -> None:
-    """Gives the system what was kept for a read that has ended, but for a little. Others that read
-    meanwhile only lose memory that is warm. Safe to call from any thread.
-    """
-    if _kept.process == os.getpid():
-        with _kept.lock:
-            _drop(_MAX_RESTING_BYTES)
+def release_idle() -> None:
+    """Release most idle memory to the system after a scan. Safe to call from any thread."""
+    if _pool.process == os.getpid():
+        _pool.shrink(_MAX_RESTING_BYTES)
 
 
-def _drop(most_bytes: int) -> None:
-    """Forgets the arrays that were used longest ago; the lock is held."""
-    arrays = _kept.arrays
-    while len(arrays) > _MAX_ARRAYS or (
-        sum(kept.size for kept in arrays) > most_bytes and len(arrays) > 1
-    ):
-        del arrays[0]
+def _new_mapping(size: int) -> mmap.mmap:
+    """Return memory that goes back to the system when its last reference is gone.
 
-
-def _mapped(size: int) -> NDArray[np.uint8]:
-    """Memory that goes back to the system with its last view. What the allocator is given back by
-    many threads it keeps, for each of them: half as much again as was in use.
+    An allocator keeps what many threads free, for each thread: half as much again as was in use.
     """
     if hasattr(mmap, "MAP_PRIVATE"):
-        mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    else:  # pragma: no cover - Windows
-        mapping = mmap.mmap(-1, size)
-    return np.frombuffer(mapping, np.uint8)
-
-
-def _refcount(arrays: list[NDArray[np.uint8]], number: int) -> int:
-    """References to an array of a list."""
-    return sys.getrefcount(arrays[number])
-
-
-def _idle_refcount() -> int:
-    return _refcount([np.empty(1, np.uint8)], 0)
-
-
-def _refcounts_tell() -> bool:
-    """Whether counts are higher exactly as long as there is a view, of whatever kind."""
-    arrays = [np.empty(2, np.uint8)]
-    ways_to_view: tuple[Callable[[memoryview], object], ...] = (
-        lambda view: view,
-        lambda view: view[1:],
-        memoryview.toreadonly,
-        lambda view: np.frombuffer(view, np.uint8)[1:],
-        lambda view: memoryview(view).cast("b"),
-    )
-    for view_of in ways_to_view:
-        held = view_of(arrays[0][:2].data)
-        if _refcount(arrays, 0) <= _IDLE_REFCOUNT:
-            return False
-        del held
-        if _refcount(arrays, 0) != _IDLE_REFCOUNT:
-            return False
-    return True
-
-
-_IDLE_REFCOUNT: Final = _idle_refcount() if hasattr(sys, "getrefcount") else 0
-"""References to an array that only its list has."""
-_REFCOUNTS_TELL: Final = _IDLE_REFCOUNT > 0 and _refcounts_tell()
+        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return mmap.mmap(-1, size)  # pragma: no cover - Windows

@@ -13,7 +13,7 @@ from kts_source.read.handover import in_threads
 from kts_source.read.read_settings import FOR_ENGINES, BatchLimits
 from kts_source.read.task_metrics import TaskPlace
 from kts_source.read.thread_tiers import ThreadTiers
-from segment_format.reused_memory import give_back
+from segment_format.reused_memory import release_idle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
@@ -129,7 +129,7 @@ class OpenedTasks:
     def close(self) -> None:
         """Lets the connections go, and memory that the read has used again and again."""
         self._tiers.close()
-        give_back()
+        release_idle()
 
     def _read(self, number: int) -> Generator[pa.RecordBatch]:
         from kts_source.read.run_task import run_task

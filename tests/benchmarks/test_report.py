@@ -58,7 +58,7 @@ def test_a_report_comes_back_from_its_json(tmp_path: Path) -> None:
     assert [row.name for row in found.missed] == ["small"]
 
 
-def test_the_text_tells_what_is_missed_and_what_is_slower(
+def test_results_pages_name_misses_and_slower_peers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(results, "HERE", tmp_path)
@@ -71,20 +71,40 @@ def test_the_text_tells_what_is_missed_and_what_is_slower(
     stages = {"decode": 5.0, "JVM": 90.0, "ceiling": 100.0}
     report = Report({"scan": rows}, {"a topic": stages}, {"peers": "no java"})
     results.write_results(report, machine(), quick=True)
-    text = (tmp_path / "RESULTS.md").read_text(encoding="utf-8")
-    assert "1 of 2 met" in text
+    first = (tmp_path / "RESULTS.md").read_text(encoding="utf-8")
+    assert "1 of 2 goals are met" in first
+    assert "[scan](results/scan.md)" in first
+    assert "* peers: no java" in first
+    assert "A quick run" in first
+    assert "RESULTS.png" not in first
+    assert not (tmp_path / "RESULTS.png").exists()
+    text = (tmp_path / "results" / "scan.md").read_text(encoding="utf-8")
+    assert "1 of 2 goals are met" in text
     assert "* out of reach: 1.5 × instead of ≥ 2: the disk" in text
     slower = text.split("## Slower than a peer")[1].split("##")[0]
     assert "against a peer" in slower
     assert "against another" not in slower
-    assert "* peers: no java" in text
     assert "| a topic | 5 | **90** | 100 | 0.95 × |" in text
-    assert "A quick run" in text
-    assert "RESULTS.png" not in text
-    assert not (tmp_path / "RESULTS.png").exists()
 
 
-def test_the_pictures_show_what_was_measured(
+def test_first_page_shows_headlines_with_their_bounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "HERE", tmp_path)
+    scan, audit = results.HEADLINES[0], results.HEADLINES[-1]
+    report = Report(
+        {
+            scan.part: [at_least(scan.row, 4.2, "×", 3).noted("ready batches: 5.49 ×; more")],
+            audit.part: [at_least(audit.row, 0.95, "×", 0.8)],
+        }
+    )
+    results.write_results(report, machine(), quick=False)
+    text = (tmp_path / "RESULTS.md").read_text(encoding="utf-8")
+    assert f"| {scan.label} | **4.2 ×** | {scan.peer} | 5.49 × |" in text
+    assert f"| {audit.label} | **0.95 ×** | {audit.peer} | 1 × |" in text
+
+
+def test_pictures_show_the_measured_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(results, "HERE", tmp_path)
@@ -97,10 +117,22 @@ def test_the_pictures_show_what_was_measured(
     assert (tmp_path / "RESULTS.png").stat().st_size > 1000
 
 
-def test_the_pictures_name_figures_that_the_committed_run_has() -> None:
-    text = (ROOT / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8")
+def committed_pages() -> str:
+    """Return the text of all committed pages of figures."""
+    pages = sorted((ROOT / "benchmarks" / "results").glob("*.md"))
+    return "\n".join(page.read_text(encoding="utf-8") for page in pages)
+
+
+def test_pictures_name_rows_of_the_committed_run() -> None:
+    text = committed_pages()
     names = [name for _, bars in plot.PICTURES for name in bars.values()]
     assert [name for name in names if f"\n| {name} | " not in text] == []
+
+
+def test_committed_first_page_shows_every_headline() -> None:
+    text = (ROOT / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8")
+    assert len(results.HEADLINES) == 15
+    assert [entry.label for entry in results.HEADLINES if f"| {entry.label} | " not in text] == []
 
 
 @pytest.mark.parametrize("encryption", [False, True])

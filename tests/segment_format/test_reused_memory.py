@@ -1,40 +1,38 @@
-"""Memory is used again when nobody looks at it, and never before."""
+"""Memory is reused after its last view is gone, and never before."""
 
 from __future__ import annotations
 
 import concurrent.futures
+import gc
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from segment_format import reused_memory
-from segment_format.reused_memory import LEAST_BYTES, give_back, writable_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from segment_format.reused_memory import MIN_BYTES, release_idle, writable_bytes
 
 
 @pytest.fixture(autouse=True)
-def nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reused_memory, "_kept", reused_memory._Kept())
+def empty_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reused_memory, "_pool", reused_memory._Pool())
 
 
 def _address(view: memoryview) -> int:
     return int(np.frombuffer(view, np.uint8).ctypes.data)
 
 
-@pytest.mark.parametrize("size", [0, 1, LEAST_BYTES - 1, LEAST_BYTES, (3 << 20) + 1])
-def test_as_many_bytes_as_asked_for(size: int) -> None:
+@pytest.mark.parametrize("size", [0, 1, MIN_BYTES - 1, MIN_BYTES, (3 << 20) + 1])
+def test_view_has_the_requested_size_and_is_writable(size: int) -> None:
     view = writable_bytes(size)
     assert (view.nbytes, view.format, view.readonly) == (size, "B", False)
 
 
-def test_memory_nobody_looks_at_is_used_again() -> None:
+def test_memory_is_reused_after_its_last_view() -> None:
     view = writable_bytes(4 << 20)
     address = _address(view)
     del view
@@ -42,26 +40,55 @@ def test_memory_nobody_looks_at_is_used_again() -> None:
     assert _address(writable_bytes(2 << 20)) == address
 
 
-def _looks(view: memoryview) -> dict[str, object]:
+def _derived(view: memoryview) -> dict[str, object]:
     return {
         "slice": view[5:7],
         "read-only": view.toreadonly(),
         "array": np.frombuffer(view, np.uint8)[9:],
+        "array of the exporter": np.asarray(view.obj)[9:][1:],
+        "cast": view.cast("b")[3:],
+        "Arrow buffer": pa.py_buffer(view).slice(3, 8),
+        "Arrow array": pa.Array.from_buffers(pa.uint8(), 16, [None, pa.py_buffer(view)])[3:9],
     }
 
 
-@pytest.mark.parametrize("look", ["slice", "read-only", "array"])
-def test_memory_is_left_alone_while_somebody_looks_at_it(look: str) -> None:
+@pytest.mark.parametrize("kind", list(_derived(memoryview(bytearray(16)))))
+def test_memory_is_not_reused_while_a_view_is_alive(kind: str) -> None:
     view = writable_bytes(1 << 20)
     view[:] = b"a" * len(view)
-    kept = _looks(view)[look]
+    derived = _derived(view)[kind]
+    address = _address(view)
     del view
     for _ in range(8):
-        writable_bytes(1 << 20)[:] = b"b" * (1 << 20)
-    assert set(bytes(np.asarray(kept))) == {ord("a")}
+        other = writable_bytes(1 << 20)
+        assert _address(other) != address
+        other[:] = b"b" * (1 << 20)
+    content = derived.to_numpy() if isinstance(derived, pa.Array) else np.asarray(derived)
+    assert set(content.tobytes()) == {ord("a")}
+    del derived, content, other
+    assert address in {_address(lease) for lease in [writable_bytes(1 << 20) for _ in range(2)]}
 
 
-def test_the_smallest_that_fits_is_taken_so_that_a_large_piece_finds_a_large_one() -> None:
+def test_memory_in_a_reference_cycle_is_reused_after_collection() -> None:
+    view = writable_bytes(4 << 20)
+    address = _address(view)
+    cycle: list[object] = [view]
+    cycle.append(cycle)
+    del view, cycle
+    assert _address(writable_bytes(4 << 20)) != address
+    gc.collect()
+    assert _address(writable_bytes(4 << 20)) == address
+
+
+def test_finalizer_does_not_wait_for_the_lock_of_its_own_thread() -> None:
+    view = writable_bytes(4 << 20)
+    address = _address(view)
+    with reused_memory._pool.lock:
+        del view
+    assert _address(writable_bytes(4 << 20)) == address
+
+
+def test_smallest_fitting_memory_is_taken() -> None:
     large, small = writable_bytes(4 << 20), writable_bytes(2 << 20)
     addresses = _address(large), _address(small)
     del large, small
@@ -70,7 +97,7 @@ def test_the_smallest_that_fits_is_taken_so_that_a_large_piece_finds_a_large_one
     assert (_address(large), _address(small)) == addresses
 
 
-def test_of_equal_ones_the_one_used_last_is_taken() -> None:
+def test_most_recently_used_memory_is_taken_among_equals() -> None:
     first, second = writable_bytes(4 << 20), writable_bytes(4 << 20)
     address = _address(second)
     del first, second
@@ -78,32 +105,38 @@ def test_of_equal_ones_the_one_used_last_is_taken() -> None:
         assert _address(writable_bytes(4 << 20)) == address
 
 
-def test_a_small_piece_does_not_hold_on_to_a_large_one() -> None:
+def test_small_request_does_not_take_a_large_mapping() -> None:
     large = writable_bytes(16 << 20)
     address = _address(large)
     del large
     assert _address(writable_bytes(1 << 20)) != address
 
 
-def test_what_is_kept_is_bounded() -> None:
+def _idle_sizes() -> list[int]:
+    return [len(mapping) for mapping in reused_memory._pool.idle]
+
+
+def test_idle_memory_is_bounded() -> None:
     views = [writable_bytes(8 << 20) for _ in range(30)]
     assert len({_address(view) for view in views}) == 30
-    kept = reused_memory._kept.arrays
-    assert sum(array.size for array in kept) <= 160 << 20
-    views = [writable_bytes(1 << 20) for _ in range(30)]
-    assert len(reused_memory._kept.arrays) <= 24
+    del views
+    assert 150 << 20 < sum(_idle_sizes()) <= 160 << 20
+    views = [writable_bytes(1 << 20) for _ in range(60)]
+    del views
+    assert len(_idle_sizes()) == 24
     huge = writable_bytes(300 << 20)
-    assert [array.size for array in reused_memory._kept.arrays] == [huge.nbytes]
+    del huge
+    assert _idle_sizes() == []
 
 
-def test_little_is_kept_between_reads() -> None:
+def test_release_idle_keeps_little_memory() -> None:
     held = writable_bytes(8 << 20)
     views = [writable_bytes(8 << 20) for _ in range(15)]
-    last = _address(views[-1])
-    give_back()
-    assert sum(array.size for array in reused_memory._kept.arrays) == 32 << 20
     del views
-    assert _address(writable_bytes(8 << 20)) == last
+    last = reused_memory._pool.idle[-1]
+    release_idle()
+    assert _idle_sizes() == [8 << 20] * 4
+    assert _address(writable_bytes(8 << 20)) == np.frombuffer(last, np.uint8).ctypes.data
     held[:] = b"a" * len(held)
     for _ in range(20):
         writable_bytes(8 << 20)[:1] = b"b"
@@ -114,9 +147,9 @@ def test_threads_never_get_the_same_memory() -> None:
     def fill(number: int) -> bool:
         mark = bytes([number])
         for _ in range(200):
-            view = writable_bytes(LEAST_BYTES)
-            view[:] = mark * LEAST_BYTES
-            if bytes(view) != mark * LEAST_BYTES:
+            view = writable_bytes(MIN_BYTES)
+            view[:] = mark * MIN_BYTES
+            if bytes(view) != mark * MIN_BYTES:
                 return False
         return True
 
@@ -124,11 +157,11 @@ def test_threads_never_get_the_same_memory() -> None:
         assert all(pool.map(fill, range(8)))
 
 
-def test_a_child_of_a_fork_starts_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_child_of_a_fork_gets_an_empty_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     view = writable_bytes(1 << 20)
     address = _address(view)
     del view
-    parent = reused_memory._kept
+    parent = reused_memory._pool
     assert parent.lock.acquire(blocking=False)  # by a thread that the child does not have
     monkeypatch.setattr(os, "getpid", lambda: parent.process + 1)
     assert _address(writable_bytes(1 << 20)) != address
@@ -140,43 +173,21 @@ def _is_used_again() -> bool:
     address = _address(view)
     view[:1] = b"x"  # so that the system does not hand out the same untouched pages by chance
     del view
-    kept = bool(reused_memory._kept.arrays)
-    return kept and _address(writable_bytes(4 << 20)) == address
+    is_idle = bool(reused_memory._pool.idle)
+    return is_idle and _address(writable_bytes(4 << 20)) == address
 
 
-def test_memory_is_fresh_where_tuning_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_fresh_with_tuning_off(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _is_used_again()
-    monkeypatch.setattr(reused_memory, "_kept", reused_memory._Kept())
+    monkeypatch.setattr(reused_memory, "_pool", reused_memory._Pool())
     monkeypatch.setenv("KTS_TUNING", "off")
-    assert not _is_used_again()
-
-
-@pytest.mark.parametrize(
-    "counting",
-    [
-        lambda _arrays, _number: 2,  # views do not count
-        lambda _arrays, _number: 2**32 - 1,  # as an immortal object's
-        lambda arrays, number: sys.getrefcount(arrays[number]) + 7,
-    ],
-)
-def test_counts_that_do_not_tell_are_noticed(
-    monkeypatch: pytest.MonkeyPatch, counting: Callable[[list[object], int], int]
-) -> None:
-    assert reused_memory._REFCOUNTS_TELL
-    monkeypatch.setattr(reused_memory, "_refcount", counting)
-    monkeypatch.setattr(reused_memory, "_IDLE_REFCOUNT", 2)
-    assert not reused_memory._refcounts_tell()
-
-
-def test_memory_is_fresh_where_counts_do_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reused_memory, "_REFCOUNTS_TELL", False)
     assert not _is_used_again()
 
 
 _MANY_THREADS = """
 import numpy as np
 from concurrent.futures import ThreadPoolExecutor
-from segment_format.reused_memory import give_back, writable_bytes
+from segment_format.reused_memory import release_idle, writable_bytes
 
 def resident():
     with open("/proc/self/statm") as file:
@@ -190,16 +201,16 @@ def piece(_number):
 with ThreadPoolExecutor(16) as pool:
     before = resident()
     for _ in range(6):
-        found = list(pool.map(piece, range(16)))
-        del found
-    give_back()
+        pieces = list(pool.map(piece, range(16)))
+        del pieces
+    release_idle()
     print(resident() - before)
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="Linux tells what is resident")
-def test_what_many_threads_no_longer_need_goes_back_to_the_system() -> None:
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
+def test_memory_of_many_threads_returns_to_the_system() -> None:
     run = subprocess.run(
         [sys.executable, "-c", _MANY_THREADS], capture_output=True, text=True, check=True
     )
-    assert int(run.stdout) < 48 << 20  # what is kept, of the 128 MiB that were in use
+    assert int(run.stdout) < 48 << 20  # of the 128 MiB that were in use
