@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kts_source.errors import DataLossError
+from kts_source.errors import CorruptSegmentError, DataLossError
 from kts_source.layout.find_layout import find_layout
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
@@ -168,6 +168,12 @@ def test_any_log_a_broker_might_tier(log: BuiltLog, level: str, size: str) -> No
             refused = str(error)
             options = options_of(folder, "topic", isolationLevel=level, failOnDataLoss="false")
             found = table_rows(scan(options))
+        except CorruptSegmentError as error:
+            if "one bit of its offset" not in str(error):
+                raise
+            # A flipped bit and what compaction did here look the same.
+            assert any(map(ends_after_a_one_bit_gap, log.segments))
+            return
     if not refused or level == "read_uncommitted":
         assert found == expected
     # What compaction left at the end of a segment looks like a lost segment.
@@ -175,6 +181,12 @@ def test_any_log_a_broker_might_tier(log: BuiltLog, level: str, size: str) -> No
     plain = {row.offset for row in log.all_rows if row.transaction is None}
     assert [row for row in found if row[0] in plain] == [row for row in expected if row[0] in plain]
     assert set(found) <= set(expected)
+
+
+def ends_after_a_one_bit_gap(segment: SegmentFiles) -> bool:
+    batches = list(iter_batches(segment.log))
+    before = batches[-2].last_offset + 1 if len(batches) > 1 else segment.base_offset
+    return (batches[-1].base_offset ^ before).bit_count() == 1
 
 
 def last_offset_of(segment: SegmentFiles) -> int:

@@ -81,10 +81,12 @@ def test_a_log_that_cannot_be_listed_is_not_an_empty_one(
     lake.export(given, transform=by_country)
     real = os.scandir
 
-    def denied(path: Any) -> Any:  # noqa: ANN401
-        if str(path).rstrip("/").endswith("_kts/commits"):
-            raise PermissionError(13, "Permission denied", str(path))
-        return real(path)
+    (commits,) = lake.folder.rglob("_kts/commits")
+
+    def denied(folder: int) -> Any:  # noqa: ANN401
+        if os.path.samestat(os.stat(folder), commits.stat()):
+            raise PermissionError(13, "Permission denied")
+        return real(folder)
 
     monkeypatch.setattr(os, "scandir", denied)
     with pytest.raises(AccessDeniedError, match="_kts/commits"):
