@@ -113,7 +113,7 @@ PARTS: Final = {
 """Title and promise of each part, in order."""
 TOTALS: Final = {
     "histories": 20_000,
-    "exports": 10_000,
+    "exports": 2_000,
     "flips": 5_000,
     "fuzz": 10_000_000,
     "faults": 10_000,
