@@ -19,7 +19,13 @@ import logging
 from typing import TYPE_CHECKING
 
 from kts_source.errors import TieredKafkaError
-from kts_source.planning.lineage import DEAD_BRANCH, epoch_at, last_epoch
+from kts_source.planning.lineage import (
+    DEAD_BRANCH,
+    MAX_OFFSET,
+    epoch_at,
+    epoch_ranges,
+    last_epoch,
+)
 from kts_source.planning.union_log import NOT_OF_THE_LEADER
 from kts_source.texts import printable
 from segment_format.errors import SegmentFormatError
@@ -76,9 +82,8 @@ def contradiction(
             return f"{said_by} contradicts that of {_name(segment)}: {text}"
     if unsupported := _unsupported(surviving, lineage, dropped):
         return f"{said_by} {unsupported}"
-    log_start = lineage[0].start_offset if lineage else 0
     for segment in (newest, *dropped):
-        if text := _header_difference(segment, log_start, side_files):
+        if text := _header_difference(segment, lineage, side_files):
             return text
     return None
 
@@ -181,10 +186,18 @@ def _witnesses(
     return [by_epoch[epoch] for epoch in sorted(by_epoch, reverse=True)]
 
 
-def _header_difference(segment: RemoteSegment, log_start: int, side_files: SideFiles) -> str | None:
+def _header_difference(
+    segment: RemoteSegment, lineage: Sequence[EpochEntry], side_files: SideFiles
+) -> str | None:
     """Compares the epochs of a segment with those in its first and last batch headers."""
     if not segment.leader_epochs:
         return None
+    # The leader of another branch may have had a higher log start when it copied the segment.
+    is_of_branch = all(
+        epoch_at(lineage, low) == epoch == epoch_at(lineage, high - 1)
+        for epoch, low, high in epoch_ranges(segment)
+    )
+    log_start = lineage[0].start_offset if lineage and is_of_branch else MAX_OFFSET
     try:
         for offset, epoch in side_files.batch_epochs(segment):
             own = epoch_at(segment.leader_epochs, offset)
