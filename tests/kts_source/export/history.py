@@ -10,6 +10,7 @@ import json
 import shutil
 import tempfile
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -460,8 +461,26 @@ class Exporting:
         assert not written & named
         assert {row[:2] for row in fresh} <= written | named
         self._outcomes["rows named as lost"] += len(visible - fresh)
-        self._move(expected)
+        self._move(self._with_skipped_ends(expected, named))
         self._held.rows = rows
+
+    def _with_skipped_ends(
+        self, expected: Sequence[Expected], named: set[tuple[int, int]]
+    ) -> list[Expected]:
+        """Extend ends over offsets that the run skipped and named.
+
+        A transaction whose end is lost does not hold back a run that may lose data.
+        """
+        table = self._lake.table()
+        committed = table.load().committed
+        table.close()
+        extended = []
+        for one in expected:
+            known = committed.get(one.key)
+            stop = one.stop if known is None else max(known.stop, one.stop)
+            assert {(one.key.partition, at) for at in range(one.stop, stop)} <= named
+            extended.append(replace(one, stop=stop))
+        return extended
 
     def _reload(self, expected: Sequence[Expected]) -> None:
         """Takes over how far a run that ended early has come, once that is plausible."""
