@@ -331,12 +331,13 @@ def _missing_ends(
     log only where the other replica has other segments there, or a larger one.
     """
     branch = Branch(replica.lineage, replica.log_start, replica.stop)
-    lost = {log.base_offset for log in replica.files.lost_logs}
+    lost = [log.base_offset for log in replica.files.lost_logs]
     sizes = [({one.base_offset: one.log.size for one in other.segments}, other) for other in others]
     ordered = [(sorted(known), known, other) for known, other in sizes]
     for segment, following in pairwise(replica.segments):
-        low, high = segment.base_offset, following.base_offset
-        if high <= max(cleaned, replica.log_start) or any(low <= base < high for base in lost):
+        low = segment.base_offset
+        high = min([following.base_offset, *(base for base in lost if base >= low)])
+        if high <= max(low, cleaned, replica.log_start):
             continue
         unlike = [
             other

@@ -406,6 +406,14 @@ def test_lost_records_that_another_replica_has_differently_raise_data_loss_error
         offsets(tmp_path)
 
 
+def test_segment_lost_below_a_lost_log_is_read_from_the_other_replica(tmp_path: Path) -> None:
+    _, long = short_and_long(tmp_path)
+    lose(long, "all files", 2)
+    (long.folder / f"{LOG.segments[3].base_offset:020d}.log").unlink()
+
+    assert offsets(tmp_path) == expected(LOG)
+
+
 def test_gap_below_the_offset_of_the_cleaner_is_no_loss(tmp_path: Path) -> None:
     _, long = short_and_long(tmp_path)
     lose(long, "all files", 2)
