@@ -62,6 +62,8 @@ _SIZED_BY: Final = 3
 _FEW_OFFSETS: Final = 100_000
 """Where no segment tells, a range of so many offsets is not worth a request to find out."""
 _GUESSED_BYTES: Final = 200.0
+_EMPTY_IN_A_ROW: Final = 16
+"""A reader has no offsets of partitions without records, so those after them are looked up, too."""
 
 
 def planned_with_brokers(
@@ -149,9 +151,11 @@ def _check_described(view: ClusterView, progress: Progress) -> None:
         BrokerUnavailableError: They still do not.
     """
     for name, topic in view.topics.items():
-        described = count = len(topic.leaders)
-        while progress.bounds_of(name, topic.topic_id, count) is not None:
-            count += 1
+        described = count = number = len(topic.leaders)
+        while number < count + _EMPTY_IN_A_ROW:
+            number += 1
+            if progress.bounds_of(name, topic.topic_id, number - 1) is not None:
+                count = number
         if count > described:
             view.require_partitions(name, count)
 

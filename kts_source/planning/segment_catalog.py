@@ -252,6 +252,17 @@ class ListedPartition:
         entries += (entry for entry, segment in damaged if segment is None)
         return [(one.base_offset, self._catalog.store.uri(one.described_by)) for one in entries]
 
+    def without_end(self) -> dict[str, tuple[int, str]]:
+        """Returns base offset and URI, by segment id, of damaged segments whose log is gone and
+        whose other files tell a lower bound of their end alone.
+        """
+        described = zip(self._damaged_entries, self._damaged or (), strict=False)
+        return {
+            entry.segment_id: (entry.base_offset, self._catalog.store.uri(entry.described_by))
+            for entry, segment in described
+            if segment is not None and not segment.end_is_exact and entry.object("log") is None
+        }
+
     @property
     def _damaged_entries(self) -> list[SegmentEntry]:
         return [one.described for one in self.orphans if one.described is not None]

@@ -35,8 +35,8 @@ class TieredPart:
         side_files: Reads their side files.
         damaged: Segments that lost objects and still have a description; empty unless the end of
             the tier matters.
-        unreadable: Base offset and URI of segments whose description is gone or not valid;
-            likewise.
+        unreadable: Base offset and URI of segments whose description is gone or not valid, or does
+            not tell where they end; likewise.
         epoch_stops: Leader epoch to one past its last offset in segments that the metadata topic
             names; empty where it is not read.
     """
@@ -76,7 +76,11 @@ def tiered_part(
     stops = named.epoch_stops(place) if named is not None else {}
     if listed is None:
         return TieredPart((), side_files, epoch_stops=stops)
-    return TieredPart(segments, side_files, listed.damaged(), listed.unreadable(), stops)
+    damaged, unreadable = listed.damaged(), listed.unreadable()
+    if without_end := listed.without_end():
+        damaged = [one for one in damaged if one.segment_id not in without_end]
+        unreadable += without_end.values()
+    return TieredPart(segments, side_files, damaged, unreadable, stops)
 
 
 def tier_end(

@@ -30,7 +30,7 @@ from kts_source.export.ranges import OffsetRange, PartitionKey
 from kts_source.export.tables.delta_checks import check_demands, check_schema, delta_schema
 from kts_source.export.tables.delta_history import (
     commit_id_of,
-    exported_topics,
+    exported_partitions,
     history,
     rollback_of,
 )
@@ -157,7 +157,9 @@ class DeltaExportTable(ExportTable):
         recorded = transactions.version(f"topics/{topic}")
         if recorded is None:  # commits of earlier versions have names of topics without their ids
             entries = history(self._target, snapshot.version())
-            is_other = topic in exported_topics(entries, self._settings.export_id)
+            numbers = exported_partitions(entries, self._settings.export_id, topic)
+            held = (transactions.get(PartitionKey(topic_id, number)) for number in numbers)
+            is_other = bool(numbers) and all(span is None for span in held)
         else:
             is_other = recorded != number(topic_id)
         return "another topic id" if is_other else None

@@ -46,14 +46,19 @@ def commit_id_of(entry: Mapping[str, Any]) -> str | None:
     return commit_id
 
 
-def exported_topics(entries: Iterable[Mapping[str, Any]], export_id: str) -> set[str]:
-    """Returns the topics that an export committed offsets of, as far as recent history says."""
-    return {
-        text.partition(" ")[0].rpartition("-")[0]
+def exported_partitions(
+    entries: Iterable[Mapping[str, Any]], export_id: str, topic: str
+) -> set[int]:
+    """Returns the partitions that an export committed offsets of, by topics of a name, as far as
+    recent history says.
+    """
+    names = (
+        text.partition(" ")[0].rpartition("-")
         for entry in islice(entries, _MOST_ENTRIES)
         if _details(entry).get("exportId") == export_id
         for text in _details(entry).get("ranges", ())
-    }
+    )
+    return {int(number) for name, _, number in names if name == topic}
 
 
 def rollback_of(entries: Iterable[Mapping[str, Any]], export_id: str) -> str | None:

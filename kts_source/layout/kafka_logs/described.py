@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from kts_source.errors import DataLossError
 from kts_source.layout.kafka_logs.replica import offset_index
+from kts_source.layout.kafka_logs.segment_files import NO_LOG
 from kts_source.layout.remote_segment import (
     IndexType,
     ObjectRef,
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from kts_source.layout.layout import TopicFolder
     from kts_source.store.object_store import ObjectInfo, ObjectStore
 
-NO_LOG: Final = "its log is not there"
 _NO_TIMESTAMP: Final = -1
 """Nothing that was flushed tells; planning looks into the segment."""
 
@@ -88,8 +88,8 @@ def described(
         files = replica.segments[number]
         for gone in replica.files.lost_logs:
             base = gone.base_offset
-            if files.base_offset < base < stop:
-                lost.append(Lost(maker.lost(files.log, base, stop), gone.info.key, NO_LOG))
+            if files.base_offset <= base < stop:
+                lost.append(Lost(maker.lost(files.log, base, stop), gone.info.key, gone.reason))
                 stop = base
                 break
         walked = maker.walked(number, stop)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from kts_source.errors import CorruptSegmentError
+from kts_source.layout.kafka_logs.filling import with_missing_ends
 from kts_source.layout.kafka_logs.log_dirs import files_in, find_log_dirs, read_file
 from kts_source.layout.kafka_logs.replica import recovered
 from kts_source.layout.layout import Orphan
@@ -101,16 +102,17 @@ class Disks:
         return [log_dir.lost[place] for log_dir in self._dirs if place in log_dir.lost]
 
     def replicas(self, place: TopicPartition, topic_id: str) -> list[Replica]:
-        """The replicas of a partition, recovered.
+        """Returns the replicas of a partition, recovered, and compared with each other.
 
         Raises:
             CorruptSegmentError: One that cannot be recovered.
         """
-        return [
+        replicas = [
             recovered(self.store, one, place)
             for one in self._dirs
             if place in one.partitions and self._topic_id(one.partitions[place]) == topic_id
         ]
+        return with_missing_ends(self.store, place, replicas)
 
     def set_aside(self, place: TopicPartition) -> list[Orphan]:
         """Folders that are no partition any more, or not yet."""

@@ -8,24 +8,33 @@ batches there. Source: `LeaderEpochFileCache`, `TierStateMachine`, `UnifiedLog` 
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from kts_source.layout.kafka_logs.described import described
 from kts_source.layout.kafka_logs.log_dirs import LOG_STARTS
-from kts_source.layout.kafka_logs.replica import Recovery
-from kts_source.layout.kafka_logs.surviving import SurvivingLog, agreed_to, epoch_at
+from kts_source.layout.kafka_logs.replica import Recovery, offset_index
+from kts_source.layout.kafka_logs.segment_files import LostLog
+from kts_source.layout.kafka_logs.surviving import (
+    Branch,
+    SurvivingLog,
+    agreed_to,
+    epoch_at,
+)
 from kts_source.layout.layout import Orphan
 from kts_source.layout.remote_segment import IndexType, StoredIndex, epochs_between
+from segment_format.errors import SegmentFormatError
 from segment_format.index.leader_epoch_checkpoint import EpochEntry, LeaderEpochCheckpoint
+from segment_format.record.last_offset import last_offset
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from kts_source.layout.kafka_logs.log_dirs import TopicPartition
     from kts_source.layout.kafka_logs.replica import Replica
     from kts_source.layout.kafka_logs.segment_files import SegmentFiles
-    from kts_source.layout.kafka_logs.surviving import Branch
     from kts_source.layout.layout import TopicFolder
     from kts_source.layout.remote_segment import RemoteSegment
     from kts_source.store.object_store import ObjectStore
@@ -284,3 +293,95 @@ def start_note(place: TopicPartition, main: Replica, low: int, first: int) -> Or
         f" begins at {first}: older records were tiered, or are lost; read the tier, with the disks"
         " as option 'tailPath'",
     )
+
+
+def with_missing_ends(
+    store: ObjectStore, place: TopicPartition, replicas: Sequence[Replica]
+) -> list[Replica]:
+    """Returns replicas with the records that they lack between two of their logs.
+
+    A log that was cut, or a segment whose files are all gone, leaves no trace on its own disk:
+    compaction leaves such gaps, too. Another replica of the same branch that holds records there
+    shows the loss, above the offset up to which the cleaner of one of them came.
+    """
+    cleaned = max((replica.log_dir.cleaned.get(place, 0) for replica in replicas), default=0)
+    found = []
+    for replica in replicas:
+        others = [other for other in replicas if other is not replica]
+        lost = [*_missing_ends(store, place, replica, others, cleaned)] if others else []
+        if lost:
+            logs = sorted((*replica.files.lost_logs, *lost), key=lambda log: log.base_offset)
+            files = replace(replica.files, lost_logs=tuple(logs))
+            # Transactions that began in the records that are missing are known from snapshots only.
+            recovery = Recovery(store, replica.log_dir, place, files)
+            found.append(recovery.replica(replica.folder))
+        else:
+            found.append(replica)
+    return found
+
+
+def _missing_ends(
+    store: ObjectStore,
+    place: TopicPartition,
+    replica: Replica,
+    others: Sequence[Replica],
+    cleaned: int,
+) -> Iterator[LostLog]:
+    """Yields the records between two logs of a replica that another one holds. Reads the end of a
+    log only where the other replica has other segments there, or a larger one.
+    """
+    branch = Branch(replica.lineage, replica.log_start, replica.stop)
+    lost = [log.base_offset for log in replica.files.lost_logs]
+    sizes = [({one.base_offset: one.log.size for one in other.segments}, other) for other in others]
+    ordered = [(sorted(known), known, other) for known, other in sizes]
+    for segment, following in pairwise(replica.segments):
+        low = segment.base_offset
+        high = min([following.base_offset, *(base for base in lost if base >= low)])
+        if high <= max(low, cleaned, replica.log_start):
+            continue
+        unlike = [
+            other
+            for bases, known, other in ordered
+            if other.log_start < high
+            and other.stop > low
+            and (
+                bisect_left(bases, high) - bisect_right(bases, low) > 0
+                or high not in known
+                or known.get(low, 0) > segment.log.size
+            )
+        ]
+        end = _end_of(store, segment) if unlike else None
+        if end is None or not cleaned <= end < high:
+            continue
+        for other in unlike:
+            batch = Recovery(store, other.log_dir, place, other.files).batch_at(end)
+            if (
+                batch is None
+                or batch.base_offset >= high
+                or batch.next_offset > min(other.stop, agreed_to(other, branch))
+            ):
+                continue
+            reason = (
+                f"its records end at offset {end}, the next log begins at {high}, and"
+                f" {other.folder} holds records in between"
+            )
+            yield LostLog(end, segment.log, high, reason)
+            break
+
+
+def _end_of(store: ObjectStore, segment: SegmentFiles) -> int | None:
+    """Returns one past the last offset of a log; `None` where its end cannot be read."""
+    info, base = segment.log, segment.base_offset
+    if not info.size:
+        return base
+    index = offset_index(store, segment)
+    try:
+        return 1 + last_offset(
+            lambda start, stop: store.get_range(info.key, start, stop, version=info.version),
+            info.size,
+            0 if index is None else int(index.positions[-1]),
+            base_offset=base,
+            indexed=None if index is None else int(index.offsets[-1]),
+        )
+    except SegmentFormatError:
+        return None

@@ -35,6 +35,7 @@ CLEAN_SHUTDOWN: Final = ".kafka_cleanshutdown"
 HIGH_WATERMARKS: Final = "replication-offset-checkpoint"
 RECOVERY_POINTS: Final = "recovery-point-offset-checkpoint"
 LOG_STARTS: Final = "log-start-offset-checkpoint"
+CLEANED: Final = "cleaner-offset-checkpoint"
 _MARKS: Final = ("meta.properties", HIGH_WATERMARKS, RECOVERY_POINTS, LOG_STARTS, CLEAN_SHUTDOWN)
 _PARTITION_MARKS: Final = ("leader-epoch-checkpoint", "partition.metadata")
 _MAX_CHECKPOINT_BYTES: Final = 64 << 20
@@ -72,6 +73,7 @@ class LogDir:
         high_watermarks: By partition; `None` where the file is missing.
         recovery_points: Below them everything was flushed.
         log_starts: Where they lie above the first segment.
+        cleaned: By partition, the offset up to which the log cleaner has compacted it.
         partitions: Folders of the partitions in use.
         set_aside: Folders that are no partition any more, or not yet, by partition.
         lost: Replicas that a checkpoint names and whose folder does not exist.
@@ -82,6 +84,7 @@ class LogDir:
     high_watermarks: Mapping[TopicPartition, int] | None
     recovery_points: Mapping[TopicPartition, int]
     log_starts: Mapping[TopicPartition, int]
+    cleaned: Mapping[TopicPartition, int]
     partitions: Mapping[TopicPartition, str]
     set_aside: Mapping[TopicPartition, tuple[tuple[str, PartitionDirectory], ...]]
     lost: Mapping[TopicPartition, LostReplica]
@@ -181,6 +184,7 @@ def _log_dir(store: ObjectStore, folder: str) -> LogDir:
         marks,
         points,
         starts,
+        _checkpoint(store, folder + CLEANED) or {},
         partitions,
         {place: tuple(found) for place, found in set_aside.items()},
         lost,
@@ -208,6 +212,8 @@ def _checkpoint(store: ObjectStore, key: str) -> Mapping[TopicPartition, int] | 
     info = _look_up(store, key)
     if info is None:
         return None
+    if not info.size and key.endswith(CLEANED):
+        return {}  # brokers create it without content
     try:
         return parse_offset_checkpoint(read_file(store, info, _MAX_CHECKPOINT_BYTES))
     except SegmentFormatError as error:

@@ -319,7 +319,7 @@ class Recovery:
         if not number:
             return True
         before, base = self._bases[number - 1 : number + 1]
-        return any(before < log.base_offset < base for log in self._files.lost_logs)
+        return any(before <= log.base_offset < base for log in self._files.lost_logs)
 
     def _known_at(self, number: int) -> Mapping[int, int] | None:
         """The same, where a segment before it was walked or a snapshot tells."""

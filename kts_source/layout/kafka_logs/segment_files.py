@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 
 MAX_SIDE_FILE_BYTES: Final = 64 << 20
+NO_LOG: Final = "its log is not there"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +51,18 @@ class LostLog:
     and serve what is left; here that is a loss.
 
     Attributes:
-        base_offset: Of the segment.
-        info: One of its indexes.
+        base_offset: Of the segment; its first missing offset where another replica shows that the
+            end of a log is missing.
+        info: One of its indexes, or the log that ends early.
         stop: One past the last offset that its indexes or a producer snapshot name; `base_offset`
             where they name none, as those of a segment without records.
+        reason: What is wrong.
     """
 
     base_offset: int
     info: ObjectInfo
     stop: int
+    reason: str = NO_LOG
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +132,14 @@ def partition_files(store: ObjectStore, folder: str) -> PartitionFiles:
     lost = []
     for base, files in sorted(segments.items()):
         if "log" in files:
+            # Compaction can leave a closed log without records, and then its indexes are empty.
+            following = next((one for one in bases if one > base), None)
+            if files["log"].size or following is None:
+                continue
+            stop = min(named_stop(store, base, files), following)
+            if stop > base:
+                text = "it is empty, although its indexes name offsets"
+                lost.append(LostLog(base, files["log"], stop, text))
             continue
         keys = tuple(info.key for info in files.values())
         if base in going:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -12,7 +12,7 @@ from kts_source.auditing.brokers import BrokerSide, against_brokers, unlisted
 from kts_source.auditing.place import PartitionObjects
 from kts_source.auditing.report import PartitionStatement
 from kts_source.auditing.retention import Retention
-from kts_source.errors import TopicNotFoundError
+from kts_source.errors import BrokerUnavailableError, TopicNotFoundError
 from kts_source.layout.layout import SegmentEntry
 from kts_source.planning.cluster_view import BrokerLog
 from kts_source.planning.metadata_topic import MetadataRead, NamedSegments
@@ -25,8 +25,8 @@ from segment_format.metadata.model import (
     TopicIdPartition,
 )
 from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
-from tests.kts_source.broker.fake_broker import FakeCluster
-from tests.kts_source.broker.fake_node import Fault
+from tests.kts_source.broker.fake_broker import FakeCluster, FakePartition
+from tests.kts_source.broker.fake_node import METADATA, Fault
 from tests.kts_source.planning.memory_store import MemoryStore
 from tests.kts_source.planning.metadata_events import DELETED, DELETING, FINISHED, copied
 from tests.kts_source.planning.metadata_world import World, five_segments
@@ -353,3 +353,21 @@ def test_branches_that_the_leader_does_not_have() -> None:
     # The leader forgets epochs below its log start, and where they began.
     assert dead({4: (20, 60)}, log_start=20) == set()
     assert dead({4: (24, 60)}, log_start=24) == set()
+
+
+def test_partition_that_metadata_lack_is_not_of_another_topic_id(world: World) -> None:
+    world.write_metadata()
+    _, partitions = world.cluster.topics["t"]
+    partitions.append(FakePartition(partitions[0].log))
+    for key in world.keys(0):
+        world.store[key.replace("/0/", "/1/")] = world.store[key]
+
+    def shorten(answer: Any) -> None:  # noqa: ANN401
+        for topic in answer.topics:
+            if topic.name == "t":
+                topic.partitions = topic.partitions[:1]
+
+    world.cluster.fail(METADATA, Fault(edit=shorten), times=200)
+
+    with pytest.raises(BrokerUnavailableError, match=r"1 partitions of .* at least 2"):
+        audited(world)

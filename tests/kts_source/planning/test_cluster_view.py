@@ -24,7 +24,7 @@ from kts_source.tier import Tier
 from segment_format.kafka_uuid import uuid_from_text
 from segment_format.testing import AivenTierWriter, LocalTierWriter, LogBuilder, SimpleRecord
 from tests.kts_source.broker.fake_broker import FakeCluster, FakePartition
-from tests.kts_source.broker.fake_log import fake_log, with_log_start
+from tests.kts_source.broker.fake_log import FakeLog, fake_log, with_log_start
 from tests.kts_source.broker.fake_node import EPOCH_ENDS, FETCH, LIST_OFFSETS, METADATA, Fault
 from tests.kts_source.planning.memory_store import MemoryStore
 
@@ -272,6 +272,21 @@ def test_fewer_partitions_than_a_table_has_are_asked_for_again(
         part.log = fake_log(builder.build())
     brokers.fail(METADATA, Fault(edit=_with_one_partition))
     assert kts_source.backfill(None, source=source, target=target, progress=False).rows == 4
+
+
+def test_partitions_after_an_empty_one_that_a_table_has_are_asked_for_again(
+    brokers: FakeCluster, tmp_path: Path
+) -> None:
+    parts = [partition(), FakePartition(FakeLog(())), partition()]
+    brokers.create("t", parts)
+    source = {"subscribe": "t", "kafka.bootstrap.servers": brokers.bootstrap}
+    target = str(tmp_path / "table")
+    assert kts_source.backfill(None, source=source, target=target, progress=False).rows == 6
+    builder = LogBuilder()
+    builder.append([SimpleRecord(b"value")] * 5)
+    parts[2].log = fake_log(builder.build())
+    brokers.fail(METADATA, Fault(edit=_with_one_partition))
+    assert kts_source.backfill(None, source=source, target=target, progress=False).rows == 2
 
 
 def test_stored_plan_asks_again_for_metadata_that_lack_its_partitions(

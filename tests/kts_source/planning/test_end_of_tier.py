@@ -11,7 +11,7 @@ from kts_source.errors import DataLossError, OffsetOutOfRangeError, TieredKafkaE
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
 from kts_source.tier import Tier
-from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
+from segment_format.testing import AivenTierWriter, LocalTierWriter, LogBuilder, SimpleRecord
 from tests.kts_source.broker.fake_broker import FakeCluster, FakePartition
 from tests.kts_source.broker.fake_log import fake_log
 from tests.kts_source.planning.metadata_events import UnlistableStore
@@ -172,3 +172,26 @@ def test_segment_named_by_the_metadata_topic_counts_without_its_objects() -> Non
         assert (part.start, part.stop) == (0, 48)
         assert part.brokers is not None
         assert part.brokers.ranges == ((36, 48),)
+
+
+def test_lost_log_at_the_end_of_a_local_tier_raises_data_loss_error(tmp_path: Path) -> None:
+    log = built()
+    with FakeCluster() as brokers:
+        topic_id = brokers.create("t", [FakePartition(fake_log(log))])
+        writer = LocalTierWriter(tmp_path, topic="t", partition=0, topic_id=topic_id)
+        for number in range(3):
+            writer.write_segment(log.segments[number])
+        (lost,) = tmp_path.rglob(f"{6:020d}-*.log")
+        lost.unlink()
+        options = {
+            "path": str(tmp_path),
+            "layout": "local-tiered-storage",
+            "subscribe": "t",
+            "kafka.bootstrap.servers": brokers.bootstrap,
+            "tail": "false",
+        }
+
+        with pytest.raises(DataLossError, match="nothing describes where these segments end"):
+            kts_source.scan(options).count()
+
+        assert kts_source.scan({**options, "failOnDataLoss": "false"}).count() == 6

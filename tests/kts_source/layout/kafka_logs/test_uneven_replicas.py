@@ -16,7 +16,9 @@ from segment_format.record.records import iter_batches
 from segment_format.testing import LogBuilder, SimpleRecord
 from segment_format.testing.side_files import write_leader_epoch_checkpoint
 from tests.kts_source.layout.kafka_logs.disk import (
+    HIGH_WATERMARKS,
     LOG_STARTS,
+    RECOVERY_POINTS,
     TOPIC,
     Disk,
     expected,
@@ -349,3 +351,83 @@ def test_random_disks_give_rows_of_the_log_or_an_error(tmp_path: Path) -> None:
         assert got == [offset for offset in expected(LOG, level) if offset >= start], (seed, held)
         outcomes["part" if start else "whole"] += 1
     assert min(outcomes.values()) > 5, outcomes
+
+
+def short_and_long(tmp_path: Path) -> tuple[Disk, Disk]:
+    """Writes two replicas of `LOG`; the first lacks the last segment."""
+    short, long = Disk(tmp_path / "b1").write(LOG), Disk(tmp_path / "b2").write(LOG)
+    drop_last(short, LOG, 1)
+    end = LOG.segments[-1].base_offset
+    short.checkpoint(HIGH_WATERMARKS, end)
+    short.checkpoint(RECOVERY_POINTS, end)
+    return short, long
+
+
+def lose(disk: Disk, kind: str, number: int) -> None:
+    """Damages a segment of a replica so that its own files do not report all of the loss."""
+    stem = f"{LOG.segments[number].base_offset:020d}"
+    if kind == "all files":
+        for path in disk.folder.glob(f"{stem}.*"):
+            path.unlink()
+    elif kind == "whole log":
+        disk.put(f"{stem}.log", b"")
+    else:
+        data = (disk.folder / f"{stem}.log").read_bytes()
+        batches = list(iter_entries(memoryview(data)))
+        disk.put(f"{stem}.log", data[: batches[len(batches) // 2].position])
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("kind", ["all files", "whole log", "end of log"])
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_records_lost_between_logs_are_read_from_the_other_replica(
+    tmp_path: Path, *, kind: str, level: str, is_clean: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, long = short_and_long(tmp_path)
+    lose(long, kind, 2)
+    if not is_clean:
+        (long.root / ".kafka_cleanshutdown").unlink()
+        long.checkpoint(RECOVERY_POINTS, 0)
+
+    assert offsets(tmp_path, level) == expected(LOG, level)
+
+    assert "are read from b1/" in caplog.text
+
+
+def test_lost_records_that_another_replica_has_differently_raise_data_loss_error(
+    tmp_path: Path,
+) -> None:
+    Disk(tmp_path / "b1").write(one_epoch("other", segments=5))
+    disk = Disk(tmp_path / "b2").write(one_epoch("row", segments=6))
+    for path in disk.folder.glob(f"{6:020d}.*"):
+        path.unlink()
+
+    with pytest.raises(DataLossError, match=r"\[6, 9\).*its records end at offset 6"):
+        offsets(tmp_path)
+
+
+def test_segment_lost_below_a_lost_log_is_read_from_the_other_replica(tmp_path: Path) -> None:
+    _, long = short_and_long(tmp_path)
+    lose(long, "all files", 2)
+    (long.folder / f"{LOG.segments[3].base_offset:020d}.log").unlink()
+
+    assert offsets(tmp_path) == expected(LOG)
+
+
+def test_gap_below_the_offset_of_the_cleaner_is_no_loss(tmp_path: Path) -> None:
+    _, long = short_and_long(tmp_path)
+    lose(long, "all files", 2)
+    gone = range(LOG.segments[2].base_offset, LOG.segments[2].next_offset)
+    long.checkpoint("cleaner-offset-checkpoint", gone.stop)
+
+    found = offsets(tmp_path, "read_uncommitted")
+
+    assert found == [one for one in expected(LOG, "read_uncommitted") if one not in gone]
+
+
+def test_empty_log_whose_index_names_offsets_raises_data_loss_error(tmp_path: Path) -> None:
+    disk = Disk(tmp_path).write(LOG)
+    lose(disk, "whole log", 2)
+
+    with pytest.raises(DataLossError, match="although its indexes name offsets"):
+        offsets(tmp_path)
