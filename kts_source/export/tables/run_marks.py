@@ -2,8 +2,9 @@
 
     _kts/runs/<run id>    exists while the run does
 
-In a local folder the mark is locked (`flock`), and the lock ends with the process. In a bucket it
-is written again every minute, and a run whose mark is older than ten minutes is dead.
+In a local folder the mark is locked (`flock`), and the lock ends with the process. On a file system
+without locks every mark counts as that of a running export. In a bucket the mark is written again
+every minute, and a run whose mark is older than ten minutes is dead.
 """
 
 from __future__ import annotations
@@ -69,7 +70,15 @@ def running(path: str, storage: Secret[Mapping[str, str]]) -> set[str]:
 def _locked(mark: Path) -> Iterator[None]:
     mark.parent.mkdir(parents=True, exist_ok=True)
     with mark.open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            log.warning(
+                "%s cannot be locked (%s): clean keeps the files of this run as long as this file"
+                " exists. Delete it if the run dies",
+                mark,
+                error.strerror,
+            )
         try:
             yield
         finally:
@@ -110,4 +119,12 @@ def _renewed(target: TargetStore, key: str) -> Iterator[None]:
     finally:
         ended.set()
         thread.join()
-        target.delete(key)
+        try:
+            target.delete(key)
+        except Exception as error:  # noqa: BLE001  # what is committed stays committed
+            log.warning(
+                "the mark %s of this run cannot be deleted, so clean keeps its files for %d s: %s",
+                key,
+                _LEASE_SECONDS,
+                error,
+            )
