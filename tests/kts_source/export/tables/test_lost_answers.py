@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 from pathlib import Path
 from typing import Any
 
@@ -181,7 +182,7 @@ def test_folder_without_locks_is_exported_with_a_warning(
     def clean_up() -> None:
         cleaned.append(clean(lake.settings(), older_than_hours=-1, remove=True))
 
-    monkeypatch.setattr(run_marks.fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "flock", refuse)
     lake.export(tier.options(), executor=Interposed(clean_up))
     assert "cannot be locked (Operation not supported)" in caplog.text
     assert cleaned == [()]
