@@ -55,15 +55,20 @@ class BrokerSide:
     retention: Mapping[str, Retention]
 
     @classmethod
-    def now(cls, settings: BrokerSettings, options: ScanOptions) -> Self:
+    def now(cls, settings: BrokerSettings, options: ScanOptions, counts: Mapping[str, int]) -> Self:
         """Asks them.
+
+        Args:
+            settings: How brokers are reached.
+            options: What is audited.
+            counts: See `ClusterView`.
 
         Raises:
             TopicNotFoundError: The cluster has not the topics, or no metadata topic.
             InvalidOptionError: It has another incarnation than option `topicId` names.
             BrokerError: Brokers refuse, or do not answer.
         """
-        with closing(ClusterView(settings, options)) as view:
+        with closing(ClusterView(settings, options, counts=counts)) as view:
             wanted = {place: log.topic_id for place, log in view.logs.items()}
             state = read_metadata_topic(settings, wanted, max_batch_bytes=options.max_batch_bytes)
             owned = {}

@@ -121,7 +121,7 @@ def audit(  # named ones
         # Brokers may have topics that were never tiered, or of which all objects are lost.
         in_cluster = set() if before is None else {topic for topic, _ in before.logs}
         objects, findings = _listed(options, tier, layout, describing, pool, in_cluster)
-        after = _asked(options)
+        after = _asked(options, objects)
         if executor is None:
             # The bytes of one partition after the other: reading ahead keeps the store busy.
             together = 1 if level == BYTES else _side_by_side(objects)
@@ -210,13 +210,21 @@ def _elsewhere(
         raise StoreError(f"the audits of {len(missing)} partitions did not answer")
 
 
-def _asked(options: ScanOptions) -> BrokerSide | None:
-    """What brokers say now, where they are given."""
+def _asked(options: ScanOptions, objects: Sequence[PartitionObjects] = ()) -> BrokerSide | None:
+    """Returns what brokers report now, where they are given.
+
+    Raises:
+        BrokerUnavailableError: They do not describe all partitions of which the tier has objects
+            under the same topic id.
+    """
     if options.brokers is None:
         return None
     from kts_source.auditing.brokers import BrokerSide  # with the client
 
-    return BrokerSide.now(options.brokers, options)
+    counts: dict[str, int] = {}
+    for part in objects:
+        counts[part.topic_id] = max(counts.get(part.topic_id, 0), part.partition + 1)
+    return BrokerSide.now(options.brokers, options, counts)
 
 
 def _compared(
@@ -233,7 +241,7 @@ def _compared(
     before, after = sides
     last = after
     if any(one.objects and one.severity is not Severity.INFO for one in findings):
-        last = _asked(options) or after
+        last = _asked(options, objects) or after
     stated = {_place(one): one for one in statements}
     told = defaultdict(list)
     for finding in findings:
