@@ -98,6 +98,8 @@ def _check_types(schema: pa.Schema, table_format: str) -> None:
     Raises:
         ExportError: Names the column and its type.
     """
+    if fault := _names_fault(schema.names, table_format):
+        raise ExportError(f"the rows have {fault}: give one of them another name in the transform")
     for field in schema:
         for path, kind in _nested_types(field.name, field.type):
             if reason := type_fault(kind, table_format):
@@ -128,10 +130,28 @@ def type_fault(kind: pa.DataType, table_format: str) -> str | None:
     """
     if fault := _parquet_fault(kind):
         return fault
+    if pa.types.is_struct(kind):
+        names = [kind.field(number).name for number in range(kind.num_fields)]
+        if fault := _names_fault(names, table_format):
+            return f"has {fault}"
     if table_format == DELTA:
         return _delta_fault(kind) or _table_fault(kind, DELTA.capitalize())
     if table_format == ICEBERG:
         return _iceberg_fault(kind) or _table_fault(kind, ICEBERG.capitalize())
+    return None
+
+
+def _names_fault(names: Sequence[str], table_format: str) -> str | None:
+    """Says which names next to each other a table takes for the same; `None` if there are none."""
+    before: dict[str, str] = {}
+    for name in names:
+        same = name.lower() if table_format == DELTA else name
+        if same not in before:
+            before[same] = name
+        elif before[same] == name:
+            return f"several columns or fields of the name {name!r}"
+        else:
+            return f"the names {before[same]!r} and {name!r}, which Delta takes for the same"
     return None
 
 

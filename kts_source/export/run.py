@@ -146,9 +146,15 @@ def clean(
             if (entry.last_modified_ms or 0) >= before_ms
         }
         # After the listing: a run without a mark by now has committed its files, or left them.
-        active |= opened.running()
-        files = [entry for entry in files if _run_of(entry.key) not in active]
-        letters = [entry for entry in letters if _run_of(entry.key) not in active]
+        running = opened.running()
+
+        def is_active(entry: ObjectInfo) -> bool:
+            # An export_id in front of the run's id may look like one.
+            is_running = any(run_id in entry.key for run_id in running)
+            return is_running or _run_of(entry.key) in active
+
+        files = [entry for entry in files if not is_active(entry)]
+        letters = [entry for entry in letters if not is_active(entry)]
         if remove:
             opened.remove(files)
             remove_dead_letters(settings, letters)

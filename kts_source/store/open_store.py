@@ -31,14 +31,20 @@ def scheme_of(path: str) -> str:
     """The scheme of a path in lower case: `file` for a plain path, `s3` for Hadoop's names too.
 
     Raises:
-        InvalidOptionError: The path is nearly a URL, such as `s3:bucket/x`. It must not become a
-            local folder of that name.
+        InvalidOptionError: The path is nearly a URL, such as `s3:bucket/x` or `"s3://bucket"`. It
+            must not become a local folder of that name.
     """
     path = path.strip()
     match = _SCHEME.match(path)
     if match is None:
         if nearly := _NEARLY_URL.match(path):
             raise _no_url(path, nearly["scheme"])
+        if "://" in path and not path.startswith(("/", ".", "~")):
+            shown = "the path" if "@" in path else repr(path)
+            raise InvalidOptionError(
+                f"{shown} is no URL, since no scheme stands before ://. Remove quotes and the like,"
+                " or put ./ in front for a local folder of that name"
+            )
         return "file"
     scheme = match["scheme"].lower()
     if scheme in _WITH_BUCKET:
@@ -91,7 +97,8 @@ def refuse_credentials(path: str) -> None:
     Raises:
         InvalidOptionError: Its text does not show the path.
     """
-    if "@" in path.split("://", 1)[-1].split("/", 1)[0]:
+    _, is_url, rest = path.partition("://")
+    if is_url and "@" in rest.split("/", 1)[0]:
         raise InvalidOptionError(
             f"the path ({scheme_of(path)}://…) holds credentials: give them as options"
         )

@@ -2,8 +2,9 @@
 
     _kts/runs/<run id>    exists while the run does
 
-In a local folder the mark is locked (`flock`), and the lock ends with the process. In a bucket it
-is written again every minute, and a run whose mark is older than ten minutes is dead.
+In a local folder the mark is locked (`flock`), and the lock ends with the process. On a file system
+without locks every mark counts as that of a running export. In a bucket the mark is written again
+every minute, and a run whose mark is older than ten minutes is dead.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import time
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Final
 
-from kts_source.errors import TieredKafkaError
 from kts_source.export.tables.open_target import open_target
 from kts_source.store.local_store import local_root
 from kts_source.store.open_store import scheme_of
@@ -70,7 +70,15 @@ def running(path: str, storage: Secret[Mapping[str, str]]) -> set[str]:
 def _locked(mark: Path) -> Iterator[None]:
     mark.parent.mkdir(parents=True, exist_ok=True)
     with mark.open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            log.warning(
+                "%s cannot be locked (%s): clean keeps the files of this run as long as this file"
+                " exists. Delete it if the run dies",
+                mark,
+                error.strerror,
+            )
         try:
             yield
         finally:
@@ -113,5 +121,10 @@ def _renewed(target: TargetStore, key: str) -> Iterator[None]:
         thread.join()
         try:
             target.delete(key)
-        except TieredKafkaError as error:  # such as no right to delete: the lease ends by itself
-            log.warning("the mark %s of this run cannot be deleted: %s", key, error)
+        except Exception as error:  # noqa: BLE001  # what is committed stays committed
+            log.warning(
+                "the mark %s of this run cannot be deleted, so clean keeps its files for %d s: %s",
+                key,
+                _LEASE_SECONDS,
+                error,
+            )

@@ -25,6 +25,7 @@ EVERYWHERE = [
     pa.decimal128(5, -2),
     pa.dense_union([pa.field("number", pa.int64())]),
     pa.run_end_encoded(pa.int32(), pa.int64()),
+    pa.struct([("a", pa.int64()), ("a", pa.int64())]),
 ]
 IN_TABLES = [
     pa.uint8(),
@@ -41,6 +42,7 @@ REFUSED = [
     *[(name, kind) for name in FORMATS for kind in EVERYWHERE],
     *[(name, kind) for name in ("delta", "iceberg") for kind in IN_TABLES],
     *[("delta", kind) for kind in (pa.time64("us"), pa.timestamp("s"), pa.uuid())],
+    ("delta", pa.list_(pa.struct([("a", pa.int64()), ("A", pa.int64())]))),
     *[("iceberg", kind) for kind in (pa.date64(), pa.null(), pa.list_view(pa.int64()))],
 ]
 WRITTEN = [
@@ -107,3 +109,28 @@ def test_bounds_after_a_list_of_structs_are_those_of_their_column(kind: pa.DataT
     file.add(pa.RecordBatch.from_arrays([items, pa.array([7])], schema=schema))
     _, statistics = file.close()
     assert (statistics["number"].low, statistics["number"].high) == (7, 7)
+
+
+@pytest.mark.parametrize(
+    ("table_format", "names"),
+    [
+        *[(name, ("c", "c")) for name in FORMATS],
+        *[(name, ("offset", "c")) for name in FORMATS],
+        ("delta", ("c", "C")),
+    ],
+    ids=str,
+)
+def test_names_that_the_table_takes_for_the_same_are_refused_before_rows_are_written(
+    tmp_path: Path, table_format: str, names: tuple[str, str]
+) -> None:
+    lake = Lake(tmp_path, table_format)
+
+    def renamed(batch: pa.RecordBatch) -> pa.RecordBatch:
+        columns = [batch["offset"], batch["offset"], batch["offset"]]
+        return pa.RecordBatch.from_arrays(columns, names=["offset", *names])
+
+    with pytest.raises(ExportError, match=r"the rows have .* another name in the transform"):
+        lake.export(
+            tier_of(tmp_path / "tier", ["a", "b"]), transform=renamed, executor=InThisProcess()
+        )
+    assert not list(tmp_path.rglob("*.parquet")) + list(tmp_path.rglob("*.part"))

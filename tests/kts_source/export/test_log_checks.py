@@ -7,13 +7,14 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import CommitProperties, DeltaTable, write_deltalake
 from pyiceberg.catalog import load_catalog
 
 from kts_source import backfill
 from kts_source.errors import DataLossError, ExportError, OffsetOutOfRangeError
 from kts_source.export.end_offsets import end_offsets
 from kts_source.export.ranges import PartitionKey
+from kts_source.export.tables.delta import DeltaExportTable
 from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
 from tests.kts_source.export.exporting import FORMATS, Lake
 from tests.kts_source.export.small_tier import T0, SmallTier, at, held, ranges
@@ -358,3 +359,31 @@ def test_follow_and_end_offsets_check_the_log(tmp_path: Path) -> None:
         backfill(None, source=tier.options, target=target, follow=True, progress=False)
     with pytest.raises(DataLossError, match="unclean election"):
         end_offsets(source=tier.options, target=target)
+
+
+def test_delta_table_without_topic_ids_continues_with_another_partition(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = DeltaExportTable._properties
+
+    def earlier(*arguments: Any) -> CommitProperties:  # noqa: ANN401
+        properties = original(*arguments)
+        entries = properties.app_transactions or []
+        properties.app_transactions = [one for one in entries if "/topics/" not in one.app_id]
+        return properties
+
+    lake = Lake(tmp_path, "delta")
+    tier = Elections(tmp_path / "tier")
+    tier.upload((1, "a", 0, 10))
+    other = Elections(tmp_path / "tier", topic_id=tier.topic_id, partition=1)
+    other.upload((1, "b", 0, 5))
+
+    def only(partition: int) -> dict[str, str]:
+        options = {**tier.options, "assign": json.dumps({"t": [partition]})}
+        del options["subscribe"]
+        return options
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DeltaExportTable, "_properties", earlier)
+        lake.export(only(0))
+    assert ranges(lake.export(only(1))) == [(0, 5)]

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 
 NO_STORAGE: Secret[Any] = Secret({})
 NEARLY_S3 = ["s3:bucket/x", "s3:/bucket/x", "S3:/bucket/x", "s3a:/b", "s3://", " s3:bucket"]
+NO_SCHEME = ['"s3://bucket/x"', "s3 ://bucket", "\ufeffs3://bucket/x", "s3\u200b://bucket"]
 NEARLY = [*NEARLY_S3, "gs:/b/x", "gs://", "abfs:c", "az:/c/x", "http:x", "file:x", "hdfs:x"]
 LOCAL = ["orders:1", "./s3:bucket", "s3//bucket/x", "s3", "/data/s3:x", "a b", "file:/tmp/x"]
+LOCAL += ["./a://b", "/a://b", "lake@v2/table"]
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +39,7 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pa
     assert list(folder.iterdir()) == []
 
 
-@pytest.mark.parametrize("path", NEARLY)
+@pytest.mark.parametrize("path", [*NEARLY, *NO_SCHEME])
 @pytest.mark.parametrize(
     "use",
     [
@@ -58,7 +60,9 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pa
     ],
 )
 def test_path_that_is_nearly_a_url_is_refused(path: str, use: Callable[[str], object]) -> None:
-    with pytest.raises((InvalidOptionError, UnsupportedTargetError), match=r"write \w+:/"):
+    with pytest.raises(
+        (InvalidOptionError, UnsupportedTargetError), match=r"write \w+:/|Remove quotes"
+    ):
         use(path)
 
 
@@ -72,6 +76,14 @@ def test_error_of_a_path_shows_no_credentials() -> None:
     with pytest.raises(InvalidOptionError) as caught:
         scheme_of("s3:key:secret@bucket")
     assert "secret" not in str(caught.value)
+    with pytest.raises(InvalidOptionError) as caught:
+        scheme_of("'s3://key:secret@bucket'")
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("path", LOCAL)
+def test_local_target_may_have_an_at_sign_or_a_colon(path: str) -> None:
+    assert export_settings(path).target == path
 
 
 def test_output_paths_are_read_without_blanks() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import io
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from kts_source.errors import (
 )
 from kts_source.export.run import clean
 from kts_source.export.tables import run_marks
+from kts_source.export.tables.target_store import LocalTarget
 from tests.kts_source.export.exporting import FORMATS, Lake
 from tests.kts_source.export.fates import without_answers
 from tests.kts_source.export.small_tier import SmallTier, held, ranges
@@ -184,3 +187,51 @@ def test_run_succeeds_without_the_right_to_delete_its_mark() -> None:
     target: Any = AppendOnly()
     with run_marks._renewed(target, "_kts/runs/1"):
         assert written == ["_kts/runs/1"]
+
+
+def test_clean_keeps_files_of_a_running_export_whose_id_looks_like_a_run(
+    lake: Lake, tier: SmallTier
+) -> None:
+    export_id = "a" * 32
+    cleaned: list[object] = []
+
+    def clean_up() -> None:
+        settings = lake.settings(export_id=export_id)
+        cleaned.append(clean(settings, older_than_hours=-1, remove=True))
+
+    lake.export(tier.options(), executor=Interposed(clean_up), export_id=export_id)
+    assert cleaned == [()]
+    assert held(lake) == list(range(30))
+
+
+def test_folder_without_locks_is_exported_with_a_warning(
+    lake: Lake, tier: SmallTier, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cleaned: list[object] = []
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    def clean_up() -> None:
+        cleaned.append(clean(lake.settings(), older_than_hours=-1, remove=True))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    lake.export(tier.options(), executor=Interposed(clean_up))
+    assert "cannot be locked (Operation not supported)" in caplog.text
+    assert cleaned == [()]
+    assert held(lake) == list(range(30))
+    assert clean(lake.settings(), older_than_hours=-1) == ()
+
+
+def test_mark_that_cannot_be_deleted_does_not_fail_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = LocalTarget(tmp_path)
+
+    def refuse(_key: str) -> None:
+        raise StoreUnavailableError("access denied")
+
+    monkeypatch.setattr(target, "delete", refuse)
+    with run_marks._renewed(target, "_kts/runs/1"):
+        assert (tmp_path / "_kts/runs/1").exists()
+    assert "the mark _kts/runs/1 of this run cannot be deleted" in caplog.text
