@@ -16,6 +16,7 @@ next segment begins. Nothing tells when a segment was uploaded.
 from __future__ import annotations
 
 import logging
+from bisect import bisect_right
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -128,7 +129,7 @@ class LocalTieredLayout:
             required=self.required,
             described_by=self.described_by,
         )
-        return replace(listing, segments=_with_next_bases(listing.segments))
+        return replace(listing, segments=_with_next_bases(listing))
 
     def stems(self, key_prefix: str, name: SegmentName) -> tuple[str, ...]:
         """Below the root folder, whether the key prefix stands before it or includes it."""
@@ -198,21 +199,23 @@ class LocalTieredLayout:
         )
 
 
-def _with_next_bases(segments: Sequence[SegmentEntry]) -> tuple[SegmentEntry, ...]:
+def _with_next_bases(listing: PartitionListing) -> tuple[SegmentEntry, ...]:
     """Gives segments with an empty log the first offset of the next one, where they end.
 
-    A log that compaction emptied has no batch that says where its segment ends.
+    A log that compaction emptied has no batch that says where its segment ends. A damaged segment
+    after it still says so by its name, and its offsets are lost, not empty.
     """
+    bases = {entry.base_offset for entry in listing.segments}
+    bases |= {one.base_offset for one in listing.orphans if one.base_offset is not None}
+    ascending = sorted(bases)
     completed = []
-    next_base: int | None = None
-    for number in range(len(segments) - 1, -1, -1):
-        entry = segments[number]
-        if number + 1 < len(segments) and segments[number + 1].base_offset > entry.base_offset:
-            next_base = segments[number + 1].base_offset
+    for entry in listing.segments:
         log = entry.object(_LOG)
-        is_empty = log is not None and log.size == 0
-        completed.append(replace(entry, next_base=next_base) if is_empty else entry)
-    return tuple(reversed(completed))
+        at = bisect_right(ascending, entry.base_offset)
+        if log is not None and log.size == 0 and at < len(ascending):
+            entry = replace(entry, next_base=ascending[at])
+        completed.append(entry)
+    return tuple(completed)
 
 
 def _largest_timestamp(
