@@ -5,9 +5,9 @@ segment's files, and no object that describes them.
 
 What the broker knew and the files do not say is worked out from them: the end offset is the last
 batch's (the broker's may be higher where compaction took the last records away, so it is only a
-lower bound), the largest timestamp is the last entry of the time index if its batch confirms it,
-the segment's epochs are those of its leader-epoch checkpoint. A log without a byte ends where the
-next segment begins. Nothing tells when a segment was uploaded.
+lower bound), the largest timestamp is the last entry of the time index if the batches from its
+offset on confirm it, the segment's epochs are those of its leader-epoch checkpoint. A log without
+a byte ends where the next segment begins. Nothing tells when a segment was uploaded.
 
 `.snapshot` is written last, so where it is, the others were. Source: `LocalTieredStorage`,
 `RemoteLogSegmentFileset` in the tests of Kafka's storage module.
@@ -42,7 +42,7 @@ from segment_format.manifest.local_key import (
     ROOT_DIRECTORY,
     parse_local_partition_directory,
 )
-from segment_format.record.largest_timestamp import max_timestamp_at
+from segment_format.record.largest_timestamp import max_timestamps_from
 from segment_format.record.last_offset import last_offset
 
 if TYPE_CHECKING:
@@ -67,6 +67,8 @@ _SIDE_FILES: Final = (
 )
 _NO_TIMESTAMP: Final = -1
 """Nothing tells; a broker forces an entry for the largest when it closes a segment."""
+_MOST_TIMESTAMP_READS: Final = 16
+"""Usually the last batches have the largest timestamp, and one read is enough."""
 
 
 class LocalTieredLayout:
@@ -221,22 +223,35 @@ def _with_next_bases(listing: PartitionListing) -> tuple[SegmentEntry, ...]:
 def _largest_timestamp(
     store: ObjectStore, log: ObjectInfo | None, times: TimeIndex | None, index: OffsetIndex | None
 ) -> int:
-    """Returns the timestamp of the time index's last entry, if the batch at its offset has it.
+    """Returns the timestamp of the time index's last entry, if the batch at its offset has it and
+    no batch after it has a larger one.
 
-    The file has no checksum, and a segment is skipped if its largest timestamp is too low.
+    The file has no checksum and may have been cut, and a segment is skipped if its largest
+    timestamp is too low.
     """
     if log is None or not times:
         return _NO_TIMESTAMP
     offset, timestamp_ms = int(times.offsets[-1]), int(times.timestamps[-1])
-    in_log = max_timestamp_at(
-        lambda start, stop: store.get_range(log.key, start, stop, version=log.version),
-        log.size,
-        index.lookup(offset).position if index else 0,
-        offset,
-    )
-    if in_log == timestamp_ms:
-        return timestamp_ms
-    what = "no batch" if in_log is None else f"a batch of at most {in_log} ms"
+    reads = 0
+
+    def read(start: int, stop: int) -> bytes | memoryview:
+        nonlocal reads
+        reads += 1
+        return store.get_range(log.key, start, stop, version=log.version)
+
+    position = index.lookup(offset).position if index else 0
+    in_log = max_timestamps_from(read, log.size, position, offset)
+    largest = next(in_log, None)
+    if largest == timestamp_ms:
+        for later in in_log:
+            if later > timestamp_ms:
+                largest = later
+                break
+            if reads > _MOST_TIMESTAMP_READS:
+                return _NO_TIMESTAMP
+        else:
+            return timestamp_ms
+    what = "no batch" if largest is None else f"a batch of {largest} ms"
     logger.warning(
         "%s: the time index ends with %s ms at offset %s, where the log has %s; the segment's"
         " largest timestamp counts as unknown",
