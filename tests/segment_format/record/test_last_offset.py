@@ -66,3 +66,33 @@ def test_an_unknown_magic_is_an_error() -> None:
     data[16] = 3
     with pytest.raises(UnsupportedMagicError):
         tail_of(bytes(data))
+
+
+@pytest.mark.parametrize("newest", [41, 42, 5, 3])
+def test_time_index_that_names_a_batch_allows_gaps(newest: int) -> None:
+    data = batch(2) + batch(5) + batch(41)
+    assert end_of(data, newest) == 42
+
+
+@pytest.mark.parametrize(
+    ("bases", "newest"),
+    [
+        ((2, 5, 41 + 64), 42),  # 41 with a flipped bit
+        ((2, 5, 41 - 32), 42),  # likewise
+        ((2, 5), 42),  # cut after a batch that follows a gap
+        ((2, 5, 41), 20),
+    ],
+)
+def test_time_index_that_names_no_batch_is_refused(bases: tuple[int, ...], newest: int) -> None:
+    data = b"".join(map(batch, bases))
+    with pytest.raises(CorruptRecordError, match=f"the time index ends with offset {newest}"):
+        end_of(data, newest)
+
+
+def end_of(data: bytes, newest: int) -> int:
+    return last_offset(
+        lambda start, stop: data[start:stop],
+        len(data),
+        base_offset=2,
+        newest=newest,
+    )
