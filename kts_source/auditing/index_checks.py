@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from kts_source.auditing.file_facts import SideFileReader
+from kts_source.auditing.place import is_archived
 from kts_source.layout.remote_segment import IndexType
 from kts_source.read.segment_source import SegmentSpan
 from segment_format.errors import SegmentFormatError
@@ -14,6 +15,7 @@ from segment_format.index.offset_index import OffsetIndex
 from segment_format.index.time_index import TimeIndex
 from segment_format.record.batch_header import HEADER_SIZE, MAGIC_2, RecordBatchHeader
 from segment_format.record.framing import read_prefix
+from segment_format.record.largest_timestamp import max_timestamps_from
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -83,14 +85,33 @@ class SegmentIndexes(SideFileReader):
             )
             self.find("time-index-invalid", kind, text)
             return None
-        if int(index.timestamps[-1]) != segment.max_timestamp_ms:
+        largest = self._largest_timestamp()
+        if int(index.timestamps[-1]) != largest:
             text = (
                 f"it ends at {int(index.timestamps[-1])} ms, the segment's largest timestamp is"
-                f" {segment.max_timestamp_ms}"
+                f" {largest}"
             )
             self.find("time-index-disagrees", kind, text)
             return None
         return index
+
+    def _largest_timestamp(self) -> int:
+        """Returns the segment's largest timestamp, from its batch headers if nothing else has it.
+
+        Plans of a layout without manifests do not read headers without end: they may leave it open.
+        """
+        segment = self.segment
+        log = segment.objects.log
+        if segment.max_timestamp_ms >= 0 or segment.end_is_exact or is_archived(log):
+            return segment.max_timestamp_ms
+        place = segment.topic, segment.partition, segment.start_offset
+
+        def read(start: int, stop: int) -> bytes:
+            spans = [SegmentSpan(*place, segment.objects, start, stop)]
+            return b"".join(bytes(window) for _, window in self._source.windows(spans))
+
+        size = segment.objects.size_in_bytes
+        return max(max_timestamps_from(read, size, 0, segment.start_offset), default=-1)
 
     def look_up_last(self, max_batch_bytes: int) -> None:
         """Checks that the last entry of the offset index points at a batch: one chunk is read."""

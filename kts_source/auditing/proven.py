@@ -115,11 +115,13 @@ class ProvenSegment:
 
 
 def to_json(entry: SegmentEntry, proven: ProvenSegment) -> list[Any] | None:
-    """A proof in JSON's types; `None` for a segment whose facts name other objects than its own."""
+    """A proof in JSON's types; `None` if its facts depend on more than its own objects."""
     suffixes = {info.key: suffix for suffix, info in entry.objects}
     segment, files = proven.segment, proven.files
     if any(one.content is not None for one in segment.objects.indexes.values()):
         return None  # worked out from more than the objects of this segment
+    if not segment.objects.size_in_bytes:
+        return None  # its end may depend on the next one in the listing
     facts = segment_facts(segment, lambda ref: suffixes.get(ref.key))
     if facts is None:
         return None

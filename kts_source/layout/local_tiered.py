@@ -5,9 +5,9 @@ segment's files, and no object that describes them.
 
 What the broker knew and the files do not say is worked out from them: the end offset is the last
 batch's (the broker's may be higher where compaction took the last records away, so it is only a
-lower bound), the largest timestamp is the last entry of the time index if its batch confirms it,
-the segment's epochs are those of its leader-epoch checkpoint. A log without a byte ends where the
-next segment begins. Nothing tells when a segment was uploaded.
+lower bound), the largest timestamp is the last entry of the time index if the batches from its
+offset on confirm it, the segment's epochs are those of its leader-epoch checkpoint. A log without
+a byte ends where the next segment begins. Nothing tells when a segment was uploaded.
 
 `.snapshot` is written last, so where it is, the others were. Source: `LocalTieredStorage`,
 `RemoteLogSegmentFileset` in the tests of Kafka's storage module.
@@ -16,6 +16,7 @@ next segment begins. Nothing tells when a segment was uploaded.
 from __future__ import annotations
 
 import logging
+from bisect import bisect_right
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -41,7 +42,7 @@ from segment_format.manifest.local_key import (
     ROOT_DIRECTORY,
     parse_local_partition_directory,
 )
-from segment_format.record.largest_timestamp import max_timestamp_at
+from segment_format.record.largest_timestamp import max_timestamps_from
 from segment_format.record.last_offset import last_offset
 
 if TYPE_CHECKING:
@@ -66,6 +67,8 @@ _SIDE_FILES: Final = (
 )
 _NO_TIMESTAMP: Final = -1
 """Nothing tells; a broker forces an entry for the largest when it closes a segment."""
+_MOST_TIMESTAMP_READS: Final = 16
+"""Usually the last batches have the largest timestamp, and one read is enough."""
 
 
 class LocalTieredLayout:
@@ -128,7 +131,7 @@ class LocalTieredLayout:
             required=self.required,
             described_by=self.described_by,
         )
-        return replace(listing, segments=_with_next_bases(listing.segments))
+        return replace(listing, segments=_with_next_bases(listing))
 
     def stems(self, key_prefix: str, name: SegmentName) -> tuple[str, ...]:
         """Below the root folder, whether the key prefix stands before it or includes it."""
@@ -198,42 +201,57 @@ class LocalTieredLayout:
         )
 
 
-def _with_next_bases(segments: Sequence[SegmentEntry]) -> tuple[SegmentEntry, ...]:
+def _with_next_bases(listing: PartitionListing) -> tuple[SegmentEntry, ...]:
     """Gives segments with an empty log the first offset of the next one, where they end.
 
-    A log that compaction emptied has no batch that says where its segment ends.
+    A log that compaction emptied has no batch that says where its segment ends. A damaged segment
+    after it still says so by its name, and its offsets are lost, not empty.
     """
+    bases = {entry.base_offset for entry in listing.segments}
+    bases |= {one.base_offset for one in listing.orphans if one.base_offset is not None}
+    ascending = sorted(bases)
     completed = []
-    next_base: int | None = None
-    for number in range(len(segments) - 1, -1, -1):
-        entry = segments[number]
-        if number + 1 < len(segments) and segments[number + 1].base_offset > entry.base_offset:
-            next_base = segments[number + 1].base_offset
+    for entry in listing.segments:
         log = entry.object(_LOG)
-        is_empty = log is not None and log.size == 0
-        completed.append(replace(entry, next_base=next_base) if is_empty else entry)
-    return tuple(reversed(completed))
+        at = bisect_right(ascending, entry.base_offset)
+        if log is not None and log.size == 0 and at < len(ascending):
+            entry = replace(entry, next_base=ascending[at])
+        completed.append(entry)
+    return tuple(completed)
 
 
 def _largest_timestamp(
     store: ObjectStore, log: ObjectInfo | None, times: TimeIndex | None, index: OffsetIndex | None
 ) -> int:
-    """Returns the timestamp of the time index's last entry, if the batch at its offset has it.
+    """Returns the timestamp of the time index's last entry, if the batch at its offset has it and
+    no batch after it has a larger one.
 
-    The file has no checksum, and a segment is skipped if its largest timestamp is too low.
+    The file has no checksum and may have been cut, and a segment is skipped if its largest
+    timestamp is too low.
     """
     if log is None or not times:
         return _NO_TIMESTAMP
     offset, timestamp_ms = int(times.offsets[-1]), int(times.timestamps[-1])
-    in_log = max_timestamp_at(
-        lambda start, stop: store.get_range(log.key, start, stop, version=log.version),
-        log.size,
-        index.lookup(offset).position if index else 0,
-        offset,
-    )
-    if in_log == timestamp_ms:
-        return timestamp_ms
-    what = "no batch" if in_log is None else f"a batch of at most {in_log} ms"
+    reads = 0
+
+    def read(start: int, stop: int) -> bytes | memoryview:
+        nonlocal reads
+        reads += 1
+        return store.get_range(log.key, start, stop, version=log.version)
+
+    position = index.lookup(offset).position if index else 0
+    in_log = max_timestamps_from(read, log.size, position, offset)
+    largest = next(in_log, None)
+    if largest == timestamp_ms:
+        for later in in_log:
+            if later > timestamp_ms:
+                largest = later
+                break
+            if reads > _MOST_TIMESTAMP_READS:
+                return _NO_TIMESTAMP
+        else:
+            return timestamp_ms
+    what = "no batch" if largest is None else f"a batch of {largest} ms"
     logger.warning(
         "%s: the time index ends with %s ms at offset %s, where the log has %s; the segment's"
         " largest timestamp counts as unknown",

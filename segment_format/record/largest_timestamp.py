@@ -1,4 +1,4 @@
-"""The largest timestamp of the batch at an offset, from the headers of a log file alone."""
+"""Largest timestamps of batches from an offset on, from the headers of a log file alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from segment_format.errors import SegmentFormatError
 from segment_format.record.framing import read_prefix
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 WINDOW_BYTES: Final = 64 << 10
 """Fetched at once; larger batches are stepped over."""
@@ -22,23 +22,23 @@ _V1_TIMESTAMP_POSITION: Final = 18
 _HEAD_BYTES: Final = _V2_TIMESTAMP_POSITION + _V2_MAX_TIMESTAMP.size
 
 
-def max_timestamp_at(
+def max_timestamps_from(
     read: Callable[[int, int], bytes | memoryview], size: int, position: int, offset: int
-) -> int | None:
-    """Returns the largest timestamp, in milliseconds, of the first batch that ends at `offset` or
-    later.
+) -> Iterator[int]:
+    """Yields the largest timestamp, in milliseconds, of the first batch that ends at `offset` or
+    later, and of each batch after it.
+
+    Yields nothing if the first of them begins after `offset` or is of message format 0. Stops at
+    bytes that are not a batch.
 
     Args:
         read: Returns bytes [start, stop) of a whole log file, as the broker wrote it.
         size: Of that file, in bytes.
         position: Where to begin: 0, or the position of a batch.
-        offset: What the batch must reach.
-
-    Returns:
-        `None` if the batch begins after `offset`, is of message format 0, or does not exist, or if
-        bytes on the way are not batches.
+        offset: What the first batch must reach.
     """
     window, window_start = memoryview(b""), position
+    is_reached = False
     while position < size:
         if min(position + _HEAD_BYTES, size) > window_start + len(window):
             window_start = position
@@ -47,17 +47,20 @@ def max_timestamp_at(
         try:
             entry = read_prefix(head, at=position)
         except SegmentFormatError:
-            return None
+            return
         if entry.stop > size or (entry.magic == 2 and len(head) < _HEAD_BYTES):
-            return None
+            return
         last = entry.offset
         if entry.magic == 2:
             last += _V2_LAST_OFFSET_DELTA.unpack_from(head, _V2_DELTA_POSITION)[0]
-        if last >= offset:
+        if is_reached or last >= offset:
             # Entries of formats 0 and 1 name their last message, so they hold lower offsets.
-            if entry.magic == 0 or (entry.magic == 2 and entry.offset > offset):
-                return None
-            at = _V2_TIMESTAMP_POSITION if entry.magic == 2 else _V1_TIMESTAMP_POSITION
-            return int(_V2_MAX_TIMESTAMP.unpack_from(head, at)[0])
+            if not is_reached and (
+                entry.magic == 0 or (entry.magic == 2 and entry.offset > offset)
+            ):
+                return
+            is_reached = True
+            if entry.magic > 0:
+                at = _V2_TIMESTAMP_POSITION if entry.magic == 2 else _V1_TIMESTAMP_POSITION
+                yield int(_V2_MAX_TIMESTAMP.unpack_from(head, at)[0])
         position = entry.stop
-    return None

@@ -1,7 +1,8 @@
 """The last offset of a log file, from the headers of its last batches.
 
 No checksum covers a batch's base offset, and no other file states where a log ends. So the last
-batch's checksum is compared, and its base offset is compared with the batch before it.
+batch's checksum is compared, and its base offset is compared with the batch before it and with the
+time index.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def last_offset(
         UnsupportedMagicError: Magic other than 0, 1, 2.
         CrcMismatchError: The last batch's checksum is wrong.
         CorruptRecordError: A size below the least, offsets that do not ascend, or a last batch
-            whose base offset has a flipped bit.
+            whose base offset seems to have a flipped bit.
     """
     if position >= size:
         raise TruncatedBatchError(f"no batch in a log of {size} bytes", position=position)
@@ -142,17 +143,27 @@ def _checked_offsets(data: memoryview, entry: Entry) -> tuple[int, int, bool]:
 def _require_plausible(
     first: int, last: int, walk: _Walk, newest: int | None, entry: Entry
 ) -> None:
-    """Raises if offsets are missing before the last batch and one flipped bit explains that.
+    """Raises if offsets are missing before the last batch, and the time index names one that is in
+    no batch, or one flipped bit explains the gap.
 
     Compaction leaves such gaps as well. The time index usually names the last batch; without it,
     other holes in the log show that it was compacted.
     """
     gap = first - walk.least
-    if gap <= 0 or (entry.offset ^ (entry.offset - gap)).bit_count() != 1:
+    if gap <= 0:
         return
-    names_gap = newest is not None and walk.least <= newest < first
-    names_batch = newest is not None and last - gap < newest <= last
-    if names_gap or not (names_batch or walk.has_holes):
+    if newest is not None and (newest > last or walk.least <= newest < first):
+        raise CorruptRecordError(
+            f"the last batch has offsets {first} to {last} and follows offset {walk.least - 1},"
+            f" but the time index ends with offset {newest}: one of them is damaged, or the log"
+            " was cut",
+            position=entry.position,
+            offset=first,
+        )
+    if (entry.offset ^ (entry.offset - gap)).bit_count() != 1:
+        return
+    names_batch = newest is not None and last - gap < newest
+    if not (names_batch or walk.has_holes):
         raise CorruptRecordError(
             f"the last batch begins at offset {first}, and {walk.least} would follow the batch"
             " before it: one bit of its offset, which no checksum covers, may be wrong",

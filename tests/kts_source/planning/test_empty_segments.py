@@ -179,6 +179,38 @@ def test_lost_log_of_a_segment_with_records_is_a_loss(tmp_path: Path, way: str) 
         assert report.exit_code == 3
 
 
+@pytest.mark.parametrize("suffix", ["log", "index", "timeindex", "snapshot"])
+@pytest.mark.parametrize("way", WAYS)
+def test_lost_file_right_after_an_empty_segment_is_a_loss(
+    tmp_path: Path, way: str, suffix: str
+) -> None:
+    options = tier(tmp_path, way, {1, 2})
+    if way != "local":
+        suffix = "log"  # the others are in one object
+    next(tmp_path.rglob(f"{30:020d}-*.{suffix}")).unlink()
+    with pytest.raises(DataLossError, match="30"):
+        rows(options)
+    report = kts_source.audit(options, level="metadata")
+    assert "object-missing" in {one.name for one in report.errors}
+
+
+@pytest.mark.parametrize("way", ["local", "aiven"])
+def test_audit_state_keeps_no_end_of_an_empty_last_segment(tmp_path: Path, way: str) -> None:
+    root = tmp_path / "tier"
+    writer = (
+        LocalTierWriter(root, topic="t") if way == "local" else AivenTierWriter(root, topic="t")
+    )
+    layout = {"layout": "local-tiered-storage"} if way == "local" else {}
+    options = {"path": str(root), "subscribe": "t", **layout}
+    files = segments({3}, 6)
+    for number, one in enumerate(files):
+        writer.write_segment(one)
+        if number > 2:
+            report = kts_source.audit(options, level="bytes", state=str(tmp_path / "state"))
+            assert report.findings == ()
+            assert report.partitions[0].records == number
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_log_that_was_cut_to_nothing_is_damaged(tmp_path: Path, way: str) -> None:
     options = tier(tmp_path, way, {1})

@@ -14,13 +14,14 @@ from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
 from kts_source.tier import Tier
 from segment_format.errors import SegmentFormatError
-from segment_format.record.largest_timestamp import max_timestamp_at
+from segment_format.record.largest_timestamp import max_timestamps_from
 from segment_format.testing import AivenTierWriter, LocalTierWriter, LogBuilder, SimpleRecord
 from segment_format.testing.legacy import write_message_set
 from tests.kts_source.planning.memory_store import MemoryStore
 from tests.kts_source.planning.scanning import run
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from segment_format.testing import BuiltLog
@@ -48,6 +49,13 @@ def written(log: BuiltLog, *, local: bool) -> dict[str, bytes]:
         if files.log:
             writer.write_segment(files)
     return objects
+
+
+def largest_at(
+    read: Callable[[int, int], bytes], log: bytes, position: int, offset: int
+) -> int | None:
+    """The largest timestamp of the batch at an offset."""
+    return next(max_timestamps_from(read, len(log), position, offset), None)
 
 
 def read(objects: dict[str, bytes], local: bool, **more: str) -> list[int]:
@@ -96,6 +104,58 @@ def test_flipped_byte_of_a_time_index_loses_no_row(seed: int, local: bool) -> No
     assert changed < 20  # most damage needs no refusal: the log has the answer
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_time_index_without_its_last_entries_loses_no_row(seed: int) -> None:
+    log = built(seed)
+    objects = written(log, local=True)
+    rows = [(row.offset, row.timestamp) for row in log.all_rows]
+    (key, *_) = sorted(key for key in objects if key.endswith(".timeindex"))
+    whole = objects[key]
+    entries = len(whole) // 12
+    assert entries > 1
+    for kept in range(1, entries):
+        objects[key] = whole[: 12 * kept]
+        for since in range(FIRST_MS + 500, FIRST_MS + 70_000, 7_000):
+            dated = [offset for offset, dated in rows if dated >= since]
+            assert read(objects, True, timestampRange=f"{since},") == dated
+            started = read(objects, True, startingTimestamp=str(since))
+            assert started == [offset for offset, _ in rows if offset >= dated[0]]
+
+
+def test_largest_timestamp_far_before_the_end_is_read_and_no_finding(tmp_path: Path) -> None:
+    builder = LogBuilder()
+    for number in range(40):
+        at = FIRST_MS + (10_000 if number == 3 else number)
+        builder.append([SimpleRecord(bytes(60_000), timestamp=at)])
+    builder.roll()
+    LocalTierWriter(tmp_path, topic="t").write_segment(builder.build().segments[0])
+    options = {"path": str(tmp_path), "subscribe": "t", "layout": "local-tiered-storage"}
+    table = kts_source.scan({**options, "timestampRange": f"{FIRST_MS + 5_000},"}).to_table()
+    assert table["offset"].to_pylist() == [3]
+    assert kts_source.audit(options, level="bytes").findings == ()
+    index = next(tmp_path.rglob("*.timeindex"))
+    index.write_bytes(index.read_bytes()[:12])
+    report = kts_source.audit(options, level="indexes")
+    assert [one.name for one in report.findings] == ["time-index-disagrees"]
+
+
+def test_largest_timestamps_of_later_batches_are_read_in_windows() -> None:
+    (files, *_) = built(1).segments
+    log = files.log
+    largest = [
+        max(row.timestamp for row in built(1).all_rows if entry <= row.offset < entry + 5)
+        for entry in range(0, 60, 5)
+    ]
+    reads = []
+
+    def counted(start: int, stop: int) -> bytes:
+        reads.append((start, stop))
+        return log[start:stop]
+
+    assert list(max_timestamps_from(counted, len(log), 0, 12)) == largest[2:]
+    assert len(reads) == 1
+
+
 def test_time_index_that_ends_after_its_segment_is_not_used(tmp_path: Path) -> None:
     builder = LogBuilder(index_interval_bytes=150)
     for batch in range(12):
@@ -121,7 +181,7 @@ def test_largest_timestamp_of_old_message_formats_is_in_the_wrapper(codec: str) 
     log = write_message_set(records, base_offset=5, magic=1, codec=codec)
 
     def at(offset: int, data: bytes = log, position: int = 0) -> int | None:
-        return max_timestamp_at(lambda start, stop: data[start:stop], len(data), position, offset)
+        return largest_at(lambda start, stop: data[start:stop], data, position, offset)
 
     assert [at(offset) for offset in (5, 6, 7, 8)] == (
         [10, 30, 20, None] if codec == "none" else [30, 30, 30, None]
@@ -143,8 +203,8 @@ def test_largest_timestamp_of_a_batch_is_read_from_its_header() -> None:
     for entry in range(0, 60, 5):
         batch = [row.timestamp for row in built(1).all_rows if entry <= row.offset < entry + 5]
         for offset in (entry, entry + 4):
-            assert max_timestamp_at(read, len(log), 0, offset) == max(batch)
-    assert max_timestamp_at(read, len(log), 0, 60) is None
+            assert largest_at(read, log, 0, offset) == max(batch)
+    assert largest_at(read, log, 0, 60) is None
     assert all(stop <= len(log) for _, stop in reads)
     second = log.index((5).to_bytes(8, "big"))
-    assert max_timestamp_at(read, len(log), second, 3) is None  # begins after the offset
+    assert largest_at(read, log, second, 3) is None  # begins after the offset

@@ -92,7 +92,7 @@ def test_last_batch_with_a_wrong_checksum_is_an_error() -> None:
 @pytest.mark.parametrize("facts", [{}, {"newest": 3}])
 def test_last_batch_whose_offset_has_a_flipped_bit_is_an_error(facts: dict[str, int]) -> None:
     data = flipped(batch(0) + batch(2), len(batch(0)) + 7, 16)
-    with pytest.raises(CorruptRecordError, match="begins at offset 18, and 2 would follow"):
+    with pytest.raises(CorruptRecordError, match="begins at offset 18|has offsets 18 to 19"):
         end_of(data, **facts)
 
 
@@ -108,3 +108,24 @@ def test_last_batch_that_the_index_contradicts_is_compared_with_all_before_it() 
     assert end_of(data, position=at, indexed=5) == 5
     with pytest.raises(CorruptRecordError, match="begins at offset 12, and 4 would follow"):
         end_of(flipped(data, at + 7, 8), position=at, indexed=5)
+
+
+@pytest.mark.parametrize("newest", [41, 42, 5, 3])
+def test_time_index_that_names_a_batch_allows_gaps(newest: int) -> None:
+    data = batch(2) + batch(5) + batch(41)
+    assert end_of(data, base_offset=2, newest=newest) == 42
+
+
+@pytest.mark.parametrize(
+    ("bases", "newest"),
+    [
+        ((2, 5, 41 + 64), 42),  # 41 with a flipped bit
+        ((2, 5, 41 - 32), 42),  # likewise
+        ((2, 5), 42),  # cut after a batch that follows a gap
+        ((2, 5, 41), 20),
+    ],
+)
+def test_time_index_that_names_no_batch_is_refused(bases: tuple[int, ...], newest: int) -> None:
+    data = b"".join(map(batch, bases))
+    with pytest.raises(CorruptRecordError, match=f"the time index ends with offset {newest}"):
+        end_of(data, base_offset=2, newest=newest)
