@@ -19,7 +19,7 @@ from kts_source.columns import PARTITION, TOPIC
 from kts_source.errors import DataLossError, ExportError, ObjectNotFoundError
 from kts_source.export.job import OFFSET
 from kts_source.export.ranges import OffsetRange, held_range
-from kts_source.export.tables.row_counts import ALWAYS
+from kts_source.export.tables.row_counts import ALWAYS, UNKNOWN
 from kts_source.export.tables.table_files import columns_of_file, rows_of_file
 
 if TYPE_CHECKING:
@@ -132,8 +132,9 @@ def _recorded(
 def _count_of(contents: TableContents, owner: Owner, held: OffsetRange | None) -> RowCount | None:
     """Returns the recorded count of rows; `None` if an earlier version did not keep it."""
     count = contents.counts(*owner)
-    is_current = count is not None and (held is None or count.stop in (held.stop, ALWAYS))
-    return count if is_current else None
+    if count is None or count.stop == UNKNOWN:
+        return None
+    return count if held is None or count.stop in (held.stop, ALWAYS) else None
 
 
 def _verify_totals(

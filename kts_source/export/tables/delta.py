@@ -185,7 +185,9 @@ class DeltaExportTable(ExportTable):
         try:
             snapshot.to_pyarrow_dataset()  # refuses what plain files do not show: deletion vectors
         except Exception as error:  # noqa: BLE001  # every library error becomes one of ours
-            raise self._failed("the Delta table cannot be merged into", error) from None
+            raise self._failed(
+                "the data files of the Delta table cannot be read alone", error
+            ) from None
         files = []
         for row in _actions(snapshot).to_pylist():
             if "://" in row["path"] or row["path"].startswith("/"):

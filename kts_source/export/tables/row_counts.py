@@ -24,6 +24,8 @@ Owner: TypeAlias = "tuple[str, int]"
 
 ALWAYS: Final = -1
 """End of a count that every version of this package keeps."""
+UNKNOWN: Final = -2
+"""End of a count that missed rows; it stays unknown until the table is compacted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,7 @@ class RowCount:
 
     Attributes:
         rows: Of all topics that had the name.
-        stop: One past the last offset that was committed with them, or `ALWAYS`.
+        stop: One past the last offset that was committed with them, `ALWAYS` or `UNKNOWN`.
         restarts: How often the topic was created again and continued in the table.
     """
 
@@ -93,10 +95,14 @@ def counted(
         if before is None:
             if replaces or (is_counted and is_new):
                 changed[owner] = RowCount(rows[owner], advance.stop)
-        elif replaces or is_new or before.stop == advance.expected:
-            held = 0 if replaces else before.rows
-            restarts = before.restarts + is_new
-            changed[owner] = RowCount(held + rows[owner], advance.stop, restarts)
+            continue
+        held = 0 if replaces else before.rows
+        restarts = before.restarts + is_new
+        # Two topics of one name by turns, or a commit of an earlier version.
+        is_behind = before.stop != advance.expected and not is_new
+        is_known = replaces or not (is_behind or before.stop == UNKNOWN)
+        stop = advance.stop if is_known else UNKNOWN
+        changed[owner] = RowCount(held + rows[owner], stop, restarts)
     return changed
 
 

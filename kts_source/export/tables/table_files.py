@@ -78,7 +78,8 @@ def rows_of_file(store: ObjectStore, base: BaseFile) -> int:
 def columns_of_file(
     store: ObjectStore, base: BaseFile, schema: pa.Schema, rows: int
 ) -> Iterator[pa.RecordBatch]:
-    """Yields some columns of a data file in batches; columns that it lacks are null.
+    """Yields some columns of a data file in batches; columns that it lacks, or has with values of
+    another type, are null.
 
     Args:
         store: Has the file.
@@ -92,11 +93,19 @@ def columns_of_file(
             arrays = []
             for field in schema:
                 if field.name in stored:
-                    arrays.append(batch.column(field.name).cast(field.type))
+                    values = batch.column(field.name)
                 else:
-                    value = pa.scalar(base.values.get(field.name), pa.string()).cast(field.type)
-                    arrays.append(pa.repeat(value, batch.num_rows))
+                    value = pa.scalar(base.values.get(field.name), pa.string())
+                    values = pa.repeat(value, batch.num_rows)
+                arrays.append(_cast(values, field.type))
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _cast(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    try:
+        return values.cast(kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return pa.nulls(len(values), kind)
 
 
 def path_values(key: str) -> dict[str, str | None]:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 from deltalake import DeltaTable, write_deltalake
 from pyiceberg.catalog import load_catalog
 
+from kts_source.cli.app import kts
 from kts_source.errors import DataLossError, ExportError
 from kts_source.export import verify
+from kts_source.export.follow import RoundMetrics, follow
+from tests.golden_data import summary, topic_summary
 from tests.kts_source.export.exporting import FORMATS, InThisProcess, Lake, source
 
 if TYPE_CHECKING:
@@ -44,6 +49,15 @@ def verified(lake: Lake, **arguments: Any) -> str:  # noqa: ANN401
     assert report.verified
     assert all(line in str(report) for line in report.verified)
     return "\n".join(report.verified)
+
+
+def tier_arguments() -> list[str]:
+    """PATH, TOPIC and options of `source` for the command."""
+    options = source()
+    arguments = [options.pop("path"), options.pop("subscribe")]
+    for name, value in options.items():
+        arguments += ["-o", f"{name}={value}"]
+    return arguments
 
 
 def iceberg(lake: Lake) -> Table:
@@ -87,10 +101,59 @@ def test_verify_accepts_topics_of_several_runs_and_other_exports(lake: Lake) -> 
     assert "rows of other topics" in text
 
 
+def test_verify_recreated_topic_compares_rows_of_both_ids(lake: Lake) -> None:
+    current = topic_summary("recreated")["topicId"]
+    ids = [t["topicId"] for t in summary()["topics"] if t["topic"].startswith("recreated")]
+    (other,) = set(ids) - {current}
+    rows = exported(lake, options=source("recreated")).rows
+    rows += exported(lake, options=source("recreated", topicId=other)).rows
+    text = verified(lake, options=source("recreated", topicId=other))
+    assert f"verified {rows:,} rows" in text
+    assert "several topics of one name (recreated-0" in text
+
+
+def test_verify_accepts_rows_that_went_to_dead_letters(lake: Lake) -> None:
+    arguments: dict[str, Any] = {
+        "dead_letters": str(lake.folder / "letters"),
+        "options": source(**{"value.format": "json", "value.schema": "a int"}),
+    }
+    report = exported(lake, **arguments)
+    assert report.rejected
+    assert f"verified {report.rows:,} rows" in verified(lake, **arguments)
+
+
+def test_verify_of_the_command_prints_what_it_compared(lake: Lake) -> None:
+    rows = exported(lake).rows
+    arguments = ["export", *tier_arguments(), lake.target, "--table-format", lake.table_format]
+    if lake.table_format == "iceberg":
+        for name, value in {**lake.catalog, "name": "lake"}.items():
+            arguments += ["--catalog", f"{name}={value}"]
+    result = CliRunner().invoke(kts, [*arguments, "--workers", "1", "--verify"])
+    assert result.exit_code == 0, result.output
+    assert f"verified {rows:,} rows of 2 partitions" in result.output
+
+
+def test_verify_with_follow_runs_once(lake: Lake) -> None:
+    exported(lake)
+    rounds: list[RoundMetrics] = []
+
+    def on_round(metrics: RoundMetrics) -> None:
+        rounds.append(metrics)
+        if len(rounds) == 2:
+            signal.raise_signal(signal.SIGTERM)
+
+    settings = lake.settings(verify=True, follow=True)
+    report = follow(
+        source(), settings, InThisProcess(), on_round=on_round, pause=lambda _seconds: None
+    )
+    assert [metrics.outcome for metrics in rounds] == ["idle", "idle"]
+    assert len(report.verified) == 1
+
+
 @pytest.mark.parametrize("table_format", ["delta", "iceberg"])
 def test_verify_accepts_compacted_table(tmp_path: Path, table_format: str) -> None:
     lake = Lake(tmp_path, table_format)
-    options = {"compact": True, "options": source("compacted")}
+    options = {"compact": True, "options": source("compacted", where="key is not null")}
     rows = exported(lake, **options).rows
     assert f"verified {rows:,} rows" in verified(lake, **options)
 
@@ -212,7 +275,7 @@ def test_verify_delta_transform_table_with_deleted_rows_fails(delta: Lake) -> No
 
 
 def test_verify_delta_compacted_table_with_deleted_rows_fails(delta: Lake) -> None:
-    options = {"compact": True, "options": source("compacted")}
+    options = {"compact": True, "options": source("compacted", where="key is not null")}
     exported(delta, **options)
     least = pc.min(delta.read()["offset"]).as_py()
     DeltaTable(delta.target).delete(f"offset = {least}")
@@ -324,6 +387,15 @@ def test_verify_folder_file_that_is_no_parquet_fails(folder: Lake) -> None:
     file.write_bytes(bytes(file.stat().st_size))
     with pytest.raises(ExportError, match="cannot be read as Parquet"):
         verified(folder)
+
+
+def test_verify_folder_file_of_another_kind_is_skipped(folder: Lake) -> None:
+    rows = exported(folder).rows
+    other = pa.table({"topic": ["txn"], "partition": ["west"], "offset": ["a"]})
+    pq.write_table(other, folder.folder / "table" / "other.parquet")
+    text = verified(folder)
+    assert f"verified {rows:,} rows" in text
+    assert "not verified: 1 rows of other topics" in text
 
 
 # -- memory
