@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     help="as-is: folders of texts that readers may take for numbers, dates or booleans.",
 )
 @click.option("--no-resume", is_flag=True, help="Refuse a target that holds some of the offsets.")
+@click.option("--verify", is_flag=True, help="First compare the table with its records.")
 @click.option("--follow", is_flag=True, help="Go on with what is new until SIGTERM or Ctrl-C.")
 @click.option("--interval", help="With --follow: between two rounds; 60s, 15m, 1h.")
 @click.option("--round-bytes", type=int, help="With --follow: original bytes of a round, about.")

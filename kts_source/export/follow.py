@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Final
 
 from kts_source.errors import InvalidOptionError, RegistryUnavailableError, TieredKafkaError
@@ -121,6 +121,7 @@ def follow(
                 report, error = _attempt(source, settings, executor, checked=checked)
                 if report is not None:  # before anybody is told: a signal may come meanwhile
                     total, checked = together(total, report), True
+                    settings = replace(settings, verify=False)  # once, at the start
                 outcome = _outcome(report, error, stop)
                 metrics = _metrics(number, outcome, clock() - began, report or nothing)
                 log.info("%s", metrics.to_json())

@@ -68,6 +68,7 @@ class BackfillReport:
         cost: Estimated US dollars for the requests, at list prices.
         skipped: Offsets asked for that were not written, with reasons.
         seconds: Stage to seconds; `tasks` and `writing` add up over all tasks.
+        verified: With `verify=True`: what was compared of the table, and what could not be.
     """
 
     target: str
@@ -87,6 +88,7 @@ class BackfillReport:
     cost: float
     skipped: tuple[Skipped, ...]
     seconds: Mapping[str, float]
+    verified: tuple[str, ...] = ()
 
     @property
     def ratio(self) -> float:
@@ -166,6 +168,7 @@ def _summary(report: BackfillReport) -> list[str]:
         f" {report.retries} retries, about ${report.cost:.4f}",
         f"  seconds: {seconds}",
     ]
+    lines.extend(f"  {line}" for line in report.verified)
     if report.rejected:
         lines.append(f"  {report.rejected:,} rows went to the dead letters")
     return lines
@@ -220,6 +223,7 @@ def together(first: BackfillReport, then: BackfillReport) -> BackfillReport:
         ranges=tuple(ranges),
         skipped=tuple(gap for _, gap in sorted(gaps.items())),
         seconds=seconds,
+        verified=(*first.verified, *then.verified),
     )
 
 

@@ -52,6 +52,7 @@ from kts_source.export.transforms.dead_letters import (
     remove_dead_letters,
     unnamed_dead_letters,
 )
+from kts_source.export.verify import verify
 from kts_source.options import parse_options
 from kts_source.planning.estimate import estimate
 from kts_source.read.row_schema import read_schema
@@ -183,6 +184,7 @@ class _Run:
         merges: Whether it merges them with new records; otherwise it builds the table anew.
         waiting: Ranges and reports that wait for a table to commit to.
         waves: How many have been run.
+        verified: What the check of the table says.
     """
 
     options: ScanOptions
@@ -198,6 +200,7 @@ class _Run:
     waves: int = 0
     base: Sequence[BaseFile] = ()
     merges: bool = False
+    verified: tuple[str, ...] = ()
     seconds: dict[str, float] = field(
         default_factory=lambda: {"planning": 0.0, "running": 0.0, "committing": 0.0}
     )
@@ -209,6 +212,16 @@ class _Run:
         columns = self._typed_columns(state)
         plan = self._plan(state)
         self.seconds["planning"] = time.monotonic() - started
+        if self.settings.verify:
+            started = time.monotonic()
+            self.verified = verify(
+                self.table.contents(),
+                self.table.load().committed,
+                plan.scan.partitions,
+                self.options,
+                self.settings,
+            )
+            self.seconds["verifying"] = time.monotonic() - started
         self.progress.begin(len(plan.scan.tasks), plan.scan.nominal_bytes)
         try:
             if plan.waves:
@@ -405,6 +418,7 @@ class _Run:
             retries=sum(report.retries for report in reports),
             cost=estimate([task.scan for wave in waves for task in wave.tasks]).cost(),
             skipped=skipped,
+            verified=self.verified,
             seconds={
                 **self.seconds,
                 "tasks": sum(report.seconds for report in reports),

@@ -101,6 +101,7 @@ class ExportArguments(TypedDict, total=False):
     round_bytes: int
     schema_evolution: str
     text_partitions: str
+    verify: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,7 @@ class ExportSettings:
             `add`.
         text_partitions: Whether folders of a Parquet target may have texts that readers take for
             numbers, dates and the like: `checked` (no) or `as-is`.
+        verify: Whether to compare the rows of the table with its records before a run.
         storage: Credentials and settings of the target.
         catalog: PyIceberg's properties of the catalog.
     """
@@ -135,6 +137,7 @@ class ExportSettings:
     following: Following | None = None
     schema_evolution: str = NO_EVOLUTION
     text_partitions: str = CHECKED
+    verify: bool = False
     storage: Secret[Mapping[str, str]] = field(default_factory=lambda: Secret({}))
     catalog: Secret[Mapping[str, str]] = field(default_factory=lambda: Secret({}))
 

@@ -83,6 +83,10 @@ def backfill(
         text_partitions: Of a Parquet folder that is partitioned by texts: `checked` (default)
             refuses texts that readers take for numbers, dates, times or booleans, such as `01`;
             `as-is` writes them, and readers need the type of the column.
+        verify: Before anything is written, compare the rows of the table with the offsets and row
+            counts that its commits recorded, and raise an error if another writer deleted,
+            replaced or copied some. It reads the columns `topic`, `partition` and `offset` of the
+            whole table. With `follow`, once at the start.
 
     Raises:
         InvalidOptionError: Arguments or options that do not fit.

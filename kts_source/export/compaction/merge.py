@@ -8,14 +8,12 @@ that one compaction makes.
 
 from __future__ import annotations
 
-import io
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from kts_source.columns import PARTITION
 from kts_source.errors import ExportError, RangeGapError
@@ -26,6 +24,7 @@ from kts_source.export.ranges import PartitionKey
 from kts_source.export.row_schema import compacted_schema
 from kts_source.export.settings import PARQUET, REMOVE_OLD
 from kts_source.export.tables.open_target import open_target
+from kts_source.export.tables.table_files import open_parquet
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
@@ -36,13 +35,11 @@ if TYPE_CHECKING:
     from kts_source.export.settings import ExportSettings
     from kts_source.export.tables.export_table import BaseFile, WritePlace
     from kts_source.options import ScanOptions
-    from kts_source.store.object_store import ObjectStore
 
 TASK_BYTES: Final = 64 << 20
 BASE_RATIO: Final = 4
 """Original bytes of a record per byte of the table, about."""
 _ROWS: Final = 4096
-_READ_AHEAD: Final = 1 << 20
 _NAMED: Final = 5
 _MAX_PARTITIONS: Final = 4096
 """Of a topic, where only asking for each tells."""
@@ -158,8 +155,7 @@ def _rows_of(
     """Some columns of all rows that files of a table hold."""
     with closing(open_target(place.path, place.storage)) as store:
         for base in files:
-            source = io.BufferedReader(_ObjectFile(store, base), _READ_AHEAD)
-            with pq.ParquetFile(source) as file:
+            with open_parquet(store, base) as file:
                 there = [name for name in schema.names if name in file.schema_arrow.names]
                 for batch in file.iter_batches(_ROWS, columns=there, use_threads=False):
                     yield _whole(batch, base.values, schema, store.uri(base.key))
@@ -218,30 +214,3 @@ def _whole(
         else:
             raise ExportError(f"a file of the table has no column {field.name!r}", uri=uri)
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-class _ObjectFile(io.RawIOBase):
-    """An object as a file that can be read anywhere."""
-
-    def __init__(self, store: ObjectStore, base: BaseFile) -> None:
-        self._store = store
-        self._base = base
-        self._position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._base.size}
-        self._position = origin[whence] + offset
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:  # noqa: ANN401  # anything that can be written to
-        stop = max(self._position, min(self._position + len(buffer), self._base.size))
-        data = self._store.get_range(self._base.key, self._position, stop)
-        buffer[: len(data)] = data
-        self._position = stop
-        return len(data)

@@ -5,7 +5,9 @@ is the exclusive end offset; `…/start` holds the first offset, `…/newest` th
 compacted table, `…/epoch` the leader epoch of the last offset below the end `…/epoch-stop`.
 `kts/<export>/rules/<name>` is a digest of each rule, `kts/<export>/topics/<name>` a digest of the
 id that a topic had last, and `kts/<export>/letters` the list of dead letters of the last commit
-with such. The log keeps the newest of each through checkpoints and log clean-up.
+with such. `kts/<export>/rows/<topic>/<partition>` counts the rows of all commits up to the end
+`…/stop`, `…/restarts` how often the topic was created again; `kts/<export>/counted` says that all
+commits did. The log keeps the newest of each through checkpoints and log clean-up.
 
 A commit is written as the one version behind the snapshot whose ranges were compared, so nothing
 can come between.
@@ -31,7 +33,9 @@ from kts_source.export.tables.delta_checks import check_demands, check_schema, d
 from kts_source.export.tables.delta_history import (
     commit_id_of,
     exported_partitions,
+    exporting,
     history,
+    removal_of,
     rollback_of,
 )
 from kts_source.export.tables.export_table import (
@@ -43,6 +47,7 @@ from kts_source.export.tables.export_table import (
     partitioned_otherwise,
 )
 from kts_source.export.tables.open_target import open_target
+from kts_source.export.tables.row_counts import RowCount, TableContents, without_other_exports
 from kts_source.store.local_store import local_root
 from kts_source.store.open_store import scheme_of
 
@@ -79,6 +84,13 @@ class _Transactions:
         is_known = self.version(f"{_name(key)}/epoch-stop") == stop
         epoch = self.version(f"{_name(key)}/epoch") if is_known else None
         return OffsetRange(stop if start is None else start, stop, epoch)
+
+    def counts(self, topic: str, partition: int) -> RowCount | None:
+        name = f"rows/{topic}/{partition}"
+        rows, stop = self.version(name), self.version(f"{name}/stop")
+        if rows is None or stop is None:
+            return None
+        return RowCount(rows, stop, self.version(f"{name}/restarts") or 0)
 
     def newest_ms(self, key: PartitionKey) -> int | None:
         return self.version(f"{_name(key)}/newest")
@@ -149,6 +161,8 @@ class DeltaExportTable(ExportTable):
             lambda: rollback_of(
                 history(self._target, snapshot.version()), self._settings.export_id
             ),
+            transactions.counts,
+            transactions.version("counted") is not None,
         )
 
     def _previous_id(self, snapshot: DeltaTable, topic: str, topic_id: str) -> str | None:
@@ -173,7 +187,9 @@ class DeltaExportTable(ExportTable):
         try:
             snapshot.to_pyarrow_dataset()  # refuses what plain files do not show: deletion vectors
         except Exception as error:  # noqa: BLE001  # every library error becomes one of ours
-            raise self._failed("the Delta table cannot be merged into", error) from None
+            raise self._failed(
+                "the data files of the Delta table cannot be read alone", error
+            ) from None
         files = []
         for row in _actions(snapshot).to_pylist():
             if "://" in row["path"] or row["path"].startswith("/"):
@@ -181,6 +197,21 @@ class DeltaExportTable(ExportTable):
             values = {name: value_text(row[f"partition.{name}"]) for name in self._columns}
             files.append(BaseFile(unquote(row["path"]), row["size_bytes"], values))
         return tuple(files)
+
+    def _contents(self, snapshot: DeltaTable) -> TableContents:
+        export_id, version = self._settings.export_id, snapshot.version()
+        listed = self._files(snapshot)
+        files, is_shared, is_rewritten = without_other_exports(listed, "kts/", export_id)
+        if is_rewritten and not is_shared:
+            entries = history(self._target, version)
+            is_shared = bool(exporting(entries) - {export_id})
+        return TableContents(
+            self._target,
+            tuple(files),
+            is_shared and is_rewritten,
+            _Transactions(snapshot, export_id).counts,
+            lambda: removal_of(self._target, version, export_id, self._prefix),
+        )
 
     def _known(self, snapshot: DeltaTable) -> set[str]:
         # The log has paths as URLs have them.
@@ -276,6 +307,13 @@ class DeltaExportTable(ExportTable):
             versions[f"{_name(key)}/newest"] = newest_ms
         if commit.letters is not None:
             versions["letters"] = commit.letters
+        if commit.is_counted:
+            versions["counted"] = 1
+        for (topic, partition), count in commit.counts.items():
+            name = f"rows/{topic}/{partition}"
+            versions |= {name: count.rows, f"{name}/stop": count.stop}
+            if count.restarts:
+                versions[f"{name}/restarts"] = count.restarts
         # Where txn actions expire, Delta in Spark forgets at once those that do not say their age.
         now_ms = time.time_ns() // 1_000_000
         return CommitProperties(

@@ -11,6 +11,7 @@ import json
 from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
 
 from kts_source.errors import ObjectNotFoundError
 
@@ -59,6 +60,48 @@ def exported_partitions(
         for text in _details(entry).get("ranges", ())
     )
     return {int(number) for name, _, number in names if name == topic}
+
+
+def exporting(entries: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Returns the ids of the exports that committed, as far as recent history says."""
+    found = {_details(entry).get("exportId") for entry in islice(entries, _MOST_ENTRIES)}
+    return {str(export_id) for export_id in found if export_id is not None}
+
+
+def removal_of(target: TargetStore, version: int, export_id: str, prefix: str) -> str | None:
+    """Returns the newest version in which another writer removed files of an export together with
+    rows or values, in words; `None` if none did, as far as the log is kept.
+
+    Compaction by other tools removes files without a change of data.
+
+    Args:
+        target: The table's root.
+        version: The newest one.
+        export_id: Of the export.
+        prefix: Folder of its files.
+    """
+    for number in range(version, -1, -1):
+        try:
+            lines = target.read(f"_delta_log/{number:020d}.json").splitlines()
+        except ObjectNotFoundError:
+            return None
+        actions = [json.loads(line) for line in lines]
+        entry: dict[str, Any] = next((a["commitInfo"] for a in actions if "commitInfo" in a), {})
+        if _details(entry).get("exportId") == export_id:
+            continue
+        removed = [
+            unquote(action["remove"]["path"])
+            for action in actions
+            if "remove" in action and action["remove"].get("dataChange", True)
+        ]
+        own = [path for path in removed if path.startswith(prefix)] or removed
+        if own:
+            operation = entry.get("operation", "an operation")
+            return (
+                f"version {number} of the table ({operation}, by another writer) removed"
+                f" {len(removed)} files, among them {own[0]}"
+            )
+    return None
 
 
 def rollback_of(entries: Iterable[Mapping[str, Any]], export_id: str) -> str | None:

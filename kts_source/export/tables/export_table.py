@@ -23,6 +23,7 @@ from kts_source.export.outages import is_outage
 from kts_source.export.ranges import OffsetRange, PartitionKey, advanced
 from kts_source.export.settings import ADD_FIELDS
 from kts_source.export.tables.open_target import open_target
+from kts_source.export.tables.row_counts import Owner, RowCount, TableContents, counted
 from kts_source.export.tables.run_marks import marked, running
 from kts_source.export.transforms.dead_letters import publish_dead_letters
 from kts_source.secret import scrub
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from kts_source.export.partitioning import ValuesIn
     from kts_source.export.ranges import CommittedRanges, RangeAdvance
     from kts_source.export.settings import ExportSettings
+    from kts_source.export.tables.row_counts import RowCounts
     from kts_source.export.tables.target_store import TargetStore
     from kts_source.secret import Secret
     from kts_source.store.object_store import ObjectInfo
@@ -65,6 +67,8 @@ class TableState:
         previous_id: Called with a topic and its id; returns the id under which the table has the
             topic, or words for it, where that is another one. `None` otherwise.
         rollback: Returns what undid commits of this export, in words; `None` where nothing did.
+        counts: Rows that commits wrote of a topic's name and partition; `None` if unknown.
+        is_counted: True if every commit of the table has counted its rows.
     """
 
     committed: CommittedRanges = field(default_factory=dict[PartitionKey, OffsetRange])
@@ -74,6 +78,8 @@ class TableState:
     schema: Callable[[], pa.Schema | None] = lambda: None
     previous_id: Callable[[str, str], str | None] = lambda _topic, _topic_id: None
     rollback: Callable[[], str | None] = lambda: None
+    counts: RowCounts = lambda _topic, _partition: None
+    is_counted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +128,8 @@ class Commit:
         letters: The list of dead letters whose offsets it accepts. The table publishes the list of
             an earlier commit before it forgets it.
         typed: Names of columns that are decoded: of these the table may lack fields.
+        counts: Rows of the partitions that it moves, with all commits before; see `row_counts`.
+        is_counted: True if that is known of all partitions.
         commit_id: Identifies this commit in the table, so a commit whose answer was lost is
             recognized.
     """
@@ -135,6 +143,8 @@ class Commit:
     newest_ms: Mapping[PartitionKey, int] = field(default_factory=dict[PartitionKey, int])
     letters: int | None = None
     typed: tuple[str, ...] = ()
+    counts: Mapping[Owner, RowCount] = field(default_factory=dict[Owner, RowCount])
+    is_counted: bool = False
     commit_id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
 
@@ -194,6 +204,17 @@ class ExportTable(ABC):
         snapshot = self._open()
         return () if snapshot is None else self._files(snapshot)
 
+    def contents(self) -> TableContents | None:
+        """Returns the files of the table and what its commits recorded of them; `None` if there is
+        no table.
+
+        Raises:
+            DataLossError: A file that a commit added is missing or was replaced.
+            ExportError: The files do not hold exactly the table's rows.
+        """
+        snapshot = self._open()
+        return None if snapshot is None else self._contents(snapshot)
+
     def commit(self, commit: Commit) -> bool:
         """Adds files and moves the ranges, both or neither.
 
@@ -225,7 +246,7 @@ class ExportTable(ABC):
                 publish_dead_letters(self._settings, state.letters)
             self._require_files(commit)
             attempted, before = True, snapshot
-            commit = self._with_table_columns(commit, state)
+            commit = self._with_table_columns(_with_counts(commit, state), state)
             try:
                 if self._try_commit(snapshot, commit, moved):
                     return True
@@ -282,6 +303,10 @@ class ExportTable(ABC):
     @abstractmethod
     def _files(self, snapshot: Snapshot) -> tuple[BaseFile, ...]:
         """See `base_files`."""
+
+    @abstractmethod
+    def _contents(self, snapshot: Snapshot) -> TableContents:
+        """See `contents`."""
 
     @abstractmethod
     def _known(self, snapshot: Snapshot) -> Collection[str]:
@@ -382,6 +407,15 @@ class ExportTable(ABC):
         hidden |= secret_values(self._settings.storage.reveal())
         kind = StoreUnavailableError if is_outage(error) else ExportError
         return kind(f"{text}: {scrub(f'{type(error).__name__}: {error}', hidden)}", uri=self._uri)
+
+
+def _with_counts(commit: Commit, state: TableState) -> Commit:
+    replaces = commit.base is not None
+    is_counted = replaces or state.is_counted or not state.fingerprint
+    counts = counted(
+        commit.advances, commit.files, state.counts, is_counted=is_counted, replaces=replaces
+    )
+    return replace(commit, counts=counts, is_counted=is_counted)
 
 
 def partitioned_otherwise(

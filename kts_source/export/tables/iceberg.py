@@ -5,10 +5,11 @@ timestamps of a compacted table, `kts.<export>.<topic id>.<partition>.newest`, t
 the last offset, `kts.<export>.<topic id>.<partition>.epoch` = `epoch@stop`, the rules,
 `kts.<export>.rules.<name>`, the id that each topic had last, `kts.<export>.topics` (JSON), the
 last commit, `kts.<export>.commit` = `commit id@ms`, and the list of dead letters of the last commit
-with such, `kts.<export>.letters`; expiring snapshots does not touch them. They are set in the
-transaction that adds the files. Every commit adds a snapshot, even an empty one, and requires of
-the catalog that the snapshot, schema and partitioning that were compared are still the newest, so
-nothing can come between.
+with such, `kts.<export>.letters`, and the rows of all commits, `kts.<export>.counts` (JSON, see
+`row_counts`); expiring snapshots does not touch them. They are set in the transaction that adds the
+files. Every commit adds a snapshot, even an empty one, and requires of the catalog that the
+snapshot, schema and partitioning that were compared are still the newest, so nothing can come
+between.
 """
 
 from __future__ import annotations
@@ -42,7 +43,16 @@ from kts_source.export.tables.iceberg_history import (
     COMMIT,
     check_no_files,
     has_snapshot,
+    removal_of,
     rollback_of,
+)
+from kts_source.export.tables.row_counts import (
+    Owner,
+    RowCount,
+    TableContents,
+    from_json,
+    to_json,
+    without_other_exports,
 )
 from kts_source.quiet import errors_only
 
@@ -163,12 +173,17 @@ class IcebergExportTable(ExportTable):
             lambda: _arrow_schema(snapshot),
             lambda topic, topic_id: self._previous_id(snapshot, topic, topic_id),
             lambda: rollback_of(snapshot, snapshot.properties.get(f"{self._own}{COMMIT}")),
+            lambda topic, partition: self._counts(snapshot).get((topic, partition)),
+            f"{self._own}counts" in snapshot.properties,
         )
 
     def _previous_id(self, snapshot: Table, topic: str, topic_id: str) -> str | None:
         """See `TableState.previous_id`."""
         before = self._topics(snapshot).get(topic, topic_id)
         return None if before == topic_id else before
+
+    def _counts(self, snapshot: Table) -> dict[Owner, RowCount]:
+        return from_json(json.loads(snapshot.properties.get(f"{self._own}counts", "{}")))
 
     def _topics(self, snapshot: Table) -> dict[str, str]:
         topics: dict[str, str] = json.loads(snapshot.properties.get(f"{self._own}topics", "{}"))
@@ -190,6 +205,23 @@ class IcebergExportTable(ExportTable):
                 raise ExportError("the table has a file elsewhere", uri=path)
             files.append(BaseFile(path.removeprefix(location), task.file.file_size_in_bytes, {}))
         return tuple(files)
+
+    def _contents(self, snapshot: Table) -> TableContents:
+        export_id = self._settings.export_id
+        listed = self._files(snapshot)
+        files, is_shared, is_rewritten = without_other_exports(listed, "data/kts/", export_id)
+        others = (name for name in snapshot.properties if name.endswith(".topics"))
+        is_shared = is_shared or any(
+            name.startswith("kts.") and name != f"{self._own}topics" for name in others
+        )
+        counts = self._counts(snapshot)
+        return TableContents(
+            self._target,
+            tuple(files),
+            is_shared and is_rewritten,
+            lambda topic, partition: counts.get((topic, partition)),
+            lambda: removal_of(snapshot),
+        )
 
     def _known(self, snapshot: Table) -> set[str]:
         """Files of any snapshot that has not expired."""
@@ -281,6 +313,9 @@ class IcebergExportTable(ExportTable):
         topics = {advance.topic: advance.key.topic_id for advance in commit.advances}
         properties[f"{own}topics"] = json.dumps(self._topics(table) | topics)
         properties[f"{own}{COMMIT}"] = f"{commit.commit_id}@{time.time_ns() // 1_000_000}"
+        if commit.is_counted:
+            counts = {**self._counts(table), **commit.counts}
+            properties[f"{own}counts"] = json.dumps(to_json(counts))
         for key, newest_ms in commit.newest_ms.items():
             properties[f"{own}{key.topic_id}.{key.partition}.newest"] = str(newest_ms)
         if commit.letters is not None:

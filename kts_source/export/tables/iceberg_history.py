@@ -56,6 +56,26 @@ def rollback_of(table: Table, last_commit: str | None) -> str | None:
     return f"the table {state}, which removed snapshot {lost.snapshot_id} of the export"
 
 
+def removal_of(table: Table) -> str | None:
+    """Returns the newest snapshot in which another writer removed rows or files, in words; `None`
+    if none did, as far as snapshots are kept.
+
+    Args:
+        table: As it is now.
+    """
+    for snapshot in _ancestors(table):
+        summary = snapshot.summary
+        if summary is None or _summary(snapshot, "kts.run") is not None:
+            continue
+        if summary.operation.value in ("delete", "overwrite"):
+            files = _summary(snapshot, "deleted-data-files") or "some"
+            return (
+                f"snapshot {snapshot.snapshot_id} of the table ({summary.operation.value}, by"
+                f" another writer) removed {files} files"
+            )
+    return None
+
+
 def check_no_files(table: Table, folder: str, export_id: str, uri: str) -> None:
     """Refuses a table that has files of an export and no longer records its offsets.
 

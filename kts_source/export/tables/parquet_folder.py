@@ -16,11 +16,12 @@ import json
 import re
 import sys
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from kts_source.errors import ExportError, UnsupportedTargetError
+from kts_source.errors import DataLossError, ExportError, UnsupportedTargetError
 from kts_source.export.files import WrittenFile, schema_from_text, schema_text
 from kts_source.export.partitioning import partition_rule
 from kts_source.export.ranges import OffsetRange, PartitionKey
@@ -32,6 +33,8 @@ from kts_source.export.tables.export_table import (
     WritePlace,
     partitioned_otherwise,
 )
+from kts_source.export.tables.row_counts import ALWAYS, Owner, RowCount, TableContents
+from kts_source.export.tables.table_files import path_values, rows_of_file
 from kts_source.export.tables.target_store import require_create
 
 if TYPE_CHECKING:
@@ -130,6 +133,61 @@ class ParquetFolder(ExportTable):
                 uri=self._uri,
             )
         return ()
+
+    def _contents(self, snapshot: _Log) -> TableContents:
+        """See `ExportTable.contents`: the folder has every file that a commit names, unchanged."""
+        listed = {entry.key: entry.size for entry in self._target.list_objects("")}
+        ids: dict[Owner, list[str]] = {}
+        rows = Counter[Owner]()
+        files: list[BaseFile] = []
+        for number in range(1, snapshot.last + 1):
+            document = self._read(number)
+            for file in map(WrittenFile.from_json, document["files"]):
+                size = listed.pop(file.name, None)
+                if document["exportId"] != self._settings.export_id:
+                    continue
+                self._check_file(file, size)
+                files.append(BaseFile(file.name, file.size, path_values(file.name)))
+                owner = (file.topic, file.partition)
+                rows[owner] += file.rows
+                if file.topic_id not in ids.setdefault(owner, []):
+                    ids[owner].append(file.topic_id)
+        for key, size in listed.items():
+            hidden = any(name.startswith(("_", ".")) for name in key.split("/"))
+            if key.endswith(".parquet") and not hidden:
+                files.append(BaseFile(key, size, path_values(key)))
+
+        def counts(topic: str, partition: int) -> RowCount:
+            owner = (topic, partition)
+            return RowCount(rows[owner], ALWAYS, max(0, len(ids.get(owner, ())) - 1))
+
+        return TableContents(self._target, tuple(files), False, counts, lambda: None)
+
+    def _check_file(self, file: WrittenFile, size: int | None) -> None:
+        """Compares a file of a commit with what the commit recorded.
+
+        Raises:
+            DataLossError: It is missing, or has another size or another number of rows.
+        """
+        state = ""
+        if size is None:
+            state = "is missing"
+        elif size != file.size:
+            state = f"has {size} bytes, and was committed with {file.size}"
+        else:
+            rows = rows_of_file(self._target, BaseFile(file.name, size, {}))
+            if rows != file.rows:
+                state = f"has {rows} rows, and was committed with {file.rows}"
+        if state:
+            raise DataLossError(
+                f"file {file.name} of the folder {state}: another writer deleted or replaced it, so"
+                f" rows of offsets [{file.start}, {file.stop}) are lost. Restore the file from a"
+                " backup, or export into another folder",
+                topic=file.topic,
+                partition=file.partition,
+                offset=file.start,
+                uri=self._target.uri(file.name),
+            )
 
     def _known(self, snapshot: _Log) -> set[str]:
         """The log itself: once published, committed files are not under `_kts/` any more."""

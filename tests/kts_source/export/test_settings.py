@@ -47,6 +47,7 @@ ARGUMENTS = {
     "round_bytes": 8 << 30,
     "schema_evolution": "none",
     "text_partitions": "checked",
+    "verify": False,
 }
 
 

@@ -1,0 +1,397 @@
+"""Compares the rows of a table with the offsets and row counts that its commits recorded.
+
+Another writer can delete, overwrite or copy rows of an export, and the table still records their
+offsets. Offsets without rows prove nothing: control batches, aborted transactions, `where` and
+compaction leave some out. So every commit counts its rows, and this compares the counts, looks for
+offsets outside the recorded ranges, and for offsets that are stored twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kts_source.columns import PARTITION, TOPIC
+from kts_source.errors import DataLossError, ExportError, ObjectNotFoundError
+from kts_source.export.job import OFFSET
+from kts_source.export.ranges import OffsetRange, held_range
+from kts_source.export.tables.row_counts import ALWAYS, UNKNOWN
+from kts_source.export.tables.table_files import columns_of_file, rows_of_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    import numpy.typing as npt
+
+    from kts_source.export.ranges import CommittedRanges
+    from kts_source.export.settings import ExportSettings
+    from kts_source.export.tables.export_table import BaseFile
+    from kts_source.export.tables.row_counts import Owner, RowCount, TableContents
+    from kts_source.options import ScanOptions
+    from kts_source.planning.scan_plan import PartitionPlan
+
+_SCHEMA: Final = pa.schema([(TOPIC, pa.string()), (PARTITION, pa.int64()), (OFFSET, pa.int64())])
+_ROWS: Final = 1 << 16
+_CHUNK_BITS: Final = 16
+_CHUNK: Final = 1 << _CHUNK_BITS
+MAX_CHUNKS: Final = 1 << 14
+"""Bitmaps of 8 KiB that are kept at once: 128 MiB."""
+_FULL: Final = np.full(_CHUNK // 8, 255, np.uint8)
+_ADVICE: Final = (
+    "Restore the version of the table from before, or export into another table. Without"
+    " verify=True the run continues after the recorded offsets and never writes these rows again"
+)
+
+
+class _ChunkKey(NamedTuple):
+    owner: Owner
+    number: int
+
+
+@dataclass(slots=True)
+class _Recorded:
+    """What the table records of one partition: its offsets and its number of rows, if known."""
+
+    held: OffsetRange | None
+    count: RowCount | None
+
+    @property
+    def has_restarts(self) -> bool:
+        """True if rows of an earlier topic of the same name have offsets of their own."""
+        if self.held is None:
+            return True
+        return self.count is not None and self.count.restarts > 0
+
+
+@dataclass(slots=True)
+class _Tally:
+    """Rows of one partition that the table has."""
+
+    rows: int = 0
+    low: int = 1 << 63
+    high: int = -1
+
+
+def verify(
+    contents: TableContents | None,
+    committed: CommittedRanges,
+    partitions: Iterable[PartitionPlan],
+    options: ScanOptions,
+    settings: ExportSettings,
+) -> tuple[str, ...]:
+    """Checks that a table has the rows that its commits wrote.
+
+    Args:
+        contents: Of the table; `None` if it does not exist.
+        committed: Offsets that the table records.
+        partitions: Of the topics that are checked.
+        options: Of the source.
+        settings: Of the export.
+
+    Returns:
+        What was checked and what could not be, in sentences.
+
+    Raises:
+        DataLossError: Rows are missing, or a file is.
+        ExportError: Rows are stored twice, or have offsets that the table does not record.
+    """
+    recorded = _recorded(contents, committed, partitions)
+    if contents is None or not recorded:
+        return ("verified nothing: the table has no rows of these topics",)
+    if settings.transform is not None or not set(_SCHEMA.names) <= set(options.columns):
+        return _verify_totals(contents, recorded, settings)
+    check = _Check(contents, recorded, settings.target)
+    while check.run():
+        pass
+    return check.compare()
+
+
+def _recorded(
+    contents: TableContents | None,
+    committed: CommittedRanges,
+    partitions: Iterable[PartitionPlan],
+) -> dict[Owner, _Recorded]:
+    numbers: dict[tuple[str, str], int] = {}
+    for part in partitions:
+        topic = (part.topic, part.topic_id)
+        numbers[topic] = max(numbers.get(topic, 0), part.partition + 1)
+    recorded: dict[Owner, _Recorded] = {}
+    for (name, topic_id), count in numbers.items():
+        for number in range(count):
+            held = held_range(committed, name, topic_id, number)
+            if contents is not None and held is not None:
+                rows = _count_of(contents, (name, number), held)
+                recorded[name, number] = _Recorded(held, rows)
+    return recorded
+
+
+def _count_of(contents: TableContents, owner: Owner, held: OffsetRange | None) -> RowCount | None:
+    """Returns the recorded count of rows; `None` if an earlier version did not keep it."""
+    count = contents.counts(*owner)
+    if count is None or count.stop == UNKNOWN:
+        return None
+    return count if held is None or count.stop in (held.stop, ALWAYS) else None
+
+
+def _verify_totals(
+    contents: TableContents, recorded: Mapping[Owner, _Recorded], settings: ExportSettings
+) -> tuple[str, ...]:
+    """Compares only the number of all rows: the columns of the table do not identify a record."""
+    why = "its transform decides" if settings.transform is not None else "its columns do not show"
+    note = f"not verified: {why} which record a row is, so its offsets were not compared"
+    expected = sum(entry.count.rows for entry in recorded.values() if entry.count is not None)
+    found = sum(_rows_of(contents, file) for file in contents.files)
+    if found < expected:
+        owner = next(iter(recorded))
+        raise DataLossError(
+            f"the table has {found:,} rows, and its commits wrote {expected:,} of the partitions"
+            f" {', '.join(f'{topic}-{number}' for topic, number in list(recorded)[:5])}:"
+            f" {_cause(contents)} {_ADVICE}",
+            topic=owner[0],
+            partition=owner[1],
+            uri=settings.target,
+        )
+    notes = _unknown(contents, recorded, settings.target)
+    line = f"verified that the table has at least the {expected:,} rows that its commits counted"
+    return (line, note, *notes)
+
+
+def _rows_of(contents: TableContents, file: BaseFile) -> int:
+    try:
+        return rows_of_file(contents.store, file)
+    except ObjectNotFoundError:
+        raise _file_missing(contents, file) from None
+
+
+def _file_missing(contents: TableContents, file: BaseFile) -> DataLossError:
+    return DataLossError(
+        "a data file of the table does not exist: another process deleted it, and its rows are"
+        f" lost. {_ADVICE}",
+        uri=contents.store.uri(file.key),
+    )
+
+
+def _cause(contents: TableContents) -> str:
+    removal = contents.removal()
+    return f"{removal}." if removal else "another writer deleted or replaced rows."
+
+
+def _unknown(
+    contents: TableContents, recorded: Mapping[Owner, _Recorded], target: str
+) -> tuple[str, ...]:
+    """Returns a note about partitions whose rows an earlier version did not count.
+
+    Raises:
+        DataLossError: Another writer removed files, and nothing shows whether rows were lost.
+    """
+    owners = [owner for owner, entry in recorded.items() if entry.count is None]
+    if not owners:
+        return ()
+    names = ", ".join(f"{topic}-{number}" for topic, number in owners[:5])
+    topic, number = owners[0]
+    if (removal := contents.removal()) is not None:
+        raise DataLossError(
+            f"rows of {names} may be lost: {removal}, and an earlier version of this package"
+            f" exported them without counting rows. {_ADVICE}",
+            topic=topic,
+            partition=number,
+            uri=target,
+        )
+    return (
+        f"not verified: an earlier version exported {len(owners)} partitions ({names}) without"
+        " counting rows, so deleted rows would not be noticed",
+    )
+
+
+@dataclass(slots=True)
+class _Check:
+    """Reads the offsets of a table, in as many passes as its bitmaps need to fit into memory.
+
+    Attributes:
+        tallies: By partition, from the first pass.
+        others: Rows of other topics.
+        done: Chunks of offsets that earlier passes compared.
+        passes: Completed.
+    """
+
+    contents: TableContents
+    recorded: dict[Owner, _Recorded]
+    target: str
+    tallies: dict[Owner, _Tally] = field(default_factory=dict)
+    others: int = 0
+    done: set[_ChunkKey] = field(default_factory=set)
+    passes: int = 0
+
+    def run(self) -> bool:
+        """Reads the table once; returns whether offsets are left for another pass."""
+        topics = pa.array(sorted({topic for topic, _ in self.recorded}), pa.string())
+        chunks: dict[_ChunkKey, npt.NDArray[np.uint8]] = {}
+        deferred: set[_ChunkKey] = set()
+        used = 0
+        for file in self.contents.files:
+            for owner, offsets in self._offsets(file, topics):
+                entry = self._entry(owner)
+                if self.passes == 0:
+                    self._tally(owner, entry, offsets, file)
+                if entry.has_restarts or self.contents.is_shared:
+                    continue
+                for key, bits in self._chunks(owner, offsets, file):
+                    if key in self.done or key in deferred:
+                        continue
+                    before = chunks.get(key)
+                    if before is None:
+                        if used >= MAX_CHUNKS:
+                            deferred.add(key)
+                            continue
+                        used += 1
+                        chunks[key] = bits
+                        continue
+                    if np.any(twice := before & bits):
+                        position = int(np.unpackbits(twice).argmax())
+                        raise self._twice(owner, (key.number << _CHUNK_BITS) + position, file)
+                    merged = before | bits
+                    is_full = bool((merged == _FULL).all())
+                    chunks[key] = _FULL if is_full else merged
+                    used -= is_full
+        self.done |= chunks.keys()
+        self.passes += 1
+        return bool(deferred)
+
+    def compare(self) -> tuple[str, ...]:
+        """Compares counts of rows; see `verify`."""
+        rows = 0
+        for owner, entry in sorted(self.recorded.items()):
+            tally = self.tallies.get(owner, _Tally())
+            rows += tally.rows
+            if entry.count is None:
+                continue
+            if tally.rows < entry.count.rows:
+                raise self._missing(owner, entry, entry.count.rows, tally)
+            if tally.rows > entry.count.rows and not self.contents.is_shared:
+                raise ExportError(
+                    f"the table has {tally.rows:,} rows, and its commits wrote"
+                    f" {entry.count.rows:,}: another writer added rows of this partition. Delete"
+                    " them, or export into another table",
+                    topic=owner[0],
+                    partition=owner[1],
+                    uri=self.target,
+                )
+        return self._lines(rows)
+
+    def _lines(self, rows: int) -> tuple[str, ...]:
+        lines = [
+            f"verified {rows:,} rows of {len(self.recorded)} partitions in"
+            f" {len(self.contents.files)} files: no row is missing or stored twice"
+        ]
+        known = {owner: e for owner, e in self.recorded.items() if e.held is not None}
+        if notes := _unknown(self.contents, known, self.target):
+            lines[0] = lines[0].replace("no row is missing or stored twice", "no offset is wrong")
+            lines.extend(notes)
+        if self.contents.is_shared:
+            lines.append(
+                "not verified: other exports write to this table, and another writer has rewritten"
+                " its files, so rows that are stored twice would not be noticed"
+            )
+        restarted = [owner for owner, entry in self.recorded.items() if entry.has_restarts]
+        if restarted:
+            names = ", ".join(f"{topic}-{number}" for topic, number in sorted(restarted)[:5])
+            lines.append(
+                f"not verified: the table has rows of several topics of one name ({names}), so only"
+                " the number of their rows was compared"
+            )
+        if self.others:
+            lines.append(f"not verified: {self.others:,} rows of other topics and writers")
+        return tuple(lines)
+
+    def _offsets(
+        self, file: BaseFile, topics: pa.Array
+    ) -> Iterator[tuple[Owner, npt.NDArray[np.int64]]]:
+        """Yields the offsets of a file by partition, batch by batch."""
+        try:
+            for batch in columns_of_file(self.contents.store, file, _SCHEMA, _ROWS):
+                rows = pa.Table.from_batches([batch])
+                rows = rows.filter(pc.is_in(rows[TOPIC], topics)).drop_null()
+                if self.passes == 0:
+                    self.others += batch.num_rows - rows.num_rows
+                owners = rows.group_by([TOPIC, PARTITION]).aggregate([]).to_pylist()
+                for owner in owners:
+                    own = rows
+                    if len(owners) > 1:
+                        is_topic = pc.equal(rows[TOPIC], owner[TOPIC])
+                        is_partition = pc.equal(rows[PARTITION], owner[PARTITION])
+                        own = rows.filter(pc.and_(is_topic, is_partition))
+                    yield (owner[TOPIC], owner[PARTITION]), own[OFFSET].to_numpy()
+        except ObjectNotFoundError:
+            raise _file_missing(self.contents, file) from None
+
+    def _chunks(
+        self, owner: Owner, offsets: npt.NDArray[np.int64], file: BaseFile
+    ) -> Iterator[tuple[_ChunkKey, npt.NDArray[np.uint8]]]:
+        """Yields bitmaps of the offsets of a batch, by chunk.
+
+        Raises:
+            ExportError: An offset is in the batch twice.
+        """
+        ordered = np.sort(offsets)
+        if (twice := ordered[1:][ordered[1:] == ordered[:-1]]).size:
+            raise self._twice(owner, int(twice[0]), file)
+        numbers, starts = np.unique(ordered >> _CHUNK_BITS, return_index=True)
+        for number, positions in zip(numbers, np.split(ordered, starts[1:]), strict=True):
+            bits = np.zeros(_CHUNK, np.bool_)
+            bits[positions & (_CHUNK - 1)] = True
+            yield _ChunkKey(owner, int(number)), np.packbits(bits)
+
+    def _entry(self, owner: Owner) -> _Recorded:
+        """What is recorded of a partition that has rows."""
+        # An earlier topic of this name had more partitions.
+        if owner not in self.recorded:
+            self.recorded[owner] = _Recorded(None, _count_of(self.contents, owner, None))
+        return self.recorded[owner]
+
+    def _tally(
+        self, owner: Owner, entry: _Recorded, offsets: npt.NDArray[np.int64], file: BaseFile
+    ) -> None:
+        tally = self.tallies.setdefault(owner, _Tally())
+        low, high = int(offsets.min()), int(offsets.max())
+        tally.rows += len(offsets)
+        tally.low, tally.high = min(tally.low, low), max(tally.high, high)
+        held = entry.held
+        if held is None or entry.has_restarts or self.contents.is_shared:
+            return
+        if low < held.start or high >= held.stop:
+            offset = low if low < held.start else high
+            raise ExportError(
+                f"the table has a row of this offset, and it records only offsets [{held.start},"
+                f" {held.stop}): another writer added it, and the export would write it again."
+                " Delete it, or export into another table",
+                **_where(owner, offset, self.contents.store.uri(file.key)),
+            )
+
+    def _missing(
+        self, owner: Owner, entry: _Recorded, expected: int, tally: _Tally
+    ) -> DataLossError:
+        spans = "none of them"
+        if tally.rows:
+            spans = f"only {tally.rows:,} of them, with offsets from {tally.low} to {tally.high}"
+        held = entry.held
+        of_range = "" if held is None else f" of offsets [{held.start}, {held.stop})"
+        return DataLossError(
+            f"the commits of the table wrote {expected:,} rows{of_range}, and it has {spans}:"
+            f" {_cause(self.contents)} {_ADVICE}",
+            **_where(owner, None if held is None else held.start, self.target),
+        )
+
+    def _twice(self, owner: Owner, offset: int, file: BaseFile) -> ExportError:
+        return ExportError(
+            "the table has more than one row of this offset: another writer copied a file or rows."
+            " Delete the copy, or export into another table",
+            **_where(owner, offset, self.contents.store.uri(file.key)),
+        )
+
+
+def _where(owner: Owner, offset: int | None, uri: str) -> dict[str, Any]:
+    return {"topic": owner[0], "partition": owner[1], "offset": offset, "uri": uri}
