@@ -173,7 +173,8 @@ def check_logs(
         else:
             _check_log(options, part, held)
     for part in unknown:
-        if topics[part.topic, part.topic_id]:
+        # Earlier versions do not record where partitions begin that they have not written yet.
+        if topics[part.topic, part.topic_id] and state.has_recorded(part.topic):
             _check_new(options, part)
     for (name, topic_id), is_held in topics.items():
         is_chosen = name in options.topic_ids or "" in options.topic_ids

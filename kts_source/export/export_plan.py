@@ -26,7 +26,6 @@ from kts_source.export.ranges import (
 )
 from kts_source.export.report import Skipped
 from kts_source.export.task import ExportTask
-from kts_source.options.requested_bounds import EarliestBound
 from kts_source.planning.planner import plan_scan
 
 if TYPE_CHECKING:
@@ -204,10 +203,16 @@ def _waves(
             for place, part in partitions.items()
             if last_task.get(place, -1) < first + len(tasks)
         }
+        if first == 0:
+            # If this run dies, the next one knows where the records of all partitions begin.
+            new = {place for place, part in partitions.items() if _is_new(part, ahead[place])}
+            stops = {place: partitions[place].start for place in new} | stops
+        else:
+            new = set()
         advances = []
         for place, stop in stops.items():
             part = partitions[place]
-            if stop > ahead[place].start or _is_new_and_empty(part, options, ahead[place]):
+            if stop > ahead[place].start or place in new:
                 epoch = epoch_before(part, stop, options)
                 advances.append(replace(ahead[place], stop=stop, epoch=epoch))
                 ahead[place] = replace(ahead[place], expected=stop, start=stop, stop=stop)
@@ -232,13 +237,9 @@ def _waves(
             yield last
 
 
-def _is_new_and_empty(part: PartitionPlan, options: ScanOptions, ahead: RangeAdvance) -> bool:
-    """Returns whether a partition of which the table has nothing lost all its records before this
-    run. It is committed without rows: the next run then knows where its records begin.
-    """
-    tier = part.surviving
-    is_first = ahead.expected is None and isinstance(options.starting, EarliestBound)
-    return is_first and tier.stop > 0 and part.start == part.stop == tier.log_start == tier.stop
+def _is_new(part: PartitionPlan, ahead: RangeAdvance) -> bool:
+    """Returns whether the table has nothing of a partition that has lost its first records."""
+    return ahead.expected is None and part.start == part.surviving.log_start > 0
 
 
 def _ends_a_segment(tasks: Sequence[ScanTask], number: int) -> bool:

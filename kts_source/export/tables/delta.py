@@ -158,6 +158,7 @@ class DeltaExportTable(ExportTable):
             letters,
             lambda: arrow_schema(snapshot),
             lambda topic, topic_id: self._previous_id(snapshot, topic, topic_id),
+            lambda topic: transactions.version(f"topics/{topic}") is not None,
             lambda: rollback_of(
                 history(self._target, snapshot.version()), self._settings.export_id
             ),

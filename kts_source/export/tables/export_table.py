@@ -66,6 +66,8 @@ class TableState:
         schema: Its columns, as Arrow has them; `None` where they are not known.
         previous_id: Called with a topic and its id; returns the id under which the table has the
             topic, or words for it, where that is another one. `None` otherwise.
+        has_recorded: Called with a topic; returns whether a commit recorded the id of the topic,
+            and so where all its partitions began.
         rollback: Returns what undid commits of this export, in words; `None` where nothing did.
         counts: Rows that commits wrote of a topic's name and partition; `None` if unknown.
         is_counted: True if every commit of the table has counted its rows.
@@ -77,6 +79,7 @@ class TableState:
     letters: int | None = None
     schema: Callable[[], pa.Schema | None] = lambda: None
     previous_id: Callable[[str, str], str | None] = lambda _topic, _topic_id: None
+    has_recorded: Callable[[str], bool] = lambda _topic: False
     rollback: Callable[[], str | None] = lambda: None
     counts: RowCounts = lambda _topic, _partition: None
     is_counted: bool = False

@@ -172,6 +172,7 @@ class IcebergExportTable(ExportTable):
             None if letters is None else int(letters),
             lambda: _arrow_schema(snapshot),
             lambda topic, topic_id: self._previous_id(snapshot, topic, topic_id),
+            lambda topic: topic in self._topics(snapshot),
             lambda: rollback_of(snapshot, snapshot.properties.get(f"{self._own}{COMMIT}")),
             lambda topic, partition: self._counts(snapshot).get((topic, partition)),
             f"{self._own}counts" in snapshot.properties,

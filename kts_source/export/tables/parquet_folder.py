@@ -118,6 +118,7 @@ class ParquetFolder(ExportTable):
             letters=export.get("letters"),
             schema=lambda: _schema(export),
             previous_id=lambda topic, topic_id: self._previous_id(snapshot, topic, topic_id),
+            has_recorded=lambda topic: topic in export.get("topics", {}),
         )
 
     def _check(self, snapshot: _Log) -> None:

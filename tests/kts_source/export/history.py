@@ -429,8 +429,8 @@ class Exporting:
         moves = any(one.first < one.stop for one in expected)
         for one in expected:
             is_new = one.key not in self._held.ranges
-            is_empty = one.truth.stop == one.truth.log_start == one.first == one.stop > 0
-            if one.first < one.stop or (moves and is_new and is_empty):
+            has_lost_records = one.first == one.truth.log_start > 0
+            if one.first < one.stop or (moves and is_new and has_lost_records):
                 start, _ = self._held.ranges.get(one.key, (one.first, 0))
                 self._held.ranges[one.key] = start, one.stop
                 self._held.logs[one.key] = one.truth.entries

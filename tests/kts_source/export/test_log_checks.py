@@ -17,6 +17,8 @@ from kts_source.export.ranges import PartitionKey
 from kts_source.export.tables.delta import DeltaExportTable
 from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
 from tests.kts_source.export.exporting import FORMATS, Lake
+from tests.kts_source.export.fates import Dying
+from tests.kts_source.export.killing import Killed
 from tests.kts_source.export.small_tier import T0, SmallTier, at, held, ranges
 
 if TYPE_CHECKING:
@@ -166,6 +168,22 @@ def test_new_partition_that_lost_its_first_records_is_refused(lake: Lake, tmp_pa
     starts = json.dumps({"t": {"0": 0, "1": 10}})
     assert ranges(lake.export({**tier.options, "startingOffsets": starts})) == [(10, 20)]
     assert lake.export(tier.options).commits == 0
+
+
+def test_interrupted_first_run_continues_with_partitions_that_begin_above_zero(
+    lake: Lake, tmp_path: Path
+) -> None:
+    tier = Elections(tmp_path / "tier")
+    tier.upload((1, "a", 0, 10), (1, "a", 10, 20), only=1)
+    other = Elections(tmp_path / "tier", topic_id=tier.topic_id, partition=1)
+    other.upload((1, "b", 0, 30), (1, "b", 30, 40), only=1)
+    options = {**tier.options, "maxSegmentsPerTask": "1"}
+    with pytest.raises(Killed):
+        lake.export(options, table=Dying(lake.table(), 0, after=True), commit_bytes=1)
+    assert held(lake) == list(range(10, 20))
+    assert lake.export(options).rows == 10
+    assert held(lake) == [*range(10, 20), *range(30, 40)]
+    assert lake.export(options).commits == 0
 
 
 def test_new_partition_that_begins_at_zero_is_exported(lake: Lake, tmp_path: Path) -> None:

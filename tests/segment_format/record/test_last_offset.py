@@ -92,7 +92,7 @@ def test_last_batch_with_a_wrong_checksum_is_an_error() -> None:
 @pytest.mark.parametrize("facts", [{}, {"newest": 3}])
 def test_last_batch_whose_offset_has_a_flipped_bit_is_an_error(facts: dict[str, int]) -> None:
     data = flipped(batch(0) + batch(2), len(batch(0)) + 7, 16)
-    with pytest.raises(CorruptRecordError, match="begins at offset 18|has offsets 18 to 19"):
+    with pytest.raises(CorruptRecordError, match=r"begins at offset 18|has offsets 18 to 19"):
         end_of(data, **facts)
 
 
