@@ -44,7 +44,12 @@ from tests.kts_source.export.killing import Killed, Steps, mortal_folder
 from tests.kts_source.planning.history import TOPIC, History, Step, World
 from tests.kts_source.planning.reading import ISOLATION_LEVELS
 from tests.kts_source.planning.replica import divergence
-from tests.kts_source.planning.truth import is_in_doubt, newest_incarnation, truth_of
+from tests.kts_source.planning.truth import (
+    is_evidence_ambiguous,
+    is_in_doubt,
+    newest_incarnation,
+    truth_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -52,6 +57,10 @@ if TYPE_CHECKING:
     from kts_source.export.executor import LocalExecutor
     from kts_source.export.report import BackfillReport
     from tests.kts_source.planning.truth import PartitionTruth, Row
+
+
+class _AmbiguousTierError(Exception):
+    """A damaged checkpoint would look like this tier, so a run refused it."""
 
 
 class Exporting:
@@ -97,7 +106,11 @@ class Exporting:
             return True
         fate = FATES[step.a]
         self._outcomes[fate] += 1
-        getattr(self, f"_{fate.replace(' ', '_').replace(',', '')}")(step, truth)
+        try:
+            getattr(self, f"_{fate.replace(' ', '_').replace(',', '')}")(step, truth)
+        except _AmbiguousTierError:
+            self._outcomes["ambiguous"] += 1
+            return False
         return True
 
     # -- fates
@@ -339,6 +352,13 @@ class Exporting:
                 table=table,
                 commit_bytes=(1, 1, 200, 1 << 40)[step.b // 4],
             )
+        except DataLossError as error:
+            if "on this evidence" in str(error) and is_evidence_ambiguous(self._world):
+                raise _AmbiguousTierError from error
+            if not isinstance(error, allowed):
+                raise
+            self._outcomes[type(error).__name__] += 1
+            return None
         except allowed as error:
             self._outcomes[type(error).__name__] += 1
             return None

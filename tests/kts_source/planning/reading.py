@@ -27,6 +27,7 @@ from tests.kts_source.planning.memory_store import MemoryStore
 from tests.kts_source.planning.truth import (
     Range,
     Row,
+    is_evidence_ambiguous,
     is_in_doubt,
     newest_incarnation,
     truth_of,
@@ -54,6 +55,7 @@ class Reading:
     """
 
     def __init__(self, world: World, source: random.Random, outcomes: Counter[str]) -> None:
+        self._is_evidence_ambiguous = is_evidence_ambiguous(world)
         modified = {
             key: copy.event_timestamp_ms
             for lives in world.incarnations.values()
@@ -184,6 +186,9 @@ class Reading:
             self._outcomes["CorruptSegmentError"] += 1
             return
         except DataLossError as error:
+            if "on this evidence" in str(error) and self._is_evidence_ambiguous:
+                self._outcomes["ambiguous"] += 1
+                return
             if not may_fail:
                 raise AssertionError(f"{given}: nothing is missing") from error
             if not isinstance(error, OffsetOutOfRangeError) and not hidden[0]:

@@ -219,6 +219,25 @@ def is_in_doubt(world: World, *, times: bool) -> bool:
     return _newest_ms(lives) >= 0 and (any(map(_is_lost, lives)) or (not is_chosen and any(newer)))
 
 
+def is_evidence_ambiguous(world: World) -> bool:
+    """Return whether a damaged checkpoint would look like this tier, so that it may be refused.
+
+    A segment of a dead branch may end where another segment begins. And the log start of an
+    earlier leader may lie inside a segment.
+    """
+    for life in world.incarnations[newest_incarnation(world)]:
+        copies = life.complete()
+        if any(copy.base < copy.log_start for copy in copies):
+            return True
+        if any(
+            before.stop == copy.base and copy.last_epoch != before.last_epoch
+            for before in copies
+            for copy in copies
+        ):
+            return True
+    return False
+
+
 def _is_lost(life: PartitionLife) -> bool:
     """Whether nothing tells what the log of a partition is, although it was there."""
     complete, damaged = life.complete(), _damaged(life)
