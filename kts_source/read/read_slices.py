@@ -24,6 +24,7 @@ from kts_source.read.slice_boundaries import (
 )
 from kts_source.read.task_metrics import LostRange
 from segment_format.errors import SegmentFormatError, TruncatedBatchError
+from segment_format.transaction_check import TransactionCheck
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
@@ -245,7 +246,14 @@ class _SliceDecoder:
         self.span = span
         self._reader = reader
         self._check = BoundaryCheck(span.first)
-        self._decoder = open_decoder(span.part, span.first, span.last, settings)
+        self._transactions: TransactionCheck | None = None
+        if settings.read_committed:
+            self._transactions = TransactionCheck(
+                span.part.aborted,
+                start_offset=span.part.start_offset,
+                stop_offset=span.part.stop_offset,
+            )
+        self._decoder = open_decoder(span.part, span.first, span.last, settings, self._transactions)
 
     @property
     def done(self) -> bool:
@@ -262,6 +270,14 @@ class _SliceDecoder:
             decoded = self._decoder.feed(self._check.inside(window))
             yield from self._reader.stopwatch.decoding(decoded)
 
+    def _check_transactions(self) -> None:
+        """Compares the aborted intervals that end in the slice with the markers met."""
+        if self._transactions is None:
+            return
+        part = self.span.part
+        stop = part.stop_offset if self.done else self._check.stop_offset(part)
+        self._transactions.finish(self._check.first_offset(part), stop)
+
     def finish(
         self, meter: TaskMeter | None, *, rest_is_lost: bool = False
     ) -> Iterator[pa.RecordBatch]:
@@ -269,6 +285,8 @@ class _SliceDecoder:
         with _located(self.span.part, self._reader):
             if not (self.done or rest_is_lost):
                 self._check.finish(self._decoder.next_offset)
+            if not rest_is_lost:
+                self._check_transactions()
             try:
                 yield from self._decoder.finish()
             except TruncatedBatchError:
