@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from segment_format.errors import CorruptRecordError
+from segment_format.index.transaction_replay import marker_of
 from segment_format.kernels import contract as c
+from segment_format.record.control_record import ControlRecordType
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from segment_format.isolation import AbortedIntervals
+    from segment_format.record.decoded import DecodedBatch
 
 _FIRST_ROOM: Final = 64
 
@@ -62,10 +65,32 @@ class TransactionCheck:
         self.state[c.TXN_MASK] = room - 1
         self.state[c.TXN_FREE] = room // 2
 
-    def kept_open(self) -> tuple[int, ...]:
-        """Producers whose records were returned and whose marker was not met yet."""
+    def undecided(self, next_offset: int) -> dict[int, int | None]:
+        """Returns the producers whose next marker the batches after the last one must have.
+
+        With each comes the offset of its ABORT marker, or `None` where it must be a COMMIT: records
+        were returned, and an interval of the producer begins later. Intervals that cross
+        `stop_offset` count, as no other reader meets their marker.
+
+        Args:
+            next_offset: No batch walked has this offset or a larger one.
+        """
+        aborted = self._aborted
         table = self._table.reshape(-1, c.TXN_ENTRY_SIZE)
-        return tuple(table[table[:, 1] == c.TXN_KEPT, 0].tolist())
+        kept = set(table[table[:, 1] == c.TXN_KEPT, 0].tolist())
+        expected: dict[int, int | None] = {}
+        rows = zip(
+            aborted.producer_ids.tolist(),
+            aborted.first_offsets.tolist(),
+            aborted.last_offsets.tolist(),
+            strict=True,
+        )
+        for producer_id, first, last in rows:
+            if first >= next_offset and producer_id in kept:
+                expected[producer_id] = None
+            elif next_offset >= self._stop_offset > first and last >= self._stop_offset:
+                expected[producer_id] = last
+        return expected
 
     def finish(self, first_offset: int, next_offset: int) -> None:
         """Checks that each interval that ends in the batches walked ended at an ABORT marker.
@@ -89,6 +114,29 @@ class TransactionCheck:
                     ),
                     offset=last,
                 )
+
+
+def check_next_marker(batch: DecodedBatch, expected: dict[int, int | None]) -> None:
+    """Compares a control batch with what is expected of its producer, which then is removed.
+
+    Raises:
+        ContradictedIntervalsError: It is another marker.
+    """
+    marker = marker_of(batch)
+    if marker is None or batch.producer_id not in expected:
+        return
+    last = expected.pop(batch.producer_id)
+    at = batch.base_offset
+    found = at if marker is ControlRecordType.ABORT else None
+    if found != last:
+        raise ContradictedIntervalsError(
+            transaction_message(
+                batch.producer_id,
+                f"the log has the {marker.name} marker of a transaction at offset {at}, the index"
+                f" {'does not' if last is None else f'has an abort marker at offset {last}'}",
+            ),
+            offset=at,
+        )
 
 
 def transaction_message(producer_id: int, contradiction: str) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
 from kts_source.errors import (
@@ -24,7 +25,15 @@ from kts_source.read.slice_boundaries import (
 )
 from kts_source.read.task_metrics import LostRange
 from segment_format.errors import SegmentFormatError, TruncatedBatchError
-from segment_format.transaction_check import TransactionCheck
+from segment_format.record.batch_header import MAGIC_2, RecordBatchHeader
+from segment_format.record.framing import iter_entries
+from segment_format.record.records import iter_batches
+from segment_format.transaction_check import (
+    ContradictedIntervalsError,
+    TransactionCheck,
+    check_next_marker,
+    transaction_message,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
@@ -277,6 +286,14 @@ class _SliceDecoder:
         part = self.span.part
         stop = part.stop_offset if self.done else self._check.stop_offset(part)
         self._transactions.finish(self._check.first_offset(part), stop)
+        expected = {
+            producer: last
+            for producer, last in self._transactions.undecided(stop).items()
+            if last is None or last < part.segment_stop
+        }
+        if expected:
+            position = self.span.first.position + self._decoder.counters.bytes
+            _check_markers_after(part, position, expected, self._reader)
 
     def finish(
         self, meter: TaskMeter | None, *, rest_is_lost: bool = False
@@ -294,6 +311,49 @@ class _SliceDecoder:
                     raise
         if meter is not None:
             meter.add_decoded(self._decoder.counters)
+
+
+def _check_markers_after(
+    part: SegmentSlice, position: int, expected: dict[int, int | None], reader: SegmentSource
+) -> None:
+    """Reads on in a slice's segment until each producer's next marker was compared.
+
+    Args:
+        part: The slice.
+        position: Where the next batch begins.
+        expected: See `TransactionCheck.undecided`; the markers found are removed.
+        reader: What reads the segment.
+
+    Raises:
+        ContradictedIntervalsError: A marker is not what the intervals say.
+    """
+    size = part.objects.size_in_bytes
+    chunk = part.objects.chunk_index.original_chunk_size
+    borders = [position, *range(position // chunk * chunk + chunk, size, chunk), size]
+    place = part.topic, part.partition, part.start_offset, part.objects
+    pending = b""
+    with closing(
+        reader.windows(SegmentSpan(*place, low, high) for low, high in pairwise(borders))
+    ) as windows:
+        for _, window in windows:
+            pending += window
+            whole = 0
+            with suppress(TruncatedBatchError):
+                for entry in iter_entries(pending):
+                    whole = entry.stop
+                    if entry.magic != MAGIC_2:
+                        continue
+                    header = RecordBatchHeader.from_bytes(pending, entry.position)
+                    if header.is_control_batch and header.producer_id in expected:
+                        for batch in iter_batches(pending[entry.position : entry.stop]):
+                            check_next_marker(batch, expected)
+            if not expected:
+                return
+            pending = pending[whole:]
+    for producer, last in expected.items():
+        if last is not None:
+            text = f"the index has an abort marker at offset {last}, the log has none there"
+            raise ContradictedIntervalsError(transaction_message(producer, text), offset=last)
 
 
 def _place(part: SegmentSlice, reader: SegmentSource) -> dict[str, Any]:
