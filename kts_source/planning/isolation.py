@@ -13,11 +13,14 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from kts_source.texts import some
+from segment_format.errors import CorruptIndexError
 from segment_format.index.transaction_index import AbortedTxn
 from segment_format.isolation import NO_ABORTED, AbortedIntervals, OpenTransaction
+from segment_format.transaction_check import transaction_message
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -88,6 +91,7 @@ def decide(partition: PartitionLog, start: int, stop: int, side_files: SideFiles
     aborted = [
         txn for n in range(first, horizon + 1) for txn in ends.aborted(n, is_first=n == first)
     ]
+    _refuse_overlaps(partition, aborted, side_files)
     in_gaps = _lost_in_gaps(partition, first, horizon, ends, aborted)
     lost = tuple(txn for txn in in_gaps if txn.first_offset < stop)
     aborted += lost
@@ -103,6 +107,20 @@ def decide(partition: PartitionLog, start: int, stop: int, side_files: SideFiles
         lost=lost,
         unknown_behind=ends.unknown_behind,
     )
+
+
+def _refuse_overlaps(
+    partition: PartitionLog, aborted: Sequence[AbortedTxn], side_files: SideFiles
+) -> None:
+    """Raises `CorruptSegmentError` if transactions of one producer overlap, as none ever do."""
+    entries = sorted({(txn.producer_id, txn.first_offset, txn.last_offset) for txn in aborted})
+    for (producer, first, last), (other, begun, end) in pairwise(entries):
+        if producer == other and begun <= last:
+            span = next(span for span in partition.ranges if span.start <= last < span.stop)
+            text = f"aborted transactions [{first}, {last}] and [{begun}, {end}] overlap"
+            raise side_files.contradicted(
+                span.segment, CorruptIndexError(transaction_message(producer, text), offset=last)
+            )
 
 
 class UnknownStartError(Exception):

@@ -135,6 +135,12 @@ class SideFiles:
             return None
         return entries
 
+    def contradicted(
+        self, segment: RemoteSegment, error: SegmentFormatError
+    ) -> CorruptSegmentError:
+        """Returns the error for a transaction index that other evidence contradicts."""
+        return self._located(error, segment, "transaction index")
+
     def replay(self, span: SegmentRange, open_before: Mapping[int, int]) -> Replay:
         """Transactions that ended or stay open in a range, from its batches alone."""
         return replay_batches(self.batches(span.segment, 0), span, open_before)
