@@ -103,27 +103,6 @@ class AbortedIntervals(ArrayValue):
             self.producer_ids[rows], self.first_offsets[rows], self.last_offsets[rows]
         )
 
-    def clip_to_slice(
-        self, start_offset: int, stop_offset: int, segment_stop: int
-    ) -> AbortedIntervals:
-        """Returns `clip` and each producer's next interval that begins in the segment.
-
-        A transaction that goes on after a slice is only known to be committed if it ends before the
-        producer's next interval begins.
-        """
-        if not len(self):
-            return self
-        later = self.first_offsets >= stop_offset
-        before = np.concatenate(([False], later[:-1] & (np.diff(self.producer_ids) == 0)))
-        following = later & ~before & (self.first_offsets < segment_stop)
-        keep = (self.last_offsets >= start_offset) & ~later | following
-        rows = keep.nonzero()[0]
-        if not len(rows):
-            return NO_ABORTED
-        return AbortedIntervals(
-            self.producer_ids[rows], self.first_offsets[rows], self.last_offsets[rows]
-        )
-
 
 NO_ABORTED = AbortedIntervals.from_txns((), start_offset=0, stop_offset=0)
 """No aborted transaction: also what `read_uncommitted` uses."""

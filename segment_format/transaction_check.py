@@ -65,32 +65,16 @@ class TransactionCheck:
         self.state[c.TXN_MASK] = room - 1
         self.state[c.TXN_FREE] = room // 2
 
-    def undecided(self, next_offset: int) -> dict[int, int | None]:
-        """Returns the producers whose next marker the batches after the last one must have.
+    def undecided(self, next_offset: int) -> set[int]:
+        """Returns the producers whose next marker after the batches walked must be a COMMIT.
 
-        With each comes the offset of its ABORT marker, or `None` where it must be a COMMIT: records
-        were returned, and an interval of the producer begins later. Intervals that cross
-        `stop_offset` count, as no other reader meets their marker.
-
-        Args:
-            next_offset: No batch walked has this offset or a larger one.
+        Records of them were returned, and an interval of theirs begins at `next_offset` or later,
+        so a wrong first offset would go unnoticed here.
         """
-        aborted = self._aborted
         table = self._table.reshape(-1, c.TXN_ENTRY_SIZE)
         kept = set(table[table[:, 1] == c.TXN_KEPT, 0].tolist())
-        expected: dict[int, int | None] = {}
-        rows = zip(
-            aborted.producer_ids.tolist(),
-            aborted.first_offsets.tolist(),
-            aborted.last_offsets.tolist(),
-            strict=True,
-        )
-        for producer_id, first, last in rows:
-            if first >= next_offset and producer_id in kept:
-                expected[producer_id] = None
-            elif next_offset >= self._stop_offset > first and last >= self._stop_offset:
-                expected[producer_id] = last
-        return expected
+        later = self._aborted.first_offsets >= next_offset
+        return kept & set(self._aborted.producer_ids[later].tolist())
 
     def finish(self, first_offset: int, next_offset: int) -> None:
         """Checks that each interval that ends in the batches walked ended at an ABORT marker.
@@ -116,26 +100,24 @@ class TransactionCheck:
                 )
 
 
-def check_next_marker(batch: DecodedBatch, expected: dict[int, int | None]) -> None:
-    """Compares a control batch with what is expected of its producer, which then is removed.
+def check_next_marker(batch: DecodedBatch, expected: set[int]) -> None:
+    """Checks that a producer's next marker is a COMMIT; the producer is removed from `expected`.
 
     Raises:
-        ContradictedIntervalsError: It is another marker.
+        ContradictedIntervalsError: It is an ABORT.
     """
     marker = marker_of(batch)
     if marker is None or batch.producer_id not in expected:
         return
-    last = expected.pop(batch.producer_id)
-    at = batch.base_offset
-    found = at if marker is ControlRecordType.ABORT else None
-    if found != last:
+    expected.remove(batch.producer_id)
+    if marker is ControlRecordType.ABORT:
         raise ContradictedIntervalsError(
             transaction_message(
                 batch.producer_id,
-                f"the log has the {marker.name} marker of a transaction at offset {at}, the index"
-                f" {'does not' if last is None else f'has an abort marker at offset {last}'}",
+                f"the log aborts a transaction at offset {batch.base_offset} that began before the"
+                " first offset in the index",
             ),
-            offset=at,
+            offset=batch.base_offset,
         )
 
 

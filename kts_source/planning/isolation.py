@@ -50,8 +50,7 @@ class Decisions:
     """What is decided about the transactions of a range.
 
     Attributes:
-        aborted: Intervals whose batches are left out; those that begin after the range in its last
-            segment are for tasks to compare with the log.
+        aborted: Intervals whose batches are left out.
         stop: The range's end, clamped to the first undecided transaction.
         undecided: Transactions begun below the wanted end whose outcome the tier does not hold.
         lost: Transactions whose marker may lie in a gap; their records are left out with the
@@ -97,11 +96,7 @@ def decide(partition: PartitionLog, start: int, stop: int, side_files: SideFiles
     aborted += lost
     clamped = min([stop, *(txn.first_offset for txn in undecided)])
     return Decisions(
-        aborted=AbortedIntervals.from_txns(
-            aborted,
-            start_offset=start,
-            stop_offset=max(stop, partition.ranges[last].segment.stop_offset),
-        ),
+        aborted=AbortedIntervals.from_txns(aborted, start_offset=start, stop_offset=stop),
         stop=max(clamped, start),
         undecided=undecided,
         lost=lost,

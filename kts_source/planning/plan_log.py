@@ -110,5 +110,4 @@ def plan_log(
     )
     check_decided(options.ending, place, stop, plan.stop, plan.end_reason)
     slices = bounded(spans(plan, decisions, options, side_files)) if with_slices else ()
-    aborted = decisions.aborted.clip(start, decisions.stop)
-    return PlannedPartition(plan, [*slices], len(aborted))
+    return PlannedPartition(plan, [*slices], len(decisions.aborted))

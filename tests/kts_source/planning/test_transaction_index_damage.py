@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from typing import TYPE_CHECKING
 
@@ -137,13 +136,3 @@ def test_flipped_bit_changes_no_row_of_small_slices(seed: int) -> None:
     more = {"targetPartitionBytes": "1"}
     refused = outcomes(seed, local=seed % 2 == 0, more=more, start=0, stop=1 << 40, most=60)
     assert refused > 10
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_flipped_bit_changes_no_row_of_bounded_reads(seed: int) -> None:
-    source = random.Random(seed)
-    end = built(seed).segments[-1].base_offset
-    for _ in range(4):
-        stop = source.randint(1, end)
-        more = {"startingOffsets": "earliest", "endingOffsets": json.dumps({"t": {"0": stop}})}
-        outcomes(seed, local=source.random() < 0.5, more=more, start=0, stop=stop, most=50)
