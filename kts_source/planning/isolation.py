@@ -13,11 +13,14 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from kts_source.texts import some
+from segment_format.errors import CorruptIndexError
 from segment_format.index.transaction_index import AbortedTxn
 from segment_format.isolation import NO_ABORTED, AbortedIntervals, OpenTransaction
+from segment_format.transaction_check import transaction_message
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -84,7 +87,10 @@ def decide(partition: PartitionLog, start: int, stop: int, side_files: SideFiles
     ):
         horizon += 1
     undecided = ends.undecided(horizon, below=stop)
-    aborted = [txn for n in range(first, horizon + 1) for txn in ends.aborted(n)]
+    aborted = [
+        txn for n in range(first, horizon + 1) for txn in ends.aborted(n, is_first=n == first)
+    ]
+    _refuse_overlaps(partition, aborted, side_files)
     in_gaps = _lost_in_gaps(partition, first, horizon, ends, aborted)
     lost = tuple(txn for txn in in_gaps if txn.first_offset < stop)
     aborted += lost
@@ -96,6 +102,20 @@ def decide(partition: PartitionLog, start: int, stop: int, side_files: SideFiles
         lost=lost,
         unknown_behind=ends.unknown_behind,
     )
+
+
+def _refuse_overlaps(
+    partition: PartitionLog, aborted: Sequence[AbortedTxn], side_files: SideFiles
+) -> None:
+    """Raises `CorruptSegmentError` if transactions of one producer overlap, as none ever do."""
+    entries = sorted({(txn.producer_id, txn.first_offset, txn.last_offset) for txn in aborted})
+    for (producer, first, last), (other, begun, end) in pairwise(entries):
+        if producer == other and begun <= last:
+            span = next(span for span in partition.ranges if span.start <= last < span.stop)
+            text = f"aborted transactions [{first}, {last}] and [{begun}, {end}] overlap"
+            raise side_files.contradicted(
+                span.segment, CorruptIndexError(transaction_message(producer, text), offset=last)
+            )
 
 
 class UnknownStartError(Exception):
@@ -146,18 +166,57 @@ class _EndStates:
                 self._open[at] = self._replay(at).open_after
         return self._open[number]
 
-    def aborted(self, number: int) -> tuple[AbortedTxn, ...]:
-        """Transactions whose abort marker lies in range `number`."""
+    def aborted(self, number: int, *, is_first: bool) -> tuple[AbortedTxn, ...]:
+        """Transactions whose abort marker lies in range `number`.
+
+        A transaction index has no checksum. Tasks compare it with the log inside of a range; what
+        it says of data in earlier ranges is compared with the snapshot here, unless this one
+        `is_first` and those are not read.
+        """
         span = self._ranges[number]
         entries = self._side_files.aborted(span.segment)
+        unproven: tuple[AbortedTxn, ...] = ()
+        if entries and not is_first and self._contradicts_snapshot(number, entries):
+            # Such a snapshot may not know a transaction that was open before a broker lost state.
+            unproven = tuple(
+                txn
+                for txn in entries
+                if txn.first_offset < span.start
+                and txn.producer_id not in self.open_after(number - 1)
+            )
+            entries = None
         if entries is None:
             log.warning(
                 "transaction index of %s is not usable: replaying batch headers", _name(span)
             )
             if self._follows(number):
                 self.open_after(number - 1)
-            entries = self._replay(number).aborted
+            entries = (*self._replay(number).aborted, *unproven)
         return tuple(txn for txn in entries if span.start <= txn.last_offset < span.stop)
+
+    def _contradicts_snapshot(self, number: int, entries: Sequence[AbortedTxn]) -> bool:
+        """Whether entries of range `number` do not fit what was open where it begins."""
+        if not self._follows(number):
+            return False
+        if number - 1 not in self._open and not self._has_snapshot(number - 1):
+            return False
+        span, before = self._ranges[number], self._open[number - 1]
+        doubtful = set()
+        for txn in entries:
+            if span.start <= txn.last_offset < span.stop:
+                begun = before.get(txn.producer_id)
+                if txn.first_offset < span.start and txn.first_offset != begun:
+                    return True
+                if begun is not None and txn.first_offset >= span.start:
+                    doubtful.add(txn.producer_id)
+        # A transaction that was open there may have committed before the one of the entry began.
+        ended = {
+            (txn.producer_id, txn.first_offset, txn.last_offset)
+            for txn in self._side_files.first_ends(
+                span, {producer: before[producer] for producer in doubtful}
+            )
+        }
+        return not ended <= {(t.producer_id, t.first_offset, t.last_offset) for t in entries}
 
     def _has_snapshot(self, number: int) -> bool:
         """Whether the snapshot of range `number` tells what is open at its end."""
@@ -227,7 +286,8 @@ def _lost_in_gaps(
         }
         decided |= {pid for pid, begun in ends.open_after(number + 1).items() if begun < low}
         lost += [
-            AbortedTxn(producer_id, begun, high, high)
+            # The end is no offset of a segment: where one is, the log has an abort marker.
+            AbortedTxn(producer_id, begun, high - 1, high)
             for producer_id, begun in ends.open_after(number).items()
             if producer_id not in decided
         ]

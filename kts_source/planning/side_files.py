@@ -135,9 +135,24 @@ class SideFiles:
             return None
         return entries
 
+    def contradicted(
+        self, segment: RemoteSegment, error: SegmentFormatError
+    ) -> CorruptSegmentError:
+        """Returns the error for a transaction index that other evidence contradicts."""
+        return self._located(error, segment, "transaction index")
+
     def replay(self, span: SegmentRange, open_before: Mapping[int, int]) -> Replay:
         """Transactions that ended or stay open in a range, from its batches alone."""
         return replay_batches(self.batches(span.segment, 0), span, open_before)
+
+    def first_ends(
+        self, span: SegmentRange, open_before: Mapping[int, int]
+    ) -> tuple[AbortedTxn, ...]:
+        """Which of the transactions that are open where a range begins are aborted in it.
+
+        Reads the log up to the last of their markers.
+        """
+        return first_ends(self.batches(span.segment, 0), span, open_before)
 
     def batches(self, segment: RemoteSegment, position: int) -> Iterator[DecodedBatch]:
         """Batches from a border on, decoded by the readable reference; for the few that planning
@@ -316,6 +331,27 @@ def replay_batches(
             break
         state.see(batch, marker_of(batch))
     return Replay(tuple(state.aborted), state.open)
+
+
+def first_ends(
+    batches: Iterable[DecodedBatch], span: SegmentRange, open_before: Mapping[int, int]
+) -> tuple[AbortedTxn, ...]:
+    """Of the transactions open where a range begins, those that the segment's batches abort."""
+    waiting = set(open_before)
+    state = TransactionReplay(open_before)
+    if not waiting:
+        return ()
+    for batch in batches:
+        if batch.base_offset >= span.stop:
+            break
+        if batch.last_offset >= span.start and batch.producer_id in waiting:
+            marker = marker_of(batch)
+            state.see(batch, marker)
+            if marker is not None:
+                waiting.remove(batch.producer_id)
+                if not waiting:
+                    break
+    return tuple(state.aborted)
 
 
 @dataclass(frozen=True, slots=True)

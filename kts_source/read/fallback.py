@@ -23,6 +23,7 @@ from kts_source.errors import (
 from kts_source.read.counted_fetch import CountedFetch
 from kts_source.read.read_ranges import counted, leaves_out, rows_of
 from kts_source.read.slice_boundaries import slice_boundaries
+from segment_format.transaction_check import ContradictedIntervalsError, TransactionCheck
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -101,6 +102,8 @@ class BrokerFallback:
         """
         if not isinstance(error, StoreError | CorruptSegmentError) or not part.lineage:
             return False
+        if isinstance(error.__cause__, ContradictedIntervalsError):
+            return False  # the transactions to leave out are the same with brokers
         if not counts:
             return True
         if _alike.failed(self._run, type(error).__name__) > _MOST_ALIKE:
@@ -187,12 +190,20 @@ class BrokerFallback:
                 on_loss=lose,
             )
             batches = fetcher.batches(first.position, last.position)
+        transactions = None
+        if self._settings.read_committed:
+            transactions = TransactionCheck(
+                part.aborted,
+                start_offset=start,
+                stop_offset=part.stop_offset,
+            )
         with self._explained(fetcher), closing(batches) as fetched:
             yield from rows_of(
                 fetched,
                 wanted,
                 self._settings,
                 aborted=part.aborted,
+                transactions=transactions,
                 meter=self._meter,
                 gone=gone,
             )

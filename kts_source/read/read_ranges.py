@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from kts_source.read.task_metrics import TaskMeter
     from segment_format.arrow import RecordDecoder
     from segment_format.isolation import AbortedIntervals
+    from segment_format.transaction_check import TransactionCheck
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +88,7 @@ def rows_of(
     settings: ReadSettings,
     *,
     aborted: AbortedIntervals = NO_ABORTED,
+    transactions: TransactionCheck | None = None,
     meter: TaskMeter | None = None,
     gone: Sequence[int] = (),
 ) -> Iterator[pa.RecordBatch]:
@@ -97,13 +99,16 @@ def rows_of(
         part: The range; rows outside of it are left out.
         settings: How to decode.
         aborted: Transactions to leave out, where the range is fetched without them.
+        transactions: Compares the markers with `aborted`.
         meter: Where to count.
         gone: Log starts that passed what was to be fetched next; it grows meanwhile. A batch may
             begin below one, with rows that are gone.
     """
     from kts_source.read.slice_decoder import open_range_decoder
+    from segment_format.kernels.decoder import MAX_OFFSET
 
     decoder = None
+    first_offset = MAX_OFFSET
     left_out = aborted
     passed = 0
     try:
@@ -116,11 +121,14 @@ def rows_of(
             if decoder is None:
                 # What an earlier decoder had, it had in whole batches.
                 shown = part.from_offset(gone[-1]) if gone else part
-                decoder = open_range_decoder(shown, mine, settings)
+                decoder = open_range_decoder(shown, mine, settings, transactions)
                 left_out, passed = mine, len(gone)
+            first_offset = min(first_offset, int.from_bytes(found.data[:8] or b"\x7f" * 8, "big"))
             decoded = decoder.feed(found.data)
             yield from decoded if meter is None else meter.stopwatch.decoding(decoded)
         if decoder is not None:
+            if transactions is not None and not gone:
+                transactions.finish(first_offset, decoder.next_offset)
             yield from _finished(decoder, meter)
     except SegmentFormatError as error:
         raise CorruptSegmentError(

@@ -54,6 +54,8 @@ class ReadSettings:
         broker_fallback: Whether brokers finish a slice that the tier does not give.
         formats: How keys and values are decoded; what is not named stays bytes.
         keys: Records with other keys are left out; `None` wants all.
+        read_committed: Whether aborted transactions are left out; their intervals are then compared
+            with the markers of the log.
     """
 
     columns: tuple[str, ...]
@@ -67,6 +69,7 @@ class ReadSettings:
     broker_fallback: bool = True
     formats: tuple[ColumnFormat, ...] = ()
     keys: KeySet | None = None
+    read_committed: bool = False
 
     @classmethod
     def of(cls, options: ScanOptions) -> ReadSettings:
@@ -82,4 +85,5 @@ class ReadSettings:
             brokers=options.brokers,
             broker_fallback=options.broker_fallback,
             formats=options.formats,
+            read_committed=options.read_committed,
         )

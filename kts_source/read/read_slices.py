@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
 from kts_source.errors import (
@@ -24,6 +25,13 @@ from kts_source.read.slice_boundaries import (
 )
 from kts_source.read.task_metrics import LostRange
 from segment_format.errors import SegmentFormatError, TruncatedBatchError
+from segment_format.record.batch_header import MAGIC_2, RecordBatchHeader
+from segment_format.record.framing import iter_entries
+from segment_format.record.records import iter_batches
+from segment_format.transaction_check import (
+    TransactionCheck,
+    check_next_marker,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
@@ -245,7 +253,14 @@ class _SliceDecoder:
         self.span = span
         self._reader = reader
         self._check = BoundaryCheck(span.first)
-        self._decoder = open_decoder(span.part, span.first, span.last, settings)
+        self._transactions: TransactionCheck | None = None
+        if settings.read_committed:
+            self._transactions = TransactionCheck(
+                span.part.aborted,
+                start_offset=span.part.start_offset,
+                stop_offset=span.part.stop_offset,
+            )
+        self._decoder = open_decoder(span.part, span.first, span.last, settings, self._transactions)
 
     @property
     def done(self) -> bool:
@@ -262,6 +277,18 @@ class _SliceDecoder:
             decoded = self._decoder.feed(self._check.inside(window))
             yield from self._reader.stopwatch.decoding(decoded)
 
+    def _check_transactions(self) -> None:
+        """Compares the aborted intervals that end in the slice with the markers met."""
+        if self._transactions is None:
+            return
+        part = self.span.part
+        stop = part.stop_offset if self.done else self._check.stop_offset(part)
+        self._transactions.finish(self._check.first_offset(part), stop)
+        expected = set() if self.done else self._transactions.undecided(stop)
+        if expected:
+            position = self.span.first.position + self._decoder.counters.bytes
+            _check_markers_after(part, position, expected, self._reader)
+
     def finish(
         self, meter: TaskMeter | None, *, rest_is_lost: bool = False
     ) -> Iterator[pa.RecordBatch]:
@@ -269,6 +296,8 @@ class _SliceDecoder:
         with _located(self.span.part, self._reader):
             if not (self.done or rest_is_lost):
                 self._check.finish(self._decoder.next_offset)
+            if not rest_is_lost:
+                self._check_transactions()
             try:
                 yield from self._decoder.finish()
             except TruncatedBatchError:
@@ -276,6 +305,47 @@ class _SliceDecoder:
                     raise
         if meter is not None:
             meter.add_decoded(self._decoder.counters)
+
+
+def _check_markers_after(
+    part: SegmentSlice, position: int, expected: set[int], reader: SegmentSource
+) -> None:
+    """Reads on in a slice's segment until each producer's next marker was compared.
+
+    Args:
+        part: The slice.
+        position: Where the next batch begins.
+        expected: See `TransactionCheck.undecided`; the markers found are removed.
+        reader: What reads the segment.
+
+    Raises:
+        ContradictedIntervalsError: A marker is not what the intervals say.
+    """
+    size = part.objects.size_in_bytes
+    chunk = part.objects.chunk_index.original_chunk_size
+    borders = [position, *range(position // chunk * chunk + chunk, size, chunk), size]
+    place = part.topic, part.partition, part.start_offset, part.objects
+    pending = b""
+    with closing(
+        reader.windows(SegmentSpan(*place, low, high) for low, high in pairwise(borders))
+    ) as windows:
+        for _, window in windows:
+            pending += window
+            whole = 0
+            with suppress(TruncatedBatchError):
+                for entry in iter_entries(pending):
+                    whole = entry.stop
+                    if entry.magic != MAGIC_2:
+                        continue
+                    header = RecordBatchHeader.from_bytes(pending, entry.position)
+                    if header.base_offset >= part.stop_offset:  # it may be a dead branch
+                        return
+                    if header.is_control_batch and header.producer_id in expected:
+                        for batch in iter_batches(pending[entry.position : entry.stop]):
+                            check_next_marker(batch, expected)
+            if not expected:
+                return
+            pending = pending[whole:]
 
 
 def _place(part: SegmentSlice, reader: SegmentSource) -> dict[str, Any]:

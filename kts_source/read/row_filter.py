@@ -153,6 +153,7 @@ class FilteringDecoder:
             # Both were checked in the first pass.
             check_crcs=False,
             lineage=None,
+            transactions=None,
         )
         if self._carry:
             yield from self._filtered(decoder.feed(bytes(self._carry)))

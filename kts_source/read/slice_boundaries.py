@@ -152,6 +152,19 @@ class BoundaryCheck:
         self._position += len(window)
         return window[:size]
 
+    def first_offset(self, part: SegmentSlice) -> int:
+        """First offset of the slice's bytes, once the first ones have passed."""
+        if self._start.last_offset is None:
+            return part.segment_start
+        return int.from_bytes(self._head[:8], "big")
+
+    def stop_offset(self, part: SegmentSlice) -> int:
+        """First offset after the slice's bytes, once all have passed."""
+        assert self.stop is not None, "the last span of a slice tells its end"
+        if self.stop.last_offset is None:
+            return part.segment_stop
+        return int.from_bytes(self._tail[:8], "big")
+
     def finish(self, next_offset: int) -> None:
         """To be called when all bytes have passed; `next_offset` is one past their last offset.
 

@@ -25,13 +25,18 @@ if TYPE_CHECKING:
     from kts_source.read.slice_boundaries import Boundary
     from kts_source.read.task import SegmentSlice
     from segment_format.isolation import AbortedIntervals
+    from segment_format.transaction_check import TransactionCheck
 
 
 def open_decoder(
-    part: SegmentSlice, first: Boundary, last: Boundary | None, settings: ReadSettings
+    part: SegmentSlice,
+    first: Boundary,
+    last: Boundary | None,
+    settings: ReadSettings,
+    transactions: TransactionCheck | None = None,
 ) -> RecordDecoder | FilteringDecoder:
     """Decodes the bytes of a slice from `first` to `last`, which is `None` where it is not known
-    yet.
+    yet. `transactions` compares the markers in the slice with its aborted intervals.
     """
     return _decoder(
         settings,
@@ -46,11 +51,15 @@ def open_decoder(
             # Where the slice's end is not known yet, what follows it is checked when it is.
             part.segment_stop if last is None or last.last_offset is None else last.last_offset,
         ),
+        transactions=transactions,
     )
 
 
 def open_range_decoder(
-    part: BrokerRange, aborted: AbortedIntervals, settings: ReadSettings
+    part: BrokerRange,
+    aborted: AbortedIntervals,
+    settings: ReadSettings,
+    transactions: TransactionCheck | None = None,
 ) -> RecordDecoder | FilteringDecoder:
     """Decodes batches of a range that brokers sent; they are of no segment that has an id."""
     return _decoder(
@@ -61,6 +70,7 @@ def open_range_decoder(
         stop_offset=part.stop_offset,
         aborted=aborted,
         offset_bounds=(0, MAX_OFFSET),
+        transactions=transactions,
     )
 
 

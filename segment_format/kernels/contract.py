@@ -99,6 +99,7 @@ SEQUENCES: Final = 66
 TRANSACTIONALS: Final = 67  # uint8 per row
 BASE_OFFSETS: Final = 68  # int64 per row
 CODECS: Final = 69  # int32 per row
+TRANSACTIONS: Final = 70  # address of TXN_… slots, by the owner; 0: markers are not compared
 KEY_ROOM: Final = 72
 VALUE_ROOM: Final = 73
 HEADER_ROOM: Final = 74  # in headers
@@ -205,6 +206,7 @@ GROW_SCRATCH: Final = 6  # decompression takes SCRATCH_NEEDED bytes of room
 CONTINUE: Final = 7  # between the kernels themselves: go on
 CHECKED: Final = 8  # between the kernels themselves: the batch is what its checksum says
 FOUND: Final = 9  # between the kernels themselves: a record whose key is looked for
+GROW_PRODUCERS: Final = 10  # the table of TRANSACTIONS has no free entry
 
 ERROR_LENGTH: Final = -1
 ERROR_MAGIC: Final = -2
@@ -227,3 +229,19 @@ ERROR_RECORD_SIZE: Final = -18
 ERROR_RECORD_COUNT: Final = -19
 ERROR_RECORD_OFFSET: Final = -20
 ERROR_SKIPPED: Final = -21  # the batch skipped last has a wrong checksum
+ERROR_TRANSACTION: Final = -22  # a batch or marker contradicts the aborted intervals
+
+# --- Slots of TRANSACTIONS, a `segment_format.transaction_check.TransactionCheck` ----------------
+TXN_TABLE: Final = 0  # address of entries: producer id, and TXN_… below
+TXN_MASK: Final = 1  # entries of the table, a power of two, less 1
+TXN_FREE: Final = 2  # entries that may still be filled
+TXN_MET: Final = 3  # address of an int64 per interval; 1: its ABORT marker was met
+TXN_STATE_SIZE: Final = 4
+TXN_ENTRY_SIZE: Final = 2
+TXN_MULTIPLIER: Final = 0x9E3779B97F4A7C15  # of the hash of producer ids
+
+TXN_NO_ENTRY: Final = 0
+TXN_UNSEEN: Final = 1  # nothing of the producer was met
+TXN_KEPT: Final = 2  # its records since the last marker are returned
+TXN_LEFT_OUT: Final = 3  # they are not, as aborted
+TXN_ENDED: Final = 4  # a marker came last

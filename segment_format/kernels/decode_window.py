@@ -35,6 +35,11 @@ from segment_format.kernels.memory import (
 from segment_format.kernels.seek_key import seek_key
 from segment_format.kernels.snappy_stream import decompress_snappy, snappy_bound
 from segment_format.kernels.step_records import step_records
+from segment_format.kernels.track_transactions import (
+    interval_at,
+    needs_producer_room,
+    track_transaction,
+)
 from segment_format.kernels.zstd_frame import zstd_bound
 
 if TYPE_CHECKING:
@@ -52,24 +57,11 @@ _ZSTD = 4
 
 @helper
 def _is_aborted(producer_id: Value, base_offset: Value, frame: Frame) -> Value:
-    """Whether an interval of the producer, sorted by (producer, first), covers the offset."""
-    low = np.int64(0)
-    high = frame[c.ABORTED_COUNT]
-    while low < high:
-        middle = (low + high) >> 1
-        producer = load_i64_native(np.uint64(frame[c.ABORTED_PRODUCER_IDS] + 8 * middle))
-        first = load_i64_native(np.uint64(frame[c.ABORTED_FIRST_OFFSETS] + 8 * middle))
-        if producer < producer_id or (producer == producer_id and first <= base_offset):
-            low = middle + 1
-        else:
-            high = middle
-    if low == 0:
+    """Whether an interval of the producer covers the offset."""
+    number = interval_at(producer_id, base_offset, frame)
+    if number < 0:
         return False
-    at = 8 * (low - 1)
-    return (
-        load_i64_native(np.uint64(frame[c.ABORTED_PRODUCER_IDS] + at)) == producer_id
-        and load_i64_native(np.uint64(frame[c.ABORTED_LAST_OFFSETS] + at)) > base_offset
-    )
+    return load_i64_native(np.uint64(frame[c.ABORTED_LAST_OFFSETS] + 8 * number)) > base_offset
 
 
 @helper
@@ -211,6 +203,8 @@ def _next_batch(source: Address, window_size: Value, frame: Frame) -> Value:
 
     CONTINUE with IN_BATCH set: records to decode stand in the window.
     """
+    if needs_producer_room(frame):
+        return np.int64(c.GROW_PRODUCERS)
     position = frame[c.POSITION]
     left = window_size - position
     if left < _PREFIX_SIZE:
@@ -225,6 +219,11 @@ def _next_batch(source: Address, window_size: Value, frame: Frame) -> Value:
         return status
     status = _check_batch(source, position, frame)
     if status == c.CHECKED:
+        if frame[c.TRANSACTIONS] != 0 and load_i16(at + np.uint64(21)) & 0x30 != 0:
+            status = track_transaction(at, frame[c.BATCH_SIZE], frame)
+            if status != c.CONTINUE:
+                frame[c.ERROR_POSITION] = position
+                return status
         if _is_selected(at, frame):
             _open_batch(at, position, frame)
         return np.int64(c.CONTINUE)

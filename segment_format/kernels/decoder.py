@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from segment_format.key_set import KeySet
     from segment_format.record.decoded import DecodedBatch
     from segment_format.record.framing import Entry
+    from segment_format.transaction_check import TransactionCheck
 
     Bytes = NDArray[np.uint8]
 
@@ -91,6 +92,8 @@ class RecordDecoder:
             `None` for a string that is null.
         keys: If given, records with other keys are left out. Of those, only what stands before the
             key, and the key's length, is checked.
+        transactions: If given, a control batch that contradicts `aborted` is an error. Decoders of
+            consecutive bytes may share it; its `finish` is the caller's.
 
     Raises:
         ValueError: Unknown columns or a bound out of range.
@@ -114,6 +117,7 @@ class RecordDecoder:
         last_timestamp: int = MAX_OFFSET,
         constants: Mapping[str, str | int | None] = MappingProxyType({}),
         keys: KeySet | None = None,
+        transactions: TransactionCheck | None = None,
     ) -> None:
         _check_range("max_rows", max_rows, 1, _LIMIT_MAX_ROWS)
         _check_range("max_bytes", max_bytes, 1, _LIMIT_MAX_BYTES)
@@ -169,6 +173,9 @@ class RecordDecoder:
         self._keys = keys  # the frame holds addresses of its arrays, too
         if keys is not None:
             keys.tell(self._slots)
+        self._transactions = transactions  # the same
+        if transactions is not None:
+            frame[c.TRANSACTIONS] = transactions.state.ctypes.data
         self._buffers = ColumnBuffers(self._slots, names, max_rows=max_rows, max_bytes=max_bytes)
         self._scratch = _NO_BYTES
         self._tail = bytearray()
@@ -313,6 +320,8 @@ class RecordDecoder:
                 self._grow_scratch()
             elif status == c.GROW:
                 self._buffers.grow()
+            elif status == c.GROW_PRODUCERS and self._transactions is not None:
+                self._transactions.grow()
             elif status < 0:
                 raise self._error_of(status)
             else:

@@ -13,6 +13,7 @@ from segment_format.errors import (
 )
 from segment_format.kernels import contract as c
 from segment_format.record.batch_header import record_count_message, record_offset_message
+from segment_format.transaction_check import ContradictedIntervalsError, transaction_message
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,6 +28,13 @@ _RECORD_ERRORS = {
     c.ERROR_RECORD_REST: "bytes are left in it",
     c.ERROR_TIMESTAMP: "its timestamp in microseconds does not fit 64 bits",
     c.ERROR_RECORD_SIZE: "its header keys take more than 2 GiB as UTF-8",
+}
+
+_OUTCOMES = {
+    -1: "the batch at offset {offset} and the one before it are of one transaction, of which the"
+    " indexes leave out one",
+    0: "the log has an abort marker at offset {offset}, the indexes have none there",
+    1: "the log has a commit marker at offset {offset}, the indexes say aborted",
 }
 
 
@@ -78,6 +86,9 @@ def error_for(status: int, frame: Sequence[int], origin: int) -> SegmentFormatEr
         message = record_count_message(expected, found)
     elif status == c.ERROR_RECORD_OFFSET:
         message = record_offset_message(found, expected, frame[c.LAST_OFFSET])
+    elif status == c.ERROR_TRANSACTION:
+        error = ContradictedIntervalsError
+        message = transaction_message(found, _OUTCOMES[expected].format(offset=offset))
     elif status == c.ERROR_BATCH_REST:
         message = f"{found} bytes left after the last record of a batch"
     else:  # pragma: no cover - a status without a text is a mistake in the kernels

@@ -18,7 +18,7 @@ import pytest
 
 from kts_source.planning.isolation import Replay, UnknownStartError, decide
 from kts_source.planning.lineage import PartitionLog, SegmentRange, partition_log
-from kts_source.planning.side_files import SideFiles, replay_batches
+from kts_source.planning.side_files import SideFiles, first_ends, replay_batches
 from segment_format.index.producer_snapshot import ProducerStateEntry, parse_producer_snapshot
 from segment_format.index.transaction_index import AbortedTxn, parse_transaction_index
 from segment_format.record.records import iter_batches
@@ -89,6 +89,11 @@ class FromFiles:
         if _is_lost(self.lose_indexes, of):
             return None
         return parse_transaction_index(self.log.files.get(f"{of.start_offset:020d}.txnindex", b""))
+
+    def first_ends(
+        self, span: SegmentRange, open_before: Mapping[int, int]
+    ) -> tuple[AbortedTxn, ...]:
+        return first_ends(self.log.batches(span.segment.start_offset), span, open_before)
 
     def replay(self, span: SegmentRange, open_before: Mapping[int, int]) -> Replay:
         self.replayed[span.start] += 1
