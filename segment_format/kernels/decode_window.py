@@ -300,13 +300,15 @@ def _check_batch(source: Address, position: Value, frame: Frame) -> Value:
             frame[c.SKIPPED_POSITION] = position
             frame[c.SKIPPED_OFFSET] = base_offset
         return np.int64(c.CONTINUE)
-    status = _follows_skipped(source, base_offset, frame)
-    if status != c.CONTINUE:
-        return status
-    if frame[c.CHECK_CRCS] and _wrong_crc(at, size, frame):
-        frame[c.ERROR_POSITION] = position
-        frame[c.ERROR_OFFSET] = base_offset
-        return np.int64(c.ERROR_CRC)
+    if frame[c.SKIPPED_SIZE] | frame[c.SKIPPED_IS_BROKEN]:
+        status = _follows_skipped(source, base_offset, frame)
+        if status != c.CONTINUE:
+            return status
+    if frame[c.CHECK_CRCS]:
+        stored = np.int64(load_u32(at + np.uint64(17)))
+        computed = np.int64(crc32c(at + np.uint64(_CRC_START), np.uint64(size - _CRC_START)))
+        if stored != computed:
+            return _fail(frame, c.ERROR_CRC, position, base_offset, stored, computed)
     epoch = load_i32(at + np.uint64(12))
     if frame[c.LINEAGE_COUNT] > 0 and _wrong_epoch(epoch, base_offset, last_offset, frame):
         frame[c.ERROR_POSITION] = position
