@@ -178,8 +178,9 @@ def test_interrupted_first_run_continues_with_partitions_that_begin_above_zero(
     other = Elections(tmp_path / "tier", topic_id=tier.topic_id, partition=1)
     other.upload((1, "b", 0, 30), (1, "b", 30, 40), only=1)
     options = {**tier.options, "maxSegmentsPerTask": "1"}
+    dying: Any = Dying(lake.table(), 0, after=True)
     with pytest.raises(Killed):
-        lake.export(options, table=Dying(lake.table(), 0, after=True), commit_bytes=1)
+        lake.export(options, table=dying, commit_bytes=1)
     assert held(lake) == list(range(10, 20))
     assert lake.export(options).rows == 10
     assert held(lake) == [*range(10, 20), *range(30, 40)]
