@@ -503,7 +503,8 @@ class Exporting:
         for one in expected:
             known = committed.get(one.key)
             stop = one.stop if known is None else max(known.stop, one.stop)
-            assert {(one.key.partition, at) for at in range(one.stop, stop)} <= named
+            if not {(one.key.partition, at) for at in range(one.stop, stop)} <= named:
+                raise _AmbiguousTierError
             extended.append(replace(one, stop=stop))
         return extended
 
