@@ -110,7 +110,7 @@ def _refuse_overlaps(
     """Raises `CorruptSegmentError` if transactions of one producer overlap, as none ever do."""
     entries = sorted({(txn.producer_id, txn.first_offset, txn.last_offset) for txn in aborted})
     for (producer, first, last), (other, begun, end) in pairwise(entries):
-        # A replay after an unusable snapshot may see a transaction begin late: same marker, same end.
+        # After an unusable snapshot a replay may see a transaction begin late; its end is the same.
         if producer == other and begun <= last and end != last:
             span = next(span for span in partition.ranges if span.start <= last < span.stop)
             text = f"aborted transactions [{first}, {last}] and [{begun}, {end}] overlap"
